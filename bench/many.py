@@ -16,8 +16,8 @@ from pathlib import Path
 
 from bench.support import TRASHD, keep, measuring, tell, time_command
 from fusefs.core.names import make_id
-from fusefs.core.service_status import Phase
-from fusefs.store.stage import Options
+from fusefs.core.service_status import VolumePhase
+from fusefs.store.stage import SwapOptions
 from tests.support.namespaces import see_own_mounts_only
 from tests.support.resources import peak_of
 from tests.support.shared import ALICE, MALLORY, Shared, shared_volume
@@ -25,7 +25,7 @@ from tests.support.store import folder_of, forge
 from tests.support.users import as_user
 
 RESULTS = Path(__file__).with_name("results") / "many.jsonl"
-KEPT = Options(retention_s=10_000_000)
+KEPT = SwapOptions(retention_s=10_000_000)
 _LIMIT_S = 600.0
 
 
@@ -68,7 +68,7 @@ def look(shared: Shared) -> tuple[float, int]:
     """Seconds from the service's start until it has looked at all that is there; KiB of its largest process."""
     began = time.monotonic()
     with shared.served() as running:
-        running.until(lambda: running.volume(shared.volume).phase is Phase.IDLE, _LIMIT_S)
+        running.until(lambda: running.volume(shared.volume).phase is VolumePhase.IDLE, _LIMIT_S)
         return time.monotonic() - began, max(map(peak_of, running.processes()))
 
 

@@ -23,8 +23,8 @@ from types import MappingProxyType
 from typing import Any
 
 from bench.support import TRASHD, compiled, keep, make_tree, time_command, volume
-from fusefs.core.service_status import Phase
-from fusefs.store.stage import Options
+from fusefs.core.service_status import VolumePhase
+from fusefs.store.stage import SwapOptions
 from tests.support.many import many_orphans
 from tests.support.service import Service, places, service
 from tests.support.store import init, swap
@@ -35,7 +35,7 @@ IDLE_S = 60.0
 N_QUEUED, N_BIG, N_SMALL, N_ROUNDS = 100_000, 1_000_000, 10, 9
 _BIG, _SMALL = 1001, 1002
 _EVERY_S = 0.005
-_DUE = Options(0, "")
+_DUE = SwapOptions(0, "")
 _HZ = os.sysconf("SC_CLK_TCK")
 LIMITS = MappingProxyType(
     {
@@ -88,7 +88,7 @@ def _until(one: Service, condition: Callable[[], object]) -> float:
 def idle(base: Path, root: Path) -> dict[str, Any]:
     """An empty store, as the service is for most of its life."""
     with service(base, root) as one:
-        one.until_phase(root, Phase.IDLE)
+        one.until_phase(root, VolumePhase.IDLE)
         time.sleep(15.0)  # trio keeps a thread for ten seconds after its last use
         pids = _processes(one)
         cpu_s, switches = sum(map(_cpu_s, pids)), sum(map(_switches, pids))

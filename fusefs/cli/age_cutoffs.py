@@ -11,7 +11,7 @@ from fusefs.core.orphan_age import STEP_NS, Clock
 from fusefs.linux.clocks import moment
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.runtime_directories import state_dir
-from fusefs.store.list_orphans import Entry
+from fusefs.store.list_orphans import ListedContainer
 
 
 def watched(*, notes: bool = True) -> tuple[Clock, ...]:
@@ -26,7 +26,7 @@ def watched(*, notes: bool = True) -> tuple[Clock, ...]:
     return ()
 
 
-def tell_kept_by_clock(entries: Sequence[Entry], now_ns: int) -> None:
+def tell_kept_by_clock(entries: Sequence[ListedContainer], now_ns: int) -> None:
     """Say which are not reaped though the wall clock calls them expired."""
     kept = [one for one in entries if one.expires_ns is not None and one.expires_ns - one.clock_set_ns <= now_ns]
     if kept:
@@ -39,7 +39,7 @@ def _told(set_ns: int) -> str:
     return format_duration(round(set_ns / 1e9))
 
 
-class Cutoffs:
+class AgeCutoffs:
     """The moments before which files are so old, however the wall clock was set since it was noted last."""
 
     def __init__(self, kernel: Kernel, *, notes: bool) -> None:

@@ -12,7 +12,7 @@ import click
 from fusefs.cli import output
 from fusefs.cli.options import Decorator, PathBytes, json_option
 from fusefs.core.config import Config, tell_config, tell_volume
-from fusefs.core.errors import BadConfig, Problem, UsageError
+from fusefs.core.errors import BadConfig, ConfigProblem, UsageError
 from fusefs.core.names import printable
 from fusefs.core.policy import VolumePolicy
 from fusefs.linux.config_files import SYSTEM_DIR, Loaded, check_files, config_dir, load_config, load_system_config
@@ -57,7 +57,7 @@ def check_command(files: tuple[bytes, ...], system: bool, as_json: bool) -> int:
     """
     if files and system:
         raise UsageError("FILE with --system", "it is one or the other")
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[ConfigProblem, ...] = ()
     loaded = None
     try:
         loaded = check_files(files) if files else _load(system=system)
@@ -79,7 +79,7 @@ def _load(*, system: bool) -> Loaded:
     return load_system_config() if system else load_config()
 
 
-def _missing(loaded: Loaded) -> Iterator[Problem]:
+def _missing(loaded: Loaded) -> Iterator[ConfigProblem]:
     """What is right in itself, and not to be had on this machine."""
     for key, setting in loaded.settings.items():
         match key[-1]:
@@ -130,24 +130,24 @@ def show_command(path: bytes | None, system: bool, as_json: bool) -> int:
     return 0
 
 
-class Told(NamedTuple):
+class InForce(NamedTuple):
     """What is in force, for programs and for people."""
 
     policy: Config | VolumePolicy
     text: str
 
 
-def _in_force(loaded: Loaded) -> Told:
-    return Told(loaded.config, tell_config(loaded.config, loaded.settings))
+def _in_force(loaded: Loaded) -> InForce:
+    return InForce(loaded.config, tell_config(loaded.config, loaded.settings))
 
 
-def _in_force_at(loaded: Loaded, path: bytes) -> Told:
+def _in_force_at(loaded: Loaded, path: bytes) -> InForce:
     """What holds for a volume, or for one path on it."""
     volume = loaded.config.volume(_volume_of(path, loaded.config))
     if path == volume.path:
-        return Told(volume, tell_volume(volume, loaded.settings))
+        return InForce(volume, tell_volume(volume, loaded.settings))
     there = volume._replace(rules=volume.rules_for(path), paths=())
-    return Told(there, f"# for {printable(path)}\n{tell_volume(volume, loaded.settings, path)}")
+    return InForce(there, f"# for {printable(path)}\n{tell_volume(volume, loaded.settings, path)}")
 
 
 def _volume_of(path: bytes, config: Config) -> bytes:

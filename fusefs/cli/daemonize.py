@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from fusefs.core.errors import Exit
 from fusefs.linux.journald import make_handler
-from fusefs.linux.systemd import Notifier
+from fusefs.linux.systemd import SystemdNotifier
 
 Ready = Callable[[], None]
 _SYSLOG = "/dev/log"
@@ -58,7 +58,7 @@ def run_in_foreground(body: Callable[[Ready], int]) -> int:
     """The exit code of `body`, which logs to stderr, or to the journal; systemd learns when it is ready."""
     os.chdir("/")  # or it would keep a volume busy
     _log_to(make_handler("trashd") if "JOURNAL_STREAM" in os.environ else logging.StreamHandler())
-    notifier = Notifier()
+    notifier = SystemdNotifier()
     try:
         return body(notifier.ready)
     finally:

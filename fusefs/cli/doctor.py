@@ -16,12 +16,12 @@ from fusefs.core.names import printable
 from fusefs.linux.act_as_user import user_name
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import read_mounts
-from fusefs.store.adopt import Problem
+from fusefs.store.adopt import AdoptionProblem
 from fusefs.store.check import check_folder, check_registry, check_store, check_vouched
 from fusefs.store.discover import discover, open_at
 from fusefs.store.find_orphans import each_folder
 from fusefs.store.layout import Store, UserFolder
-from fusefs.store.list_orphans import Entry
+from fusefs.store.list_orphans import ListedContainer
 
 
 @click.command("doctor", short_help="Check a store, and repair it.", no_args_is_help=True)
@@ -139,7 +139,7 @@ def _forget(
     return 0
 
 
-def _ask(entry: Entry, why: str) -> None:
+def _ask(entry: ListedContainer, why: str) -> None:
     click.echo(f"{printable(entry.path)}  {user_name(entry.uid)}  {why}", err=True)
     if not click.confirm("Give it up, with all that is in it?", err=True):
         raise Refused("nothing was given up")
@@ -155,9 +155,9 @@ def _examine(path: bytes, repair: bool, ended: Sequence[str], *, as_json: bool) 
     with store:
         problems = [*check_store(store), *check_registry(kernel, path)]
         lost: list[TrashdError] = []
-        for part in each_folder(discover(kernel, [path]), _check, list[Problem], lost):
+        for part in each_folder(discover(kernel, [path]), _check, list[AdoptionProblem], lost):
             problems += part
-        problems += [Problem(printable(path), error.message(), error.hint) for error in lost]
+        problems += [AdoptionProblem(printable(path), error.message(), error.hint) for error in lost]
     for problem in dict.fromkeys(problems):
         if as_json:
             output.as_json(problem)
@@ -179,5 +179,5 @@ def _opened(kernel: Kernel, path: bytes) -> Store:
     return store
 
 
-def _check(folder: UserFolder) -> list[Problem]:
+def _check(folder: UserFolder) -> list[AdoptionProblem]:
     return [*check_vouched(folder), *check_folder(folder)]

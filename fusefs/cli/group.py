@@ -18,7 +18,7 @@ _OLD_NAMES = {"reaper": ("service", "run")}
 """They work as ever, and are not listed."""
 
 
-class Lazy(click.Group):
+class LazyGroup(click.Group):
     """A group whose commands are the `command` of their modules."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -37,7 +37,7 @@ class Lazy(click.Group):
         return command
 
 
-class InOrder(click.Group):
+class OrderedGroup(click.Group):
     """A group whose commands are listed as they were defined, as people need them: click itself sorts by name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -55,7 +55,7 @@ def _tell_exit_codes() -> str:
     return "\n".join(["\b", "Exit codes:", *rows, ""])
 
 
-@click.command(cls=Lazy, epilog=_tell_exit_codes(), context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=LazyGroup, epilog=_tell_exit_codes(), context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="trashd", prog_name="trashd")
 def trashd() -> None:
     """Empty huge directories at once, and take it back if that was a mistake.

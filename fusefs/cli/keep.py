@@ -12,7 +12,7 @@ from fusefs.cli.settle_first import tended
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import UsageError, from_os
 from fusefs.store.find_orphans import find_container
-from fusefs.store.pin import For, Kept, Release, Term, keep_by_id
+from fusefs.store.pin import KeepFor, PinnedOrphan, Term, UsualTerm, keep_by_id
 
 
 @click.command("keep", short_help="Keep an orphan longer, or until you release it.", no_args_is_help=True)
@@ -41,7 +41,7 @@ def command(identifier: str, seconds: int | None, release: bool, volumes: tuple[
         raise UsageError("--release with --for", "it is one or the other")
     kernel = tended(volumes)
     entry = find_container(kernel, volumes, identifier)
-    term: Term = Release() if release else For(seconds)
+    term: Term = UsualTerm() if release else KeepFor(seconds)
     try:
         kept = keep_by_id(kernel, volumes, entry, term)
     except OSError as error:
@@ -53,7 +53,7 @@ def command(identifier: str, seconds: int | None, release: bool, volumes: tuple[
     return 0
 
 
-def _told(kept: Kept, asked_s: int | None) -> str:
+def _told(kept: PinnedOrphan, asked_s: int | None) -> str:
     if kept.expires_ns is None:
         return f"kept until you release it (trashd keep --release {kept.id})"
     if asked_s:

@@ -17,7 +17,7 @@ from fusefs.core.names import printable
 from fusefs.core.record import Method
 from fusefs.linux.act_as_user import user_name
 from fusefs.store.find_orphans import all_entries
-from fusefs.store.list_orphans import Entry
+from fusefs.store.list_orphans import ListedContainer
 
 _PAST = (State.REAPING, State.QUARANTINE)
 """Where the retention says nothing any more: it goes when the reaper comes to it, or when somebody decides."""
@@ -60,7 +60,7 @@ def command(volumes: tuple[bytes, ...], as_json: bool) -> int:
     return max(codes, default=0)
 
 
-def _row(entry: Entry, now_ns: int) -> tuple[str, ...]:
+def _row(entry: ListedContainer, now_ns: int) -> tuple[str, ...]:
     left = entry.left_s(now_ns)
     kept = "kept" if left is None else format_duration(left) if left > 0 else "expired"
     shown = "-" if entry.state in _PAST else kept

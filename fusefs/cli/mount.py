@@ -14,8 +14,8 @@ from fusefs.cli.daemonize import Ready, run_in_background, run_in_foreground
 from fusefs.cli.options import Decorator, PathBytes, json_option, together
 from fusefs.core.errors import DaemonGone, NotFound, Refused, UsageError
 from fusefs.core.events import show
-from fusefs.core.mount_counters import Seen
-from fusefs.core.mount_options import LISTED, OPTIONS, Coherence, Option, parse_options
+from fusefs.core.mount_counters import SeenMount
+from fusefs.core.mount_options import LISTED, OPTIONS, Coherence, MountOption, parse_options
 from fusefs.core.names import printable
 
 _FEW_FILES, _MANY_FILES = 1 << 16, 1 << 19
@@ -42,7 +42,7 @@ Examples:
 """
 
 
-def _command_line(option: Option) -> Decorator:
+def _command_line(option: MountOption) -> Decorator:
     """The command line's option for a word of `-o`."""
     if option.read is None:
         return click.option(option.switch(), is_flag=True, help=option.help)
@@ -97,9 +97,9 @@ def _explain(path: bytes, *, as_json: bool) -> int:
 
     Raises  NotFound: there is none, or nothing tells of it; NotPermitted: another user's
     """
-    from fusefs.mount.find_mounts import look, mounts_of
+    from fusefs.mount.find_mounts import mounts_of, read_counters
 
-    seen = [look(mount) for mount in mounts_of(path)]
+    seen = [read_counters(mount) for mount in mounts_of(path)]
     for one in seen:
         if not one.fast_paths:
             raise NotFound(f"the fast paths of {printable(one.point)}", "its daemon is of an older version")
@@ -113,12 +113,12 @@ def _explain(path: bytes, *, as_json: bool) -> int:
     )
 
 
-def _explain_lines(seen: Seen) -> list[str]:
+def _explain_lines(seen: SeenMount) -> list[str]:
     rows = [(f"  {show(one.name)}", "on" if one.is_on else "off", show(one.why)) for one in seen.fast_paths]
     return [f"{printable(seen.point)} serves {printable(seen.source)}", *output.aligned(rows)]
 
 
-def _explain_object(seen: Seen) -> dict[str, Any]:
+def _explain_object(seen: SeenMount) -> dict[str, Any]:
     return {
         "mount_point": os.fsdecode(seen.point), "source": os.fsdecode(seen.source), "is_running": seen.is_running,
         "fast_paths": {one.name: {"is_on": one.is_on, "why": one.why} for one in seen.fast_paths},

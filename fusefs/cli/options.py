@@ -25,7 +25,7 @@ _MOST_WORKERS = 64
 T = TypeVar("T")
 
 
-class Read(click.ParamType[T], Generic[T]):
+class ParsedValue(click.ParamType[T], Generic[T]):
     """A value as a function reads it, which says by ValueError what is wrong."""
 
     def __init__(self, name: str, read: Callable[[str], T]) -> None:
@@ -43,9 +43,9 @@ class Read(click.ParamType[T], Generic[T]):
             self.fail(str(error), param, ctx)
 
 
-DURATION = Read("duration", parse_duration)
+DURATION = ParsedValue("duration", parse_duration)
 """Seconds, typed as 90s, 15m, 24h, 3d, 2w."""
-RATE = Read("rate", parse_rate)
+RATE = ParsedValue("rate", parse_rate)
 """An amount a second."""
 
 

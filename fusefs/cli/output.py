@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from fusefs.core.errors import Incomplete, Problem, TrashdError
+from fusefs.core.errors import ConfigProblem, Incomplete, TrashdError
 from fusefs.core.names import ContainerId, printable, shell_word
 from fusefs.core.record import Method
 
@@ -88,7 +88,7 @@ def tell_why(why: str) -> None:
     print(f"trashd: {why}", file=sys.stderr, flush=True)
 
 
-def tell_problem(problem: Problem, *, as_json: bool) -> None:
+def tell_problem(problem: ConfigProblem, *, as_json: bool) -> None:
     """Print what is wrong in a file, and what to write instead."""
     if as_json:
         print(json.dumps(plain(problem)))

@@ -83,7 +83,7 @@ def _refuse_roots(volume: bytes | None, runtime: bytes) -> None:
 
 def served_by_root() -> list[VolumeStatus]:
     """The volumes that root's reaper serves for another user who asks; for root himself none."""
-    from fusefs.core.service_status import Phase
+    from fusefs.core.service_status import VolumePhase
     from fusefs.linux.runtime_directories import SYSTEM_RUNTIME
     from fusefs.service.status_file import read_status
 
@@ -92,7 +92,7 @@ def served_by_root() -> list[VolumeStatus]:
     with suppress(TrashdError, OSError):  # of another version
         seen = read_status(SYSTEM_RUNTIME)
         if seen is not None and seen.is_running:
-            served = [one for one in seen.status.volumes if one.phase not in (Phase.ELSEWHERE, Phase.GONE)]
+            served = [one for one in seen.status.volumes if one.phase not in (VolumePhase.ELSEWHERE, VolumePhase.GONE)]
             return [one for one in served if one.owner in (None, os.geteuid())]
     return []
 
@@ -114,7 +114,7 @@ def _store_at(volume: bytes) -> tuple[str, int] | None:
 
 def _wait_until_let_go(runtime: bytes, volumes: list[bytes | None]) -> None:
     """Give a running reaper the moment that it needs: who pauses a volume often wants to unmount it next."""
-    from fusefs.core.service_status import Phase
+    from fusefs.core.service_status import VolumePhase
     from fusefs.service.status_file import read_status
 
     ends_at = time.monotonic() + _PATIENCE_S
@@ -123,7 +123,10 @@ def _wait_until_let_go(runtime: bytes, volumes: list[bytes | None]) -> None:
         if seen is None or not seen.is_running:
             return
         paused = [one for one in seen.status.volumes if any(_may_be_in(one, volume) for volume in volumes)]
-        if all(one.phase in (Phase.PAUSED, Phase.GONE, Phase.ELSEWHERE, Phase.UNPROVEN) for one in paused):
+        if all(
+            one.phase in (VolumePhase.PAUSED, VolumePhase.GONE, VolumePhase.ELSEWHERE, VolumePhase.UNPROVEN)
+            for one in paused
+        ):
             return
         time.sleep(_GLANCE_S)
 

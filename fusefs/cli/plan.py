@@ -11,15 +11,24 @@ from typing import Any
 import click
 
 from fusefs.cli import output, sweep_text
-from fusefs.cli.age_cutoffs import Cutoffs
+from fusefs.cli.age_cutoffs import AgeCutoffs
 from fusefs.cli.options import PathBytes, json_option, tempo_options
-from fusefs.cli.stop_signals import Stop
+from fusefs.cli.stop_signals import StopSignals
 from fusefs.cli.sweep_text import counted
-from fusefs.core.errors import BadConfig, Incomplete, Problem, Unsettled, UsageError
+from fusefs.core.errors import BadConfig, ConfigProblem, Incomplete, Unsettled, UsageError
 from fusefs.core.names import printable
-from fusefs.core.plan_rules import Delete, Done, Listed, Move, NotDone, Rule, Told, Trash
+from fusefs.core.plan_rules import (
+    DeleteAction,
+    MoveAction,
+    PurgeListed,
+    Rule,
+    RuleDone,
+    RuleNotDone,
+    RuleOutcome,
+    TrashAction,
+)
 from fusefs.core.sizes import format_size
-from fusefs.core.slice_budget import Tempo
+from fusefs.core.slice_budget import Speed
 from fusefs.core.sweep_result import Swept
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.plan_files import load_plan, plan_dir
@@ -56,7 +65,7 @@ def command(
     """
     if runs and checks:
         raise UsageError("--run with --check", "it is one or the other")
-    cutoffs = Cutoffs(Kernel(), notes=runs)
+    cutoffs = AgeCutoffs(Kernel(), notes=runs)
     now_ns = cutoffs.now.wall_ns
     paths = files or _own()
     try:
@@ -73,7 +82,7 @@ def command(
             print(f"{counted(len(rules), 'rule')}, no problems")
         return 0
     cutoffs.tell()
-    return _carry_out(rules, now_ns, Tempo(max_rate, max_bytes), runs=runs, paced=paced, as_json=as_json)
+    return _carry_out(rules, now_ns, Speed(max_rate, max_bytes), runs=runs, paced=paced, as_json=as_json)
 
 
 def _own() -> tuple[bytes, ...]:
@@ -82,7 +91,7 @@ def _own() -> tuple[bytes, ...]:
     return (own,) if own is not None and os.path.isdir(own) else ()
 
 
-def _tell_problems(problems: Sequence[Problem], *, as_json: bool, is_asked: bool) -> None:
+def _tell_problems(problems: Sequence[ConfigProblem], *, as_json: bool, is_asked: bool) -> None:
     """Print each problem: as what was asked for, or as the reason why nothing is done."""
     with redirect_stdout(sys.stdout if is_asked else sys.stderr):
         for problem in problems:
@@ -91,20 +100,20 @@ def _tell_problems(problems: Sequence[Problem], *, as_json: bool, is_asked: bool
             print("trashd: nothing was done")
 
 
-def _carry_out(rules: Sequence[Rule], now_ns: int, most: Tempo, *, runs: bool, paced: bool, as_json: bool) -> int:
-    from fusefs.plan.run_plan import How, carry_out
-    from fusefs.sweep.request import Wishes
+def _carry_out(rules: Sequence[Rule], now_ns: int, most: Speed, *, runs: bool, paced: bool, as_json: bool) -> int:
+    from fusefs.plan.run_plan import PlanOptions, carry_out
+    from fusefs.sweep.request import SweepWishes
 
-    telling = _Telling(runs=runs, as_json=as_json)
-    with Stop() as stop:
-        how = How(runs, now_ns, Wishes(stops=stop), most, output.tell_why if paced else None)
+    telling = _PlanReport(runs=runs, as_json=as_json)
+    with StopSignals() as stop:
+        how = PlanOptions(runs, now_ns, SweepWishes(stops=stop), most, output.tell_why if paced else None)
         for told in carry_out(Kernel(), rules, how):
             telling.tell(told)
         telling.end()
         return stop.exit_code() if stop() else telling.exit_code()
 
 
-class _Telling:
+class _PlanReport:
     """Told one after the other; the sum, and the exit code that comes of it."""
 
     def __init__(self, *, runs: bool, as_json: bool) -> None:
@@ -115,14 +124,14 @@ class _Telling:
         self._n_matches = 0
         self._n_bytes = 0
 
-    def tell(self, told: Told) -> None:
+    def tell(self, told: RuleOutcome) -> None:
         """Print one."""
         match told:
-            case Done(rule, swept):
+            case RuleDone(rule, swept):
                 self._done(rule, swept)
-            case NotDone():
+            case RuleNotDone():
                 self._not_done(told)
-            case Listed():
+            case PurgeListed():
                 self._listed(told)
 
     def end(self) -> None:
@@ -155,7 +164,7 @@ class _Telling:
         for warning in swept.warnings:
             output.warn(warning)
 
-    def _not_done(self, told: NotDone) -> None:
+    def _not_done(self, told: RuleNotDone) -> None:
         error = told.error
         self._codes.append(0 if error is None else error.exit_code)
         if self._as_json:
@@ -167,7 +176,7 @@ class _Telling:
         if error is not None and error.hint:
             print(f"  hint: {error.hint}")
 
-    def _listed(self, told: Listed) -> None:
+    def _listed(self, told: PurgeListed) -> None:
         if told.error is not None:
             self._codes.append(output.failed(told.error, as_json=self._as_json))
             return
@@ -182,19 +191,19 @@ class _Telling:
 
 def _action(rule: Rule) -> str:
     match rule.act:
-        case Trash():
+        case TrashAction():
             return "trash"
-        case Delete():
+        case DeleteAction():
             return "delete"
-        case Move():
+        case MoveAction():
             return "move"
 
 
 def _did(rule: Rule) -> str:
     match rule.act:
-        case Trash():
+        case TrashAction():
             return "trashed"
-        case Delete():
+        case DeleteAction():
             return "deleted"
-        case Move(target):
+        case MoveAction(target):
             return f"moved to {printable(target)}"

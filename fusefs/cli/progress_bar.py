@@ -15,7 +15,7 @@ from fusefs.core.sizes import format_size
 _REDRAW_S = 0.1
 
 
-class Shows(Protocol):
+class ProgressSink(Protocol):
     """What is told how a removal goes."""
 
     is_seen: bool
@@ -30,7 +30,7 @@ class Shows(Protocol):
         """So much there is to do."""
 
 
-class Nobody:
+class NoProgress:
     """No terminal: nobody looks."""
 
     is_seen = False
@@ -45,12 +45,12 @@ class Nobody:
         """See Shows."""
 
 
-def bar(title: str, *, shown: bool) -> AbstractContextManager[Shows]:
+def bar(title: str, *, shown: bool) -> AbstractContextManager[ProgressSink]:
     """A bar for who looks at a terminal; nothing for the rest."""
-    return Bar(title) if shown and sys.stderr.isatty() else nullcontext(Nobody())
+    return ProgressBar(title) if shown and sys.stderr.isatty() else nullcontext(NoProgress())
 
 
-class Bar(AbstractContextManager[Shows]):
+class ProgressBar(AbstractContextManager[ProgressSink]):
     """Drawn by the thread that removes: a forked child has no other."""
 
     is_seen = True
@@ -72,7 +72,7 @@ class Bar(AbstractContextManager[Shows]):
         self._n_bytes = 0
         self._of: tuple[int, int] | None = None
 
-    def __enter__(self) -> Shows:
+    def __enter__(self) -> ProgressSink:
         self._bar.start()
         return self
 

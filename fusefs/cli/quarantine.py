@@ -12,14 +12,14 @@ import click
 
 from fusefs.cli import output
 from fusefs.cli.age_cutoffs import watched
-from fusefs.cli.group import InOrder
+from fusefs.cli.group import OrderedGroup
 from fusefs.cli.options import PathBytes, json_option, volume_option
-from fusefs.cli.progress_bar import Shows, bar
+from fusefs.cli.progress_bar import ProgressSink, bar
 from fusefs.cli.reap import tell_unvouched
 from fusefs.cli.reap_foreground import reap_all
 from fusefs.cli.restore import tell_restored
 from fusefs.cli.settle_first import tended
-from fusefs.cli.stop_signals import Stop
+from fusefs.cli.stop_signals import StopSignals
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import (
     BadRecord,
@@ -37,19 +37,19 @@ from fusefs.core.record import MAX_FAILURES, NOTE_MAX_CHARS, Failure
 from fusefs.core.report import Reaped, Report
 from fusefs.linux.act_as_user import user_name
 from fusefs.linux.kernel import Kernel
-from fusefs.store.claim import Lost
+from fusefs.store.claim import ClaimLost
 from fusefs.store.find_orphans import all_entries, find_container, opened_folder
-from fusefs.store.list_orphans import Entry, explain_failure
+from fusefs.store.list_orphans import ListedContainer, explain_failure
 from fusefs.store.restore_by_id import restore_by_id
 from fusefs.store.seize import seize
 from fusefs.store.swap_path import own_folder
 
 _FIRST = 3
 """Reasons that a list shows of each; --json has all."""
-_LOST: dict[str, type[TrashdError]] = {Lost.BUSY.value: Busy, Lost.GONE.value: NotFound}
+_LOST: dict[str, type[TrashdError]] = {ClaimLost.BUSY.value: Busy, ClaimLost.GONE.value: NotFound}
 
 
-@click.group("quarantine", cls=InOrder, short_help="See to what could not be deleted.")
+@click.group("quarantine", cls=OrderedGroup, short_help="See to what could not be deleted.")
 def command() -> None:
     """See to what the reaper could not delete: it lies in quarantine, with the reasons, until somebody decides.
 
@@ -174,7 +174,7 @@ def delete_command(
     chosen = _quarantined(kernel, volumes, identifiers)
     if not yes:
         _ask(chosen)
-    with Stop() as stop:
+    with StopSignals() as stop:
         act = partial(_delete, kernel, volumes, stop=stop, with_stores=with_stores, as_json=as_json)
         codes = [act(entry) for entry in chosen if not stop()]
         if stop():
@@ -182,7 +182,7 @@ def delete_command(
     return output.exit_code(codes)
 
 
-def _quarantined(kernel: Kernel, volumes: Sequence[bytes], identifiers: Sequence[str]) -> list[Entry]:
+def _quarantined(kernel: Kernel, volumes: Sequence[bytes], identifiers: Sequence[str]) -> list[ListedContainer]:
     """What is named, each once.
 
     Raises  NotFound, UsageError; Refused if one of them is not in quarantine; BadRecord if nobody knows what it is
@@ -196,7 +196,7 @@ def _quarantined(kernel: Kernel, volumes: Sequence[bytes], identifiers: Sequence
     return list(found.values())
 
 
-def _show(found: list[Entry]) -> None:
+def _show(found: list[ListedContainer]) -> None:
     now_ns = time.time_ns()
     rows = [("ID", "AGE", "OWNER", "FAILED", "ORIGIN"), *(_row(entry, now_ns) for entry in found)]
     for line, entry in zip(output.aligned(rows), (None, *found), strict=True):
@@ -206,7 +206,7 @@ def _show(found: list[Entry]) -> None:
                 print(f"  {reason}")
 
 
-def _row(entry: Entry, now_ns: int) -> tuple[str, ...]:
+def _row(entry: ListedContainer, now_ns: int) -> tuple[str, ...]:
     owner = user_name(entry.uid)
     if entry.problem:
         return (entry.id, "?", owner, "?", f"unreadable: {entry.problem}")
@@ -227,7 +227,7 @@ def _reasons(failures: Sequence[Failure]) -> list[str]:
     return lines
 
 
-def _ask(chosen: Sequence[Entry]) -> None:
+def _ask(chosen: Sequence[ListedContainer]) -> None:
     for entry in chosen:
         click.echo(f"{entry.id}  {user_name(entry.uid)}  {output.origin(entry.origin)}", err=True)
     whose = "whoever's files are in it" if os.geteuid() == 0 else "with what came in after the swap"
@@ -236,7 +236,13 @@ def _ask(chosen: Sequence[Entry]) -> None:
 
 
 def _delete(
-    kernel: Kernel, volumes: Sequence[bytes], entry: Entry, *, stop: Stop, with_stores: bool, as_json: bool
+    kernel: Kernel,
+    volumes: Sequence[bytes],
+    entry: ListedContainer,
+    *,
+    stop: StopSignals,
+    with_stores: bool,
+    as_json: bool,
 ) -> int:
     try:
         with bar(entry.id, shown=not as_json) as shows:
@@ -267,25 +273,31 @@ def _delete(
 
 
 def _by_force(
-    kernel: Kernel, volumes: Sequence[bytes], entry: Entry, shows: Shows, stop: Stop, *, with_stores: bool
+    kernel: Kernel,
+    volumes: Sequence[bytes],
+    entry: ListedContainer,
+    shows: ProgressSink,
+    stop: StopSignals,
+    *,
+    with_stores: bool,
 ) -> Reaped:
     """Reap it as the caller's own; root makes it that first."""
     from fusefs.reaper.reap import reap
-    from fusefs.reaper.remove_tree import Wishes
+    from fusefs.reaper.remove_tree import RemovalWishes
 
     with opened_folder(kernel, volumes, entry) as folder, own_folder(folder.store) as own:
         container: ContainerId = entry.id
         if folder.uid != own.uid:
             note = f"taken from {user_name(folder.uid)}'s quarantine to be deleted; was {output.origin(entry.origin)}"
             seized = seize(folder, entry.id, own, note[:NOTE_MAX_CHARS])
-            if isinstance(seized, Lost):
+            if isinstance(seized, ClaimLost):
                 return Reaped(entry.id, seized.value, Report(0, (), 0))
             for warning in seized.warnings:
                 output.warn(warning)
             container = seized.id
         # Of one's own this is the word of a person, who looked: no command and no service says it for him.
         is_own = container == entry.id
-        wishes = Wishes(
+        wishes = RemovalWishes(
             progress=shows.advance, stops=stop, by_force=own.uid == 0, with_stores=with_stores, without_doubt=is_own
         )
         return reap(own, container, wishes)

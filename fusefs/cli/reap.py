@@ -14,17 +14,17 @@ import click
 from fusefs.cli import output
 from fusefs.cli.age_cutoffs import tell_kept_by_clock, watched
 from fusefs.cli.options import json_option, tempo_options, threads_option, volume_option
-from fusefs.cli.reap_foreground import How, has_expired, is_named, is_unpinned, reap_all
+from fusefs.cli.reap_foreground import ReapOptions, has_expired, is_named, is_unpinned, reap_all
 from fusefs.cli.settle_first import tended
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import Incomplete, Refused, TrashdError, UsageError
 from fusefs.core.lifecycle import State
 from fusefs.core.names import printable, shell_word
 from fusefs.core.report import Reaped, Report
-from fusefs.core.slice_budget import Tempo
+from fusefs.core.slice_budget import Speed
 from fusefs.linux.act_as_user import user_name
 from fusefs.store.find_orphans import all_entries, find_container
-from fusefs.store.list_orphans import Entry
+from fusefs.store.list_orphans import ListedContainer
 
 _SHOWN_MAX = 10
 _REAPABLE = (State.ORPHANS, State.REAPING)
@@ -115,7 +115,7 @@ def command(
         _ask_about(waiting, as_json=as_json)
     expired = partial(has_expired, clocks=clocks)
     is_meant = is_named if now and (identifiers or pinned) else is_unpinned if now else expired
-    how = How(n_workers, Tempo(max_rate, max_bytes), counts, waits, paced, with_stores, is_meant)
+    how = ReapOptions(n_workers, Speed(max_rate, max_bytes), counts, waits, paced, with_stores, is_meant)
     return reap_all(kernel, volumes, due, how, as_json=as_json) or refused
 
 
@@ -140,13 +140,13 @@ class _Choice(NamedTuple):
     unproven   in folders that others may have filled
     """
 
-    chosen: list[Entry]
-    left: Sequence[Entry] = ()
-    unvouched: Sequence[Entry] = ()
-    unproven: Sequence[Entry] = ()
+    chosen: list[ListedContainer]
+    left: Sequence[ListedContainer] = ()
+    unvouched: Sequence[ListedContainer] = ()
+    unproven: Sequence[ListedContainer] = ()
 
 
-def _choose(found: Sequence[Entry], *, everything: bool, pinned: bool, now: bool) -> _Choice:
+def _choose(found: Sequence[ListedContainer], *, everything: bool, pinned: bool, now: bool) -> _Choice:
     """Choose among all that there are, none being named."""
     uid = os.geteuid()
     mine = [entry for entry in found if entry.is_served_by(uid)]
@@ -162,10 +162,10 @@ def _choose(found: Sequence[Entry], *, everything: bool, pinned: bool, now: bool
     return _Choice([entry for entry in own if (pinned if _is_pinned(entry) else everything)], left, unvouched, unproven)
 
 
-def _by_retention(chosen: Sequence[Entry]) -> tuple[list[Entry], list[Entry]]:
+def _by_retention(chosen: Sequence[ListedContainer]) -> tuple[list[ListedContainer], list[ListedContainer]]:
     """Those whose retention has not ended, and those whose has."""
-    waiting: list[Entry] = []
-    ended: list[Entry] = []
+    waiting: list[ListedContainer] = []
+    ended: list[ListedContainer] = []
     for entry in chosen:
         (waiting if _waits(entry) else ended).append(entry)
     return waiting, ended
@@ -178,12 +178,12 @@ def _tell_choice(choice: _Choice, *, as_json: bool) -> None:
     _tell_unproven(choice.unproven, as_json=as_json)
 
 
-def _is_pinned(entry: Entry) -> bool:
+def _is_pinned(entry: ListedContainer) -> bool:
     """Whether it has no term; one that a reaper has begun was named when it began."""
     return entry.state is State.ORPHANS and entry.expires_ns is None and not entry.problem
 
 
-def _tell_left(left: Sequence[Entry], *, as_json: bool) -> None:
+def _tell_left(left: Sequence[ListedContainer], *, as_json: bool) -> None:
     """Say what --all leaves, and how it would go."""
     if as_json:
         for entry in left:
@@ -193,7 +193,7 @@ def _tell_left(left: Sequence[Entry], *, as_json: bool) -> None:
         output.warn(f"{stay} (trashd keep): --now with the ID reaps one, with --pinned all of them")
 
 
-def tell_unvouched(unvouched: Sequence[Entry], *, as_json: bool) -> None:
+def tell_unvouched(unvouched: Sequence[ListedContainer], *, as_json: bool) -> None:
     """Say what is left in stores that may be copies, and how it would go."""
     why = (
         "which may be a copy: nobody has registered that store. "
@@ -202,32 +202,32 @@ def tell_unvouched(unvouched: Sequence[Entry], *, as_json: bool) -> None:
     _tell_staying(unvouched, "unregistered", why, as_json=as_json)
 
 
-def _tell_unproven(unproven: Sequence[Entry], *, as_json: bool) -> None:
+def _tell_unproven(unproven: Sequence[ListedContainer], *, as_json: bool) -> None:
     """Say what is left in folders that others may have filled."""
     why = "of which nobody can tell who put them there; trashd doctor {} says what helps"
     _tell_staying(unproven, "unproven", why, as_json=as_json)
 
 
-def _tell_staying(staying: Sequence[Entry], lost: str, why: str, *, as_json: bool) -> None:
+def _tell_staying(staying: Sequence[ListedContainer], lost: str, why: str, *, as_json: bool) -> None:
     """Say what stays, store by store. lost: to programs; why: to people, with a place for the volume"""
     if as_json:
         for entry in staying:
             output.as_json(Reaped(entry.id, lost, Report(0, (), 0)))
         return
-    for base, several in groupby(sorted(staying, key=Entry.base_path), key=Entry.base_path):
+    for base, several in groupby(sorted(staying, key=ListedContainer.base_path), key=ListedContainer.base_path):
         n_left = len(list(several))
         stay = "1 orphan stays" if n_left == 1 else f"{n_left} orphans stay"
         output.warn(f"{stay} in {printable(base)}/.trashd, {why.format(shell_word(base))}")
 
 
-def _waits(entry: Entry) -> bool:
+def _waits(entry: ListedContainer) -> bool:
     """Whether its retention forbids to reap it; one that a reaper has begun is past that."""
     if entry.state is State.REAPING:
         return False
     return entry.expires_ns is None or entry.expires_ns > time.time_ns()
 
 
-def _ask_about(early: Sequence[Entry], *, as_json: bool) -> None:
+def _ask_about(early: Sequence[ListedContainer], *, as_json: bool) -> None:
     """Ask a person about several that would go before their time; a program, and who asks for one, is not asked.
 
     Raises  Refused if the answer is no
@@ -243,7 +243,7 @@ def _ask_about(early: Sequence[Entry], *, as_json: bool) -> None:
         raise Refused("nothing was deleted")
 
 
-def _tell_would_go(due: Sequence[Entry], *, as_json: bool) -> None:
+def _tell_would_go(due: Sequence[ListedContainer], *, as_json: bool) -> None:
     """Print what a reap would take, as `trashd list` has it."""
     now_ns = time.time_ns()
     for entry in due:
@@ -253,7 +253,7 @@ def _tell_would_go(due: Sequence[Entry], *, as_json: bool) -> None:
             print(f"would be reaped: {_line(entry, now_ns)}")
 
 
-def _line(entry: Entry, now_ns: int) -> str:
+def _line(entry: ListedContainer, now_ns: int) -> str:
     left = entry.left_s(now_ns)
     term = "kept" if left is None else f"{format_duration(left)} left" if left > 0 else "expired"
     return f"{entry.id}  {user_name(entry.uid)}  {output.origin(entry.origin)}  ({term})"

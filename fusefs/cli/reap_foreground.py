@@ -9,9 +9,9 @@ from functools import partial
 from typing import NamedTuple
 
 from fusefs.cli import output
-from fusefs.cli.progress_bar import Shows, bar
-from fusefs.cli.reap_wait import Waits
-from fusefs.cli.stop_signals import Stop
+from fusefs.cli.progress_bar import ProgressSink, bar
+from fusefs.cli.reap_wait import SpaceWait
+from fusefs.cli.stop_signals import StopSignals
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import SETTLE, Incomplete, Refused, TrashdError, from_os
 from fusefs.core.lifecycle import State
@@ -20,17 +20,21 @@ from fusefs.core.orphan_age import Clock
 from fusefs.core.record import Record
 from fusefs.core.report import Reaped
 from fusefs.core.sizes import format_size
-from fusefs.core.slice_budget import Tempo
+from fusefs.core.slice_budget import Speed
 from fusefs.linux.clocks import moment
 from fusefs.linux.kernel import Kernel
-from fusefs.store.claim import Lost
+from fusefs.store.claim import ClaimLost
 from fusefs.store.find_orphans import act_on, find_container
 from fusefs.store.layout import UserFolder
-from fusefs.store.list_orphans import Entry, explain_failure
-from fusefs.store.victim_rename import Visible
+from fusefs.store.list_orphans import ListedContainer, explain_failure
+from fusefs.store.victim_rename import VisibleRename
 
 _TOLD_FAILURES = 10
-_WHY_LOST = {Lost.BUSY: "somebody else has it", Lost.GONE: "it is gone already", Lost.CHANGED: "it is kept by now"}
+_WHY_LOST = {
+    ClaimLost.BUSY: "somebody else has it",
+    ClaimLost.GONE: "it is gone already",
+    ClaimLost.CHANGED: "it is kept by now",
+}
 
 
 def is_named(_record: Record) -> bool:
@@ -50,7 +54,7 @@ def has_expired(record: Record, clocks: tuple[Clock, ...] = ()) -> bool:
     return expires_ns is not None and expires_ns <= now.wall_ns
 
 
-class How(NamedTuple):
+class ReapOptions(NamedTuple):
     """What a person may say about the way.
 
     n_workers  None: what is best there
@@ -62,7 +66,7 @@ class How(NamedTuple):
     """
 
     n_workers: int | None = None
-    tempo: Tempo = Tempo()
+    tempo: Speed = Speed()
     counts: bool = False
     waits: bool = False
     paced: bool = False
@@ -70,7 +74,7 @@ class How(NamedTuple):
     is_meant: Callable[[Record], bool] = is_named
 
 
-PLAINLY = How()
+PLAINLY = ReapOptions()
 
 
 def reap_ids(kernel: Kernel, volumes: Sequence[bytes], identifiers: Sequence[str], *, as_json: bool) -> int:
@@ -79,12 +83,17 @@ def reap_ids(kernel: Kernel, volumes: Sequence[bytes], identifiers: Sequence[str
 
 
 def reap_all(
-    kernel: Kernel, volumes: Sequence[bytes], due: Sequence[Entry], how: How = PLAINLY, *, as_json: bool
+    kernel: Kernel,
+    volumes: Sequence[bytes],
+    due: Sequence[ListedContainer],
+    how: ReapOptions = PLAINLY,
+    *,
+    as_json: bool,
 ) -> int:
     """Reap containers one after the other; the exit code. Ctrl-C ends it between two slices."""
     began = time.monotonic()
     codes, reaped = [], []
-    with Stop() as stop, Waits(kernel, due if how.waits else ()) as space:
+    with StopSignals() as stop, SpaceWait(kernel, due if how.waits else ()) as space:
         for entry in due:
             if stop():
                 break
@@ -106,10 +115,17 @@ def reap_all(
     return output.exit_code(codes)
 
 
-def _reap(entry: Entry, how: How, shows: Shows, stop: Stop, folder: UserFolder, _visible: Visible | None) -> Reaped:
+def _reap(
+    entry: ListedContainer,
+    how: ReapOptions,
+    shows: ProgressSink,
+    stop: StopSignals,
+    folder: UserFolder,
+    _visible: VisibleRename | None,
+) -> Reaped:
     from fusefs.engine.foreground_pacing import led
     from fusefs.reaper.reap import reap
-    from fusefs.reaper.remove_tree import Wishes
+    from fusefs.reaper.remove_tree import RemovalWishes
 
     if entry.state in (State.STAGE, State.RESTORING):
         raise Refused(f"{entry.id} is half done, in {entry.state.value}/", SETTLE)
@@ -117,17 +133,17 @@ def _reap(entry: Entry, how: How, shows: Shows, stop: Stop, folder: UserFolder, 
     counts = how.counts or (how.tempo.is_limited() and shows.is_seen)
     counted = shows.counted if counts else None
     with led(folder, how.tempo, output.tell_why if how.paced else None) as leads:
-        wishes = Wishes(how.n_workers, leads, shows.advance, stop, counted=counted, counting=shows.counting)
+        wishes = RemovalWishes(how.n_workers, leads, shows.advance, stop, counted=counted, counting=shows.counting)
         wishes = wishes._replace(waits=how.waits, with_stores=how.with_stores)
         return reap(folder, entry.id, wishes, how.is_meant)
 
 
-def _title(entry: Entry) -> str:
+def _title(entry: ListedContainer) -> str:
     """What people call it."""
     return entry.id if entry.origin is None else printable(os.path.basename(entry.origin))
 
 
-def _tell(entry: Entry, reaped: Reaped, *, as_json: bool) -> int:
+def _tell(entry: ListedContainer, reaped: Reaped, *, as_json: bool) -> int:
     """Say what became of one; its exit code."""
     report = reaped.report
     gone = f"{_entries(report.removed)} removed"
@@ -136,7 +152,7 @@ def _tell(entry: Entry, reaped: Reaped, *, as_json: bool) -> int:
     if as_json:
         output.as_json(reaped)
     elif reaped.lost:
-        print(f"{entry.id}: skipped, {_WHY_LOST[Lost(reaped.lost)]}")
+        print(f"{entry.id}: skipped, {_WHY_LOST[ClaimLost(reaped.lost)]}")
     elif report.stopped:
         print(f"{entry.id}: {gone}, then stopped; the next reap goes on")
     elif report.n_failed:

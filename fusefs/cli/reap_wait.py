@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import NamedTuple, Self
 
 from fusefs.cli import output
-from fusefs.cli.stop_signals import Stop
+from fusefs.cli.stop_signals import StopSignals
 from fusefs.core.errors import Incomplete
 from fusefs.core.freed_space import Survey, Waited, tolerance_bytes, total
 from fusefs.core.names import ContainerId, printable
@@ -19,11 +19,11 @@ from fusefs.core.space_goal import ALL
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import DIRECTORY
-from fusefs.store.list_orphans import Entry
+from fusefs.store.list_orphans import ListedContainer
 from fusefs.store.mounted_paths import open_shown
 
 
-class _Volume(NamedTuple):
+class _WaitedVolume(NamedTuple):
     """The directory that holds a store, its free space before, and what was reaped there."""
 
     fd: Fd
@@ -33,13 +33,13 @@ class _Volume(NamedTuple):
     left_bytes: list[int]
 
 
-class Waits:
+class SpaceWait:
     """The volumes whose space is waited for; none if nobody wants to wait."""
 
-    def __init__(self, kernel: Kernel, due: Sequence[Entry]) -> None:
+    def __init__(self, kernel: Kernel, due: Sequence[ListedContainer]) -> None:
         self._kernel = kernel
         self._due = due
-        self._volumes: dict[bytes, _Volume] = {}
+        self._volumes: dict[bytes, _WaitedVolume] = {}
         self._owned = ExitStack()
 
     def __enter__(self) -> Self:
@@ -48,14 +48,14 @@ class Waits:
             # Of a mount of ours it is the backing volume that has the space, and its daemon has files open there.
             with open_shown(self._kernel, base) as shown:
                 fd = self._owned.enter_context(self._kernel.open_beneath(shown.fd, b".", DIRECTORY))
-            self._volumes[base] = _Volume(fd, self._kernel.free_bytes(fd), [], [], [])
+            self._volumes[base] = _WaitedVolume(fd, self._kernel.free_bytes(fd), [], [], [])
         return self
 
     def __exit__(self, *_error: object) -> None:
         """Let go of them."""
         self._owned.close()
 
-    def reaped(self, entry: Entry, reaped: Reaped) -> None:
+    def reaped(self, entry: ListedContainer, reaped: Reaped) -> None:
         """One of them is reaped: its space is expected."""
         volume = self._volumes.get(entry.base_path())
         if volume is not None and reaped.survey is not None and not reaped.report.stopped:
@@ -63,9 +63,9 @@ class Waits:
             volume.surveys.append(reaped.survey)
             volume.left_bytes.append(reaped.left_bytes)
 
-    def wait(self, stop: Stop, *, as_json: bool) -> list[int]:
+    def wait(self, stop: StopSignals, *, as_json: bool) -> list[int]:
         """Wait for all of it; exit codes."""
-        from fusefs.waiting.wait_for_space import Gauge, wait_for_goal
+        from fusefs.waiting.wait_for_space import FreeSpaceGauge, wait_for_goal
 
         codes = []
         for base, volume in self._volumes.items():
@@ -73,7 +73,7 @@ class Waits:
                 met = wait_for_goal(
                     self._kernel,
                     volume.fd,
-                    Gauge(self._kernel, volume.fd, before_bytes=volume.before_bytes),
+                    FreeSpaceGauge(self._kernel, volume.fd, before_bytes=volume.before_bytes),
                     ALL,
                     total(volume.surveys),
                     left_bytes=sum(volume.left_bytes),

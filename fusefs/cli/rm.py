@@ -6,10 +6,10 @@ import click
 
 from fusefs.cli.options import DURATION, Note, every_path, json_option, null_option, paths_argument
 from fusefs.cli.reap_foreground import reap_ids
-from fusefs.cli.swap_fast_lane import Batch, swap_all
+from fusefs.cli.swap_fast_lane import SwapBatch, swap_all
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
 from fusefs.linux.kernel import Kernel
-from fusefs.store.stage import Options
+from fusefs.store.stage import SwapOptions
 from fusefs.store.swap import Swapped
 from fusefs.store.swap_path import remove_path
 
@@ -38,5 +38,5 @@ def command(
     def after(swapped: Swapped) -> int:
         return reap_ids(Kernel(), (swapped.path,), (swapped.id,), as_json=as_json) if now else 0
 
-    options = Options(keep_for, note, not no_fsync)
-    return swap_all(Batch(every_path(paths, null=null), options, remove_path, as_json, not now, after))
+    options = SwapOptions(keep_for, note, not no_fsync)
+    return swap_all(SwapBatch(every_path(paths, null=null), options, remove_path, as_json, not now, after))

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, get_args
 
 import click
 
-from fusefs.cli.age_cutoffs import Cutoffs
-from fusefs.cli.options import Decorator, Read, together
+from fusefs.cli.age_cutoffs import AgeCutoffs
+from fusefs.cli.options import Decorator, ParsedValue, together
 from fusefs.core.errors import UsageError, from_os
 from fusefs.core.selection import Field, Selection, SizeBound, TimeBound
 from fusefs.core.selection_syntax import (
@@ -30,7 +30,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.user_names import gid_of, uid_of
 
 
-class Typed(NamedTuple):
+class SelectionOptions(NamedTuple):
     """What was typed of a selection; times are read when it is known which of a file's is meant."""
 
     names: tuple[str, ...]
@@ -50,7 +50,7 @@ class Typed(NamedTuple):
 
     def selection(self, kernel: Kernel) -> Selection:
         """The selection. Raises  UsageError; NotFound for a file whose time was meant"""
-        cutoffs = Cutoffs(kernel, notes=bool(self.older))
+        cutoffs = AgeCutoffs(kernel, notes=bool(self.older))
         now_ns, by = cutoffs.now.wall_ns, self._by()
         try:
             times = [TimeBound(by, before_ns=_when(kernel, text, by, now_ns, cutoffs.ago)) for text in self.older]
@@ -101,32 +101,41 @@ def _many(name: str, field: str, read: click.ParamType[Any], metavar: str, told:
 
 
 selection_options = together((
-    _many("--name", "names", Read("glob", check_name), "GLOB", "The name matches, as find has it."),
+    _many("--name", "names", ParsedValue("glob", check_name), "GLOB", "The name matches, as find has it."),
     _many(
-        "--iname", "inames", Read("glob", partial(check_name, ignores_case=True)), "GLOB", "The same, ignoring case."
+        "--iname", "inames", ParsedValue("glob", partial(check_name, ignores_case=True)), "GLOB",
+        "The same, ignoring case.",
     ),
-    _many("--path", "paths", Read("glob", check_path), "GLOB", "The path below DIR matches; * takes slashes too."),
-    _many("--regex", "regexes", Read("regex", check_regex), "REGEX", "That whole path matches (Python's re)."),
-    _many("--type", "types", Read("types", parse_types), "f,d,l,p,s,b,c", "Of one of these types; default: all but d."),
-    _many("--size", "sizes", Read("size", parse_size_bound), "[+-]N[KMGT]", "Larger, smaller, exactly so many bytes."),
+    _many(
+        "--path", "paths", ParsedValue("glob", check_path), "GLOB", "The path below DIR matches; * takes slashes too."
+    ),
+    _many("--regex", "regexes", ParsedValue("regex", check_regex), "REGEX", "That whole path matches (Python's re)."),
+    _many(
+        "--type", "types", ParsedValue("types", parse_types), "f,d,l,p,s,b,c",
+        "Of one of these types; default: all but d.",
+    ),
+    _many(
+        "--size", "sizes", ParsedValue("size", parse_size_bound), "[+-]N[KMGT]",
+        "Larger, smaller, exactly so many bytes.",
+    ),
     click.option("--older", multiple=True, metavar="WHEN", help="Before WHEN: 7d, 2026-11-01, @SECONDS, ./FILE."),
     click.option("--newer", multiple=True, metavar="WHEN", help="After WHEN."),
     _many("--by", "by", click.Choice(get_args(Field)), "|".join(get_args(Field)), "The time that is meant (mtime)."),
-    _many("--user", "uids", Read("user", uid_of), "USER", "Owned by that user, a name or number."),
-    _many("--group", "gids", Read("group", gid_of), "GROUP", "Of that group."),
+    _many("--user", "uids", ParsedValue("user", uid_of), "USER", "Owned by that user, a name or number."),
+    _many("--group", "gids", ParsedValue("group", gid_of), "GROUP", "Of that group."),
     click.option("--empty", is_flag=True, help="Empty files and directories."),
     _many(
-        "--depth", "depths", Read("depth", parse_depths), "N|A..B",
+        "--depth", "depths", ParsedValue("depth", parse_depths), "N|A..B",
         "At most N levels below DIR, or from A to B; its own entries are at 1.",
     ),
     _many(
-        "--exclude", "excludes", Read("glob", check_exclude), "GLOB",
+        "--exclude", "excludes", ParsedValue("glob", check_exclude), "GLOB",
         "Neither take nor enter what matches; by path if it has a slash.",
     ),
 ))  # fmt: skip
 """For a command that takes them as keywords; `typed` makes one value of them."""
 
 
-def typed(options: dict[str, Any]) -> Typed:
+def typed(options: dict[str, Any]) -> SelectionOptions:
     """Takes what belongs to the selection out of a command's options."""
-    return Typed(**{field: options.pop(field) for field in Typed._fields})
+    return SelectionOptions(**{field: options.pop(field) for field in SelectionOptions._fields})

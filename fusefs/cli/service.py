@@ -8,10 +8,10 @@ from importlib.metadata import version
 import click
 
 from fusefs.cli import output
-from fusefs.cli.group import InOrder
+from fusefs.cli.group import OrderedGroup
 from fusefs.cli.options import PathBytes, json_option
-from fusefs.cli.service_files import Piece, find_command, pieces_for_all, pieces_for_user, who_else_may_change
-from fusefs.cli.service_install import Installation, Outcome, Told
+from fusefs.cli.service_files import InstalledFile, find_command, pieces_for_all, pieces_for_user, who_else_may_change
+from fusefs.cli.service_install import FileOutcome, FileReport, Installation
 from fusefs.core.errors import Busy, Incomplete, NotFound, NotPermitted, TrashdError, UsageError
 from fusefs.core.names import printable
 from fusefs.linux import systemd
@@ -33,7 +33,7 @@ prefix_option = click.option(
 dry_run_option = click.option("--dry-run", is_flag=True, help="Only say what would be done.")
 
 
-@click.group("service", cls=InOrder, short_help="Run the service that reaps; install it for systemd.")
+@click.group("service", cls=OrderedGroup, short_help="Run the service that reaps; install it for systemd.")
 def command() -> None:
     """Run the service that reaps in the background; install it and the mounts for systemd, look at them, and take
     them away.
@@ -79,11 +79,11 @@ def run_command(directory: bytes | None, volumes: tuple[bytes, ...]) -> int:
     """
     from fusefs.linux.config_files import load_config
     from fusefs.linux.journald import make_handler, send_to
-    from fusefs.service.service import Wanted, serve
+    from fusefs.service.service import ServiceOptions, serve
 
     send_to(make_handler("trashd"))
     # By the path that policies and pauses know it by.
-    serve(Wanted(lambda: load_config(directory), tuple(map(os.path.realpath, volumes))))
+    serve(ServiceOptions(lambda: load_config(directory), tuple(map(os.path.realpath, volumes))))
     return 0
 
 
@@ -105,12 +105,12 @@ def install_command(for_user: bool, root: str, prefix: str, dry_run: bool, as_js
       trashd service install
       trashd service install --root "$DESTDIR" --prefix /usr
     """
-    home = _Home(for_user, root, prefix)
+    home = _InstallPlace(for_user, root, prefix)
     home.check_permitted()
     installation = home.open(is_dry=dry_run)
     told = home.placed(installation.install(home.pieces(), version("trashd")))
     _tell(told, as_json=as_json)
-    kept = [printable(os.fsencode(one.path)) for one in told if one.outcome is Outcome.KEPT]
+    kept = [printable(os.fsencode(one.path)) for one in told if one.outcome is FileOutcome.KEPT]
     for path in kept:
         output.warn(f"{path} was edited, or is not ours; what would be there is in {path}.new")
     if home.is_live() and not dry_run:
@@ -135,7 +135,7 @@ def status_command(for_user: bool, prefix: str, as_json: bool) -> int:
       trashd service status
       trashd service status --json | jq .units
     """
-    home = _Home(for_user, "/", prefix)
+    home = _InstallPlace(for_user, "/", prefix)
     installation = home.open()
     if installation.manifest is None:
         raise NotFound("the service", f"nothing is installed: trashd service install{' --user' if for_user else ''}")
@@ -146,7 +146,7 @@ def status_command(for_user: bool, prefix: str, as_json: bool) -> int:
         output.as_json({**installed, "files": [output.plain(one) for one in files], "units": units})
         return 0
     click.echo(f"version  {installation.manifest.version}\ncommand  {find_command()}")
-    likeness = {Outcome.UNCHANGED: "as installed", Outcome.KEPT: "edited", Outcome.GONE: "missing"}
+    likeness = {FileOutcome.UNCHANGED: "as installed", FileOutcome.KEPT: "edited", FileOutcome.GONE: "missing"}
     rows = [(printable(os.fsencode(one.path)), likeness[one.outcome]) for one in files]
     click.echo("\n".join(output.aligned(rows)))
     if units is None:
@@ -173,7 +173,7 @@ def uninstall_command(for_user: bool, root: str, prefix: str, dry_run: bool, as_
     Example:
       trashd service uninstall --dry-run
     """
-    home = _Home(for_user, root, prefix)
+    home = _InstallPlace(for_user, root, prefix)
     home.check_permitted()
     installation = home.open(is_dry=dry_run)
     if installation.manifest is None:
@@ -187,7 +187,7 @@ def uninstall_command(for_user: bool, root: str, prefix: str, dry_run: bool, as_
     return 0
 
 
-class _Home:
+class _InstallPlace:
     """Where an installation belongs: the machine's, or a user's."""
 
     def __init__(self, for_user: bool, root: str, prefix: str) -> None:
@@ -213,20 +213,20 @@ class _Home:
         manifest = f"{self._data}/trashd/installed.json" if self._for_user else f"{self._prefix}/{_MANIFEST}"
         return Installation(self._root, manifest, is_dry=is_dry)
 
-    def placed(self, told: list[Told]) -> list[Told]:
+    def placed(self, told: list[FileReport]) -> list[FileReport]:
         """The same by the paths that they have now, below --root."""
         return [one._replace(path=self._root.rstrip("/") + one.path) for one in told]
 
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[InstalledFile]:
         """What belongs there."""
         return pieces_for_user(self._data) if self._for_user else pieces_for_all(self._prefix)
 
 
-def _tell(told: list[Told], *, as_json: bool) -> None:
+def _tell(told: list[FileReport], *, as_json: bool) -> None:
     for one in told:
         if as_json:
             output.as_json(one)
-        elif one.outcome is not Outcome.UNCHANGED:
+        elif one.outcome is not FileOutcome.UNCHANGED:
             click.echo(f"{printable(os.fsencode(one.path))}: {one.outcome.value}")
 
 

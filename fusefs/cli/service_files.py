@@ -20,7 +20,7 @@ _SYSTEM_UNITS = (
 )  # fmt: skip
 
 
-class Piece(NamedTuple):
+class InstalledFile(NamedTuple):
     """A file, or a symbolic link.
 
     path         absolute, as the installed system sees it
@@ -44,27 +44,31 @@ def find_command(name: str = "trashd") -> str:
     return os.path.abspath(found)
 
 
-def pieces_for_all(prefix: str) -> list[Piece]:
+def pieces_for_all(prefix: str) -> list[InstalledFile]:
     """What root's service and mounts need. prefix: /usr/local, or /usr for a distribution's package"""
     trashd, helper = find_command(), find_command("mount.fuse.trashd")
-    units = [Piece(f"{prefix}/lib/systemd/system/{name}", _unit(f"systemd/{name}", trashd)) for name in _SYSTEM_UNITS]
+    units = [
+        InstalledFile(f"{prefix}/lib/systemd/system/{name}", _unit(f"systemd/{name}", trashd)) for name in _SYSTEM_UNITS
+    ]
     return [
         *units,
-        Piece(f"{prefix}/lib/systemd/user/trashd-reaper.service", _unit("systemd/user/trashd-reaper.service", trashd)),
-        Piece(f"{prefix}/lib/sysusers.d/trashd.conf", _read("systemd/sysusers.d/trashd.conf")),
-        Piece(f"{prefix}/lib/tmpfiles.d/trashd.conf", _read("systemd/tmpfiles.d/trashd.conf")),
-        Piece(f"{prefix}/share/man/man1/trashd.1", _read("docs/man/trashd.1")),
-        Piece("/sbin/mount.fuse.trashd", link=helper),
-        Piece("/etc/trashd/config.toml", _read("docs/config.example.toml"), is_example=True),
+        InstalledFile(
+            f"{prefix}/lib/systemd/user/trashd-reaper.service", _unit("systemd/user/trashd-reaper.service", trashd)
+        ),
+        InstalledFile(f"{prefix}/lib/sysusers.d/trashd.conf", _read("systemd/sysusers.d/trashd.conf")),
+        InstalledFile(f"{prefix}/lib/tmpfiles.d/trashd.conf", _read("systemd/tmpfiles.d/trashd.conf")),
+        InstalledFile(f"{prefix}/share/man/man1/trashd.1", _read("docs/man/trashd.1")),
+        InstalledFile("/sbin/mount.fuse.trashd", link=helper),
+        InstalledFile("/etc/trashd/config.toml", _read("docs/config.example.toml"), is_example=True),
     ]
 
 
-def pieces_for_user(data: str) -> list[Piece]:
+def pieces_for_user(data: str) -> list[InstalledFile]:
     """What a user's own service needs. data: $XDG_DATA_HOME"""
     unit = _unit("systemd/user/trashd-reaper.service", find_command())
     return [
-        Piece(f"{data}/systemd/user/trashd-reaper.service", unit),
-        Piece(f"{data}/man/man1/trashd.1", _read("docs/man/trashd.1")),
+        InstalledFile(f"{data}/systemd/user/trashd-reaper.service", unit),
+        InstalledFile(f"{data}/man/man1/trashd.1", _read("docs/man/trashd.1")),
     ]
 
 

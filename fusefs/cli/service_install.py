@@ -14,7 +14,7 @@ from contextlib import suppress
 from enum import Enum
 from typing import Any, NamedTuple
 
-from fusefs.cli.service_files import Piece
+from fusefs.cli.service_files import InstalledFile
 from fusefs.core.errors import BadRecord
 
 _FORMAT = 1
@@ -22,7 +22,7 @@ _FILE_MODE, _DIRECTORY_MODE = 0o644, 0o755
 _NEW = ".new"
 
 
-class Outcome(Enum):
+class FileOutcome(Enum):
     """What became of a file, or would."""
 
     WRITTEN = "written"
@@ -32,11 +32,11 @@ class Outcome(Enum):
     GONE = "was gone already"
 
 
-class Told(NamedTuple):
+class FileReport(NamedTuple):
     """One file's outcome. path: without the --root"""
 
     path: str
-    outcome: Outcome
+    outcome: FileOutcome
 
 
 class Manifest(NamedTuple):
@@ -64,18 +64,18 @@ class Installation:
         self._is_dry = is_dry
         self.manifest = self._load()
 
-    def install(self, pieces: Sequence[Piece], version: str) -> list[Told]:
+    def install(self, pieces: Sequence[InstalledFile], version: str) -> list[FileReport]:
         """Put all in place, and take away what an older version put there and this one does not."""
         old = self.manifest or Manifest(version, {}, [])
         self.manifest = Manifest(version, dict(old.files), old.directories)
-        told = [Told(piece.path, self._install(piece)) for piece in pieces]
+        told = [FileReport(piece.path, self._install(piece)) for piece in pieces]
         wanted = {piece.path for piece in pieces}
-        wanted |= {one.path + _NEW for one in told if one.outcome is Outcome.KEPT}
+        wanted |= {one.path + _NEW for one in told if one.outcome is FileOutcome.KEPT}
         told += [self._remove(path) for path in sorted(set(self.manifest.files) - wanted)]
         self._save()
         return told
 
-    def uninstall(self) -> list[Told]:
+    def uninstall(self) -> list[FileReport]:
         """Take away what is as we wrote it; what was edited stays."""
         if self.manifest is None:
             return []
@@ -87,27 +87,27 @@ class Installation:
                     os.rmdir(self._at(directory))
         return told
 
-    def look(self) -> list[Told]:
+    def look(self) -> list[FileReport]:
         """What our files are like now: UNCHANGED, KEPT (edited) or GONE."""
         told = []
         for path, digest in sorted(self.manifest.files.items() if self.manifest else ()):
             found = self._digest(path)
-            like = Outcome.GONE if found is None else Outcome.UNCHANGED if found == digest else Outcome.KEPT
-            told.append(Told(path, like))
+            like = FileOutcome.GONE if found is None else FileOutcome.UNCHANGED if found == digest else FileOutcome.KEPT
+            told.append(FileReport(path, like))
         return told
 
-    def _install(self, piece: Piece) -> Outcome:
+    def _install(self, piece: InstalledFile) -> FileOutcome:
         assert self.manifest is not None
         outcome = decide(self._digest(piece.path), _wanted(piece), self.manifest.files.get(piece.path), piece)
-        if outcome is Outcome.WRITTEN:
+        if outcome is FileOutcome.WRITTEN:
             self._write(piece)
-        elif outcome is Outcome.KEPT:
+        elif outcome is FileOutcome.KEPT:
             self._write(piece._replace(path=piece.path + _NEW))
         elif self._digest(piece.path) == _wanted(piece):
             self.manifest.files[piece.path] = _wanted(piece)
         return outcome
 
-    def _write(self, piece: Piece) -> None:
+    def _write(self, piece: InstalledFile) -> None:
         assert self.manifest is not None
         if self._is_dry:
             return
@@ -128,20 +128,20 @@ class Installation:
         self.manifest.files[piece.path] = _wanted(piece)
         self._save()
 
-    def _remove(self, path: str) -> Told:
+    def _remove(self, path: str) -> FileReport:
         assert self.manifest is not None
         found = self._digest(path)
         if found is None:
-            outcome = Outcome.GONE
+            outcome = FileOutcome.GONE
         elif found != self.manifest.files[path]:
-            outcome = Outcome.KEPT
+            outcome = FileOutcome.KEPT
         else:
-            outcome = Outcome.REMOVED
+            outcome = FileOutcome.REMOVED
         if not self._is_dry:
-            if outcome is Outcome.REMOVED:
+            if outcome is FileOutcome.REMOVED:
                 os.unlink(self._at(path))
             del self.manifest.files[path]
-        return Told(path, outcome)
+        return FileReport(path, outcome)
 
     def _make_directory(self, path: str) -> None:
         assert self.manifest is not None
@@ -200,7 +200,7 @@ class Installation:
         os.rename(new, self._at(self._manifest_path))
 
 
-def decide(found: str | None, wanted: str, ours: str | None, piece: Piece) -> Outcome:
+def decide(found: str | None, wanted: str, ours: str | None, piece: InstalledFile) -> FileOutcome:
     """Say what to do with one file.
 
     found   the digest of what stands there; None: nothing
@@ -208,11 +208,11 @@ def decide(found: str | None, wanted: str, ours: str | None, piece: Piece) -> Ou
     ours    the digest of what we put there last; None: nothing
     """
     if found is None:
-        return Outcome.WRITTEN
+        return FileOutcome.WRITTEN
     if found == wanted or piece.is_example:
-        return Outcome.UNCHANGED
-    return Outcome.WRITTEN if found == ours else Outcome.KEPT
+        return FileOutcome.UNCHANGED
+    return FileOutcome.WRITTEN if found == ours else FileOutcome.KEPT
 
 
-def _wanted(piece: Piece) -> str:
+def _wanted(piece: InstalledFile) -> str:
     return f"link {piece.link}" if piece.content is None else "sha256 " + hashlib.sha256(piece.content).hexdigest()

@@ -15,8 +15,8 @@ from fusefs.cli.status_text import moment
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import DaemonGone, NotFound, TrashdError, UsageError, from_os
 from fusefs.core.events import show
-from fusefs.core.fast_paths import State
-from fusefs.core.mount_counters import Gauges, Seen
+from fusefs.core.fast_paths import FastPathState
+from fusefs.core.mount_counters import Gauges, SeenMount
 from fusefs.core.names import printable
 from fusefs.core.sizes import format_size
 
@@ -58,21 +58,21 @@ def command(mount_point: bytes | None, prometheus: bool, as_json: bool) -> int:
     return output.exit_code(codes + [0] * (len(seen) - len(gone)))
 
 
-def _look(mount_point: bytes | None) -> tuple[list[Seen], list[TrashdError]]:
+def _look(mount_point: bytes | None) -> tuple[list[SeenMount], list[TrashdError]]:
     """What there is to show, and of which mounts nothing is known.
 
     Raises  what keeps all of it from being shown
     """
-    from fusefs.mount.find_mounts import all_mounts, look, mount_at
+    from fusefs.mount.find_mounts import all_mounts, mount_at, read_counters
 
     mounts = all_mounts() if mount_point is None else [mount_at(mount_point)]
     if not mounts:
         raise NotFound("a mount of trashd", "make one: trashd mount SRC MNT")
-    seen: list[Seen] = []
+    seen: list[SeenMount] = []
     errors: list[TrashdError] = []
     for mount in mounts:
         try:
-            seen.append(look(mount))
+            seen.append(read_counters(mount))
         except TrashdError as error:
             errors.append(error)
         except OSError as error:
@@ -82,7 +82,7 @@ def _look(mount_point: bytes | None) -> tuple[list[Seen], list[TrashdError]]:
     return seen, errors
 
 
-def _object(seen: Seen) -> dict[str, Any]:
+def _object(seen: SeenMount) -> dict[str, Any]:
     """A mount for programs: what the file has, and what follows from it."""
     point, source, stats, is_running, fast_paths = seen
     remembered = {
@@ -105,7 +105,7 @@ def _object(seen: Seen) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _lines(seen: Seen) -> list[str]:
+def _lines(seen: SeenMount) -> list[str]:
     """All of it for a person."""
     told = [printable(seen.point), *(f"  {name:<10} {text}" for name, text in _rows(seen))]
     remembered = [
@@ -127,7 +127,7 @@ def _lines(seen: Seen) -> list[str]:
     return told
 
 
-def _rows(seen: Seen) -> list[tuple[str, str]]:
+def _rows(seen: SeenMount) -> list[tuple[str, str]]:
     stats, is_running = seen.stats, seen.is_running
     table, now_ns = stats.table, time.time_ns()
     since = format_duration(max(0, (now_ns - table.started_ns) // 1_000_000_000))
@@ -152,7 +152,7 @@ def _rows(seen: Seen) -> list[tuple[str, str]]:
     return rows + unknown
 
 
-def _fast_paths(states: Sequence[State]) -> str:
+def _fast_paths(states: Sequence[FastPathState]) -> str:
     """Those that are off; `trashd mount --explain` has the reasons."""
     off = [show(one.name) for one in states if not one.is_on]
     return f"without {', '.join(off)}: trashd mount --explain" if off else "all on"

@@ -14,7 +14,7 @@ from fusefs.cli.options import json_option
 from fusefs.core.errors import NotRunning, TrashdError, Unwell, UsageError, from_os
 from fusefs.core.names import printable
 from fusefs.core.record import unquote
-from fusefs.core.service_status import Seen
+from fusefs.core.service_status import SeenStatus
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME, runtime_dir
 
 
@@ -46,7 +46,7 @@ def command(watch: bool, as_json: bool) -> int:
     return _tell(look(), as_json=as_json)
 
 
-def look() -> list[tuple[bytes, Seen]]:
+def look() -> list[tuple[bytes, SeenStatus]]:
     """Each service that lives and its directory, root's first; if none does, what the dead left.
 
     Raises  NotRunning if none ever ran
@@ -66,7 +66,7 @@ def look() -> list[tuple[bytes, Seen]]:
     return [(directory, seen) for directory, seen in found if seen.is_running] or found
 
 
-def _tell(services: list[tuple[bytes, Seen]], *, as_json: bool) -> int:
+def _tell(services: list[tuple[bytes, SeenStatus]], *, as_json: bool) -> int:
     now_ns = time.time_ns()
     errors: list[TrashdError] = []
     for index, (directory, seen) in enumerate(services):
@@ -78,7 +78,7 @@ def _tell(services: list[tuple[bytes, Seen]], *, as_json: bool) -> int:
     return max((output.failed(error, as_json=as_json) for error in errors), default=0)
 
 
-def _errors(directory: bytes, seen: Seen) -> list[TrashdError]:
+def _errors(directory: bytes, seen: SeenStatus) -> list[TrashdError]:
     """What a monitoring should hear of."""
     if not seen.is_running:
         return [NotRunning(f"the last one of {printable(directory)} had pid {seen.status.pid}")]
@@ -88,7 +88,7 @@ def _errors(directory: bytes, seen: Seen) -> list[TrashdError]:
     return found + [Unwell(volume.root()) for volume in seen.status.volumes if status_text.needs_help(volume)]
 
 
-def _object(directory: bytes, seen: Seen) -> dict[str, Any]:
+def _object(directory: bytes, seen: SeenStatus) -> dict[str, Any]:
     """A service for programs: the status file's keys, names as all of trashd's JSON has them."""
     import msgspec
 

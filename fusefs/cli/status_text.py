@@ -7,7 +7,7 @@ import time
 from fusefs.core.durations import format_duration
 from fusefs.core.events import show
 from fusefs.core.names import printable
-from fusefs.core.service_status import Phase, Seen, Status, VolumeStatus
+from fusefs.core.service_status import SeenStatus, Status, VolumePhase, VolumeStatus
 from fusefs.core.sizes import format_size
 
 _DAY_S = 86_400
@@ -21,7 +21,7 @@ def title(status: Status, now_ns: int) -> str:
     return f"trashd reaper {show(status.version)}, pid {status.pid}, up {since}"
 
 
-def trouble(seen: Seen) -> str | None:
+def trouble(seen: SeenStatus) -> str | None:
     """What is wrong with the service itself; None if it works."""
     age = format_duration(round(seen.age_s))
     if not seen.is_running:
@@ -52,7 +52,7 @@ def needs_help(volume: VolumeStatus) -> bool:
 
     Nor at a user's own store, which he can break whenever he likes.
     """
-    return volume.phase is Phase.BROKEN and volume.owner is None
+    return volume.phase is VolumePhase.BROKEN and volume.owner is None
 
 
 def backlog(volume: VolumeStatus, now_ns: int) -> str:
@@ -80,7 +80,7 @@ def rate(volume: VolumeStatus) -> str:
     may = volume.tempo_entries_per_s
     if may is not None:
         parts.append("held" if may == 0 else f"may {may:,}/s")
-    elif volume.phase is not Phase.YIELDING:  # which has a share of the time, and no number
+    elif volume.phase is not VolumePhase.YIELDING:  # which has a share of the time, and no number
         parts.append("at full speed")
     return ", ".join(parts)
 
@@ -146,7 +146,7 @@ def moment(at_ns: int, now_ns: int) -> str:
     return time.strftime("%H:%M:%S" if is_near else "%Y-%m-%d %H:%M", time.localtime(at_ns // 1_000_000_000))
 
 
-def lines(seen: Seen, now_ns: int) -> list[str]:
+def lines(seen: SeenStatus, now_ns: int) -> list[str]:
     """The whole status for a person who does not watch."""
     told = [title(seen.status, now_ns)]
     if wrong := trouble(seen):

@@ -14,21 +14,28 @@ from rich.text import Text
 
 from fusefs.cli import status_text
 from fusefs.core.errors import NotRunning
-from fusefs.core.service_status import Phase, Seen, VolumeStatus
+from fusefs.core.service_status import SeenStatus, VolumePhase, VolumeStatus
 
-Look = Callable[[], list[tuple[bytes, Seen]]]
+Look = Callable[[], list[tuple[bytes, SeenStatus]]]
 _REFRESH_S = 1.0
 _N_SAMPLES = 24
 _BAR_CELLS = 4
 _PANEL_LINES = 10
 """Of a volume: its frame and eight rows."""
 _STYLES = {
-    Phase.IDLE: "dim", Phase.REAPING: "green", Phase.YIELDING: "yellow", Phase.HURRYING: "bold magenta",
-    Phase.PAUSED: "cyan", Phase.BROKEN: "bold red", Phase.GONE: "dim", Phase.ELSEWHERE: "dim",
+    VolumePhase.IDLE: "dim", VolumePhase.REAPING: "green", VolumePhase.YIELDING: "yellow",
+    VolumePhase.HURRYING: "bold magenta",
+    VolumePhase.PAUSED: "cyan", VolumePhase.BROKEN: "bold red", VolumePhase.GONE: "dim", VolumePhase.ELSEWHERE: "dim",
 }  # fmt: skip
-_FIRST = {Phase.BROKEN: 0, Phase.HURRYING: 1, Phase.REAPING: 2, Phase.YIELDING: 2, Phase.LOOKING: 3}
-_LAST = {Phase.IDLE: 5, Phase.ELSEWHERE: 6, Phase.GONE: 6}
-_RANKS = {phase: (_FIRST | _LAST).get(phase, 4) for phase in Phase}
+_FIRST = {
+    VolumePhase.BROKEN: 0,
+    VolumePhase.HURRYING: 1,
+    VolumePhase.REAPING: 2,
+    VolumePhase.YIELDING: 2,
+    VolumePhase.LOOKING: 3,
+}
+_LAST = {VolumePhase.IDLE: 5, VolumePhase.ELSEWHERE: 6, VolumePhase.GONE: 6}
+_RANKS = {phase: (_FIRST | _LAST).get(phase, 4) for phase in VolumePhase}
 """What somebody who watches wants to see first."""
 _BAD_STALL, _BAD_FREE = 0.2, 0.1
 
@@ -36,7 +43,7 @@ _BAD_STALL, _BAD_FREE = 0.2, 0.1
 def watch_live(look: Look) -> None:
     """Show what `look` finds, every second, until Ctrl-C."""
     console = Console()
-    view = View(is_ascii=not console.encoding.startswith("utf"))
+    view = StatusView(is_ascii=not console.encoding.startswith("utf"))
     with Live(console=console, screen=True, auto_refresh=False) as live:
         try:
             while True:
@@ -46,7 +53,7 @@ def watch_live(look: Look) -> None:
             return
 
 
-def _looked(look: Look) -> list[tuple[bytes, Seen]]:
+def _looked(look: Look) -> list[tuple[bytes, SeenStatus]]:
     """Nothing while no service runs: whoever watches sees it come."""
     try:
         return look()
@@ -54,7 +61,7 @@ def _looked(look: Look) -> list[tuple[bytes, Seen]]:
         return []
 
 
-class View:
+class StatusView:
     """What is drawn, and the rates of the last seconds."""
 
     def __init__(self, *, is_ascii: bool = False) -> None:
@@ -65,7 +72,7 @@ class View:
         self._dot = "*" if is_ascii else "●"
         self._overflow: OverflowMethod = "crop" if is_ascii else "ellipsis"
 
-    def draw(self, services: Sequence[tuple[bytes, Seen]], now_ns: int, n_lines: int) -> RenderableType:
+    def draw(self, services: Sequence[tuple[bytes, SeenStatus]], now_ns: int, n_lines: int) -> RenderableType:
         """The picture of a moment, no higher than so many lines."""
         head: list[RenderableType] = [_head(seen, now_ns) for _directory, seen in services]
         head += [Text(text, "bold red") for _, seen in services if (text := status_text.trouble(seen))]
@@ -149,7 +156,7 @@ class View:
         return drawn.rjust(_N_SAMPLES)
 
 
-def _head(seen: Seen, now_ns: int) -> Table:
+def _head(seen: SeenStatus, now_ns: int) -> Table:
     head = Table.grid(expand=True)
     head.add_column(no_wrap=True)
     head.add_column(justify="right", style="dim", no_wrap=True)

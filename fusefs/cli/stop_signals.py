@@ -14,7 +14,7 @@ from fusefs.core.errors import Exit
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class Stop(AbstractContextManager["Stop"]):
+class StopSignals(AbstractContextManager["StopSignals"]):
     """Whether SIGINT or SIGTERM came, in this process or in one that it forked or was forked from.
 
     The second one ends the process at once, which loses nothing either.

@@ -12,19 +12,19 @@ from fusefs.cli.options import (
     DURATION,
     Decorator,
     Note,
+    ParsedValue,
     PathBytes,
-    Read,
     every_path,
     json_option,
     null_option,
 )
-from fusefs.cli.swap_fast_lane import Batch, Verb, swap_all
+from fusefs.cli.swap_fast_lane import SwapBatch, SwapVerb, swap_all
 from fusefs.core.errors import NotPermitted, UsageError
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
 from fusefs.core.names import printable
-from fusefs.core.space_goal import ALL, Goal, parse_goal
+from fusefs.core.space_goal import ALL, SpaceGoal, parse_goal
 from fusefs.linux.kernel import Kernel
-from fusefs.store.stage import Options
+from fusefs.store.stage import SwapOptions
 from fusefs.store.swap import Swapped
 from fusefs.store.swap_path import swap_path
 
@@ -40,7 +40,7 @@ class _WaitOption(click.Option):
         return record and (record[0].replace(" [=", "[="), record[1])
 
 
-class _Waiting(click.Command):
+class _SwapCommand(click.Command):
     """A command with `--wait[=GOAL]`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -75,14 +75,14 @@ _wait_option: Decorator = click.option(
     _WAIT,
     "goal",
     cls=_WaitOption,
-    type=Read("goal", parse_goal),
+    type=ParsedValue("goal", parse_goal),
     metavar="[=GOAL]",
     help="Give up its retention, and wait until so much space is back: 50%, 100G, inodes:1M, or done (all).",
 )
 
 
 @click.command(
-    "swap", cls=_Waiting, short_help="Put a fresh, empty directory in the place of each.", no_args_is_help=True
+    "swap", cls=_SwapCommand, short_help="Put a fresh, empty directory in the place of each.", no_args_is_help=True
 )
 @click.argument("directories", type=PathBytes(), nargs=-1, metavar="DIR…")
 @null_option
@@ -115,7 +115,7 @@ def command(
     unlike: bool,
     for_owner: bool,
     now: bool,
-    goal: Goal | None,
+    goal: SpaceGoal | None,
     holders: bool,
     as_json: bool,
 ) -> int:
@@ -142,8 +142,8 @@ def command(
     verb = _verb(for_owner=for_owner, now=now)
     is_given_up = goal is not None and not keep_for
     retention_s = DEFAULT_RETENTION_S if keep_for is None or is_given_up else keep_for
-    options = Options(retention_s, note, not no_fsync, unlike, keep)
-    batch = Batch(paths, options, verb, as_json, not now and not is_given_up)
+    options = SwapOptions(retention_s, note, not no_fsync, unlike, keep)
+    batch = SwapBatch(paths, options, verb, as_json, not now and not is_given_up)
 
     def after(swapped: Swapped) -> int:
         if holders:
@@ -160,7 +160,7 @@ def command(
     return swap_and_wait(batch, goal, keep_for or 0)
 
 
-def _verb(*, for_owner: bool, now: bool) -> Verb:
+def _verb(*, for_owner: bool, now: bool) -> SwapVerb:
     if not for_owner:
         return swap_path
     if os.geteuid() != 0:

@@ -9,14 +9,14 @@ from typing import NamedTuple
 from fusefs.cli.output import exit_code, failed, tell_swapped
 from fusefs.core.errors import Exit, TrashdError, Unsettled
 from fusefs.linux.kernel import Kernel
-from fusefs.store.stage import Options
+from fusefs.store.stage import SwapOptions
 from fusefs.store.swap import Swapped
 from fusefs.store.swap_path import swap_path
 
-Verb = Callable[[Kernel, bytes, Options], Swapped]
+SwapVerb = Callable[[Kernel, bytes, SwapOptions], Swapped]
 
 
-class Batch(NamedTuple):
+class SwapBatch(NamedTuple):
     """What to do with many paths.
 
     kept   whether they can be restored afterwards; if not, no command for it is told
@@ -24,22 +24,22 @@ class Batch(NamedTuple):
     """
 
     paths: Iterable[bytes]
-    options: Options = Options()
-    verb: Verb = swap_path
+    options: SwapOptions = SwapOptions()
+    verb: SwapVerb = swap_path
     json_lines: bool = False
     kept: bool = True
     after: Callable[[Swapped], int] = lambda _swapped: 0
 
 
-def plain_swap(arguments: list[str]) -> Batch | None:
+def plain_swap(arguments: list[str]) -> SwapBatch | None:
     """The batch that a command line without options asks for; None if it is anything else."""
     command, *paths = arguments or [""]
     if command != "swap" or not paths or any(path.startswith("-") or not path for path in paths):
         return None
-    return Batch([os.fsencode(path) for path in paths])
+    return SwapBatch([os.fsencode(path) for path in paths])
 
 
-def swap_all(batch: Batch) -> int:
+def swap_all(batch: SwapBatch) -> int:
     """Swap or remove one path after the other, going on after failures; the exit code.
 
     A result that carries warnings counts as Unsettled. A signal that stopped what comes after ends it all.

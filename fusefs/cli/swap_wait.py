@@ -8,28 +8,28 @@ from contextlib import AbstractContextManager, suppress
 
 from fusefs.cli import output
 from fusefs.cli.reap_wait import tell_came
-from fusefs.cli.stop_signals import Stop
-from fusefs.cli.swap_fast_lane import Batch, Verb, swap_all
+from fusefs.cli.stop_signals import StopSignals
+from fusefs.cli.swap_fast_lane import SwapBatch, SwapVerb, swap_all
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import Incomplete, TrashdError, UsageError, from_os
-from fusefs.core.freed_space import Kind, Reason
+from fusefs.core.freed_space import SpaceKeeper, SpaceKept
 from fusefs.core.names import ContainerId, printable, shell_word
 from fusefs.core.sizes import format_size
-from fusefs.core.space_goal import Goal, Met
+from fusefs.core.space_goal import GoalReached, SpaceGoal
 from fusefs.linux.kernel import Kernel
-from fusefs.store.stage import Options
+from fusefs.store.stage import SwapOptions
 from fusefs.store.swap import Swapped
 
 _NAMED_MAX = 3
 _TYPICAL_COLUMNS = 80
 
 
-def swap_and_wait(batch: Batch, goal: Goal, keep_for: int) -> int:
+def swap_and_wait(batch: SwapBatch, goal: SpaceGoal, keep_for: int) -> int:
     """Swap one path after the other, then wait volume by volume; the exit code.
 
     keep_for  the retention in seconds that the user asked for; 0 if it is given up
     """
-    from fusefs.waiting.wait_for_reaper import Awaiting, Ways
+    from fusefs.waiting.wait_for_reaper import SwapWait, WaitCallbacks
 
     undone_by: dict[ContainerId, str] = {}
 
@@ -39,17 +39,17 @@ def swap_and_wait(batch: Batch, goal: Goal, keep_for: int) -> int:
             undone_by[swapped.id] = output.restore_command(swapped.id, swapped.volume)
         return batch.after(swapped)
 
-    with Awaiting(goal, keep_for) as awaiting:
+    with SwapWait(goal, keep_for) as awaiting:
         code = swap_all(batch._replace(verb=_checked(goal, batch.verb), after=after))
         sys.stdout.flush()  # whoever reads it knows now that the names are free
         if keep_for and not batch.json_lines:
             output.warn(f"nothing may be reaped before its retention ends, in {format_duration(keep_for)}")
         codes = [code] if code else []
-        with Stop() as stop:
+        with StopSignals() as stop:
             for base in awaiting.bases():
                 try:
-                    with _Line(goal, is_shown=not batch.json_lines) as line:
-                        outcome = awaiting.wait_for(base, Ways(line.counting, line.tell, stop))
+                    with _WaitLine(goal, is_shown=not batch.json_lines) as line:
+                        outcome = awaiting.wait_for(base, WaitCallbacks(line.counting, line.tell, stop))
                 except TrashdError as error:
                     codes.append(output.failed(error, as_json=batch.json_lines))
                 except OSError as error:
@@ -62,10 +62,10 @@ def swap_and_wait(batch: Batch, goal: Goal, keep_for: int) -> int:
     return output.exit_code(codes)
 
 
-def _checked(goal: Goal, verb: Verb) -> Verb:
+def _checked(goal: SpaceGoal, verb: SwapVerb) -> SwapVerb:
     """A verb that refuses where a goal of inodes means nothing: btrfs makes as many as it likes."""
 
-    def act(kernel: Kernel, path: bytes, options: Options) -> Swapped:
+    def act(kernel: Kernel, path: bytes, options: SwapOptions) -> Swapped:
         with suppress(OSError):  # the verb says better what is wrong with the path
             if goal.n_inodes is not None and not os.statvfs(path).f_files:
                 told = f"--wait={goal.text} for {printable(path)}"
@@ -75,10 +75,10 @@ def _checked(goal: Goal, verb: Verb) -> Verb:
     return act
 
 
-class _Line(AbstractContextManager["_Line"]):
+class _WaitLine(AbstractContextManager["_WaitLine"]):
     """The line of a terminal that says how far it is; a forked child, which counts for another user, draws it too."""
 
-    def __init__(self, goal: Goal, *, is_shown: bool) -> None:
+    def __init__(self, goal: SpaceGoal, *, is_shown: bool) -> None:
         self._enough = "" if goal.is_all() else f" ({goal.text} is enough)"
         self._is_shown = is_shown and sys.stderr.isatty()
         self._n_counted = 0
@@ -109,7 +109,7 @@ def _columns() -> int:
         return _TYPICAL_COLUMNS
 
 
-def _tell(base: bytes, met: Met, ids: tuple[ContainerId, ...], undo: list[str], *, as_json: bool) -> int:
+def _tell(base: bytes, met: GoalReached, ids: tuple[ContainerId, ...], undo: list[str], *, as_json: bool) -> int:
     """Say what came, and what keeps the rest; the exit code."""
     hint = next(filter(None, (_next_step(base, ids, reason) for reason in met.waited.reasons)), "")
     if as_json:
@@ -136,7 +136,7 @@ def _tell(base: bytes, met: Met, ids: tuple[ContainerId, ...], undo: list[str], 
     return 0 if met.is_reached else Incomplete.exit_code
 
 
-def _came(met: Met) -> str:
+def _came(met: GoalReached) -> str:
     """What came, for people."""
     waited = met.waited
     if not waited.expected_bytes:
@@ -145,18 +145,18 @@ def _came(met: Met) -> str:
     return inodes + tell_came(waited.came_bytes, waited.expected_bytes, "swapped away")
 
 
-def _next_step(base: bytes, ids: tuple[ContainerId, ...], reason: Reason) -> str:
+def _next_step(base: bytes, ids: tuple[ContainerId, ...], reason: SpaceKept) -> str:
     """What a person can do about it; empty for nothing that we could tell."""
     volume = shell_word(base)
     match reason.kind:
-        case Kind.NOBODY:
+        case SpaceKeeper.NOBODY:
             named = " ".join(ids[:_NAMED_MAX]) + (" ..." if len(ids) > _NAMED_MAX else "")
             return f"trashd reap --now --wait --volume {volume} {named}, or start the service (trashd service run)"
-        case Kind.PAUSED:
+        case SpaceKeeper.PAUSED:
             return f"trashd resume {volume}"
-        case Kind.BROKEN:
+        case SpaceKeeper.BROKEN:
             return "trashd status tells the errors"
-        case Kind.LEFT:
+        case SpaceKeeper.LEFT:
             return "trashd quarantine list"
         case _:
             return ""

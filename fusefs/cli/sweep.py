@@ -16,14 +16,14 @@ from fusefs.cli import output, sweep_text
 from fusefs.cli.options import DURATION, Note, PathBytes, json_option, standard_input, tempo_options, threads_option
 from fusefs.cli.progress_bar import bar
 from fusefs.cli.selection_options import selection_options, typed
-from fusefs.cli.stop_signals import Stop
+from fusefs.cli.stop_signals import StopSignals
 from fusefs.core.errors import Incomplete, Refused, Unsettled, UsageError, from_os
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
 from fusefs.core.names import join, printable
 from fusefs.core.selection import Selection, letter_of
 from fusefs.core.sizes import format_size
-from fusefs.core.slice_budget import Tempo
-from fusefs.core.sweep_result import Sums, Swept
+from fusefs.core.slice_budget import Speed
+from fusefs.core.sweep_result import SweepSums, Swept
 from fusefs.linux.batched_calls import look_at_all
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
@@ -88,14 +88,14 @@ def command(directory: bytes, **options: Any) -> int:
     """
     kernel = Kernel()
     selection = typed(options).selection(kernel)
-    asked = Asked(directory=directory, selection=selection, **options)
+    asked = SweepOptions(directory=directory, selection=selection, **options)
     asked.check()
     if selection.is_everything() and not asked.has_list() and not asked.prints_any():
         raise UsageError("nothing says what to take", "all of it is --name '*'; an empty DIR is trashd swap DIR")
     return _sweep(kernel, asked)
 
 
-class Asked(NamedTuple):
+class SweepOptions(NamedTuple):
     """What a command line asks for, as its options are named."""
 
     directory: bytes
@@ -177,13 +177,13 @@ class Asked(NamedTuple):
         return "deleted" if self.delete else "trashed"
 
 
-def _sweep(kernel: Kernel, asked: Asked) -> int:
+def _sweep(kernel: Kernel, asked: SweepOptions) -> int:
     """Do what a command line asks for; the exit code."""
     with _names(kernel, asked) as names:
         if asked.limit is not None and not asked.yes and not asked.dry:
             names = None if names is None else list(names)
             _confirm(kernel, asked, asked.limit, names)
-        with Stop() as stop:
+        with StopSignals() as stop:
             swept = _run(kernel, asked, names, stop, counts=asked.dry)
             _tell_beside(swept) if asked.prints_any() else _tell(asked, swept)
             if stop():
@@ -195,7 +195,7 @@ def _sweep(kernel: Kernel, asked: Asked) -> int:
 
 
 @contextmanager
-def _names(kernel: Kernel, asked: Asked) -> Iterator[Iterable[bytes] | None]:
+def _names(kernel: Kernel, asked: SweepOptions) -> Iterator[Iterable[bytes] | None]:
     """The names of a list, read as they are needed; None if there is none."""
     from fusefs.sweep.names_from_list import read_names
 
@@ -235,7 +235,7 @@ def _from(here: bytes, name: bytes) -> bytes:
     return os.path.join(here, name)
 
 
-def _confirm(kernel: Kernel, asked: Asked, limit: int, names: Iterable[bytes] | None) -> None:
+def _confirm(kernel: Kernel, asked: SweepOptions, limit: int, names: Iterable[bytes] | None) -> None:
     """Ask whether so many are meant.
 
     Ctrl-C ends it at once, as nothing was begun: a question that waits for its answer can't come to a clean end.
@@ -257,10 +257,10 @@ def _never() -> bool:
 
 
 def _run(
-    kernel: Kernel, asked: Asked, names: Iterable[bytes] | None, stops: Callable[[], bool], *, counts: bool
+    kernel: Kernel, asked: SweepOptions, names: Iterable[bytes] | None, stops: Callable[[], bool], *, counts: bool
 ) -> Swept:
     from fusefs.engine.foreground_pacing import led_in
-    from fusefs.sweep.request import Request, ToCount, Wishes
+    from fusefs.sweep.request import Request, SweepWishes, ToCount
     from fusefs.sweep.run import run
 
     act: Any = _act(asked)
@@ -268,21 +268,21 @@ def _run(
         asked.directory, asked.selection, ToCount(act) if counts else act, asked.most, names, asked.n_workers
     )
     if counts or asked.prints_any():
-        return run(kernel, request, Wishes(stops=stops))
-    tempo = Tempo(asked.max_rate, asked.max_bytes)
+        return run(kernel, request, SweepWishes(stops=stops))
+    tempo = Speed(asked.max_rate, asked.max_bytes)
     with (
         _opened(kernel, asked.directory) as fd,
         led_in(kernel, fd, tempo, output.tell_why if asked.paced else None) as leads,
         bar(printable(asked.directory), shown=not asked.as_json) as shows,
     ):
-        before = Sums()
+        before = SweepSums()
 
-        def progress(sums: Sums) -> None:
+        def progress(sums: SweepSums) -> None:
             nonlocal before
             shows.advance(sums.n_done + sums.n_inside - before.n_done - before.n_inside, sums.n_bytes - before.n_bytes)
             before = sums
 
-        return run(kernel, request, Wishes(leads, progress, stops))
+        return run(kernel, request, SweepWishes(leads, progress, stops))
 
 
 def _opened(kernel: Kernel, directory: bytes) -> Fd:
@@ -293,7 +293,7 @@ def _opened(kernel: Kernel, directory: bytes) -> Fd:
         raise from_os(error, directory) from error
 
 
-def _act(asked: Asked) -> Any:
+def _act(asked: SweepOptions) -> Any:
     """What is to be done, as sweep.request has it."""
     from fusefs.sweep.request import IfExists, ToDelete, ToMove, ToPrint, ToTrash
 
@@ -304,9 +304,9 @@ def _act(asked: Asked) -> Any:
         return ToDelete(asked.recursive)
     if asked.target is not None:
         return ToMove(asked.target, asked.flat, IfExists(asked.if_exists), asked.copy)
-    from fusefs.store.stage import Options
+    from fusefs.store.stage import SwapOptions
 
-    return ToTrash(Options(DEFAULT_RETENTION_S if asked.keep_for is None else asked.keep_for, asked.note))
+    return ToTrash(SwapOptions(DEFAULT_RETENTION_S if asked.keep_for is None else asked.keep_for, asked.note))
 
 
 def _tell_beside(swept: Swept) -> None:
@@ -315,7 +315,7 @@ def _tell_beside(swept: Swept) -> None:
         print(f"trashd: {line}", file=sys.stderr)
 
 
-def _tell(asked: Asked, swept: Swept) -> None:
+def _tell(asked: SweepOptions, swept: Swept) -> None:
     did = f"would be {asked.did()}" if asked.dry else asked.did()
     if asked.as_json:
         output.as_json(sweep_text.fields(swept, action=asked.action(), dry_run=asked.dry))

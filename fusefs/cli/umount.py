@@ -28,11 +28,11 @@ def command(mount_point: bytes, lazy: bool, force: bool, as_json: bool) -> int:
     """
     if lazy and force:
         raise UsageError("--lazy with --force", "let them go on, or don't")
-    from fusefs.mount.attach import Way, unmount
+    from fusefs.mount.attach import UnmountMode, unmount
     from fusefs.mount.mount_points import real_path
 
     path = real_path(mount_point)
-    is_ended = unmount(path, Way.FORCE if force else Way.LAZY if lazy else Way.PLAIN)
+    is_ended = unmount(path, UnmountMode.FORCE if force else UnmountMode.LAZY if lazy else UnmountMode.PLAIN)
     if as_json:
         output.as_json({"path": output.plain(path), "is_ended": is_ended})
     if not is_ended:

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fusefs.core import setting_types
-from fusefs.core.errors import BadConfig, Problem
-from fusefs.core.policy import Authority, Quota, Rules, VolumePolicy, Watermark, is_at_or_below
-from fusefs.core.toml_reader import Builder, Key, Schema, Settings, Source, Tables, read_document, read_settings
+from fusefs.core.errors import BadConfig, ConfigProblem
+from fusefs.core.policy import Authority, Quota, RetentionRules, VolumePolicy, Watermark, is_at_or_below
+from fusefs.core.toml_reader import Key, Schema, Settings, SettingsBuilder, Source, Tables, read_document, read_settings
 
 POLL_S = 600
 """Ten minutes: how long what inotify can't tell (network filesystems) may stay unseen; a look costs next to nothing."""
@@ -19,7 +19,7 @@ _LOCAL_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 _OFF = Watermark(0.0, 0.0)
 
 
-class Hooks(NamedTuple):
+class HooksConfig(NamedTuple):
     """Commands to be run after something happened; None: none."""
 
     on_reaped: tuple[str, ...] | None = None
@@ -30,7 +30,7 @@ class Hooks(NamedTuple):
     user: str = "nobody"
 
 
-class Metrics(NamedTuple):
+class MetricsConfig(NamedTuple):
     """Where figures for Prometheus are told: a file for the node exporter, a host and port; None: nowhere."""
 
     textfile: str | None = None
@@ -48,8 +48,8 @@ class Config(NamedTuple):
 
     defaults: VolumePolicy = VolumePolicy(b"")
     volumes: tuple[VolumePolicy, ...] = ()
-    hooks: Hooks = Hooks()
-    metrics: Metrics = Metrics()
+    hooks: HooksConfig = HooksConfig()
+    metrics: MetricsConfig = MetricsConfig()
     audit: str | None = AUDIT_FILE
     poll_s: int = POLL_S
 
@@ -133,7 +133,7 @@ def read_config(sources: Sequence[Source], defaults: Config = DEFAULTS) -> Confi
 
 def read_with_places(sources: Sequence[Source], defaults: Config) -> tuple[Config, Settings]:
     """The configuration that sources give together, and where each setting in force stands. Raises  BadConfig"""
-    problems: list[Problem] = []
+    problems: list[ConfigProblem] = []
     settings: Settings = {}
     for source in sources:
         settings |= read_settings(read_document(source, problems), CONFIG, problems)
@@ -143,7 +143,7 @@ def read_with_places(sources: Sequence[Source], defaults: Config) -> tuple[Confi
     return config, settings
 
 
-class _ConfigBuilder(Builder):
+class _ConfigBuilder(SettingsBuilder):
     """Settings turned into values."""
 
     def config(self, base: Config) -> Config:
@@ -193,8 +193,8 @@ class _ConfigBuilder(Builder):
             paced=get("paced", base.paced),
         )
 
-    def _rules(self, at: Key, base: Rules) -> Rules:
-        rules = Rules(*(self.get(*at, key, otherwise=value) for key, value in zip(RULES, base, strict=True)))
+    def _rules(self, at: Key, base: RetentionRules) -> RetentionRules:
+        rules = RetentionRules(*(self.get(*at, key, otherwise=value) for key, value in zip(RULES, base, strict=True)))
         if rules.retention_s is not None and rules.retention_s < rules.minimum_age_s:
             self.wrong(
                 "retention is shorter than minimum_age",
@@ -224,11 +224,13 @@ class _ConfigBuilder(Builder):
             self.wrong(what, fix, (*at, "low"), (*at, "high"))
         return Watermark(low, high)
 
-    def _hooks(self, base: Hooks) -> Hooks:
-        return Hooks(*(self.get("hooks", key, otherwise=value) for key, value in zip(HOOKS, base, strict=True)))
+    def _hooks(self, base: HooksConfig) -> HooksConfig:
+        return HooksConfig(*(self.get("hooks", key, otherwise=value) for key, value in zip(HOOKS, base, strict=True)))
 
-    def _metrics(self, base: Metrics) -> Metrics:
-        metrics = Metrics(*(self.get("metrics", key, otherwise=getattr(base, key)) for key in Metrics._fields))
+    def _metrics(self, base: MetricsConfig) -> MetricsConfig:
+        metrics = MetricsConfig(
+            *(self.get("metrics", key, otherwise=getattr(base, key)) for key in MetricsConfig._fields)
+        )
         allowed = self.get("metrics", "allow_remote", otherwise=False)
         if metrics.http is not None and metrics.http[0] not in _LOCAL_HOSTS and not allowed:
             what = f"http = {setting_types.ADDRESS.write(metrics.http)} is open to other machines"
@@ -277,7 +279,7 @@ def tell_volume(volume: VolumePolicy, settings: Settings, origin: bytes | None =
     return "\n".join(lines) + "\n"
 
 
-def _rules_values(rules: Rules) -> dict[str, Any]:
+def _rules_values(rules: RetentionRules) -> dict[str, Any]:
     return {**rules._asdict(), "retention": rules.retention_s, "minimum_age": rules.minimum_age_s}
 
 
@@ -302,7 +304,7 @@ def _table(values: Mapping[str, Any], schema: Schema, origins: list[Key], settin
     origins  where a value may have been set, the nearest first
     """
     for key, kind in schema.items():
-        if isinstance(kind, setting_types.Kind) and key in values:
+        if isinstance(kind, setting_types.ValueKind) and key in values:
             place = next(filter(None, (_place((*origin, key), settings) for origin in origins)), "")
             yield f"{key} = {kind.write(values[key])}{place}"
         elif isinstance(kind, dict) and key in values:

@@ -86,7 +86,7 @@ class UsageError(TrashdError):
     hint = "see --help"
 
 
-class Problem(NamedTuple):
+class ConfigProblem(NamedTuple):
     """What is wrong in a configuration, and what to write instead.
 
     line  None if it is the file as a whole
@@ -110,7 +110,7 @@ class BadConfig(TrashdError):
     errno = _errno.EINVAL
     hint = "trashd config check shows all of them"
 
-    def __init__(self, detail: str | bytes = "", hint: str = "", problems: tuple[Problem, ...] = ()) -> None:
+    def __init__(self, detail: str | bytes = "", hint: str = "", problems: tuple[ConfigProblem, ...] = ()) -> None:
         """problems: every one that was found; the detail is the first unless told."""
         super().__init__(detail or (str(problems[0]) if problems else ""), hint)
         self.problems = problems

@@ -12,7 +12,7 @@ from fusefs.core.names import printable
 from fusefs.core.sizes import format_size
 
 
-class Kind(Enum):
+class EventKind(Enum):
     """What happened.
 
     SWAPPED, REMOVED, DROPPED, SWEPT  a tree came into the store: how
@@ -44,10 +44,10 @@ class Kind(Enum):
     CHILD_LOST = "child-lost"
 
 
-TAKEN = frozenset({Kind.SWAPPED, Kind.REMOVED, Kind.DROPPED, Kind.SWEPT})
+TAKEN = frozenset({EventKind.SWAPPED, EventKind.REMOVED, EventKind.DROPPED, EventKind.SWEPT})
 """A tree went from its place into the store while we watched."""
-WARNINGS = frozenset({Kind.QUARANTINED, Kind.LOW_SPACE, Kind.CHILD_LOST})
-ERRORS = frozenset({Kind.BROKEN})
+WARNINGS = frozenset({EventKind.QUARANTINED, EventKind.LOW_SPACE, EventKind.CHILD_LOST})
+ERRORS = frozenset({EventKind.BROKEN})
 
 
 class Event(NamedTuple):
@@ -64,7 +64,7 @@ class Event(NamedTuple):
     detail     what else a person should know
     """
 
-    kind: Kind
+    kind: EventKind
     at_ns: int
     volume: bytes | None = None
     uid: int | None = None

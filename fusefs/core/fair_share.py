@@ -18,7 +18,7 @@ _N_FIRST = 16
 _BLOCK_BITS = 16
 
 
-class Shares:
+class FairShares:
     """Of one mount's clients. root always gets a thirty-second part."""
 
     def __init__(self, n: int, *, is_for_all: bool = True) -> None:

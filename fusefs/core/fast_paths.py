@@ -50,7 +50,7 @@ SAVES: Final = {
 }
 
 
-class State(msgspec.Struct, frozen=True):
+class FastPathState(msgspec.Struct, frozen=True):
     """Whether a mount has a fast path.
 
     name  of this version's, or of another's whose daemon tells
@@ -62,23 +62,23 @@ class State(msgspec.Struct, frozen=True):
     why: str
 
 
-class Told(msgspec.Struct, frozen=True):
+class FastPathReport(msgspec.Struct, frozen=True):
     """What a mount's daemon tells of its fast paths. device: st_dev of the mount"""
 
     device: int
     pid: int
-    fast_paths: tuple[State, ...]
+    fast_paths: tuple[FastPathState, ...]
 
 
-def encode(told: Told) -> bytes:
+def encode(told: FastPathReport) -> bytes:
     """As a text."""
     return msgspec.json.format(msgspec.json.encode(told)) + b"\n"
 
 
-def decode(text: bytes) -> Told:
+def decode(text: bytes) -> FastPathReport:
     """From a text. Raises  TrashdError: it is something else"""
     try:
-        return msgspec.json.decode(text, type=Told)
+        return msgspec.json.decode(text, type=FastPathReport)
     except (msgspec.MsgspecError, ValueError) as error:
         hint = "is its daemon of another version? Mount it anew"
         raise TrashdError(f"the fast paths of a mount are not understood ({error})", hint) from error

@@ -37,7 +37,7 @@ class Survey(NamedTuple):
     is_at_least: bool
 
 
-class Kind(Enum):
+class SpaceKeeper(Enum):
     """Why space does not come back.
 
     OPEN    a process has it open
@@ -62,14 +62,14 @@ class Kind(Enum):
     RESTORED = "restored"
 
 
-_AS_MEANT = frozenset({Kind.LINKS, Kind.SHARED})
+_AS_MEANT = frozenset({SpaceKeeper.LINKS, SpaceKeeper.SHARED})
 """Others use it still: that is no failure of the reap."""
 
 
-class Reason(NamedTuple):
+class SpaceKept(NamedTuple):
     """One thing that keeps space, how much of it, and what a person should know of it."""
 
-    kind: Kind
+    kind: SpaceKeeper
     n_bytes: int
     detail: str
 
@@ -85,7 +85,7 @@ class Waited(NamedTuple):
 
     came_bytes: int
     expected_bytes: int
-    reasons: tuple[Reason, ...]
+    reasons: tuple[SpaceKept, ...]
     is_complete: bool
 
     def is_well(self) -> bool:
@@ -93,7 +93,7 @@ class Waited(NamedTuple):
         return self.is_complete or all(reason.kind in _AS_MEANT for reason in self.reasons)
 
 
-class Step(Enum):
+class WaitStep(Enum):
     """What a waiting process does next."""
 
     DONE = "all came that can"
@@ -101,7 +101,7 @@ class Step(Enum):
     GIVE_UP = "it has not grown for too long"
 
 
-class Course(NamedTuple):
+class SpaceCourse(NamedTuple):
     """How what is free went, bytes or inodes, since a moment before the tree was removed.
 
     before      free then
@@ -120,12 +120,12 @@ class Course(NamedTuple):
         return self.highest - self.before
 
 
-def begin(before: int, now_s: float) -> Course:
+def begin(before: int, now_s: float) -> SpaceCourse:
     """The course before the first look."""
-    return Course(before, before, before, now_s)
+    return SpaceCourse(before, before, before, now_s)
 
 
-def look(course: Course, expected_bytes: int, free: int, now_s: float) -> Course:
+def look(course: SpaceCourse, expected_bytes: int, free: int, now_s: float) -> SpaceCourse:
     """The course after one more look at what is free; inodes go by the steps of bytes."""
     course = course._replace(highest=max(course.highest, free))
     if free < course.grown + tolerance_bytes(expected_bytes) // _STEPS:
@@ -133,7 +133,9 @@ def look(course: Course, expected_bytes: int, free: int, now_s: float) -> Course
     return course._replace(grown=free, grown_at_s=now_s)
 
 
-def decide(course: Course, expected_bytes: int, reasons: Sequence[Reason], now_s: float, patience_s: float) -> Step:
+def decide(
+    course: SpaceCourse, expected_bytes: int, reasons: Sequence[SpaceKept], now_s: float, patience_s: float
+) -> WaitStep:
     """Say whether to wait on.
 
     reasons     as far as they are known; SERVED is over soon; SHARED is only an upper bound: what may come in spite
@@ -141,16 +143,16 @@ def decide(course: Course, expected_bytes: int, reasons: Sequence[Reason], now_s
     patience_s  how long free space may stay as it is
     """
     missing = expected_bytes - course.came() - tolerance_bytes(expected_bytes)
-    lasting = [reason for reason in reasons if reason.kind is not Kind.SERVED]
-    certain = sum(reason.n_bytes for reason in lasting if reason.kind is not Kind.SHARED)
+    lasting = [reason for reason in reasons if reason.kind is not SpaceKeeper.SERVED]
+    certain = sum(reason.n_bytes for reason in lasting if reason.kind is not SpaceKeeper.SHARED)
     if missing <= certain:
-        return Step.DONE
+        return WaitStep.DONE
     if missing <= sum(reason.n_bytes for reason in lasting):
         patience_s /= _SETTLED
-    return Step.KEEP_WAITING if now_s - course.grown_at_s < patience_s else Step.GIVE_UP
+    return WaitStep.KEEP_WAITING if now_s - course.grown_at_s < patience_s else WaitStep.GIVE_UP
 
 
-def conclude(course: Course, expected_bytes: int, reasons: Sequence[Reason], unknown: str) -> Waited:
+def conclude(course: SpaceCourse, expected_bytes: int, reasons: Sequence[SpaceKept], unknown: str) -> Waited:
     """What to tell at the end; `unknown` is the detail of what no reason explains."""
     came = max(course.came(), 0)
     missing = expected_bytes - came
@@ -158,15 +160,15 @@ def conclude(course: Course, expected_bytes: int, reasons: Sequence[Reason], unk
     if missing <= tolerance:
         return Waited(came, expected_bytes, (), True)
     told = []
-    for reason in sorted(reasons, key=lambda reason: reason.kind is Kind.SHARED):
-        if reason.kind is Kind.SHARED:
+    for reason in sorted(reasons, key=lambda reason: reason.kind is SpaceKeeper.SHARED):
+        if reason.kind is SpaceKeeper.SHARED:
             reason = reason._replace(n_bytes=min(reason.n_bytes, max(missing, 0)))
             if not reason.n_bytes:
                 continue
         missing -= reason.n_bytes
         told.append(reason)
     if missing > tolerance:
-        told.append(Reason(Kind.UNKNOWN, missing, unknown))
+        told.append(SpaceKept(SpaceKeeper.UNKNOWN, missing, unknown))
     return Waited(came, expected_bytes, tuple(told), False)
 
 
@@ -175,7 +177,7 @@ def tolerance_bytes(expected_bytes: int) -> int:
     return max(_LEAST_TOLERANCE_BYTES, expected_bytes // 50)
 
 
-def foreseen(survey: Survey, left_bytes: int) -> list[Reason]:
+def foreseen(survey: Survey, left_bytes: int) -> list[SpaceKept]:
     """The reasons that are known before anything is waited for.
 
     left_bytes  of the tree that could not be removed
@@ -183,9 +185,9 @@ def foreseen(survey: Survey, left_bytes: int) -> list[Reason]:
     links = "other names outside the tree keep files" + (", maybe more" if survey.is_at_least else "")
     shared = "snapshots or reflinks share it (at most)"
     found = [
-        Reason(Kind.LINKS, survey.linked_bytes, links),
-        Reason(Kind.LEFT, left_bytes, "could not be removed"),
-        Reason(Kind.SHARED, survey.shared_bytes, shared),
+        SpaceKept(SpaceKeeper.LINKS, survey.linked_bytes, links),
+        SpaceKept(SpaceKeeper.LEFT, left_bytes, "could not be removed"),
+        SpaceKept(SpaceKeeper.SHARED, survey.shared_bytes, shared),
     ]
     return [reason for reason in found if reason.n_bytes]
 

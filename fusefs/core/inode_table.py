@@ -32,7 +32,7 @@ def source_key(seen: Attributes, handle: bytes) -> SourceKey:
     return (seen.dev, handle) if handle else (seen.dev, seen.ino, seen.btime_ns)
 
 
-class Zone(enum.Enum):
+class NodeZone(enum.Enum):
     """Where a node lies: outside of all stores; in one, or it is one; in what a reaper takes from, or it is that."""
 
     OUTSIDE = enum.auto()
@@ -75,7 +75,7 @@ class Node:
         self.last: Attributes | None = None
         self.is_told = False
         self.told_until_s = 0.0
-        self.zone = Zone.OUTSIDE
+        self.zone = NodeZone.OUTSIDE
         self.epoch = _NEVER
 
     @property
@@ -97,7 +97,7 @@ class Node:
 class InodeTable:
     """All nodes, by nodeid and by what they are incarnations of."""
 
-    def __init__(self, source: SourceKey, seen: Attributes, zone_in: Callable[[Zone, bytes], Zone]) -> None:
+    def __init__(self, source: SourceKey, seen: Attributes, zone_in: Callable[[NodeZone, bytes], NodeZone]) -> None:
         """A table with the root alone. zone_in: where lies what has a name in a directory that lies somewhere"""
         self.root = Node(ROOT, source, seen)
         self._zone_in = zone_in
@@ -176,7 +176,7 @@ class InodeTable:
                 return
             at = at.parent
 
-    def zone_of(self, node: Node) -> Zone:
+    def zone_of(self, node: Node) -> NodeZone:
         """Where a node lies. It costs no more the deeper that is, but for the first time in an epoch."""
         if node.epoch == self._epoch:
             return node.zone

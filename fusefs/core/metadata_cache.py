@@ -20,7 +20,7 @@ from typing import NewType
 from fusefs.core.common_xattrs import Answers, Known, pack, unpack
 from fusefs.core.inode_attributes import Attributes
 from fusefs.core.inode_table import SourceKey
-from fusefs.core.packed_entries import Entries
+from fusefs.core.packed_entries import PackedEntries
 
 Epoch = NewType("Epoch", int)
 """The number of the newest change when a look began."""
@@ -65,7 +65,7 @@ def _name_bytes(name: bytes, source: SourceKey | None) -> int:
     return _UNTIL_BYTES + _BYTES_BYTES + len(name) + (0 if source is None else _source_bytes(source))
 
 
-class _Names:
+class _NamesOfDirectory:
     """What names of one directory mean, each with the time until which that may be believed; None: no such name."""
 
     __slots__ = ("known", "n_bytes")
@@ -95,10 +95,10 @@ class _Names:
             self.n_bytes -= _name_bytes(name, before[0])
 
 
-_NAMES_BYTES = _allocated(getsizeof(object.__new__(_Names))) + _NUMBER_BYTES + getsizeof({})
+_NAMES_BYTES = _allocated(getsizeof(object.__new__(_NamesOfDirectory))) + _NUMBER_BYTES + getsizeof({})
 
 
-class _Item:
+class _CachedInode:
     """What is known of one inode."""
 
     __slots__ = ("listing", "names", "packed", "target", "xattrs")
@@ -107,8 +107,8 @@ class _Item:
         self.packed: bytes | None = None
         self.target: tuple[bytes, float] | None = None
         self.xattrs: bytes | None = None
-        self.names: _Names | None = None
-        self.listing: tuple[Entries, float, int] | None = None  # with the bytes that it is counted with
+        self.names: _NamesOfDirectory | None = None
+        self.listing: tuple[PackedEntries, float, int] | None = None  # with the bytes that it is counted with
 
     def extra_bytes(self) -> int:
         """The memory of what not every inode has."""
@@ -120,10 +120,10 @@ class _Item:
         )
 
 
-_ITEM_BYTES = _allocated(getsizeof(_Item())) + _allocated(getsizeof(bytes(_PACKED.size)))
+_ITEM_BYTES = _allocated(getsizeof(_CachedInode())) + _allocated(getsizeof(bytes(_PACKED.size)))
 
 
-class Cache:
+class MetadataCache:
     """Bounded in bytes; what was not asked for longest goes first, a directory with all its names."""
 
     __slots__ = (
@@ -142,7 +142,7 @@ class Cache:
         self._limit_bytes = limit_bytes
         self._largest_bytes = limit_bytes // _LARGEST_SHARE
         self._lifetime_s = lifetime_s
-        self._items: OrderedDict[SourceKey, _Item] = OrderedDict()
+        self._items: OrderedDict[SourceKey, _CachedInode] = OrderedDict()
         self._n_bytes = 0
         self._n_looks = 0
         self._changed_at: dict[_Changed, Epoch] = {}
@@ -243,7 +243,7 @@ class Cache:
         """Whether all of these are known."""
         return self._xattrs(source, now_s)[0].keys() >= {(0, name) for name in names}
 
-    def listing(self, directory: SourceKey, now_s: float) -> Entries | None:
+    def listing(self, directory: SourceKey, now_s: float) -> PackedEntries | None:
         """All entries of a directory, in order; None: not known."""
         item = self._items.get(directory)
         if item is None or item.listing is None or item.listing[1] <= now_s:
@@ -275,7 +275,7 @@ class Cache:
             return
         item = self._item(directory)
         if item.names is None:
-            item.names = _Names()
+            item.names = _NamesOfDirectory()
             self._n_bytes += _NAMES_BYTES
         names = item.names
         before_bytes = names.n_bytes
@@ -320,7 +320,7 @@ class Cache:
         self._n_bytes += item.extra_bytes()
         self._make_room()
 
-    def learn_listing(self, directory: SourceKey, entries: Entries, epoch: Epoch, now_s: float) -> None:
+    def learn_listing(self, directory: SourceKey, entries: PackedEntries, epoch: Epoch, now_s: float) -> None:
         """Remember all entries of a directory, to which none is added from now on; if they are too many, none."""
         if epoch != self.epoch and self._was_renamed(epoch, directory, _LISTING):
             return
@@ -333,10 +333,10 @@ class Cache:
         self._n_bytes += item.extra_bytes()
         self._make_room()
 
-    def _item(self, source: SourceKey) -> _Item:
+    def _item(self, source: SourceKey) -> _CachedInode:
         item = self._items.get(source)
         if item is None:
-            item = self._items[source] = _Item()
+            item = self._items[source] = _CachedInode()
             self._n_bytes += _ITEM_BYTES + _source_bytes(source)
         else:
             self._items.move_to_end(source)
@@ -347,7 +347,7 @@ class Cache:
         while items and self._n_bytes + getsizeof(items) > self._limit_bytes:
             self._count_out(*items.popitem(last=False))
 
-    def _count_out(self, source: SourceKey, item: _Item) -> None:
+    def _count_out(self, source: SourceKey, item: _CachedInode) -> None:
         self._n_bytes -= _ITEM_BYTES + _source_bytes(source) + item.extra_bytes()
 
     def accessed(self, source: SourceKey) -> None:

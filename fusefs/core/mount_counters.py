@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from fusefs.core.errors import TrashdError
-from fusefs.core.fast_paths import State
+from fusefs.core.fast_paths import FastPathState
 
 OPERATIONS: Final = (
     "lookup", "getattr", "statx", "setattr", "readlink", "access", "getxattr", "setxattr", "listxattr", "removexattr",
@@ -41,7 +41,7 @@ _FAILED, _TOTAL_NS, _MAX_NS, _BUCKETS = 0, 1, 2, 3
 """What an operation has, in this order."""
 
 
-class Sort(IntEnum):
+class Remembering(IntEnum):
     """What the daemon remembers; MISSING_NAME, MISSING_XATTR: that there is no such name, or extended attribute."""
 
     NAME = 0
@@ -82,7 +82,7 @@ class Gauges(NamedTuple):
     is_slow: int = 0
 
 
-class Table(msgspec.Struct, frozen=True, kw_only=True):
+class CounterTable(msgspec.Struct, frozen=True, kw_only=True):
     """What a file says of itself: whose numbers these are, and what they are called.
 
     version     of the daemon's trashd
@@ -93,7 +93,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     started_ns: int
     gauges: tuple[str, ...] = Gauges._fields
-    sorts: tuple[str, ...] = tuple(sort.label() for sort in Sort)
+    sorts: tuple[str, ...] = tuple(sort.label() for sort in Remembering)
     operations: tuple[str, ...] = OPERATIONS
     bounds_ns: tuple[int, ...] = BOUNDS_NS
 
@@ -155,7 +155,7 @@ class MountStats(NamedTuple):
     updated_ns  wall time of the gauges, a moment after the last operation; 0: none came
     """
 
-    table: Table
+    table: CounterTable
     device: int
     updated_ns: int
     gauges: dict[str, int]
@@ -163,7 +163,7 @@ class MountStats(NamedTuple):
     operations: dict[str, Operation]
 
 
-class Seen(NamedTuple):
+class SeenMount(NamedTuple):
     """A mount as another process sees it.
 
     is_running  its daemon lives
@@ -174,10 +174,10 @@ class Seen(NamedTuple):
     source: bytes
     stats: MountStats
     is_running: bool
-    fast_paths: tuple[State, ...] = ()
+    fast_paths: tuple[FastPathState, ...] = ()
 
 
-class Layout:
+class CounterLayout:
     """Where each counter of a file is, by its index."""
 
     device = _DEVICE
@@ -185,7 +185,7 @@ class Layout:
     gauges = _N_OWN
     failed, total_ns, max_ns, buckets = _FAILED, _TOTAL_NS, _MAX_NS, _BUCKETS
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: CounterTable) -> None:
         self.sorts = self.gauges + len(table.gauges)
         first = self.sorts + 2 * len(table.sorts)
         step = _BUCKETS + len(table.bounds_ns) + 1
@@ -193,11 +193,11 @@ class Layout:
         self.n_cells = first + step * len(table.operations)
 
 
-def encode(table: Table) -> bytes:
+def encode(table: CounterTable) -> bytes:
     """A file in which nothing has been counted yet; the counters are its end."""
     text = msgspec.json.encode(table)
     text += b"\n" * (-len(text) % _CELL_BYTES)
-    return _HEAD.pack(_MAGIC, _FORMAT, len(text)) + text + bytes(_CELL_BYTES * Layout(table).n_cells)
+    return _HEAD.pack(_MAGIC, _FORMAT, len(text)) + text + bytes(_CELL_BYTES * CounterLayout(table).n_cells)
 
 
 def decode(data: bytes | bytearray) -> MountStats:
@@ -207,8 +207,8 @@ def decode(data: bytes | bytearray) -> MountStats:
         if magic != _MAGIC or format_ != _FORMAT:
             raise ValueError("another format")
         begin = _HEAD.size + n_table_bytes
-        table = msgspec.json.decode(data[_HEAD.size : begin], type=Table)
-        layout = Layout(table)
+        table = msgspec.json.decode(data[_HEAD.size : begin], type=CounterTable)
+        layout = CounterLayout(table)
         if layout.n_cells > _N_MAX:
             raise ValueError("too many numbers")
         cells = struct.unpack_from(f"={layout.n_cells}Q", data, begin)
@@ -218,7 +218,7 @@ def decode(data: bytes | bytearray) -> MountStats:
     return _named(table, layout, cells)
 
 
-def _named(table: Table, layout: Layout, cells: Sequence[int]) -> MountStats:
+def _named(table: CounterTable, layout: CounterLayout, cells: Sequence[int]) -> MountStats:
     gauges = dict(zip(table.gauges, cells[layout.gauges : layout.sorts], strict=True))
     remembered = {}
     for i, name in enumerate(table.sorts):

@@ -26,7 +26,7 @@ class Coherence(Enum):
     SHARED = "shared"
 
 
-class Backing(Enum):
+class BackingSpeed(Enum):
     """How the backing filesystem answers.
 
     AUTO   as its type says, and how long it takes
@@ -39,7 +39,7 @@ class Backing(Enum):
     SLOW = "slow"
 
 
-class Passthrough(Enum):
+class PassthroughMode(Enum):
     """Whether reads and writes go past the daemon.
 
     AUTO  where that can be
@@ -52,7 +52,7 @@ class Passthrough(Enum):
     OFF = "off"
 
 
-_OneOf = TypeVar("_OneOf", Coherence, Backing, Passthrough, FastPath)
+_OneOf = TypeVar("_OneOf", Coherence, BackingSpeed, PassthroughMode, FastPath)
 
 _TIMEOUTS_S = {Coherence.EXCLUSIVE: 3600.0, Coherence.SHARED: 1.0}
 """Long enough that time plays no part; as long as people take to look again."""
@@ -90,7 +90,7 @@ _REFUSED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class MountOptions:
     """How to mount.
 
     timeout_s            how long the kernel and the daemon together may believe names and attributes
@@ -108,9 +108,9 @@ class Options:
     timeout_s: float
     cache_bytes: int
     has_xattrs: bool
-    backing: Backing
+    backing: BackingSpeed
     n_in_flight: int
-    passthrough: Passthrough
+    passthrough: PassthroughMode
     without: frozenset[FastPath]
     show_trash: bool
     allow_other: bool
@@ -120,7 +120,7 @@ class Options:
     def off(self) -> dict[FastPath, str]:
         """The fast paths that somebody has switched off, and how."""
         off = {path: f"without={path.value}" for path in self.without}
-        if self.passthrough is Passthrough.OFF:
+        if self.passthrough is PassthroughMode.OFF:
             off[FastPath.PASSTHROUGH] = "passthrough=off"
         return off
 
@@ -160,7 +160,7 @@ def _number(word: str) -> int:
     return number
 
 
-class Option(NamedTuple):
+class MountOption(NamedTuple):
     """A word of `-o`, and the command line's option for it: `cache_size=64M` is `--cache-size 64M`.
 
     field    of Options, which it sets; a switch turns the default around
@@ -201,47 +201,47 @@ def _values(kind: type[_OneOf]) -> str:
 
 
 _OF_ANSWERS: Final = (
-    Option(
+    MountOption(
         "coherence", "coherence", None, partial(_one_of, Coherence), _values(Coherence),
         "Whether others change SRC behind the mount (-o coherence=); default: shared, but exclusive over itself.",
     ),
-    Option(
+    MountOption(
         "timeout", "timeout_s", None, _seconds, "SECONDS",
         "Let the kernel believe names and attributes for S seconds (-o timeout=); "
         f"default: {_TIMEOUTS_S[Coherence.SHARED]:g} if shared, {_TIMEOUTS_S[Coherence.EXCLUSIVE]:g} if not.",
         metavar="S",
     ),
-    Option(
+    MountOption(
         "cache_size", "cache_bytes", _CACHE_BYTES, _size, "SIZE",
         "Memory for what is known of a slow SRC when the kernel forgot it (-o cache_size=); "
         f"default: {_CACHE_BYTES >> 20}M, 0: none.",
     ),
-    Option(
+    MountOption(
         "no_xattr", "has_xattrs", True,
         help="Show no extended attributes, nor ACLs (-o no_xattr): for a volume without any, where asking costs time.",
     ),
-    Option(
-        "backing", "backing", Backing.AUTO, partial(_one_of, Backing), _values(Backing),
+    MountOption(
+        "backing", "backing", BackingSpeed.AUTO, partial(_one_of, BackingSpeed), _values(BackingSpeed),
         "How SRC answers (-o backing=): at once, or some time later, as over a network; default: auto, find out.",
     ),
-    Option(
+    MountOption(
         "in_flight", "n_in_flight", _N_IN_FLIGHT, _number, "N",
         f"Ask a slow SRC for N things at a time, 1 to {_N_IN_FLIGHT_MAX} (-o in_flight=); default: {_N_IN_FLIGHT}.",
     ),
-    Option(
-        "passthrough", "passthrough", Passthrough.AUTO, partial(_one_of, Passthrough), _values(Passthrough),
+    MountOption(
+        "passthrough", "passthrough", PassthroughMode.AUTO, partial(_one_of, PassthroughMode), _values(PassthroughMode),
         "Reads and writes go past the daemon (-o passthrough=); default: auto, where that can be; on: or fail.",
     ),
-    Option(
+    MountOption(
         "without", "without", frozenset(), partial(_one_of, FastPath), "FAST-PATH",
         "Do without one of those that --explain lists (-o without=), to find a fault; may be given more than once.",
         adds=True,
     ),
 )  # fmt: skip
 _OF_ACCESS: Final = (
-    Option("show_trash", "show_trash", False, help="List .trashd in the root too (-o show_trash)."),
-    Option("allow_other", "allow_other", None),
-    Option("default_permissions", "default_permissions", False, is_told=False),
+    MountOption("show_trash", "show_trash", False, help="List .trashd in the root too (-o show_trash)."),
+    MountOption("allow_other", "allow_other", None),
+    MountOption("default_permissions", "default_permissions", False, is_told=False),
 )
 OPTIONS: Final = _OF_ANSWERS + _OF_ACCESS
 """As the words of `-o` are told: of `trashd mount` and of mount(8)'s helper; `-o remount` passes over them."""
@@ -250,7 +250,7 @@ LISTED: Final = _OF_ACCESS + _OF_ANSWERS
 _BY_NAME: Final = {option.name: option for option in OPTIONS}
 
 
-def parse_options(texts: Iterable[str], *, as_root: bool, is_sloppy: bool = False, usual: Coherence) -> Options:
+def parse_options(texts: Iterable[str], *, as_root: bool, is_sloppy: bool = False, usual: Coherence) -> MountOptions:
     """Read the texts of all `-o`; the last word wins.
 
     as_root    root mounts for everybody, others for themselves
@@ -283,8 +283,8 @@ def parse_options(texts: Iterable[str], *, as_root: bool, is_sloppy: bool = Fals
         values["timeout_s"] = _TIMEOUTS_S[values["coherence"]]
     # Without the kernel's checks the daemon's permissions would be everybody's.
     values["default_permissions"] |= values["allow_other"]
-    options = Options(**values, flags=frozenset(flags))
-    if options.passthrough is Passthrough.ON and (
+    options = MountOptions(**values, flags=frozenset(flags))
+    if options.passthrough is PassthroughMode.ON and (
         needed := set(options.without) & {FastPath.PASSTHROUGH, FastPath.SEAM}
     ):
         raise UsageError(f"passthrough=on with without={needed.pop().value}", "it is one or the other")

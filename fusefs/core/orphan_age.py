@@ -56,7 +56,7 @@ class Clock(NamedTuple):
         return self.eras[-1].ahead_ns
 
 
-class Moment(NamedTuple):
+class Now(NamedTuple):
     """Now, by both clocks, and what is remembered of the one that may be set.
 
     wall_ns  CLOCK_REALTIME
@@ -88,7 +88,7 @@ class Moment(NamedTuple):
         return min([self.wall_ns - span_ns, *(cutoff_ns(clock, span_ns) for clock in self.clocks)])
 
 
-class Sight(NamedTuple):
+class FirstSight(NamedTuple):
     """When the service first saw an orphan, and how old it held it to be then.
 
     boot_ns  CLOCK_BOOTTIME of this boot
@@ -128,12 +128,12 @@ def jumped(clock: Clock, wall_ns: int, boot_ns: int) -> Clock:
     return clock._replace(eras=eras)
 
 
-def see(clock: Clock, created_ns: int) -> Sight:
+def see(clock: Clock, created_ns: int) -> FirstSight:
     """The first sight of an orphan; keep it as long as the orphan is known."""
-    return Sight(clock.boot_ns, told_age_ns(clock, created_ns))
+    return FirstSight(clock.boot_ns, told_age_ns(clock, created_ns))
 
 
-class Sights:
+class FirstSights:
     """The first sights that have to be remembered: of orphans whose records tell no age, those from the future.
 
     All others get older by what their records say, and may be looked at anew each time.
@@ -142,9 +142,9 @@ class Sights:
     def __init__(self, most: int) -> None:
         """most: so many are remembered; of what is beyond, the wall clock has to come up to it."""
         self._most = most
-        self._seen: dict[str, Sight] = {}
+        self._seen: dict[str, FirstSight] = {}
 
-    def of(self, clock: Clock, identifier: str, created_ns: int) -> Sight:
+    def of(self, clock: Clock, identifier: str, created_ns: int) -> FirstSight:
         """The first sight of an orphan, or one that is as good."""
         sight = self._seen.get(identifier) or see(clock, created_ns)
         if sight.age_ns == 0 and len(self._seen) < self._most:
@@ -156,7 +156,7 @@ class Sights:
         self._seen.pop(identifier, None)
 
 
-def age_ns(clock: Clock, created_ns: int, sight: Sight) -> int:
+def age_ns(clock: Clock, created_ns: int, sight: FirstSight) -> int:
     """How old an orphan is at least; never negative.
 
     sight    as `see` gave it in this boot

@@ -18,7 +18,7 @@ from math import exp, floor
 from statistics import geometric_mean, median
 from typing import NamedTuple
 
-from fusefs.core.slice_budget import HOLD, Tempo
+from fusefs.core.slice_budget import HOLD, Speed
 
 TICK_S = 0.1
 """Somebody who leads looks at least so often."""
@@ -63,7 +63,7 @@ which is late already.
 """
 
 
-class Caps(NamedTuple):
+class RateCaps(NamedTuple):
     """What an administrator allows: never more than so many a second; all done in so long, if that can be."""
 
     entries_per_s: int | None = None
@@ -84,7 +84,7 @@ class Backlog(NamedTuple):
     hurries: bool = False
 
 
-class Done(NamedTuple):
+class WorkDone(NamedTuple):
     """What all workers did since the beginning, and how long that took them together."""
 
     n_entries: int = 0
@@ -137,7 +137,7 @@ class Sample(NamedTuple):
     requests: Requests | None = None
 
 
-class Sums(NamedTuple):
+class RequestSums(NamedTuple):
     """What others asked of the device in samples of one kind; the older the less it counts."""
 
     n_reads: float = 0.0
@@ -145,15 +145,15 @@ class Sums(NamedTuple):
     n_flushes: float = 0.0
     flushes_s: float = 0.0
 
-    def faded(self, seconds: float) -> Sums:
+    def faded(self, seconds: float) -> RequestSums:
         """After so long."""
         by = exp(-seconds / _MEMORY_S)
-        return Sums(*(one * by for one in self))
+        return RequestSums(*(one * by for one in self))
 
-    def plus(self, sample: Sample) -> Sums:
+    def plus(self, sample: Sample) -> RequestSums:
         """With one more."""
         requests = sample.requests or Requests()
-        return Sums(
+        return RequestSums(
             self.n_reads + requests.n_reads,
             self.reads_s + requests.reads_s,
             self.n_flushes + requests.n_flushes,
@@ -161,7 +161,7 @@ class Sums(NamedTuple):
         )
 
 
-class Company(Enum):
+class OtherUsers(Enum):
     """Who else works on the disk."""
 
     UNKNOWN = "listening who else works on the disk"
@@ -169,7 +169,7 @@ class Company(Enum):
     SOME = "yielding"
 
 
-class State(NamedTuple):
+class PacingState(NamedTuple):
     """What is remembered from one sample to the next; only the functions of this file make one.
 
     share        of the time, beside others; kept for the next time that others come
@@ -182,12 +182,12 @@ class State(NamedTuple):
     is_deaf      neither stalls nor requests are told here
     """
 
-    company: Company = Company.UNKNOWN
+    company: OtherUsers = OtherUsers.UNKNOWN
     share: float = FIRST_SHARE
     heard: tuple[bool, ...] = ()
     last: Sample | None = None
-    resting: Sums = Sums()
-    working: Sums = Sums()
+    resting: RequestSums = RequestSums()
+    working: RequestSums = RequestSums()
     rest_probes: tuple[float, ...] = ()
     work_probes: tuple[float, ...] = ()
     undecided_s: float = 0.0
@@ -215,33 +215,33 @@ def is_somebody(sample: Sample) -> bool:
     )
 
 
-def hear(state: State, sample: Sample) -> State:
+def hear(state: PacingState, sample: Sample) -> PacingState:
     """The state after a sample."""
     if sample.io is None and sample.requests is None:
-        state = state._replace(is_deaf=True, company=Company.SOME)
+        state = state._replace(is_deaf=True, company=OtherUsers.SOME)
     if sample.is_rest:
         state = state._replace(heard=(*state.heard, is_somebody(sample))[-_GONE_RESTS:], last=sample)
     match state.company:
-        case Company.UNKNOWN:
-            return _with(state, Company.SOME if state.heard[-1] else Company.NONE) if sample.is_rest else state
-        case Company.NONE:
-            return _with(state, Company.SOME) if sum(state.heard[-_OF_RESTS:]) >= _COME else state
-        case Company.SOME:
+        case OtherUsers.UNKNOWN:
+            return _with(state, OtherUsers.SOME if state.heard[-1] else OtherUsers.NONE) if sample.is_rest else state
+        case OtherUsers.NONE:
+            return _with(state, OtherUsers.SOME) if sum(state.heard[-_OF_RESTS:]) >= _COME else state
+        case OtherUsers.SOME:
             if not state.is_deaf and len(state.heard) == _GONE_RESTS and sum(state.heard) <= 1:
-                return _with(state, Company.NONE)
+                return _with(state, OtherUsers.NONE)
             return _decide(_added(state, sample))
 
 
-def _with(state: State, company: Company) -> State:
+def _with(state: PacingState, company: OtherUsers) -> PacingState:
     """Somebody came, or went: what was measured before is about another situation."""
     return _forgetful(state)._replace(company=company, heard=())
 
 
-def _forgetful(state: State) -> State:
-    return state._replace(resting=Sums(), working=Sums(), rest_probes=(), work_probes=(), undecided_s=0.0)
+def _forgetful(state: PacingState) -> PacingState:
+    return state._replace(resting=RequestSums(), working=RequestSums(), rest_probes=(), work_probes=(), undecided_s=0.0)
 
 
-def _added(state: State, sample: Sample) -> State:
+def _added(state: PacingState, sample: Sample) -> PacingState:
     resting, working = state.resting.faded(sample.seconds), state.working.faded(sample.seconds)
     if sample.is_rest:
         resting = resting.plus(sample)
@@ -250,7 +250,7 @@ def _added(state: State, sample: Sample) -> State:
     return state._replace(resting=resting, working=working, undecided_s=state.undecided_s + sample.seconds)
 
 
-def harm(state: State) -> float | None:
+def harm(state: PacingState) -> float | None:
     """How many times as long others wait while we work; None if it can't be said.
 
     By what the device tells of their requests; where it tells nothing, by probes. Stalls would not do: ours are
@@ -269,13 +269,13 @@ def harm(state: State) -> float | None:
     return geometric_mean(ratios) if ratios else None
 
 
-def needs_probes(state: State) -> bool:
+def needs_probes(state: PacingState) -> bool:
     """Whether only small writes of our own can tell what others feel."""
     few = min(state.resting.n_reads + state.resting.n_flushes, state.working.n_reads + state.working.n_flushes)
-    return state.company is Company.SOME and few < _ENOUGH_REQUESTS
+    return state.company is OtherUsers.SOME and few < _ENOUGH_REQUESTS
 
 
-def _decide(state: State) -> State:
+def _decide(state: PacingState) -> PacingState:
     """Step back, or a little forth, now and then."""
     found = harm(state)
     if state.undecided_s < _DECIDE_S or found is None:
@@ -288,14 +288,14 @@ def _decide(state: State) -> State:
     return state._replace(share=min(state.share * _FORTH, most), undecided_s=0.0)
 
 
-def probed(state: State, seconds: float, *, in_rest: bool) -> State:
+def probed(state: PacingState, seconds: float, *, in_rest: bool) -> PacingState:
     """The state after a small durable write."""
     if in_rest:
         return state._replace(rest_probes=(*state.rest_probes, seconds)[-_KEPT_PROBES:])
     return state._replace(work_probes=(*state.work_probes, seconds)[-_KEPT_PROBES:])
 
 
-def progressed(state: State, n_entries: int, busy_s: float) -> State:
+def progressed(state: PacingState, n_entries: int, busy_s: float) -> PacingState:
     """The state after so many entries, which took the workers together so long."""
     if n_entries <= 0 or busy_s <= 0:
         return state
@@ -304,19 +304,19 @@ def progressed(state: State, n_entries: int, busy_s: float) -> State:
     return state._replace(busy_s_each=each if before is None else before + (each - before) / 4)
 
 
-def tempo(state: State, caps: Caps, backlog: Backlog) -> Tempo:
+def tempo(state: PacingState, caps: RateCaps, backlog: Backlog) -> Speed:
     """How fast it may be now."""
     entries, n_bytes = caps.entries_per_s, caps.bytes_per_s
     if backlog.hurries:
-        return Tempo(entries, n_bytes)
-    if state.company is Company.UNKNOWN:
+        return Speed(entries, n_bytes)
+    if state.company is OtherUsers.UNKNOWN:
         return HOLD
     share = max(state.share, _share_needed(state, caps, backlog))
-    is_alone = state.company is Company.NONE or share >= 1.0
-    return Tempo(entries, n_bytes, is_alone=is_alone, rests=True, share=1.0 if is_alone else share)
+    is_alone = state.company is OtherUsers.NONE or share >= 1.0
+    return Speed(entries, n_bytes, is_alone=is_alone, rests=True, share=1.0 if is_alone else share)
 
 
-def _share_needed(state: State, caps: Caps, backlog: Backlog) -> float:
+def _share_needed(state: PacingState, caps: RateCaps, backlog: Backlog) -> float:
     """What it takes to be done within the horizon, spread evenly over what is left of it."""
     if caps.horizon_s is None or state.busy_s_each is None:
         return 0.0
@@ -324,11 +324,11 @@ def _share_needed(state: State, caps: Caps, backlog: Backlog) -> float:
     return min(backlog.n_entries * state.busy_s_each / left_s, 1.0)
 
 
-def describe(state: State, caps: Caps, backlog: Backlog) -> str:
+def describe(state: PacingState, caps: RateCaps, backlog: Backlog) -> str:
     """Why it is so fast as it is, in a short sentence."""
     if backlog.hurries:
         return "hurrying: space is short"
-    if state.company is not Company.SOME:
+    if state.company is not OtherUsers.SOME:
         return str(state.company.value)
     share = max(state.share, _share_needed(state, caps, backlog))
     if share > state.share:

@@ -11,7 +11,7 @@ Dirent = tuple[bytes, int, int, int]
 """Name, inode number, offset of the next entry, type (DT_DIR and so on; DT_UNKNOWN where the filesystem won't say)."""
 
 
-class Entries:
+class PackedEntries:
     """Entries in the order of their directory; grows at its end only, and no more once a cache has it."""
 
     __slots__ = ("_following", "_inos", "_kinds", "_names", "_starts")

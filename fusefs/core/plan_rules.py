@@ -8,30 +8,39 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from fusefs.core import selection_syntax, setting_types
-from fusefs.core.errors import BadConfig, Problem, TrashdError
+from fusefs.core.errors import BadConfig, ConfigProblem, TrashdError
 from fusefs.core.glob import compile_glob
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
 from fusefs.core.selection import DIRECTORY, KINDS, Field, Selection, SizeBound, TimeBound
-from fusefs.core.setting_types import Kind
+from fusefs.core.setting_types import ValueKind
 from fusefs.core.sweep_result import Swept
 from fusefs.core.timestamps import SECOND_NS, CivilTime, is_path, parse_when
-from fusefs.core.toml_reader import Builder, Document, Place, Schema, Source, Table, read_document, read_tables
+from fusefs.core.toml_reader import (
+    ConfigLine,
+    Document,
+    Schema,
+    SettingsBuilder,
+    SettingsTable,
+    Source,
+    read_document,
+    read_tables,
+)
 
 _FIELDS: Final[tuple[Field, ...]] = ("mtime", "atime", "ctime", "btime")
 _SPAN = re.compile(r"(?:[0-9]+[smhdw])+", re.ASCII)
 
 
-class Trash(NamedTuple):
+class TrashAction(NamedTuple):
     """What matches can be restored for so long."""
 
     keep_for_s: int = DEFAULT_RETENTION_S
 
 
-class Delete(NamedTuple):
+class DeleteAction(NamedTuple):
     """What matches is gone at once."""
 
 
-class Move(NamedTuple):
+class MoveAction(NamedTuple):
     """What matches is moved into a directory; see sweep.request.ToMove."""
 
     target: bytes
@@ -40,14 +49,14 @@ class Move(NamedTuple):
     copy: bool = False
 
 
-class Purge(NamedTuple):
+class PurgeNotice(NamedTuple):
     """Lists of what will be taken within a time, a file for each user, in a directory for them alone."""
 
     directory: bytes
     ahead_s: int
 
 
-class Age(NamedTuple):
+class RuleAge(NamedTuple):
     """What is old: whatever has no time of these fields that is `before_ns` or later."""
 
     fields: tuple[Field, ...]
@@ -66,14 +75,14 @@ class Rule(NamedTuple):
     most       of its matches; None: all
     """
 
-    place: Place
+    place: ConfigLine
     directory: bytes
     selection: Selection
-    act: Trash | Delete | Move = Trash()
-    age: Age | None = None
+    act: TrashAction | DeleteAction | MoveAction = TrashAction()
+    age: RuleAge | None = None
     is_unit: bool = False
     most: int | None = None
-    purge: Purge | None = None
+    purge: PurgeNotice | None = None
 
     def soon(self) -> Selection:
         """What `selection` will mean when the time of its purge list is over, if nothing changes."""
@@ -83,14 +92,14 @@ class Rule(NamedTuple):
         return self.selection._replace(times=tuple(later))
 
 
-class Done(NamedTuple):
+class RuleDone(NamedTuple):
     """What a rule did in one directory."""
 
     rule: Rule
     swept: Swept
 
 
-class NotDone(NamedTuple):
+class RuleNotDone(NamedTuple):
     """A directory in which a rule did nothing, and why; with an error, if it should have."""
 
     rule: Rule
@@ -99,7 +108,7 @@ class NotDone(NamedTuple):
     error: TrashdError | None = None
 
 
-class Listed(NamedTuple):
+class PurgeListed(NamedTuple):
     """The purge lists in one directory, as they are now; with an error as they were.
 
     is_whole  otherwise they lack what could not be looked at, and say so
@@ -112,10 +121,10 @@ class Listed(NamedTuple):
     is_whole: bool = True
 
 
-Told = Done | NotDone | Listed
+RuleOutcome = RuleDone | RuleNotDone | PurgeListed
 
 
-class World(NamedTuple):
+class PlanContext(NamedTuple):
     """What a plan is read by.
 
     now_ns            wall time, from which ages are counted
@@ -147,7 +156,7 @@ def _directories(found: Any) -> bytes:
     return path
 
 
-DIRECTORIES: Final = Kind(
+DIRECTORIES: Final = ValueKind(
     "an absolute path below /, perhaps with wildcards", 'write "/scratch" or "/home/*/tmp", without `..`', _directories,
     str,
 )  # fmt: skip
@@ -162,7 +171,7 @@ RULE: Schema = {
     "size": setting_types.TEXTS,
     "older": setting_types.TEXT,
     "newer": setting_types.TEXT,
-    "by": Kind(
+    "by": ValueKind(
         "a time, or a list of times", 'write "mtime", "atime", "ctime" or "btime", or ["atime", "mtime"]', _fields, str
     ),
     "user": setting_types.NUMBER_OR_TEXT,
@@ -184,12 +193,12 @@ _NOT_OF_UNITS = ("size", "newer", "empty", "depth", "copy")
 _NARROWS = ("name", "iname", "path", "regex", "size", "older", "newer", "user", "group", "empty")
 
 
-def read_plan(sources: Sequence[Source], world: World) -> tuple[Rule, ...]:
+def read_plan(sources: Sequence[Source], world: PlanContext) -> tuple[Rule, ...]:
     """The rules of all sources, in their order.
 
     Raises  BadConfig with every problem that can be seen at once
     """
-    problems: list[Problem] = []
+    problems: list[ConfigProblem] = []
     rules: list[Rule] = []
     for source in sources:
         n_before = len(problems)
@@ -206,16 +215,16 @@ def read_plan(sources: Sequence[Source], world: World) -> tuple[Rule, ...]:
     return tuple(rules)
 
 
-def _unknown_keys(document: Document) -> Iterator[Problem]:
+def _unknown_keys(document: Document) -> Iterator[ConfigProblem]:
     """What stands above all rules."""
     for key in document.tree:
         if key != "rule":
             fix = "a plan has rules alone: write [[rule]] above each" if key in RULE else "known here: [[rule]]"
-            place = Place(document.name, document.line_of((key,)))
+            place = ConfigLine(document.name, document.line_of((key,)))
             yield place.problem(f"unknown key {setting_types.bare(key)}", fix)
 
 
-def _swept_lists(rules: Sequence[Rule]) -> Iterator[Problem]:
+def _swept_lists(rules: Sequence[Rule]) -> Iterator[ConfigProblem]:
     """Purge lists that lie where a rule goes, which would take them."""
     for rule in rules:
         for other in rules:
@@ -234,10 +243,10 @@ def _is_meant(wanted: str, name: str) -> bool:
     return name.startswith(".") <= wanted.startswith(".") and compile_glob(wanted)(name)
 
 
-class _RuleBuilder(Builder):
+class _RuleBuilder(SettingsBuilder):
     """One rule's settings turned into values, as far as they can be read."""
 
-    def __init__(self, table: Table, world: World, problems: list[Problem]) -> None:
+    def __init__(self, table: SettingsTable, world: PlanContext, problems: list[ConfigProblem]) -> None:
         super().__init__(table.settings, problems)
         self._table = table
         self._world = world
@@ -285,7 +294,7 @@ class _RuleBuilder(Builder):
             self.wrong(f"{key}: {error}", "", (key,))
             return otherwise
 
-    def _selection(self, age: Age | None, *, is_unit: bool) -> Selection:
+    def _selection(self, age: RuleAge | None, *, is_unit: bool) -> Selection:
         def one(key: str, check: Callable[[str], Any]) -> tuple[Any, ...]:
             found = self._read(key, check)
             return () if found is None else (found,)
@@ -311,7 +320,7 @@ class _RuleBuilder(Builder):
             max_depth=1 if is_unit else most,
         )
 
-    def _times(self, age: Age | None) -> tuple[TimeBound, ...]:
+    def _times(self, age: RuleAge | None) -> tuple[TimeBound, ...]:
         newer_ns = self._read("newer", self._moment)
         if self._has("by") and self._is_absent("older") and self._is_absent("newer"):
             self.wrong("by without older or newer", 'add older = "30d"', ("by",))
@@ -319,9 +328,9 @@ class _RuleBuilder(Builder):
         newer = () if newer_ns is None else tuple(TimeBound(field, after_ns=newer_ns) for field in self._fields())
         return older + newer
 
-    def _age(self) -> Age | None:
+    def _age(self) -> RuleAge | None:
         older_ns = self._read("older", partial(self._moment, cutoff_ns=self._world.cutoff_ns))
-        return None if older_ns is None else Age(self._fields(), older_ns)
+        return None if older_ns is None else RuleAge(self._fields(), older_ns)
 
     def _fields(self) -> tuple[Field, ...]:
         return tuple(field for field in _FIELDS if field in self.get("by", otherwise=("mtime",)))
@@ -344,7 +353,7 @@ class _RuleBuilder(Builder):
             fix = 'its own age says nothing of what is in it: add unit = "top", or empty = true'
             self.wrong("a directory would be taken with all that is in it", fix, ("type",))
 
-    def _act(self) -> Trash | Delete | Move:
+    def _act(self) -> TrashAction | DeleteAction | MoveAction:
         action = self.get("action", otherwise="trash")
         if action != "trash" and self._has("keep_for"):
             self.wrong(f'keep_for with action = "{action}"', "only what is in the trash is kept", ("keep_for",))
@@ -355,17 +364,17 @@ class _RuleBuilder(Builder):
             self.wrong('action = "move" without move_to', 'add move_to = "/…"', ("action",))
         match action:
             case "delete":
-                return Delete()
+                return DeleteAction()
             case "move":
                 get = self.get
-                return Move(
+                return MoveAction(
                     get("move_to", otherwise=b""), get("flat", otherwise=False), get("if_exists", otherwise="skip"),
                     get("copy", otherwise=False),
                 )  # fmt: skip
             case _:
-                return Trash(self.get("keep_for", otherwise=DEFAULT_RETENTION_S))
+                return TrashAction(self.get("keep_for", otherwise=DEFAULT_RETENTION_S))
 
-    def _purge(self, age: Age | None) -> Purge | None:
+    def _purge(self, age: RuleAge | None) -> PurgeNotice | None:
         directory, ahead_s = self.get("purgelist", "directory"), self.get("purgelist", "ahead")
         if directory is None and ahead_s is None:
             return None
@@ -383,4 +392,4 @@ class _RuleBuilder(Builder):
             self.wrong("purgelist without older, or with a fixed date", fix, *keys)
         elif age is not None and self._world.now_ns - age.before_ns <= ahead_s * SECOND_NS:
             self.wrong("ahead is not shorter than older", "what is not there yet can't be told of", *keys)
-        return Purge(directory, ahead_s)
+        return PurgeNotice(directory, ahead_s)

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
 from fusefs.core.names import ContainerId
-from fusefs.core.orphan_age import Clock, Sight, age_ns, see
-from fusefs.core.time_windows import Window
+from fusefs.core.orphan_age import Clock, FirstSight, age_ns, see
+from fusefs.core.time_windows import TimeWindow
 
 MINIMUM_AGE_S = 600
 """Ten minutes, whatever the volume lacks: to notice that it was the wrong directory, and to type the restore."""
@@ -27,7 +27,7 @@ class Authority(Enum):
     ROOT = "root"
 
 
-class Rules(NamedTuple):
+class RetentionRules(NamedTuple):
     """What holds for orphans from one place.
 
     retention_s    for whoever did not ask for another one than the usual; None: kept until space is wanted
@@ -88,18 +88,18 @@ class VolumePolicy(NamedTuple):
 
     path: bytes
     is_served: bool = True
-    rules: Rules = Rules()
-    paths: tuple[tuple[bytes, Rules], ...] = ()
+    rules: RetentionRules = RetentionRules()
+    paths: tuple[tuple[bytes, RetentionRules], ...] = ()
     max_entries_per_s: int | None = None
     max_bytes_per_s: int | None = None
-    windows: tuple[Window, ...] = ()
+    windows: tuple[TimeWindow, ...] = ()
     horizon_s: int | None = HORIZON_S
     quota: Quota = Quota()
     blocks: Watermark | None = Watermark()
     inodes: Watermark | None = Watermark()
     paced: bool = True
 
-    def rules_for(self, origin: bytes | None) -> Rules:
+    def rules_for(self, origin: bytes | None) -> RetentionRules:
         """The rules for what came from there; those of the volume for what was dropped."""
         deepest = self.deepest(origin)
         return self.rules if deepest is None else dict(self.paths)[deepest]
@@ -110,14 +110,14 @@ class VolumePolicy(NamedTuple):
         return max(found, key=len, default=None)
 
 
-class Size(NamedTuple):
+class OrphanSize(NamedTuple):
     """What a container holds, as it was counted."""
 
     n_entries: int
     n_bytes: int
 
 
-class Known(NamedTuple):
+class KnownOrphan(NamedTuple):
     """What the service knows of one container.
 
     created_ns   wall time, by the word of whoever made it
@@ -133,8 +133,8 @@ class Known(NamedTuple):
     retention_s: int | None
     origin: bytes | None = None
     is_claimed: bool = False
-    size: Size | None = None
-    sight: Sight | None = None
+    size: OrphanSize | None = None
+    sight: FirstSight | None = None
 
 
 def is_at_or_below(path: bytes, top: bytes) -> bool:
@@ -142,7 +142,7 @@ def is_at_or_below(path: bytes, top: bytes) -> bool:
     return path == top or path.startswith(top.rstrip(b"/") + b"/")
 
 
-def due_at_s(known: Known, rules: Rules, clock: Clock, *, early: bool = False) -> float | None:
+def due_at_s(known: KnownOrphan, rules: RetentionRules, clock: Clock, *, early: bool = False) -> float | None:
     """Seconds until an orphan may be reaped, 0 or less if it may now; None: not by itself.
 
     early  space is wanted: its retention is given up, but not its first minutes
@@ -163,7 +163,7 @@ def due_at_s(known: Known, rules: Rules, clock: Clock, *, early: bool = False) -
     return wait_s - _age_s(known, clock)
 
 
-def _age_s(known: Known, clock: Clock) -> float:
+def _age_s(known: KnownOrphan, clock: Clock) -> float:
     return age_ns(clock, known.created_ns, known.sight or see(clock, known.created_ns)) / 1e9
 
 
@@ -178,7 +178,9 @@ def hurries(watermark: Watermark | None, free: float | None, hurried: bool) -> b
     return free < (watermark.high if hurried else watermark.low)
 
 
-def beyond_quota(trash: Iterable[Known], volume: VolumePolicy, clock: Clock, total_bytes: int) -> list[ContainerId]:
+def beyond_quota(
+    trash: Iterable[KnownOrphan], volume: VolumePolicy, clock: Clock, total_bytes: int
+) -> list[ContainerId]:
     """The orphans that have to go before their time, oldest first, so that the rest is within the volume's quota.
 
     Pinned and kept ones stay, and count; so does what is too young. What was not counted takes no room as yet, and

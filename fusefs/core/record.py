@@ -15,7 +15,7 @@ from fusefs.core.identity import Identity
 from fusefs.core.names import ContainerId, Name, RelPath, VolumeId
 
 if TYPE_CHECKING:
-    from fusefs.core.orphan_age import Moment
+    from fusefs.core.orphan_age import Now
 
 FORMAT = 1
 RECORD_MAX_BYTES = 64 * 1024
@@ -70,7 +70,7 @@ class KeptDirectory(NamedTuple):
     ino: int
 
 
-class Staying(NamedTuple):
+class KeptEntries(NamedTuple):
     """What of a victim's top entries stays in view (`swap --keep`).
 
     globs        what was asked for
@@ -86,7 +86,7 @@ class Staying(NamedTuple):
         return tuple(sorted([*self.files, *(one.name for one in self.directories)]))
 
 
-class Heir(NamedTuple):
+class NewOwner(NamedTuple):
     """Whom root swapped something for (`swap --for-owner`): he gets the orphan, with that retention."""
 
     uid: int
@@ -138,7 +138,7 @@ class Record(NamedTuple):
     lent_mode: int | None = None
     lent_fresh: int | None = None
     target: RelPath | None = None
-    heir: Heir | None = None
+    heir: NewOwner | None = None
     kept: tuple[KeptDirectory, ...] | None = None
     moved_ns: int | None = None
     taken_from: int | None = None
@@ -147,7 +147,7 @@ class Record(NamedTuple):
     failures: tuple[Failure, ...] = ()
     unknown: tuple[tuple[str, Any], ...] = ()
 
-    def expires_ns(self, now: Moment | None = None) -> int | None:
+    def expires_ns(self, now: Now | None = None) -> int | None:
         """Wall time after which it may be reaped; None for never.
 
         now  tells it as the wall clock runs now, should that have been set since the record was made
@@ -156,11 +156,11 @@ class Record(NamedTuple):
             return None
         return self.created_ns + self.retention_s * 1_000_000_000 + (0 if now is None else self.clock_set_ns(now))
 
-    def clock_set_ns(self, now: Moment) -> int:
+    def clock_set_ns(self, now: Now) -> int:
         """By how much the wall clock was set forward since it was made; negative for back."""
         return now.set_ns(self.created_ns, self.boot_ns, self.boot)
 
-    def age_ns(self, now: Moment) -> int:
+    def age_ns(self, now: Now) -> int:
         """The time since it was made, negative if its maker's clock was ahead of ours."""
         return now.since(self.created_ns, self.boot_ns, self.boot)
 

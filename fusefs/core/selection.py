@@ -77,7 +77,7 @@ class Selection(NamedTuple):
         return self == Selection()
 
 
-class Stat(Protocol):
+class SelectionStat(Protocol):
     """What os.stat tells, as far as it matters."""
 
     @property
@@ -96,7 +96,7 @@ class Stat(Protocol):
     def st_ctime_ns(self) -> int: ...
 
 
-Check = Callable[[Stat, int | None], bool]
+Check = Callable[[SelectionStat, int | None], bool]
 
 
 class Matcher:
@@ -218,7 +218,7 @@ def _every(checks: Sequence[Check]) -> Check:
     if len(checks) == 1:
         return checks[0]
 
-    def hold(st: Stat, btime_ns: int | None = None) -> bool:
+    def hold(st: SelectionStat, btime_ns: int | None = None) -> bool:
         for check in checks:  # noqa: SIM110  a generator takes three times as long
             if not check(st, btime_ns):
                 return False
@@ -242,5 +242,5 @@ def _is_timed(name: str, bounds: Sequence[TimeBound]) -> Check:
     return lambda st, _btime_ns: after_ns < time_ns(st) < before_ns
 
 
-def _is_empty(st: Stat, _btime_ns: int | None) -> bool:
+def _is_empty(st: SelectionStat, _btime_ns: int | None) -> bool:
     return st.st_size == 0 if stat.S_ISREG(st.st_mode) else stat.S_ISDIR(st.st_mode)

@@ -18,7 +18,7 @@ UNSEEN = "….".encode()
 """Stands, with some of the store's id, for the names in a path that are nobody else's business."""
 
 
-class Phase(Enum):
+class VolumePhase(Enum):
     """What a volume's reaper does.
 
     LOOKING    recovers, adopts, and finds out what is due
@@ -45,7 +45,7 @@ class Phase(Enum):
     GONE = "gone"
 
 
-class Current(msgspec.Struct, frozen=True):
+class CurrentReap(msgspec.Struct, frozen=True):
     """An orphan that is being reaped: `id_end` is enough of its id for all commands."""
 
     uid: int
@@ -53,7 +53,7 @@ class Current(msgspec.Struct, frozen=True):
     n_removed: int
 
 
-class Fault(msgspec.Struct, frozen=True):
+class StatusFault(msgspec.Struct, frozen=True):
     """An error, at a wall time; without a name of anybody's file."""
 
     at_ns: int
@@ -93,7 +93,7 @@ class VolumeStatus(msgspec.Struct, frozen=True, kw_only=True):
     owner: int | None = None
     id: str = ""
     filesystem: str = ""
-    phase: Phase = Phase.IDLE
+    phase: VolumePhase = VolumePhase.IDLE
     why: str = ""
     n_users: int = 0
     n_orphans: int = 0
@@ -118,8 +118,8 @@ class VolumeStatus(msgspec.Struct, frozen=True, kw_only=True):
     removed_entries: int = 0
     freed_bytes: int = 0
     n_reaped: int = 0
-    current: tuple[Current, ...] = ()
-    faults: tuple[Fault, ...] = ()
+    current: tuple[CurrentReap, ...] = ()
+    faults: tuple[StatusFault, ...] = ()
     refused: tuple[PassedOver, ...] = ()
 
     def root(self) -> bytes:
@@ -154,7 +154,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     passed_over: tuple[PassedOver, ...] = ()
 
 
-class Seen(NamedTuple):
+class SeenStatus(NamedTuple):
     """A status as another process reads it.
 
     is_running  the service that wrote it lives

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from fusefs.core.durations import SECONDS, parse_duration
 from fusefs.core.policy import Authority
 from fusefs.core.sizes import parse_rate, parse_size
-from fusefs.core.time_windows import Window, parse_window
+from fusefs.core.time_windows import TimeWindow, parse_window
 
 NONE = "none"
 _TEXT_MAX = 4096
@@ -18,7 +18,7 @@ _LIST_MAX = 1000
 _SHOWN_MAX = 60
 
 
-class Kind(NamedTuple):
+class ValueKind(NamedTuple):
     """One kind of value.
 
     name   after `is not`: what it should be
@@ -98,9 +98,9 @@ def _items(found: Any, read: Callable[[Any], Any]) -> tuple[Any, ...]:
     return tuple(map(read, found))
 
 
-def or_none(kind: Kind, none: str = NONE) -> Kind:
+def or_none(kind: ValueKind, none: str = NONE) -> ValueKind:
     """Values of a kind, or a word for none at all."""
-    return Kind(
+    return ValueKind(
         f"{kind.name}, nor {quoted(none)}",
         f"{kind.fix}, or {quoted(none)}",
         lambda found: None if found == none else kind.read(found),
@@ -108,7 +108,7 @@ def or_none(kind: Kind, none: str = NONE) -> Kind:
     )
 
 
-def one_of(*words: str) -> Kind:
+def one_of(*words: str) -> ValueKind:
     """One word of a few."""
 
     def read(found: Any) -> str:
@@ -117,7 +117,7 @@ def one_of(*words: str) -> Kind:
         return str(found)
 
     known = ", ".join(map(quoted, words))
-    return Kind(f"one of {known}", f"write one of {known}" if len(words) > 1 else f"write {known}", read, str)
+    return ValueKind(f"one of {known}", f"write one of {known}" if len(words) > 1 else f"write {known}", read, str)
 
 
 def _read_flag(found: Any) -> bool:
@@ -222,49 +222,49 @@ def _write_address(address: tuple[str, int]) -> str:
     return quoted(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
 
 
-FLAG: Final = Kind("true or false", "write true or false, without quotes", _read_flag, lambda on: str(on).lower())
-DURATION: Final = Kind(
+FLAG: Final = ValueKind("true or false", "write true or false, without quotes", _read_flag, lambda on: str(on).lower())
+DURATION: Final = ValueKind(
     "a duration", 'write "90s", "15m", "24h", "3d" or a sum such as "1d12h", in quotes', _typed(parse_duration),
     _write_duration,
 )  # fmt: skip
 TIME_LIMIT: Final = DURATION._replace(name="a duration above 0", read=_above_zero)
-SIZE: Final = Kind(
+SIZE: Final = ValueKind(
     "a size", 'write "500G", "1.5T" or "64M", in quotes', _typed(parse_size), lambda size: quoted(_size_text(size))
 )
-TEXT: Final = Kind("a text", "write one, in quotes; what else is meant is a rule of its own", _any_text, str)
-TEXTS: Final = Kind("a text or a list of texts", 'write "…" or ["…", "…"]', read_texts, str)
-NUMBER_OR_TEXT: Final = Kind("a name or number", 'write "anna" or 1000', _read_number_or_text, str)
-POSITIVE: Final = Kind("a number above 0", "write 100000, without quotes", _read_positive, str)
-COUNT: Final = Kind("a number", 'write 1000000 or "1M"', _read_count, str)
-RATE: Final = Kind(
+TEXT: Final = ValueKind("a text", "write one, in quotes; what else is meant is a rule of its own", _any_text, str)
+TEXTS: Final = ValueKind("a text or a list of texts", 'write "…" or ["…", "…"]', read_texts, str)
+NUMBER_OR_TEXT: Final = ValueKind("a name or number", 'write "anna" or 1000', _read_number_or_text, str)
+POSITIVE: Final = ValueKind("a number above 0", "write 100000, without quotes", _read_positive, str)
+COUNT: Final = ValueKind("a number", 'write 1000000 or "1M"', _read_count, str)
+RATE: Final = ValueKind(
     "a rate", 'write 5000, "5000/s" or "200M/s"', _read_rate, lambda rate: quoted(_size_text(rate) + "/s")
 )
-SHARE: Final = Kind("a share", 'write "10%", in quotes', _read_share, lambda share: quoted(f"{share * 100:.6g}%"))
-PATH: Final = Kind(
+SHARE: Final = ValueKind("a share", 'write "10%", in quotes', _read_share, lambda share: quoted(f"{share * 100:.6g}%"))
+PATH: Final = ValueKind(
     "an absolute path",
     'write "/scratch", without `..`',
     read_path,
     _write_path,
 )
 FILE: Final = PATH._replace(read=lambda found: read_path(found).decode(), write=quoted)
-PATTERNS: Final = Kind(
+PATTERNS: Final = ValueKind(
     "a list of path patterns", 'write ["/scratch/keep/*", "*.precious"]: each begins with / or *',
     lambda found: _items(found, _read_pattern), listed,
 )  # fmt: skip
-AUTHORITY: Final = Kind(
+AUTHORITY: Final = ValueKind(
     "an authority", 'write "asker" or "root"', lambda found: Authority(_text(found)), lambda who: quoted(who.value)
 )
-USERS: Final = Kind(
+USERS: Final = ValueKind(
     "a list of users", 'write ["ci", "12001"]: names or uids, no groups and no patterns',
     lambda found: _items(found, _read_user), listed,
 )  # fmt: skip
-USER: Final = Kind("a user", 'write "nobody", a name or a uid', _read_user, quoted)
-WINDOWS: Final = Kind(
+USER: Final = ValueKind("a user", 'write "nobody", a name or a uid', _read_user, quoted)
+WINDOWS: Final = ValueKind(
     "a list of windows", 'write ["22:00-06:00", "12:00-13:00"]; for always leave it out or write []',
-    lambda found: _items(found, _typed(parse_window)), lambda windows: listed(tuple(map(Window.__str__, windows))),
+    lambda found: _items(found, _typed(parse_window)), lambda windows: listed(tuple(map(TimeWindow.__str__, windows))),
 )  # fmt: skip
-COMMAND: Final = Kind(
+COMMAND: Final = ValueKind(
     "a command", 'write ["/usr/bin/logger", "gone"]: an absolute path and its arguments, no shell; [] for none',
     _read_command, lambda words: listed(words or ()),
 )  # fmt: skip
-ADDRESS: Final = Kind("an address", 'write "127.0.0.1:9817"', _read_address, _write_address)
+ADDRESS: Final = ValueKind("an address", 'write "127.0.0.1:9817"', _read_address, _write_address)

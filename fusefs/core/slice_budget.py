@@ -17,7 +17,7 @@ CUT_BYTES = 64 << 20
 """A large file is cut by as much at a time when paced (RocksDB and Pebble found the same step)."""
 
 
-class Budget(NamedTuple):
+class SliceBudget(NamedTuple):
     """The limits of one slice; whichever is reached first ends it.
 
     n_entries, n_bytes  None: no limit of that kind. With a limit of either kind the work is paced: files are looked
@@ -33,7 +33,7 @@ class Budget(NamedTuple):
         return self.n_entries is not None or self.n_bytes is not None
 
 
-class Tempo(NamedTuple):
+class Speed(NamedTuple):
     """How fast a removal may be at the moment.
 
     entries_per_s, bytes_per_s  None: as fast as the kernel; 0: wait
@@ -57,11 +57,11 @@ class Tempo(NamedTuple):
         return self.entries_per_s == 0 or self.bytes_per_s == 0
 
 
-AT_ONCE = Tempo()
-HOLD = Tempo(entries_per_s=0, is_alone=False)
+AT_ONCE = Speed()
+HOLD = Speed(entries_per_s=0, is_alone=False)
 
 
-class Allowance:
+class TokenBucket:
     """A rate as a bucket: it fills as time goes by, gives out a slice's worth or more, and may be overdrawn.
 
     Overdrawn, because a file's size is known only when it goes: the debt is waited for before the next slice.

@@ -40,7 +40,7 @@ def unpack(bundle: bytes) -> list[str]:
 
 
 @dataclass(slots=True)
-class Work:
+class SliceWork:
     """What is to be done in one directory, or with one large file.
 
     names          entries to unlink; one that turns out to be a directory becomes a subdirectory
@@ -84,7 +84,7 @@ class Work:
         if self.failed and self.is_productive and self.n_failed <= MAX_FAILED_NAMES and self.n_passes < MAX_PASSES:
             self.is_listed = False
 
-    def put_back(self, rest: Work) -> None:
+    def put_back(self, rest: SliceWork) -> None:
         """Take over what a slice has left of its part of this work."""
         self.names += rest.names
         self.bundles += rest.bundles
@@ -111,7 +111,7 @@ class Slice(NamedTuple):
     key: int
     fd: int
     path: bytes
-    work: Work
+    work: SliceWork
     max_depth: int
     is_hoisted: bool
 
@@ -125,15 +125,15 @@ class Slice(NamedTuple):
         return self._replace(fd=fd)
 
 
-class Left(NamedTuple):
+class UnfinishedDirectory(NamedTuple):
     """A directory (or large file) that a slice began and did not finish."""
 
     name: str
     fd: int
-    work: Work
+    work: SliceWork
 
 
-class Outcome(NamedTuple):
+class RemovalSliceResult(NamedTuple):
     """What a slice did.
 
     n_bytes   freed, as far as it was looked at (paced)
@@ -149,8 +149,8 @@ class Outcome(NamedTuple):
     n_bytes: int
     failures: tuple[Failure, ...]
     n_failed: int
-    rest: Work
-    left: tuple[Left, ...] = ()
+    rest: SliceWork
+    left: tuple[UnfinishedDirectory, ...] = ()
     hoisted: tuple[str, ...] = ()
     made_hoisted: bool = False
     entered: tuple[Entered, ...] = ()
@@ -160,12 +160,12 @@ class Outcome(NamedTuple):
         """What goes with it to another process."""
         return [left.fd for left in self.left]
 
-    def with_fds(self, fds: Sequence[int]) -> Outcome:
+    def with_fds(self, fds: Sequence[int]) -> RemovalSliceResult:
         """The value in the process that its fds came to, where they have these numbers."""
         return self._replace(left=tuple(one._replace(fd=fd) for one, fd in zip(self.left, fds, strict=True)))
 
 
-class Finished(NamedTuple):
+class FinishedDirectory(NamedTuple):
     """A directory that no slice works in any more: its fd may be closed."""
 
     fd: int
@@ -177,7 +177,9 @@ class _Node:
 
     __slots__ = ("fd", "is_hoisted", "n_children", "n_running", "name", "parent", "path", "work")
 
-    def __init__(self, parent: int | None, name: str, fd: int, path: bytes, work: Work, *, is_hoisted: bool) -> None:
+    def __init__(
+        self, parent: int | None, name: str, fd: int, path: bytes, work: SliceWork, *, is_hoisted: bool
+    ) -> None:
         self.parent = parent
         self.name = name
         self.fd = fd
@@ -188,7 +190,7 @@ class _Node:
         self.n_children = 0
 
 
-class Plan:
+class SlicePlan:
     """The slices of one removal, the sum of what they did, and the fds that they no longer need."""
 
     def __init__(self, n_workers: int, *, splits_names: bool) -> None:
@@ -203,7 +205,7 @@ class Plan:
         self._n_failed = 0
         self._entered: dict[str, Entered] = {}
 
-    def add(self, fd: int, path: bytes, work: Work, *, is_hoisted: bool = False) -> int:
+    def add(self, fd: int, path: bytes, work: SliceWork, *, is_hoisted: bool = False) -> int:
         """A directory to begin with, whose fd stays its owner's; its key."""
         return self._add(_Node(None, "", fd, path, work, is_hoisted=is_hoisted))
 
@@ -246,24 +248,24 @@ class Plan:
         # A listing would find again what others are at.
         return not node.n_running and (names or (not node.n_children and work.has_rest()))
 
-    def _cut(self, work: Work) -> Work:
+    def _cut(self, work: SliceWork) -> SliceWork:
         """A share of a directory's work, taken from it."""
         if work.emptied:
-            share = Work(emptied=work.emptied)
+            share = SliceWork(emptied=work.emptied)
             work.emptied = []
             return share
         if work.names:
-            share = Work(work.names[-_MAX_NAMES:])
+            share = SliceWork(work.names[-_MAX_NAMES:])
             del work.names[-_MAX_NAMES:]
             return share
         if work.bundles:
-            return Work(bundles=[work.bundles.pop()])
+            return SliceWork(bundles=[work.bundles.pop()])
         if work.subdirs:
             n = min(-(-len(work.subdirs) // self._n_workers), _MAX_SUBDIRS)
-            share = Work(subdirs=work.subdirs[-n:])
+            share = SliceWork(subdirs=work.subdirs[-n:])
             del work.subdirs[-n:]
             return share
-        share = Work(
+        share = SliceWork(
             is_listed=work.is_listed,
             failed=work.failed,
             n_failed=work.n_failed,
@@ -274,7 +276,7 @@ class Plan:
         work.is_productive = False
         return share
 
-    def done(self, done: Slice, outcome: Outcome) -> list[Finished]:
+    def done(self, done: Slice, outcome: RemovalSliceResult) -> list[FinishedDirectory]:
         """Take in what a slice did; the directories that are done with now."""
         self.note(outcome.entered)
         self._removed += outcome.removed
@@ -297,9 +299,9 @@ class Plan:
         node.n_running -= 1
         node.work.put_back(lost.work)
 
-    def _finish(self, key: int) -> list[Finished]:
+    def _finish(self, key: int) -> list[FinishedDirectory]:
         """Let go of a directory in which nothing is left, and of those above it for which it was the last."""
-        finished: list[Finished] = []
+        finished: list[FinishedDirectory] = []
         while True:
             node = self._nodes[key]
             if node.n_running or node.n_children or node.work.has_rest():
@@ -308,7 +310,7 @@ class Plan:
             if node.parent is None or node.work.has_rest():
                 return finished
             del self._nodes[key]
-            finished.append(Finished(node.fd, bool(node.work.n_failed)))
+            finished.append(FinishedDirectory(node.fd, bool(node.work.n_failed)))
             above = self._nodes[node.parent]
             above.n_children -= 1
             if node.work.n_failed:

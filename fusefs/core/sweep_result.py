@@ -11,7 +11,7 @@ OUTSIDE = "outside of the directory"
 """What failures name as their call for a listed path that leads elsewhere."""
 
 
-class Sums(NamedTuple):
+class SweepSums(NamedTuple):
     """How far a sweep is.
 
     n_seen      entries that were looked at, at least by name
@@ -34,9 +34,9 @@ class Sums(NamedTuple):
     n_inside: int = 0
     n_bytes: int = 0
 
-    def plus(self, other: Sums) -> Sums:
+    def plus(self, other: SweepSums) -> SweepSums:
         """Both together."""
-        return Sums(*map(sum, zip(self, other, strict=True)))
+        return SweepSums(*map(sum, zip(self, other, strict=True)))
 
 
 class Match(NamedTuple):
@@ -70,7 +70,7 @@ class Swept(NamedTuple):
     """
 
     directory: bytes
-    sums: Sums
+    sums: SweepSums
     failures: tuple[Failure, ...] = ()
     spared: tuple[Spared, ...] = ()
     is_stopped: bool = False

@@ -9,8 +9,8 @@ from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from fusefs.core import setting_types
-from fusefs.core.errors import BadConfig, Problem
-from fusefs.core.setting_types import Kind
+from fusefs.core.errors import BadConfig, ConfigProblem
+from fusefs.core.setting_types import ValueKind
 
 TEXT_MAX_BYTES = 1 << 20
 LINE_MAX_CHARS = 4096
@@ -73,7 +73,7 @@ def decode_source(name: str, raw: bytes) -> Source:
         raise _bad(name, line, "not UTF-8", "save it as UTF-8") from error
 
 
-def read_document(source: Source, problems: list[Problem], manual: str = "docs/config.md") -> Document:
+def read_document(source: Source, problems: list[ConfigProblem], manual: str = "docs/config.md") -> Document:
     """A file's tree; an empty one, and a problem more, for what is no TOML, or larger than anybody's.
 
     manual  what tells how such a file is written
@@ -106,7 +106,7 @@ def _parse(source: Source, manual: str) -> Document:
 
 
 def _bad(name: str, line: int | None, what: str, fix: str) -> BadConfig:
-    return BadConfig(problems=(Problem(name, line, what, fix),))
+    return BadConfig(problems=(ConfigProblem(name, line, what, fix),))
 
 
 def _not_toml(name: str, text: str, told: str, manual: str) -> BadConfig:
@@ -187,7 +187,7 @@ def _unquoted(part: str) -> str:
 Key = tuple[str | bytes, ...]
 """The way to a setting; in an array of tables it goes by a table's own `path`, not by its index."""
 
-Schema = Mapping[str, "Kind | Schema | Tables"]
+Schema = Mapping[str, "ValueKind | Schema | Tables"]
 
 
 class Tables(NamedTuple):
@@ -196,7 +196,7 @@ class Tables(NamedTuple):
     schema: Schema
 
 
-class Place(NamedTuple):
+class ConfigLine(NamedTuple):
     """Where something stands."""
 
     file: str
@@ -206,30 +206,30 @@ class Place(NamedTuple):
         """For a person."""
         return self.file if self.line is None else f"{self.file}:{self.line}"
 
-    def problem(self, what: str, fix: str) -> Problem:
+    def problem(self, what: str, fix: str) -> ConfigProblem:
         """A problem there."""
-        return Problem(self.file, self.line, what, fix)
+        return ConfigProblem(self.file, self.line, what, fix)
 
 
 class Setting(NamedTuple):
     """A value, and where it stands."""
 
     value: Any
-    place: Place
+    place: ConfigLine
 
 
 Settings = dict[Key, Setting]
 
 
-def read_settings(document: Document, schema: Schema, problems: list[Problem]) -> Settings:
+def read_settings(document: Document, schema: Schema, problems: list[ConfigProblem]) -> Settings:
     """What a document sets; what is wrong in it is added to the problems, and the rest goes on."""
-    return _Reading(document, schema, problems).settings()
+    return _SettingsReader(document, schema, problems).settings()
 
 
-class _Reading:
+class _SettingsReader:
     """One document, its values read one by one; problems are noted, and the rest goes on."""
 
-    def __init__(self, document: Document, schema: Schema, problems: list[Problem]) -> None:
+    def __init__(self, document: Document, schema: Schema, problems: list[ConfigProblem]) -> None:
         self._document = document
         self._schema = schema
         self._problems = problems
@@ -240,8 +240,8 @@ class _Reading:
         self._table(self._document.tree, self._schema, (), ())
         return self._settings
 
-    def _place(self, at: KeyPath) -> Place:
-        return Place(self._document.name, self._document.line_of(at))
+    def _place(self, at: KeyPath) -> ConfigLine:
+        return ConfigLine(self._document.name, self._document.line_of(at))
 
     def _wrong(self, at: KeyPath, what: str, fix: str) -> None:
         self._problems.append(self._place(at).problem(what, fix))
@@ -254,7 +254,7 @@ class _Reading:
             match schema.get(key):
                 case None:
                     self._unknown(key, schema, (*at, key))
-                case Kind() as kind:
+                case ValueKind() as kind:
                     self._value(found, kind, (*at, key), (*to, key))
                 case Tables(inner):
                     self._tables(found, inner, (*at, key), (*to, key))
@@ -275,7 +275,7 @@ class _Reading:
             fix = f"it stands below {' or '.join(inside)}" if inside else f"known here: {', '.join(schema)}"
         self._wrong(at, f"unknown key {setting_types.bare(key)}", fix)
 
-    def _value(self, found: Any, kind: Kind, at: KeyPath, to: Key) -> None:
+    def _value(self, found: Any, kind: ValueKind, at: KeyPath, to: Key) -> None:
         try:
             value = kind.read(found)
         except ValueError:
@@ -285,7 +285,7 @@ class _Reading:
 
     def _tables(self, found: Any, schema: Schema, at: KeyPath, to: Key) -> None:
         name = _dotted(at)
-        seen: dict[bytes, Place] = {}
+        seen: dict[bytes, ConfigLine] = {}
         for index, table in enumerate(_listed(found, self._place(at), name, self._problems)):
             if len(self._problems) >= PROBLEMS_MAX:
                 return
@@ -308,7 +308,7 @@ class _Reading:
             self._table(rest, schema, here, (*to, path))
 
 
-class Table(NamedTuple):
+class SettingsTable(NamedTuple):
     """What one of several tables sets, its keys without the array's name.
 
     place        where it begins
@@ -316,26 +316,28 @@ class Table(NamedTuple):
     has_unknown  there are unknown keys, any of which may have been meant as one that is missing
     """
 
-    place: Place
+    place: ConfigLine
     settings: Settings
     wrong: frozenset[Key]
     has_unknown: bool
 
 
-def read_tables(document: Document, name: str, schema: Schema, problems: list[Problem]) -> Iterator[Table]:
+def read_tables(
+    document: Document, name: str, schema: Schema, problems: list[ConfigProblem]
+) -> Iterator[SettingsTable]:
     """Each table of an array, as `read_settings` reads a document."""
-    place = Place(document.name, document.line_of((name,)))
+    place = ConfigLine(document.name, document.line_of((name,)))
     for index, table in enumerate(_listed(document.tree.get(name, []), place, name, problems)):
         at = (name, index)
         lines = {path[2:]: line for path, line in document.lines.items() if path[:2] == at}
         settings = read_settings(Document(document.name, table, lines), schema, problems)
         keys = _keys(table, schema)
         known = {key for key in keys if _is_known(key, schema)}
-        here = Place(document.name, document.line_of(at))
-        yield Table(here, settings, frozenset(known - settings.keys()), known != keys)
+        here = ConfigLine(document.name, document.line_of(at))
+        yield SettingsTable(here, settings, frozenset(known - settings.keys()), known != keys)
 
 
-def _listed(found: Any, place: Place, name: str, problems: list[Problem]) -> list[dict[str, Any]]:
+def _listed(found: Any, place: ConfigLine, name: str, problems: list[ConfigProblem]) -> list[dict[str, Any]]:
     """The tables of an array; none, and a problem more, if it is no such thing."""
     if isinstance(found, list) and all(isinstance(one, dict) for one in found):
         return found
@@ -362,10 +364,10 @@ def _is_known(key: Key, schema: Schema) -> bool:
     return found is not None
 
 
-class Builder:
+class SettingsBuilder:
     """Turns settings into values: each is asked for by its key, and checked against those beside it."""
 
-    def __init__(self, settings: Settings, problems: list[Problem]) -> None:
+    def __init__(self, settings: Settings, problems: list[ConfigProblem]) -> None:
         """problems: those that come up are added."""
         self.settings = settings
         self.problems = problems
@@ -382,10 +384,10 @@ class Builder:
             self.problems.append(place.problem(what, fix))
 
 
-def _schema_in(kind: Kind | Schema | Tables) -> Schema:
+def _schema_in(kind: ValueKind | Schema | Tables) -> Schema:
     """The keys of a table, or of each table in an array."""
     match kind:
-        case Kind():
+        case ValueKind():
             return {}
         case Tables(inner):
             return inner

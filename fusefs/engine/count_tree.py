@@ -53,11 +53,11 @@ def survey(
     Raises       nothing for an entry: what can't be looked at is counted
     """
     with Descent(kernel, container) as way:
-        return _Walk(kernel, way, progress, stops, _Tally(kernel, container, with_shared)).run()
+        return _CountingWalk(kernel, way, progress, stops, _TreeCount(kernel, container, with_shared)).run()
 
 
 @dataclass(slots=True)
-class _Level:
+class _WalkLevel:
     """A directory that we must come back to.
 
     mark, dev, ino  where it is, and what it was
@@ -74,11 +74,11 @@ class _Level:
     is_cut: bool
 
 
-class _Walk:
+class _CountingWalk:
     """One walk: the directories on our way that we are not done with."""
 
     def __init__(
-        self, kernel: Kernel, way: Descent, progress: Progress, stops: Callable[[], bool], tally: _Tally
+        self, kernel: Kernel, way: Descent, progress: Progress, stops: Callable[[], bool], tally: _TreeCount
     ) -> None:
         self._kernel = kernel
         self._way = way
@@ -88,7 +88,7 @@ class _Walk:
         self._tally = tally
         self._told = (0, 0)
         self._tells_types = kernel.tells_types(way.fd)
-        self._levels: list[_Level] = []
+        self._levels: list[_WalkLevel] = []
         self._n_keys = 0
 
     def run(self) -> Survey:
@@ -112,7 +112,7 @@ class _Walk:
                 self._levels.pop()
                 self._read(after=level.last)
 
-    def _is_back(self, level: _Level) -> bool:
+    def _is_back(self, level: _WalkLevel) -> bool:
         """Go back to a directory, if it still is where it was."""
         if self._way.mark == level.mark:
             return True
@@ -127,7 +127,7 @@ class _Walk:
         self._tally.n_failed += 1
         return False
 
-    def _enter(self, level: _Level) -> None:
+    def _enter(self, level: _WalkLevel) -> None:
         """Go into the next subdirectory; a directory whose last one this is needs no coming back to."""
         level.last = level.keys.pop()
         self._n_keys -= 1
@@ -187,7 +187,7 @@ class _Walk:
         if len(self._levels) >= _LEVELS_MAX:
             self._tally.n_failed += len(keys)
             return
-        self._levels.append(_Level(self._way.mark, st.st_dev, st.st_ino, keys, last, is_cut))
+        self._levels.append(_WalkLevel(self._way.mark, st.st_dev, st.st_ino, keys, last, is_cut))
         self._n_keys += len(keys)
         if self._n_keys > 2 * WINDOW:
             self._forget()
@@ -209,7 +209,7 @@ class _Walk:
         self._is_stopped = self._stops()
 
 
-class _Tally:
+class _TreeCount:
     """What was found so far."""
 
     def __init__(self, kernel: Kernel, container: Fd, with_shared: bool) -> None:

@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
-from fusefs.core.pacing import Backlog, Caps, Done
-from fusefs.core.slice_budget import Tempo
-from fusefs.engine.pressure_pacer import Pacer
-from fusefs.engine.slice_pace import Constant, Leads
+from fusefs.core.pacing import Backlog, RateCaps, WorkDone
+from fusefs.core.slice_budget import Speed
+from fusefs.engine.pressure_pacer import PressurePacer
+from fusefs.engine.slice_pace import ConstantSpeed, SetsSpeed
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.low_priority import be_idle
@@ -20,14 +20,14 @@ from fusefs.store.layout import UserFolder
 
 
 @contextmanager
-def led(folder: UserFolder, most: Tempo, tell: Callable[[str], None] | None) -> Iterator[Leads]:
+def led(folder: UserFolder, most: Speed, tell: Callable[[str], None] | None) -> Iterator[SetsSpeed]:
     """Who leads a removal in a user's folder; see `led_in`."""
     with led_in(folder.store.kernel, folder.fd, most, tell) as leads:
         yield leads
 
 
 @contextmanager
-def led_in(kernel: Kernel, directory: Fd, most: Tempo, tell: Callable[[str], None] | None) -> Iterator[Leads]:
+def led_in(kernel: Kernel, directory: Fd, most: Speed, tell: Callable[[str], None] | None) -> Iterator[SetsSpeed]:
     """Who leads a removal on a filesystem.
 
     directory  on it, of any kind; files without a name are made there, if that is permitted
@@ -35,33 +35,33 @@ def led_in(kernel: Kernel, directory: Fd, most: Tempo, tell: Callable[[str], Non
     tell       called with a sentence when it begins to yield to others, and when it ends; None: it does not yield
     """
     if tell is None:
-        yield Constant(most)
+        yield ConstantSpeed(most)
         return
     be_idle()
-    with closing(Pacer(kernel, directory, Caps(most.entries_per_s, most.bytes_per_s))) as pacer:
-        yield Paced(pacer, tell)
+    with closing(PressurePacer(kernel, directory, RateCaps(most.entries_per_s, most.bytes_per_s))) as pacer:
+        yield ForegroundPacer(pacer, tell)
 
 
-class Paced:
+class ForegroundPacer:
     """Looks by itself, whenever the engine asks or waits (reaper.pace.Leads)."""
 
-    def __init__(self, pacer: Pacer, tell: Callable[[str], None]) -> None:
+    def __init__(self, pacer: PressurePacer, tell: Callable[[str], None]) -> None:
         """tell: called with a sentence when we begin to yield, and when we end."""
         self._pacer = pacer
         self._tell = tell
-        self._done = Done()
+        self._done = WorkDone()
         self._was_yielding = False
         self._next_s = 0.0
         self._tempo = self._tick()
 
-    def tempo(self) -> Tempo:
+    def tempo(self) -> Speed:
         """How fast it may be now."""
         return self._tick() if time.monotonic() >= self._next_s else self._tempo
 
     def done(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
         """A slice did so much."""
         done = self._done
-        self._done = Done(done.n_entries + n_entries, done.n_bytes + n_bytes, done.busy_s + busy_s)
+        self._done = WorkDone(done.n_entries + n_entries, done.n_bytes + n_bytes, done.busy_s + busy_s)
 
     def wait(self, seconds: float) -> None:
         """Wait that long, or until the tempo changes."""
@@ -69,7 +69,7 @@ class Paced:
         while (now := time.monotonic()) < until_s and self.tempo() == before:
             time.sleep(max(min(until_s, self._next_s) - now, 0.0))
 
-    def _tick(self) -> Tempo:
+    def _tick(self) -> Speed:
         if self._pacer.wants_probe():
             self._pacer.probe()
         self._tempo = self._pacer.tick(self._done, Backlog())

@@ -15,19 +15,19 @@ from fusefs.core.pacing import (
     SETTLE_S,
     TICK_S,
     Backlog,
-    Caps,
-    Company,
-    Done,
+    OtherUsers,
+    PacingState,
     Pressure,
+    RateCaps,
     Requests,
     Sample,
-    State,
+    WorkDone,
     rest_at,
 )
-from fusefs.core.slice_budget import HOLD, Tempo
+from fusefs.core.slice_budget import HOLD, Speed
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.pressure import Device, Psi, Stalls
+from fusefs.linux.pressure import DeviceCounters, Psi, StallTimes
 
 _BEFORE_LOOK_S = 0.02
 """Small orphans are gone before anybody had to listen."""
@@ -39,22 +39,22 @@ _PROBE = bytes(4096)
 _KEPT_PROBES = 5
 
 
-class _Look(NamedTuple):
+class _CounterSample(NamedTuple):
     """All counters at a moment."""
 
     at_s: float
-    stalls: Stalls
+    stalls: StallTimes
     requests: Requests | None
 
 
-class Pacer:
+class PressurePacer:
     """The tempo of one volume's reaper."""
 
     def __init__(
         self,
         kernel: Kernel,
         store_fd: Fd,
-        caps: Caps,
+        caps: RateCaps,
         clock: Callable[[], float] = time.monotonic,
         psi: Psi | None = None,
         *,
@@ -72,10 +72,10 @@ class Pacer:
         self._caps = caps
         self._clock = clock
         self._psi = psi or Psi()
-        self._device = Device.of(store_fd)
-        self._state = State()
+        self._device = DeviceCounters.of(store_fd)
+        self._state = PacingState()
         self._backlog = Backlog()
-        self._done = Done()
+        self._done = WorkDone()
         self._began_s = clock()
         self._tempo = HOLD
         self._last = self._look()
@@ -84,7 +84,7 @@ class Pacer:
         self._probes: deque[float] = deque(maxlen=_KEPT_PROBES)
         self._new_probes: deque[tuple[float, bool]] = deque()
 
-    def tick(self, done: Done, backlog: Backlog) -> Tempo:
+    def tick(self, done: WorkDone, backlog: Backlog) -> Speed:
         """How fast it may be from now on; to be asked when `next_tick_s` has passed, or sooner.
 
         done  of all workers, since the beginning
@@ -98,8 +98,8 @@ class Pacer:
             seconds, in_rest = self._new_probes.popleft()
             self._state = pacing.probed(self._state, seconds, in_rest=in_rest)
         tempo = pacing.tempo(self._state, self._caps, backlog)
-        if self._state.company is Company.UNKNOWN and self._clock() < self._began_s + _BEFORE_LOOK_S:
-            tempo = pacing.tempo(self._state._replace(company=Company.SOME), self._caps, backlog)
+        if self._state.company is OtherUsers.UNKNOWN and self._clock() < self._began_s + _BEFORE_LOOK_S:
+            tempo = pacing.tempo(self._state._replace(company=OtherUsers.SOME), self._caps, backlog)
         if tempo.is_alone != self._tempo.is_alone or tempo.rests != self._tempo.rests:
             self._last = self._look()  # there are other rests from now on
         self._tempo = tempo
@@ -122,16 +122,16 @@ class Pacer:
         is_whole = is_rest is not None and late_s <= (_EARLY_S if is_rest else _LATE_S)
         if self._has_rests() and is_whole and not is_ours:
             self._state = pacing.hear(self._state, _sample(self._last, look, is_rest=bool(is_rest)))
-        elif self._state.company is Company.UNKNOWN and look.at_s >= self._began_s + _BEFORE_LOOK_S + FIRST_LOOK_S:
+        elif self._state.company is OtherUsers.UNKNOWN and look.at_s >= self._began_s + _BEFORE_LOOK_S + FIRST_LOOK_S:
             self._began_s = look.at_s  # nobody asked when the first look was to end: it begins again
         self._last = look
 
     def _has_rests(self) -> bool:
-        return self._tempo.rests or self._state.company is Company.UNKNOWN
+        return self._tempo.rests or self._state.company is OtherUsers.UNKNOWN
 
     def _span(self, at_s: float) -> tuple[bool | None, float]:
         """Whether a moment is in a rest (True), between two (False), or at the edge of one; and how long that stays."""
-        if self._state.company is Company.UNKNOWN:
+        if self._state.company is OtherUsers.UNKNOWN:
             begins_s, ends_s = self._began_s + _BEFORE_LOOK_S, self._began_s + _BEFORE_LOOK_S + FIRST_LOOK_S
         else:
             begins_s, ends_s = rest_at(at_s, is_alone=self._tempo.is_alone)
@@ -143,9 +143,9 @@ class Pacer:
             return True, ends_s - _EARLY_S
         return None, ends_s
 
-    def _look(self) -> _Look:
+    def _look(self) -> _CounterSample:
         requests = None if self._device is None else self._device.requests()
-        return _Look(self._clock(), self._psi.read(), requests)
+        return _CounterSample(self._clock(), self._psi.read(), requests)
 
     def wants_probe(self) -> bool:
         """Whether it is time for a small durable write, which is to be done soon, where nothing waits for it."""
@@ -176,7 +176,7 @@ class Pacer:
 
     def is_yielding(self) -> bool:
         """Whether others are why it does not go at full speed."""
-        return self._state.company is Company.SOME and not self._backlog.hurries
+        return self._state.company is OtherUsers.SOME and not self._backlog.hurries
 
     def pressure(self) -> Pressure:
         """What was felt last."""
@@ -196,7 +196,7 @@ class Pacer:
             self._device.close()
 
 
-def _sample(before: _Look, after: _Look, *, is_rest: bool) -> Sample:
+def _sample(before: _CounterSample, after: _CounterSample, *, is_rest: bool) -> Sample:
     """What happened between two looks."""
     seconds = max(after.at_s - before.at_s, 1e-6)
     io, memory, cpu = (

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Generic, Protocol
 
-from fusefs.core.slice_budget import Budget
-from fusefs.engine.slice_pace import GLANCE_S, Pace
+from fusefs.core.slice_budget import SliceBudget
+from fusefs.engine.slice_pace import GLANCE_S, SlicePace
 from fusefs.engine.strategy import Strategy
-from fusefs.engine.workers import Crew, Done, Runs, Work, WorkerLost, crew_of
+from fusefs.engine.workers import Done, RunsSlices, Work, WorkerLost, WorkerPool, crew_of
 
 
-class Plans(Protocol[Work]):
+class SliceSource(Protocol[Work]):
     """What is to be done, and what a finished slice leaves to do."""
 
     def is_dry(self) -> bool:
@@ -25,17 +25,17 @@ class Plans(Protocol[Work]):
         """A slice ended with its worker, it is not known how far."""
 
 
-class Drive(Generic[Work, Done]):
+class SliceRunner(Generic[Work, Done]):
     """A plan, who does its slices, and how fast."""
 
     def __init__(
         self,
-        plan: Plans[Work],
-        runner: Runs[Work, Done],
+        plan: SliceSource[Work],
+        runner: RunsSlices[Work, Done],
         strategy: Strategy,
-        pace: Pace,
+        pace: SlicePace,
         is_stopped: Callable[[], bool],
-        done: Callable[[Work, Budget, Done], None],
+        done: Callable[[Work, SliceBudget, Done], None],
     ) -> None:
         """done: takes in what a slice did."""
         self._plan = plan
@@ -63,7 +63,7 @@ class Drive(Generic[Work, Done]):
         """Whether several slices may run beside each other: not where others use the disk."""
         return self._strategy.n_workers > 1 and self._pace.follow().is_alone
 
-    def _begin(self) -> tuple[Work, Budget] | None:
+    def _begin(self) -> tuple[Work, SliceBudget] | None:
         """A slice that may begin now, and what it may do; None if the pace or the other slices forbid it."""
         budget = self._pace.budget()
         if budget is None:
@@ -88,9 +88,9 @@ class Drive(Generic[Work, Done]):
             if once:
                 return
 
-    def _run_with(self, crew: Crew[Work, Done]) -> bool:
+    def _run_with(self, crew: WorkerPool[Work, Done]) -> bool:
         """Keep all workers busy as long as we have company; False if one of them was lost: then we go on alone."""
-        running: dict[Future[Done], tuple[Work, Budget]] = {}
+        running: dict[Future[Done], tuple[Work, SliceBudget]] = {}
         is_whole = True
         while True:
             goes_on = is_whole and not self._is_stopped() and self._has_company()
@@ -105,7 +105,7 @@ class Drive(Generic[Work, Done]):
             else:
                 self._pace.sleep()
 
-    def _collect(self, future: Future[Done], work: Work, budget: Budget) -> bool:
+    def _collect(self, future: Future[Done], work: Work, budget: SliceBudget) -> bool:
         """Take in the outcome of a slice; False if it was lost with its worker."""
         try:
             outcome = future.result()

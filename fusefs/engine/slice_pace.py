@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from fusefs.core.pacing import rest_at
-from fusefs.core.slice_budget import AT_ONCE, SIP_S, SLICE_S, Allowance, Budget, Tempo
+from fusefs.core.slice_budget import AT_ONCE, SIP_S, SLICE_S, SliceBudget, Speed, TokenBucket
 
 GLANCE_S = 0.2
 """How long a change of mind may go unseen."""
@@ -19,10 +19,10 @@ _PATIENCE_S = 0.1
 """On a device that never has one we take our sip all the same: it must not starve."""
 
 
-class Leads(Protocol):
+class SetsSpeed(Protocol):
     """Who says how fast it goes: a person once and for all, or what watches the disk."""
 
-    def tempo(self) -> Tempo:
+    def tempo(self) -> Speed:
         """How fast it may be now; asked at least before each slice."""
 
     def done(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
@@ -32,7 +32,7 @@ class Leads(Protocol):
         """Wait that long, or until the tempo changes."""
 
 
-class Did(Protocol):
+class SliceDone(Protocol):
     """What a slice did, as far as its pace is concerned (core.slices.Outcome)."""
 
     @property
@@ -48,12 +48,12 @@ class Did(Protocol):
         """How long it took."""
 
 
-class Constant(NamedTuple):
+class ConstantSpeed(NamedTuple):
     """One tempo all the time."""
 
-    always: Tempo
+    always: Speed
 
-    def tempo(self) -> Tempo:
+    def tempo(self) -> Speed:
         """See Leads."""
         return self.always
 
@@ -65,13 +65,13 @@ class Constant(NamedTuple):
         time.sleep(seconds)
 
 
-FULL_SPEED = Constant(AT_ONCE)
+FULL_SPEED = ConstantSpeed(AT_ONCE)
 
 
-class Pace:
+class SlicePace:
     """A tempo as budgets for slices."""
 
-    def __init__(self, leads: Leads, is_busy: Callable[[], bool] = lambda: False, afterwork: float = 0.0) -> None:
+    def __init__(self, leads: SetsSpeed, is_busy: Callable[[], bool] = lambda: False, afterwork: float = 0.0) -> None:
         """Be asked.
 
         is_busy    whether the device has anything to do right now; asked beside others alone
@@ -79,14 +79,14 @@ class Pace:
         """
         self._leads = leads
         self._tempo = AT_ONCE
-        self._entries: Allowance | None = None
-        self._bytes: Allowance | None = None
-        self._sips = _Sips(is_busy, afterwork)
+        self._entries: TokenBucket | None = None
+        self._bytes: TokenBucket | None = None
+        self._sips = _SmallSlices(is_busy, afterwork)
         self._rest_ends_s = 0.0
         self.was_always_limited = True
         self.follow()
 
-    def follow(self) -> Tempo:
+    def follow(self) -> Speed:
         """The tempo as it is now."""
         tempo = self._leads.tempo()
         if tempo != self._tempo and not tempo.holds():
@@ -97,7 +97,7 @@ class Pace:
         self._tempo = tempo  # what is owed when a hold begins is still owed when it ends
         return tempo
 
-    def budget(self) -> Budget | None:
+    def budget(self) -> SliceBudget | None:
         """What a slice may do now; None if it has to wait."""
         tempo = self.follow()
         if tempo.holds() or (not tempo.is_alone and not self._sips.may_begin()):
@@ -113,14 +113,14 @@ class Pace:
             if self._entries is not None and n_entries is not None:
                 self._entries.give_back(max(n_entries - sip, 0))
             n_entries = sip if n_entries is None else min(n_entries, sip)
-        budget = Budget(seconds, n_entries, n_bytes)
+        budget = SliceBudget(seconds, n_entries, n_bytes)
         if n_entries == 0 or n_bytes == 0:
             self.give_back(budget)
             return None
         self.was_always_limited &= budget.is_paced()
         return budget
 
-    def _seconds(self, tempo: Tempo, now_s: float) -> float:
+    def _seconds(self, tempo: Speed, now_s: float) -> float:
         """How long a slice may be that begins now; 0 in a rest."""
         seconds = SLICE_S if tempo.is_alone else SIP_S
         if not tempo.rests:
@@ -129,14 +129,14 @@ class Pace:
         self._rest_ends_s = ends_s if begins_s <= now_s else 0.0
         return min(seconds, begins_s - now_s)
 
-    def done(self, budget: Budget, outcome: Did) -> None:
+    def done(self, budget: SliceBudget, outcome: SliceDone) -> None:
         """Take in what a slice did with its budget."""
         self.give_back(budget, outcome.removed, outcome.n_bytes)
         if not self._tempo.is_alone:
             self._sips.done(outcome, self._tempo.share, time.monotonic())
         self._leads.done(outcome.removed, outcome.n_bytes, outcome.busy_s)
 
-    def give_back(self, budget: Budget, n_entries: int = 0, n_bytes: int = 0) -> None:
+    def give_back(self, budget: SliceBudget, n_entries: int = 0, n_bytes: int = 0) -> None:
         """Return what a slice did not spend; what it overspent is waited for."""
         if self._entries is not None and budget.n_entries is not None:
             self._entries.give_back(budget.n_entries - n_entries)
@@ -155,7 +155,7 @@ class Pace:
             self._leads.wait(max(seconds, 0.0))
 
 
-class _Sips:
+class _SmallSlices:
     """Small slices beside others: a share of the time, each begun in a gap of the device."""
 
     def __init__(self, is_busy: Callable[[], bool], afterwork: float) -> None:
@@ -183,7 +183,7 @@ class _Sips:
             now_s = time.monotonic()
         return True
 
-    def done(self, outcome: Did, share: float, now_s: float) -> None:
+    def done(self, outcome: SliceDone, share: float, now_s: float) -> None:
         """A slice was done, and we have that share of the time."""
         period_s = outcome.busy_s * (1.0 + self._afterwork) / share
         # What was not taken when it was due is made up for by shorter pauses, not by none.
@@ -198,10 +198,10 @@ class _Sips:
         return self._due_s - now_s
 
 
-def _changed(allowance: Allowance | None, per_s: int | None, now_s: float, slice_s: float) -> Allowance | None:
+def _changed(allowance: TokenBucket | None, per_s: int | None, now_s: float, slice_s: float) -> TokenBucket | None:
     if per_s is None:
         return None
     if allowance is None:
-        return Allowance(per_s, now_s, slice_s)
+        return TokenBucket(per_s, now_s, slice_s)
     allowance.change(per_s, now_s, slice_s)
     return allowance

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Generic, Protocol, Self, TypeVar
 
-from fusefs.core.slice_budget import Budget
+from fusefs.core.slice_budget import SliceBudget
 from fusefs.engine.strategy import Workers
 from fusefs.linux.act_as_user import die_with_parent
 from fusefs.linux.child_processes import ChildLost, receive, send, watch
@@ -28,7 +28,7 @@ class WorkerLost(Exception):
     """A worker ended in the middle of a slice; how far it came is not known."""
 
 
-class Carries(Protocol):
+class HasFds(Protocol):
     """A value that pickles, but for the fds in it."""
 
     def fds(self) -> Sequence[int]:
@@ -38,54 +38,54 @@ class Carries(Protocol):
         """The value in the process that they came to, where they have these numbers."""
 
 
-Work = TypeVar("Work", bound=Carries)
-Done = TypeVar("Done", bound=Carries)
-_Work_contra = TypeVar("_Work_contra", bound=Carries, contravariant=True)
-_Done_co = TypeVar("_Done_co", bound=Carries, covariant=True)
+Work = TypeVar("Work", bound=HasFds)
+Done = TypeVar("Done", bound=HasFds)
+_Work_contra = TypeVar("_Work_contra", bound=HasFds, contravariant=True)
+_Done_co = TypeVar("_Done_co", bound=HasFds, covariant=True)
 
 
-class Runs(Protocol[_Work_contra, _Done_co]):
+class RunsSlices(Protocol[_Work_contra, _Done_co]):
     """What runs a slice; a worker gets its own copy by fork."""
 
-    def run(self, work: _Work_contra, budget: Budget) -> _Done_co:
+    def run(self, work: _Work_contra, budget: SliceBudget) -> _Done_co:
         """Do it. Its fds stay their owner's; those that come back with it may be the same."""
 
 
-class Crew(Generic[Work, Done]):
+class WorkerPool(Generic[Work, Done]):
     """An executor and what it needs to run slices."""
 
-    def __init__(self, executor: Executor, runner: Runs[Work, Done]) -> None:
+    def __init__(self, executor: Executor, runner: RunsSlices[Work, Done]) -> None:
         self._executor = executor
         self._runner = runner
 
-    def submit(self, work: Work, budget: Budget) -> Future[Done]:
+    def submit(self, work: Work, budget: SliceBudget) -> Future[Done]:
         """Have a slice done; the future raises WorkerLost if it is not known what became of it."""
         return self._executor.submit(self._runner.run, work, budget)
 
 
 @contextmanager
-def crew_of(n_workers: int, workers: Workers, runner: Runs[Work, Done]) -> Iterator[Crew[Work, Done]]:
+def crew_of(n_workers: int, workers: Workers, runner: RunsSlices[Work, Done]) -> Iterator[WorkerPool[Work, Done]]:
     """A crew for the block; all its workers are gone in the end."""
     if workers is Workers.THREADS:
         with ThreadPoolExecutor(n_workers) as pool:
-            yield Crew(pool, runner)
+            yield WorkerPool(pool, runner)
         return
-    children = _Children(runner)
+    children = _ForkedWorkers(runner)
     try:
         gc.freeze()  # what is here already is not copied by the children's collectors
         for _ in range(n_workers):
             children.fork()
         gc.unfreeze()
         with ThreadPoolExecutor(n_workers) as pool:
-            yield Crew(pool, children)
+            yield WorkerPool(pool, children)
     finally:
         children.end()
 
 
-class _Children(Generic[Work, Done]):
+class _ForkedWorkers(Generic[Work, Done]):
     """Forked workers: a slice is run by whichever is free."""
 
-    def __init__(self, runner: Runs[Work, Done]) -> None:
+    def __init__(self, runner: RunsSlices[Work, Done]) -> None:
         self._runner = runner
         self._children: dict[int, socket.socket] = {}
         self._free: SimpleQueue[int] = SimpleQueue()
@@ -105,7 +105,7 @@ class _Children(Generic[Work, Done]):
         self._children[pid] = ours
         self._free.put(pid)
 
-    def run(self, work: Work, budget: Budget) -> Done:
+    def run(self, work: Work, budget: SliceBudget) -> Done:
         """Have a slice run by a free worker: there is one, as there are as many as threads.
 
         Raises  WorkerLost
@@ -132,7 +132,7 @@ class _Children(Generic[Work, Done]):
             os.waitpid(pid, 0)
 
 
-def _work(parent: int, channel: socket.socket, runner: Runs[Work, Done]) -> None:
+def _work(parent: int, channel: socket.socket, runner: RunsSlices[Work, Done]) -> None:
     """A worker's life: it dies with its parent, and leaves Ctrl-C to it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if not die_with_parent(parent):

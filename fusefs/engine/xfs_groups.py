@@ -39,7 +39,7 @@ def group_shift(kernel: Kernel, fd: Fd) -> int | None:
     return (group_blocks - 1).bit_length() + (block_bytes // inode_bytes).bit_length() - 1
 
 
-class Groups:
+class AllocationGroups:
     """A lock for each group, shared with the processes that are forked after it was made."""
 
     def __init__(self, kernel: Kernel, shift: int | None) -> None:

@@ -29,7 +29,7 @@ def user_name(uid: int) -> str:
         return str(uid)
 
 
-class Person(NamedTuple):
+class UserCredentials(NamedTuple):
     """The user for whom a process acts: user, primary group, all groups, home directory (empty for none)."""
 
     uid: int
@@ -38,16 +38,16 @@ class Person(NamedTuple):
     home: bytes = b""
 
 
-def person(uid: int) -> Person:
+def person(uid: int) -> UserCredentials:
     """A user as the system knows him; of an unknown one nothing but the uid, and nogroup."""
     try:
         entry = pwd.getpwuid(uid)
     except KeyError:
-        return Person(uid, _NOBODY_GID, [])
-    return Person(uid, entry.pw_gid, os.getgrouplist(entry.pw_name, entry.pw_gid), os.fsencode(entry.pw_dir))
+        return UserCredentials(uid, _NOBODY_GID, [])
+    return UserCredentials(uid, entry.pw_gid, os.getgrouplist(entry.pw_name, entry.pw_gid), os.fsencode(entry.pw_dir))
 
 
-def become(wanted: Person, parent: int) -> bool:
+def become(wanted: UserCredentials, parent: int) -> bool:
     """Be that user, with that home, no capability and no way back, and die with the parent; needs root.
 
     parent   our parent's pid
@@ -95,7 +95,7 @@ def call_as(uid: int, body: Callable[[Ask], bytes], answer: Ask) -> bytes:
         os.waitpid(pid, 0)
 
 
-def _child(wanted: Person, parent: int, channel: socket.socket, body: Callable[[Ask], bytes]) -> None:
+def _child(wanted: UserCredentials, parent: int, channel: socket.socket, body: Callable[[Ask], bytes]) -> None:
     code = 1
     try:
         if not become(wanted, parent):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
-from fusefs.linux.act_as_user import Person, become, die_with_parent
+from fusefs.linux.act_as_user import UserCredentials, become, die_with_parent
 from fusefs.linux.child_processes import receive, send
 from fusefs.linux.fd import Fd
 
@@ -29,7 +29,7 @@ def ask_each(
     ask: Callable[[T], bytes],
     silent: set[Hashable],
     where: Callable[[T], Hashable],
-    person: Person | None = None,
+    person: UserCredentials | None = None,
 ) -> Iterator[tuple[T, bytes | None]]:
     """Each question with its answer; None for what is not answered in time, and for all else that is asked there.
 
@@ -40,7 +40,7 @@ def ask_each(
     done = 0
     while done < len(questions):
         due = [question for question in questions[done:] if where(question) not in silent]
-        answers = _Child(due, ask, person) if due else None
+        answers = _AskingChild(due, ask, person) if due else None
         try:
             while done < len(questions):
                 question = questions[done]
@@ -64,10 +64,10 @@ def ask_each(
                 answers.end()
 
 
-class _Child:
+class _AskingChild:
     """A process that puts questions one after the other."""
 
-    def __init__(self, questions: Sequence[T], ask: Callable[[T], bytes], person: Person | None) -> None:
+    def __init__(self, questions: Sequence[T], ask: Callable[[T], bytes], person: UserCredentials | None) -> None:
         self._channel, theirs = socket.socketpair()
         parent = os.getpid()
         self._pid = os.fork()
@@ -109,7 +109,11 @@ def _wait_for(fd: Fd, seconds: float) -> None:
 
 
 def _live(
-    parent: int, channel: socket.socket, questions: Sequence[T], ask: Callable[[T], bytes], person: Person | None
+    parent: int,
+    channel: socket.socket,
+    questions: Sequence[T],
+    ask: Callable[[T], bytes],
+    person: UserCredentials | None,
 ) -> None:
     try:
         _let_go(channel.fileno())

@@ -26,7 +26,7 @@ _N_WAITING = 128
 _PATIENCE_S, _GLANCE_S = 10.0, 0.02
 
 
-class Visitor(NamedTuple):
+class FdRequest(NamedTuple):
     """The process that sent an fd, as the kernel says, and what that is of.
 
     uid, pid     as our namespaces have them; 0 for a pid that they have not
@@ -86,7 +86,7 @@ def uid_of(conversation: socket.socket) -> int:
     return int(_CREDENTIALS.unpack(credentials)[1])
 
 
-def visitor(conversation: socket.socket) -> tuple[Visitor, Fd]:
+def visitor(conversation: socket.socket) -> tuple[FdRequest, Fd]:
     """The client and the fd that it sends, which is ours now, and keeps its inode number from meaning anything else.
 
     It may be of anything: to get it, and to close it, may take as long as its filesystem's server likes.
@@ -110,7 +110,7 @@ def visitor(conversation: socket.socket) -> tuple[Visitor, Fd]:
             os.close(fd)
         raise
     pid, uid, _gid = _CREDENTIALS.unpack(credentials)
-    return Visitor(uid, pid, int(told["ino"]), int(told["mnt_id"])), Fd(fds[0])
+    return FdRequest(uid, pid, int(told["ino"]), int(told["mnt_id"])), Fd(fds[0])
 
 
 def _told_of(fd: int) -> dict[str, str]:

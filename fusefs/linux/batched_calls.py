@@ -28,7 +28,7 @@ _CODING = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
 _NANO = 1_000_000_000
 
 
-class Looked(NamedTuple):
+class StatxResult(NamedTuple):
     """What a name was a moment ago, as statx(2) tells it; what os.stat tells of that has the names that it has there.
 
     Nothing is worked out before it is read: of most entries one field is.
@@ -79,7 +79,7 @@ class Looked(NamedTuple):
         return self.btime_s * _NANO + self.btime_rest_ns if self.has & _BTIME else 0
 
 
-def read_on(kernel: Kernel, fd: int) -> getdents.Block | None:
+def read_on(kernel: Kernel, fd: int) -> getdents.DirentBlock | None:
     """Some entries of a directory from where its fd is; None at the end."""
     kernel.reach("getdents")
     return getdents.read_on(fd)
@@ -87,12 +87,12 @@ def read_on(kernel: Kernel, fd: int) -> getdents.Block | None:
 
 def look_at_all(
     kernel: Kernel, dir_fd: int, names: Iterable[str], *, asks_birth: bool = False
-) -> tuple[list[Looked], Refused]:
+) -> tuple[list[StatxResult], Refused]:
     """lstat of each name, but never of what is mounted there (EXDEV): see `Kernel.stat`.
 
     asks_birth  for birth times too, where each costs a request to the filesystem's server
     """
-    looked: list[Looked] = []
+    looked: list[StatxResult] = []
     refused: Refused = []
     wanted = _BASIC | _BTIME if asks_birth else _BASIC
     reach, glance = kernel.reach, _glancing(dir_fd) if kernel.answers_at_once(dir_fd) else _nothing
@@ -109,7 +109,7 @@ def _nothing(_name: str) -> None:
     """What a glance tells where none is allowed."""
 
 
-def _glancing(dir_fd: int) -> Callable[[str], Looked | None]:
+def _glancing(dir_fd: int) -> Callable[[str], StatxResult | None]:
     """Looks at names by one call each, a third of the time of what `_look_closely` takes; None: it takes that.
 
     The name of a mount leads to what is mounted, but its server is not asked, so nothing waits for it; and the kernel
@@ -119,21 +119,21 @@ def _glancing(dir_fd: int) -> Callable[[str], Looked | None]:
     fd, told = ctypes.c_int(dir_fd), ctypes.create_string_buffer(syscalls.STATX_SIZE)
     into, unpack = ctypes.byref(told), _STATX.unpack_from
 
-    def glance(name: str) -> Looked | None:
+    def glance(name: str) -> StatxResult | None:
         if _statx(fd, name.encode(*_CODING), _AS_IT_IS, _WANTED, into):
             return None
-        looked = tuple.__new__(Looked, (name, *unpack(told)))  # its own constructor takes twice as long
+        looked = tuple.__new__(StatxResult, (name, *unpack(told)))  # its own constructor takes twice as long
         is_told = not looked.attributes & _MOUNT_ROOT and looked.has_attributes & _MOUNT_ROOT
         return looked if is_told else None
 
     return glance
 
 
-def _look_closely(dir_fd: int, name: str, wanted: int) -> Looked:
+def _look_closely(dir_fd: int, name: str, wanted: int) -> StatxResult:
     told = ctypes.create_string_buffer(syscalls.STATX_SIZE)
     with Fd(syscalls.openat2(dir_fd, os.fsencode(name), os.O_PATH | os.O_NOFOLLOW, syscalls.BENEATH)) as fd:
         syscalls.checked(syscalls.statx_call(fd, b"", _BY_FD, wanted, told))
-    return Looked(name, *_STATX.unpack_from(told))
+    return StatxResult(name, *_STATX.unpack_from(told))
 
 
 def rmdir_all(kernel: Kernel, dir_fd: int, names: Iterable[str]) -> Refused:

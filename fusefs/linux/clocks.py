@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 
-from fusefs.core.orphan_age import Clock, Moment
+from fusefs.core.orphan_age import Clock, Now
 from fusefs.linux.boot_id import boot_id
 from fusefs.linux.kernel import Kernel
 
 _MOMENT_NS = 100_000_000
 
 
-def moment(kernel: Kernel, clocks: tuple[Clock, ...] = ()) -> Moment:
+def moment(kernel: Kernel, clocks: tuple[Clock, ...] = ()) -> Now:
     """Now. clocks: what is remembered of the wall clock"""
-    return Moment(kernel.now_ns(), kernel.boot_ns(), boot_id(), clocks)
+    return Now(kernel.now_ns(), kernel.boot_ns(), boot_id(), clocks)
 
 
 def clocks_ns() -> tuple[int, int]:

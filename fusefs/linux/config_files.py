@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from fusefs.core.config import Config, read_with_places
-from fusefs.core.errors import BadConfig, Problem
+from fusefs.core.errors import BadConfig, ConfigProblem
 from fusefs.core.names import printable
 from fusefs.core.toml_reader import TEXT_MAX_BYTES, Settings, Source, decode_source
 from fusefs.linux.fd import Fd
@@ -64,7 +64,7 @@ def check_files(files: Sequence[bytes]) -> Loaded:
     return _load(files, [], base_config(of_root=os.geteuid() == 0), is_trusting=True)
 
 
-def _load(files: Sequence[bytes], problems: list[Problem], base: Config, *, is_trusting: bool) -> Loaded:
+def _load(files: Sequence[bytes], problems: list[ConfigProblem], base: Config, *, is_trusting: bool) -> Loaded:
     sources = read_sources(files, problems, is_trusting=is_trusting)
     try:
         config, settings = read_with_places(sources, base)
@@ -75,12 +75,12 @@ def _load(files: Sequence[bytes], problems: list[Problem], base: Config, *, is_t
     return Loaded(config, tuple(files), settings)
 
 
-def _find(directory: bytes | None) -> tuple[list[bytes], list[Problem]]:
+def _find(directory: bytes | None) -> tuple[list[bytes], list[ConfigProblem]]:
     """The files that there are, and what is wrong with their directories."""
     if directory is None:
         return [], []
     found: list[bytes] = []
-    problems: list[Problem] = []
+    problems: list[ConfigProblem] = []
     drop_ins = os.path.join(directory, _DROP_INS)
     for where in (directory, drop_ins):
         try:
@@ -103,7 +103,7 @@ def is_drop_in(name: bytes) -> bool:
     return name.endswith(_ENDING) and not name.startswith(b".")
 
 
-def read_sources(files: Iterable[bytes], problems: list[Problem], *, is_trusting: bool) -> list[Source]:
+def read_sources(files: Iterable[bytes], problems: list[ConfigProblem], *, is_trusting: bool) -> list[Source]:
     """The texts of files; of one that can't be read or believed a problem more.
 
     is_trusting  whatever owns them
@@ -128,7 +128,7 @@ def _read_source(file: bytes, *, is_trusting: bool) -> Source:
         with Fd(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as fd:
             st = os.fstat(fd)
             if not stat.S_ISREG(st.st_mode):
-                raise BadConfig(problems=(Problem(name, None, "not an ordinary file", "put a file there"),))
+                raise BadConfig(problems=(ConfigProblem(name, None, "not an ordinary file", "put a file there"),))
             if not is_trusting and (problems := tuple(distrust(file, st))):
                 raise BadConfig(problems=problems)
             return decode_source(name, os.pread(fd, TEXT_MAX_BYTES + 1, 0))
@@ -136,19 +136,19 @@ def _read_source(file: bytes, *, is_trusting: bool) -> Source:
         raise BadConfig(problems=(unreadable(file, error),)) from error
 
 
-def distrust(path: bytes, st: os.stat_result) -> Iterable[Problem]:
+def distrust(path: bytes, st: os.stat_result) -> Iterable[ConfigProblem]:
     """Why we do not believe it: another user than ourselves or root can change it."""
     name = printable(path)
     owner = "root" if os.geteuid() == 0 else "you or root"
     if st.st_uid not in (0, os.geteuid()):
-        yield Problem(name, None, f"it belongs to uid {st.st_uid}, not to {owner}", "chown it, or take it away")
+        yield ConfigProblem(name, None, f"it belongs to uid {st.st_uid}, not to {owner}", "chown it, or take it away")
     shared = st.st_mode & OTHERS_WRITE & ~(stat.S_IWGRP if st.st_gid in (0, os.getegid()) else 0)
     if shared:
         who = "everybody" if shared & stat.S_IWOTH else "its group"
-        yield Problem(name, None, f"{who} may write it", "chmod go-w")
+        yield ConfigProblem(name, None, f"{who} may write it", "chmod go-w")
 
 
-def unreadable(path: bytes, error: OSError) -> Problem:
+def unreadable(path: bytes, error: OSError) -> ConfigProblem:
     """What the kernel said, as a problem of that file."""
     fix = {PermissionError: "run it as root, or chmod it", FileNotFoundError: "name a file that exists"}
-    return Problem(printable(path), None, f"can't be read: {error.strerror}", fix.get(type(error), ""))
+    return ConfigProblem(printable(path), None, f"can't be read: {error.strerror}", fix.get(type(error), ""))

@@ -18,11 +18,11 @@ from fusefs.linux import syscalls
 from fusefs.linux.copy_contents import GoesOn, copy_contents, forget_pages, is_same_content
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.private_directory import Private, nameless
+from fusefs.linux.private_directory import PrivateDirectory, nameless
 from fusefs.linux.shared_extents import has_same_blocks
 from fusefs.linux.statx import set_times
 from fusefs.linux.syscalls import NO_TMPFILE
-from fusefs.linux.thread_credentials import Identity, call_as
+from fusefs.linux.thread_credentials import ThreadCredentials, call_as
 
 _LOOKED_AT = os.O_PATH | os.O_NOFOLLOW
 _READ = os.O_RDONLY | os.O_NONBLOCK
@@ -37,7 +37,7 @@ _ACL_AGAIN_PREFIX = "trusted.SGI_ACL_"
 _LABEL_PREFIX = "security."
 
 
-class Original(NamedTuple):
+class CopySource(NamedTuple):
     """What is to be copied, open.
 
     fd         readable for a regular file, else O_PATH: to open a FIFO or a device is to do something to it
@@ -66,7 +66,7 @@ class Original(NamedTuple):
         """
         return (other.st_ctime_ns, other.st_nlink) == (self.seen.st_ctime_ns, self.seen.st_nlink)
 
-    def after_unlink(self, st: os.stat_result) -> Original:
+    def after_unlink(self, st: os.stat_result) -> CopySource:
         """This original after we have unlinked one of its names, which changes its ctime."""
         size, mtime_ns, _ = self.version
         return self._replace(version=(size, mtime_ns, st.st_ctime_ns))
@@ -88,7 +88,7 @@ class Original(NamedTuple):
         return asked
 
 
-def open_original(kernel: Kernel, dir_fd: int, name: bytes) -> Original:
+def open_original(kernel: Kernel, dir_fd: int, name: bytes) -> CopySource:
     """What has a name, for a copy of it.
 
     Raises  OSError: EISDIR for a directory, EOPNOTSUPP for a socket, ETXTBSY if it is open for writing: what
@@ -102,13 +102,13 @@ def open_original(kernel: Kernel, dir_fd: int, name: bytes) -> Original:
         if kind == stat.S_IFSOCK:
             raise _failure(errno.EOPNOTSUPP)  # it is nothing without the program that listens
         if kind != stat.S_IFREG:
-            return Original(Fd(os.dup(found)), seen, _version(seen))
+            return CopySource(Fd(os.dup(found)), seen, _version(seen))
         fd = kernel.reopen(found, _READ)
     try:
         _leave_atime(fd)
         is_leased = _lease(kernel, fd, seen.st_uid)
         seen = kernel.fstat(fd)
-        return Original(fd, seen, _version(seen), is_leased)
+        return CopySource(fd, seen, _version(seen), is_leased)
     except BaseException:
         fd.close()
         raise
@@ -123,7 +123,7 @@ def _lease(kernel: Kernel, fd: Fd, uid: int) -> bool:
     try:
         kernel.reach("lease")
         fcntl.fcntl(fd, syscalls.F_SETSIG, signal.SIGURG)
-        call_as(Identity(uid), fcntl.fcntl, fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        call_as(ThreadCredentials(uid), fcntl.fcntl, fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
     except OSError as error:
         # A network filesystem says the same when its server doesn't tell.
         if error.errno == errno.EAGAIN and kernel.is_local(fd):
@@ -136,7 +136,7 @@ def _version(st: os.stat_result) -> tuple[int, int, int]:
     return st.st_size, st.st_mtime_ns, st.st_ctime_ns
 
 
-class Made(NamedTuple):
+class UnnamedCopy(NamedTuple):
     """A copy without a name yet.
 
     fd       readable and writable for a regular file, else O_PATH
@@ -157,11 +157,11 @@ class Made(NamedTuple):
         else:
             kernel.rename_free(self.private, self.name, dir_fd, name)
 
-    def replace(self, kernel: Kernel, private: Private, dir_fd: int, name: bytes) -> None:
+    def replace(self, kernel: Kernel, private: PrivateDirectory, dir_fd: int, name: bytes) -> None:
         """Give it a name that something else may have, which is gone then."""
         staged = self
         if self.private is None:
-            staged = Made(self.fd, private.open(), nameless())
+            staged = UnnamedCopy(self.fd, private.open(), nameless())
             self.put(kernel, private.open(), staged.name)
         assert staged.private is not None
         try:
@@ -176,7 +176,9 @@ class Made(NamedTuple):
                 kernel.unlink(self.private, self.name)
 
 
-def make_copy(kernel: Kernel, original: Original, dir_fd: int, private: Private, goes_on: GoesOn) -> Made:
+def make_copy(
+    kernel: Kernel, original: CopySource, dir_fd: int, private: PrivateDirectory, goes_on: GoesOn
+) -> UnnamedCopy:
     """A copy with all attributes of the original, for a directory; not on disk yet.
 
     Raises  OSError: what could not be had as it was, ECANCELED if it was not to go on
@@ -196,7 +198,7 @@ def make_copy(kernel: Kernel, original: Original, dir_fd: int, private: Private,
     return made
 
 
-def verify(kernel: Kernel, original: Original, made: Made, goes_on: GoesOn) -> None:
+def verify(kernel: Kernel, original: CopySource, made: UnnamedCopy, goes_on: GoesOn) -> None:
     """Have a copy on disk, and read both to see that it is one; of blocks that they share, only where those are.
 
     Raises  OSError: EIO if it is none, ECANCELED if it was not to go on
@@ -212,7 +214,7 @@ def verify(kernel: Kernel, original: Original, made: Made, goes_on: GoesOn) -> N
         raise _failure(errno.EIO)
 
 
-def is_copy(kernel: Kernel, original: Original, other: Fd, goes_on: GoesOn) -> bool:
+def is_copy(kernel: Kernel, original: CopySource, other: Fd, goes_on: GoesOn) -> bool:
     """Whether something open has the content and all the attributes of an original."""
     seen = original.seen
     if not _has_attributes(kernel, original, other):
@@ -224,7 +226,7 @@ def is_copy(kernel: Kernel, original: Original, other: Fd, goes_on: GoesOn) -> b
     return True
 
 
-def open_like(kernel: Kernel, original: Original, dir_fd: int, name: bytes) -> Fd | None:
+def open_like(kernel: Kernel, original: CopySource, dir_fd: int, name: bytes) -> Fd | None:
     """What has a name, open as the original is, if it looks like a copy of that; None if it doesn't.
 
     Raises  FileNotFoundError, OSError
@@ -235,7 +237,7 @@ def open_like(kernel: Kernel, original: Original, dir_fd: int, name: bytes) -> F
         return kernel.reopen(fd, _READ) if original.is_regular() else Fd(os.dup(fd))
 
 
-def _has_attributes(kernel: Kernel, original: Original, other: Fd) -> bool:
+def _has_attributes(kernel: Kernel, original: CopySource, other: Fd) -> bool:
     is_alike = _likeness(kernel.fstat(other)) == _likeness(original.seen)
     return is_alike and _has_xattrs(kernel, original.fd, other)
 
@@ -245,21 +247,21 @@ def _likeness(st: os.stat_result) -> tuple[int, ...]:
     return st.st_mode, st.st_uid, st.st_gid, st.st_rdev, size, st.st_mtime_ns
 
 
-def _make_file(kernel: Kernel, dir_fd: int, private: Private) -> Made:
+def _make_file(kernel: Kernel, dir_fd: int, private: PrivateDirectory) -> UnnamedCopy:
     made = _make_unnamed(kernel, dir_fd)
     if made is None:
         place, name = private.open(), nameless()
-        made = Made(kernel.create(place, name), place, name)
+        made = UnnamedCopy(kernel.create(place, name), place, name)
     _leave_atime(made.fd)
     return made
 
 
-def _make_unnamed(kernel: Kernel, dir_fd: int) -> Made | None:
+def _make_unnamed(kernel: Kernel, dir_fd: int) -> UnnamedCopy | None:
     """One that never had a name; None where that is not known to last, and the original would be removed."""
     if not kernel.answers_at_once(dir_fd):
         return None
     try:
-        return Made(kernel.create_unnamed(dir_fd))
+        return UnnamedCopy(kernel.create_unnamed(dir_fd))
     except OSError as error:
         if error.errno not in NO_TMPFILE | {errno.ENOENT}:
             raise
@@ -272,7 +274,7 @@ def _leave_atime(fd: Fd) -> None:
         fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_NOATIME)
 
 
-def _make_special(kernel: Kernel, original: Original, private: Private) -> Made:
+def _make_special(kernel: Kernel, original: CopySource, private: PrivateDirectory) -> UnnamedCopy:
     place, name = private.open(), nameless()
     mode = original.seen.st_mode
     if stat.S_ISLNK(mode):
@@ -283,7 +285,7 @@ def _make_special(kernel: Kernel, original: Original, private: Private) -> Made:
         kernel.reach("mknod")
         os.mknod(name, stat.S_IFMT(mode) | 0o600, original.seen.st_rdev, dir_fd=place)
     try:
-        return Made(kernel.open_beneath(place, name, _LOOKED_AT), place, name)
+        return UnnamedCopy(kernel.open_beneath(place, name, _LOOKED_AT), place, name)
     except BaseException:
         with suppress(OSError):
             kernel.unlink(place, name)
@@ -295,7 +297,7 @@ def _target_of(kernel: Kernel, link: Fd) -> bytes:
     return os.readlink(b"", dir_fd=link)
 
 
-def _give_attributes(kernel: Kernel, original: Original, copy: Fd) -> None:
+def _give_attributes(kernel: Kernel, original: CopySource, copy: Fd) -> None:
     """Owner, mode, ACLs, xattrs and times of the original, in an order in which none undoes another.
 
     By magic link, since an O_PATH fd has no other way to most of them.

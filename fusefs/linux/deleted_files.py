@@ -22,7 +22,7 @@ _DELETED = b" (deleted)"
 _LINKS = ("cwd", "root", "exe")
 
 
-class Deleted(NamedTuple):
+class DeletedFile(NamedTuple):
     """A deleted file, or directory, that one process keeps.
 
     inode    st_dev and st_ino; st_dev 0 if only its mapping could be seen
@@ -43,7 +43,7 @@ def device_of(fd: int) -> bytes | None:
     return _device(fd, read_mounts())
 
 
-def find_deleted(device: bytes, is_wanted: Callable[[bytes], bool]) -> Iterator[Deleted]:
+def find_deleted(device: bytes, is_wanted: Callable[[bytes], bool]) -> Iterator[DeletedFile]:
     """The deleted files of one filesystem that the processes that we may look at keep, once for each process.
 
     device     as from `device_of`
@@ -52,7 +52,7 @@ def find_deleted(device: bytes, is_wanted: Callable[[bytes], bool]) -> Iterator[
     for pid, uid, command, mounts in processes():
         with suppress(OSError):  # it ended meanwhile
             for inode, (n_bytes, path) in _kept_by(pid, device, mounts, is_wanted).items():
-                yield Deleted(int(pid), uid, command, inode, n_bytes, path)
+                yield DeletedFile(int(pid), uid, command, inode, n_bytes, path)
 
 
 def _kept_by(

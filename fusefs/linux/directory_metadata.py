@@ -36,7 +36,7 @@ _NOT_TO_BE_HAD = frozenset(
 )
 
 
-class Extended(NamedTuple):
+class Fsxattr(NamedTuple):
     """struct fsxattr without the extent count: flags, extent size, project id, copy-on-write extent size."""
 
     flags: int
@@ -45,7 +45,7 @@ class Extended(NamedTuple):
     cow_extent_size: int
 
 
-class Likeness(NamedTuple):
+class DirectoryMetadata(NamedTuple):
     """All that a fresh directory takes over from the old one; flags are None where there is no such thing."""
 
     uid: int
@@ -53,10 +53,10 @@ class Likeness(NamedTuple):
     mode: int
     xattrs: dict[str, bytes]
     flags: int | None
-    extended: Extended | None
+    extended: Fsxattr | None
 
 
-class Difference(NamedTuple):
+class MetadataDifference(NamedTuple):
     """One thing that could not be had.
 
     strict  owner, group, mode, ACL or label: a swap is refused for it; others are told only
@@ -68,10 +68,10 @@ class Difference(NamedTuple):
     strict: bool
 
 
-def read_likeness(kernel: Kernel, fd: int) -> Likeness:
+def read_likeness(kernel: Kernel, fd: int) -> DirectoryMetadata:
     """The likeness of the directory behind an fd that is open for reading."""
     st = kernel.fstat(fd)
-    return Likeness(
+    return DirectoryMetadata(
         st.st_uid,
         st.st_gid,
         stat.S_IMODE(st.st_mode),
@@ -81,7 +81,7 @@ def read_likeness(kernel: Kernel, fd: int) -> Likeness:
     )
 
 
-def apply_likeness(kernel: Kernel, fd: int, wanted: Likeness) -> None:
+def apply_likeness(kernel: Kernel, fd: int, wanted: DirectoryMetadata) -> None:
     """Give an empty directory of ours a likeness as far as the kernel lets us; `differences` tells how far.
 
     The order matters: chown clears set-id bits, xattrs carry the ACL that chmod would change, and on btrfs the flag
@@ -95,7 +95,9 @@ def apply_likeness(kernel: Kernel, fd: int, wanted: Likeness) -> None:
                 raise
 
 
-def make_like(kernel: Kernel, place: Fd, new: bytes, wanted: Likeness | None, appear: Callable[[], None]) -> None:
+def make_like(
+    kernel: Kernel, place: Fd, new: bytes, wanted: DirectoryMetadata | None, appear: Callable[[], None]
+) -> None:
     """Make a directory with a likeness (None: 0700) and let `appear` give it its name, unless that is taken by then.
 
     It is made where no other user can enter: one who may rename in the directory that it goes to could put another one
@@ -119,7 +121,7 @@ def make_like(kernel: Kernel, place: Fd, new: bytes, wanted: Likeness | None, ap
             raise  # else another process was faster
 
 
-def _steps(kernel: Kernel, fd: int, here: Likeness, wanted: Likeness) -> Iterator[Callable[[], None]]:
+def _steps(kernel: Kernel, fd: int, here: DirectoryMetadata, wanted: DirectoryMetadata) -> Iterator[Callable[[], None]]:
     yield partial(kernel.chown, fd, _changed(here.uid, wanted.uid), _changed(here.gid, wanted.gid))
     if wanted.flags is not None and wanted.flags != here.flags:
         yield partial(_set_flags, kernel, fd, wanted.flags)
@@ -133,28 +135,28 @@ def _steps(kernel: Kernel, fd: int, here: Likeness, wanted: Likeness) -> Iterato
     yield partial(kernel.chmod, fd, wanted.mode)
 
 
-def differences(wanted: Likeness, got: Likeness) -> list[Difference]:
+def differences(wanted: DirectoryMetadata, got: DirectoryMetadata) -> list[MetadataDifference]:
     """What of the wanted likeness is missing; the lent write permission of an owner does not count."""
     found = []
     for what, a, b in (("owner", wanted.uid, got.uid), ("group", wanted.gid, got.gid)):
         if a != b:
-            found.append(Difference(what, str(a), str(b), strict=True))
+            found.append(MetadataDifference(what, str(a), str(b), strict=True))
     if wanted.mode != got.mode:
-        found.append(Difference("mode", f"{wanted.mode:04o}", f"{got.mode:04o}", strict=True))
+        found.append(MetadataDifference("mode", f"{wanted.mode:04o}", f"{got.mode:04o}", strict=True))
     for name in sorted(wanted.xattrs.keys() | got.xattrs.keys()):
         if wanted.xattrs.get(name) != got.xattrs.get(name):
             strict = name.startswith(("system.", "security."))
-            found.append(Difference(name, _told(wanted, name), _told(got, name), strict))
+            found.append(MetadataDifference(name, _told(wanted, name), _told(got, name), strict))
     if wanted.flags is not None and wanted.flags != got.flags:
-        found.append(Difference("inode flags", f"{wanted.flags:#x}", _hex(got.flags), strict=False))
+        found.append(MetadataDifference("inode flags", f"{wanted.flags:#x}", _hex(got.flags), strict=False))
     if wanted.extended is not None and wanted.extended != got.extended:
         project = None if got.extended is None else got.extended.project
         strict = wanted.extended.project != project
-        found.append(Difference("project", str(wanted.extended.project), str(project), strict))
+        found.append(MetadataDifference("project", str(wanted.extended.project), str(project), strict))
     return found
 
 
-def _told(likeness: Likeness, name: str) -> str:
+def _told(likeness: DirectoryMetadata, name: str) -> str:
     value = likeness.xattrs.get(name)
     return "none" if value is None else value.hex()[:64]
 
@@ -199,12 +201,12 @@ def _put_flags(kernel: Kernel, fd: int, flags: int) -> None:
     kernel.ioctl(fd, _SETFLAGS, bytearray(_FLAGS.pack(flags)))
 
 
-def _extended(kernel: Kernel, fd: int) -> Extended | None:
+def _extended(kernel: Kernel, fd: int) -> Fsxattr | None:
     buffer = bytearray(_FSXATTR.size)
     if not _asked(kernel, fd, _GETXATTR, buffer):
         return None
     flags, extent_size, _count, project, cow = _FSXATTR.unpack(buffer)
-    return Extended(flags & ~_XFLAGS_FIXED, extent_size, project, cow)
+    return Fsxattr(flags & ~_XFLAGS_FIXED, extent_size, project, cow)
 
 
 def project_of(kernel: Kernel, fd: Fd) -> int | None:
@@ -219,7 +221,7 @@ def inherited_project(kernel: Kernel, fd: Fd) -> int | None:
     return extended.project if extended is not None and extended.flags & _PROJECT_INHERITED else None
 
 
-def _set_extended(kernel: Kernel, fd: int, wanted: Extended) -> None:
+def _set_extended(kernel: Kernel, fd: int, wanted: Fsxattr) -> None:
     buffer = bytearray(_FSXATTR.size)
     kernel.ioctl(fd, _GETXATTR, buffer)
     here: int = _FSXATTR.unpack(buffer)[0]

@@ -40,7 +40,7 @@ _HANDLE_AT = 12
 _BUFFER_SIZE = 32768
 
 
-class Change(NamedTuple):
+class FanotifyChange(NamedTuple):
     """Something that happened; several things that happened to the same names may come as one.
 
     mask       what, as bits (FAN_*)
@@ -76,7 +76,7 @@ def watch_filesystem(dir_fd: int) -> Fd:
     return watch
 
 
-def read_changes(watch: int, but_of: int) -> list[Change]:
+def read_changes(watch: int, but_of: int) -> list[FanotifyChange]:
     """What has happened since the last call, at most a buffer full, in its order; nothing if there is nothing.
 
     but_of  a pid whose changes are left out
@@ -88,7 +88,7 @@ def read_changes(watch: int, but_of: int) -> list[Change]:
     return parse_changes(raw, but_of)
 
 
-def parse_changes(raw: bytes, but_of: int) -> list[Change]:
+def parse_changes(raw: bytes, but_of: int) -> list[FanotifyChange]:
     """The changes in a buffer. Raises  OSError EBADMSG: this is nothing that we understand."""
     found = []
     at, end = 0, len(raw)
@@ -98,7 +98,7 @@ def parse_changes(raw: bytes, but_of: int) -> list[Change]:
             if version != _VERSION or not _EVENT.size <= head <= length <= end - at:
                 raise OSError(errno.EBADMSG, "not an event of fanotify")
             if pid != but_of or mask & FAN_Q_OVERFLOW:
-                found.append(Change(mask, pid, *_parse_records(raw, at + head, at + length)))
+                found.append(FanotifyChange(mask, pid, *_parse_records(raw, at + head, at + length)))
             at += length
     except struct.error as error:
         raise OSError(errno.EBADMSG, "an event of fanotify was cut off") from error

@@ -13,7 +13,7 @@ from fusefs.core.names import Name
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.syscalls import NO_TMPFILE
-from fusefs.linux.thread_credentials import Identity, call_as
+from fusefs.linux.thread_credentials import ThreadCredentials, call_as
 
 _NO_LINK = NO_TMPFILE | {errno.ENOENT, errno.EPERM, errno.EXDEV, errno.EMLINK}
 _CONTENT = b"trashd\n"
@@ -66,14 +66,14 @@ def refuses_strangers(kernel: Kernel, dir_fd: Fd, name: Name) -> bool:
         return kernel.is_local(dir_fd)
     kernel.mkdir(dir_fd, name)
     try:
-        with ExitStack() as owned, suppress(_Unlike):
+        with ExitStack() as owned, suppress(_WrongMode):
             top = owned.enter_context(kernel.open_dir(dir_fd, name))
             one, other = (owned.enter_context(_made(kernel, top, made, _OPEN_TO_ALL)) for made in (_ONE, _OTHER))
             _made(kernel, one, _MOVED, _READ_ONLY).close()
             _made(kernel, top, _CLOSED, 0o700).close()
             kernel.reach("strangers")
             try:
-                return call_as(Identity(_NOBODY, _NOBODY), _is_refused, top, one, other)
+                return call_as(ThreadCredentials(_NOBODY, _NOBODY), _is_refused, top, one, other)
             except PermissionError:
                 return kernel.is_local(dir_fd)  # there is no other user in this namespace
         return False
@@ -81,7 +81,7 @@ def refuses_strangers(kernel: Kernel, dir_fd: Fd, name: Name) -> bool:
         discard_trial(kernel, dir_fd, name)
 
 
-class _Unlike(Exception):
+class _WrongMode(Exception):
     """A directory has not the mode that it was given."""
 
 
@@ -92,7 +92,7 @@ def _made(kernel: Kernel, dir_fd: Fd, name: Name, mode: int) -> Fd:
         kernel.chmod(fd, mode)
         st = kernel.fstat(fd)
         if st.st_mode & 0o777 != mode or st.st_uid != 0:
-            raise _Unlike
+            raise _WrongMode
         owned.pop_all()
     return fd
 

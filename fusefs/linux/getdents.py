@@ -28,7 +28,7 @@ _DOT_LENGTH = 24
 """Of an entry whose name has up to four bytes."""
 
 
-class Block(NamedTuple):
+class DirentBlock(NamedTuple):
     """Some entries of a directory, without `.` and `..`: names as os.fsdecode has them, inode numbers, types.
 
     text  the names again, joined by slashes: quick to look through
@@ -40,7 +40,7 @@ class Block(NamedTuple):
     kinds: list[int]
 
 
-def read_on(fd: int) -> Block | None:
+def read_on(fd: int) -> DirentBlock | None:
     """The entries that one system call tells, from where an fd is; None at the end.
 
     Nothing is read ahead: another process that gets the fd goes on exactly there.
@@ -65,7 +65,7 @@ def read_on(fd: int) -> Block | None:
         inos.append(ino)
         kinds.append(kind)
     text = os.fsdecode(b"/".join(names))
-    return Block(text, text.split("/") if names else [], inos, kinds)
+    return DirentBlock(text, text.split("/") if names else [], inos, kinds)
 
 
 Call = Callable[[Callable[[int, int], list[Dirent]], int, int], list[Dirent]]

@@ -17,7 +17,7 @@ _BUFFER_SIZE = 1 << 16
 _ONLYDIR = 0x0100_0000
 
 
-class Happened(IntFlag):
+class InotifyMask(IntFlag):
     """What an event says; several may come together."""
 
     ATTRIB = 0x4
@@ -33,7 +33,7 @@ class Happened(IntFlag):
     """The watch is gone: its directory or filesystem is, or it was taken off."""
 
 
-class Event(NamedTuple):
+class InotifyEvent(NamedTuple):
     """One event.
 
     watch  -1 for OVERFLOW: some events of any watch are lost
@@ -41,7 +41,7 @@ class Event(NamedTuple):
     """
 
     watch: int
-    happened: Happened
+    happened: InotifyMask
     name: bytes
 
 
@@ -50,14 +50,14 @@ def open_inotify() -> Fd:
     return Fd(syscalls.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
 
 
-def watch(inotify: Fd, dir_fd: int, wanted: Happened) -> int:
+def watch(inotify: Fd, dir_fd: int, wanted: InotifyMask) -> int:
     """The number of a watch on a directory (O_PATH will do); the same for the same directory.
 
     A watch does not keep a filesystem busy: its end comes as UNMOUNT and IGNORED.
     Raises  OSError: ENOSPC when fs.inotify.max_user_watches are in use
     """
     # The way through /proc leads to the directory that was opened, whatever its name leads to now.
-    mask = int(wanted | Happened.DELETE_SELF | Happened.MOVE_SELF) | _ONLYDIR
+    mask = int(wanted | InotifyMask.DELETE_SELF | InotifyMask.MOVE_SELF) | _ONLYDIR
     return syscalls.inotify_add_watch(inotify, b"/proc/self/fd/%d" % dir_fd, mask)
 
 
@@ -66,7 +66,7 @@ def unwatch(inotify: Fd, number: int) -> None:
     syscalls.inotify_rm_watch(inotify, number)
 
 
-def read_events(inotify: Fd) -> list[Event]:
+def read_events(inotify: Fd) -> list[InotifyEvent]:
     """The events that have come; none if there are none."""
     try:
         buffer = os.read(inotify, _BUFFER_SIZE)
@@ -79,5 +79,5 @@ def read_events(inotify: Fd) -> list[Event]:
         at += _EVENT.size
         name = buffer[at : at + length].rstrip(b"\0")
         at += length
-        events.append(Event(number, Happened(mask & _KNOWN), name))
+        events.append(InotifyEvent(number, InotifyMask(mask & _KNOWN), name))
     return events

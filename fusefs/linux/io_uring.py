@@ -43,7 +43,7 @@ _ONES = (1 << 32) - 1
 _TO_TRY_AGAIN = (errno.ETIME, errno.EINTR, errno.EAGAIN, errno.EBUSY)
 
 
-class Ring:
+class IoUring:
     """For the thread alone that makes it."""
 
     def __init__(self, n_entries: int, n_workers: int) -> None:

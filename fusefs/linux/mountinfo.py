@@ -58,13 +58,13 @@ class Mount(NamedTuple):
         return os.makedev(int(major), int(minor))
 
 
-class Place(NamedTuple):
+class FilesystemPath(NamedTuple):
     """A directory told by superblock and path in it: the same for all namespaces and bind mounts."""
 
     device: bytes
     path: bytes
 
-    def holds(self, other: Place) -> bool:
+    def holds(self, other: FilesystemPath) -> bool:
         """Whether the other place is this one or lies inside it."""
         return self.device == other.device and is_inside(other.path, self.path)
 
@@ -121,12 +121,12 @@ def covering(path: bytes, mounts: Iterable[Mount]) -> int:
     return 0 if found is None else found.mnt_id
 
 
-def place_of(path: bytes, mount: Mount) -> Place:
+def place_of(path: bytes, mount: Mount) -> FilesystemPath:
     """The place of a path that lies on that mount."""
-    return place_below(Place(mount.device, mount.root), below(path, mount.point))
+    return place_below(FilesystemPath(mount.device, mount.root), below(path, mount.point))
 
 
-def find_place(path: bytes, mounts: Iterable[Mount]) -> Place | None:
+def find_place(path: bytes, mounts: Iterable[Mount]) -> FilesystemPath | None:
     """The place of a path, absolute and without links; None if no mount holds it."""
     found = _deepest(path, mounts)
     return None if found is None else place_of(path, found)
@@ -141,23 +141,23 @@ def _deepest(path: bytes, mounts: Iterable[Mount]) -> Mount | None:
     return best
 
 
-def place_below(directory: Place, path: bytes) -> Place:
+def place_below(directory: FilesystemPath, path: bytes) -> FilesystemPath:
     """The place of a path relative to a directory; empty for the directory itself."""
-    return Place(directory.device, directory.path.rstrip(b"/") + b"/" + path if path else directory.path)
+    return FilesystemPath(directory.device, directory.path.rstrip(b"/") + b"/" + path if path else directory.path)
 
 
-class View(NamedTuple):
+class MountView(NamedTuple):
     """A mount of ours, and the place of the backing directory that it shows at its mount point."""
 
     mount: Mount
-    backing: Place
+    backing: FilesystemPath
 
-    def shown(self) -> Place:
+    def shown(self) -> FilesystemPath:
         """The place of that directory in the mount itself."""
-        return Place(self.mount.device, self.mount.root)
+        return FilesystemPath(self.mount.device, self.mount.root)
 
 
-def views(mounts: Iterable[Mount], owners: Container[int]) -> list[View]:
+def views(mounts: Iterable[Mount], owners: Container[int]) -> list[MountView]:
     """Our mounts, the latest first.
 
     By what mountinfo says alone: where a source's path leads elsewhere from here, its backing place is a wrong one.
@@ -168,11 +168,11 @@ def views(mounts: Iterable[Mount], owners: Container[int]) -> list[View]:
     for mount in reversed([mount for mount in table if mount.is_ours() and mount.owner in owners]):
         source = find_place(mount.source, table)
         if source is not None:
-            found.append(View(mount, place_below(source, mount.root.lstrip(b"/"))))
+            found.append(MountView(mount, place_below(source, mount.root.lstrip(b"/"))))
     return found
 
 
-def every_place(place: Place, seen: Iterable[View]) -> list[Place]:
+def every_place(place: FilesystemPath, seen: Iterable[MountView]) -> list[FilesystemPath]:
     """All places of one directory: on its backing filesystem, and in the mounts of ours that show it."""
     ours = list(seen)
     backing = next((_moved(place, view.shown(), view.backing) for view in ours if view.shown().holds(place)), place)
@@ -180,11 +180,11 @@ def every_place(place: Place, seen: Iterable[View]) -> list[Place]:
     return list(dict.fromkeys((backing, *shown)))
 
 
-def _moved(place: Place, old: Place, new: Place) -> Place:
+def _moved(place: FilesystemPath, old: FilesystemPath, new: FilesystemPath) -> FilesystemPath:
     return place_below(new, below(place.path, old.path))
 
 
-def mounts_inside(directory: Place, mounts: Iterable[Mount]) -> Iterator[Mount]:
+def mounts_inside(directory: FilesystemPath, mounts: Iterable[Mount]) -> Iterator[Mount]:
     """The mounts whose mount point is the directory or lies in it, under whatever path it is seen."""
     by_id = {mount.mnt_id: mount for mount in mounts}
     for mount in by_id.values():

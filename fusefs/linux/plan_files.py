@@ -6,8 +6,8 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
-from fusefs.core.errors import BadConfig, Problem
-from fusefs.core.plan_rules import Rule, World, read_plan
+from fusefs.core.errors import BadConfig, ConfigProblem
+from fusefs.core.plan_rules import PlanContext, Rule, read_plan
 from fusefs.core.toml_reader import Source
 from fusefs.linux.config_files import config_dir, distrust, is_drop_in, read_sources, unreadable
 from fusefs.linux.user_names import gid_of, uid_of
@@ -32,7 +32,7 @@ def load_plan(
     Raises       BadConfig with all that is wrong in any of them
     """
     sources: list[Source] = []
-    problems: list[Problem] = []
+    problems: list[ConfigProblem] = []
     for path in paths:
         try:
             files = _files(path, is_trusting=is_trusting)
@@ -45,7 +45,7 @@ def load_plan(
         sources += read_sources(files, problems, is_trusting=is_trusting)
     rules: tuple[Rule, ...] = ()
     try:
-        rules = read_plan(sources, World(now_ns, time.mktime, uid_of, gid_of, cutoff_ns))
+        rules = read_plan(sources, PlanContext(now_ns, time.mktime, uid_of, gid_of, cutoff_ns))
     except BadConfig as error:
         problems += error.problems
     if problems:

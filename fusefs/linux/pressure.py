@@ -15,7 +15,7 @@ _PAGE = 4096
 _N_READS, _READS_MS, _IN_FLIGHT, _N_FLUSHES, _FLUSHES_MS = 0, 3, 8, 15, 16
 
 
-class Stalls(NamedTuple):
+class StallTimes(NamedTuple):
     """Seconds since the boot in which some task stalled for it; None where this kernel does not count."""
 
     io_s: float | None
@@ -29,9 +29,9 @@ class Psi:
     def __init__(self, directory: str = "/proc/pressure") -> None:
         self._fds = [_open(f"{directory}/{what}") for what in _PSI]
 
-    def read(self) -> Stalls:
+    def read(self) -> StallTimes:
         """The sums."""
-        return Stalls(*(None if fd is None else _some_s(fd) for fd in self._fds))
+        return StallTimes(*(None if fd is None else _some_s(fd) for fd in self._fds))
 
     def close(self) -> None:
         """Let go of the files."""
@@ -49,7 +49,7 @@ def _some_s(fd: Fd) -> float | None:
     return int(text.partition(b"total=")[2].split(None, 1)[0]) / 1e6
 
 
-class Device:
+class DeviceCounters:
     """The counters of the whole disk that a volume is on."""
 
     def __init__(self, fd: Fd) -> None:
@@ -88,18 +88,18 @@ class Device:
         self._fd.close()
 
 
-class Queue:
+class DeviceQueue:
     """Whether the device of a volume has anything to do; opened when that is first asked."""
 
     def __init__(self, volume_fd: int) -> None:
         self._volume_fd = volume_fd
         self._is_open = False
-        self._device: Device | None = None
+        self._device: DeviceCounters | None = None
 
     def is_busy(self) -> bool:
         """Right now; False where no device is seen."""
         if not self._is_open:
-            self._device = Device.of(self._volume_fd)
+            self._device = DeviceCounters.of(self._volume_fd)
             self._is_open = True
         return self._device is not None and self._device.is_busy()
 

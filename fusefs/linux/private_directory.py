@@ -25,7 +25,7 @@ def is_nameless(name: bytes) -> bool:
     return len(name) == 16 and not name.strip(b"0123456789abcdef")
 
 
-class Private:
+class PrivateDirectory:
     """A directory in another that only we can enter (and root); made when it is first needed, gone in the end.
 
     What a killed one leaves is empty, or holds what was not complete.

@@ -38,7 +38,7 @@ _UTIME_OMIT = (1 << 30) - 2
 TO_PEEK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Looker:
+class StatxReader:
     """Looks at names one after the other: what the kernel writes to is made once. For one thread alone."""
 
     def __init__(self, *, asks: bool = True) -> None:
@@ -114,12 +114,12 @@ class Looker:
         return handle.raw[: _HANDLE_HEAD.size + _handle_size(handle)[0]]
 
 
-class _OfThread(threading.local):
+class _StatxOfThread(threading.local):
     def __init__(self) -> None:
-        self.looker = Looker()
+        self.looker = StatxReader()
 
 
-_mine = _OfThread()
+_mine = _StatxOfThread()
 
 
 def look_at(dir_fd: int, name: bytes = b"") -> Attributes:

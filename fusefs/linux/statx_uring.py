@@ -18,8 +18,8 @@ from typing import Generic, Self, TypeVar
 from fusefs.core.common_xattrs import CAPABILITY
 from fusefs.core.inode_attributes import Attributes
 from fusefs.linux.fd import Fd
-from fusefs.linux.io_uring import GETXATTR, OPENAT, READ, STATX, Ring
-from fusefs.linux.statx import BY_FD, BY_NAME, TO_PEEK, WANTED, Looker, close_path, peek_closely
+from fusefs.linux.io_uring import GETXATTR, OPENAT, READ, STATX, IoUring
+from fusefs.linux.statx import BY_FD, BY_NAME, TO_PEEK, WANTED, StatxReader, close_path, peek_closely
 
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ _BELL = 1 << 32
 _TRIAL_LIMIT_S = 5.0
 
 
-class _Step(Enum):
+class _StatxStep(Enum):
     """Of a look, in this order; some need not be opened, and of most nothing is asked."""
 
     OPEN = auto()
@@ -47,7 +47,7 @@ class _Step(Enum):
     ASK = auto()
 
 
-class _Slot:
+class _StatxSlot:
     """A place for a look.
 
     room      what the kernel reads and writes, and its address
@@ -63,7 +63,7 @@ class _Slot:
     __slots__ = ("_looker", "answers", "fd", "is_close", "left", "room", "room_at", "seen", "step", "told_at")
 
     def __init__(self, room: memoryview, room_at: int) -> None:
-        self._looker = Looker()
+        self._looker = StatxReader()
         self.told_at = self._looker.address
         self.room = room
         self.room_at = room_at
@@ -72,7 +72,7 @@ class _Slot:
     def begin(self, *, is_close: bool = False) -> None:
         """Nothing is known of the next one."""
         self.is_close = is_close
-        self.step = _Step.OPEN
+        self.step = _StatxStep.OPEN
         self.fd = -1
         self.seen: tuple[Attributes, bytes] | None = None
         self.answers: dict[bytes, bytes | int] = {}
@@ -89,7 +89,7 @@ class _Slot:
         return self.room_at + at
 
 
-class Peeks(Generic[T]):
+class StatxUring(Generic[T]):
     """Looks under way. For the thread alone that makes it."""
 
     def __init__(
@@ -108,11 +108,11 @@ class Peeks(Generic[T]):
         Raises       OSError: there is no io_uring for us, or not now
         """
         n_slots = DEPTH * n_at_a_time
-        self._ring = Ring(n_slots + 1, n_at_a_time)
+        self._ring = IoUring(n_slots + 1, n_at_a_time)
         self._rooms = ctypes.create_string_buffer(_ROOM * n_slots)
         rooms, rooms_at = memoryview(self._rooms).cast("B"), ctypes.addressof(self._rooms)
         self._nothing = ctypes.create_string_buffer(1)
-        self._slots = [_Slot(rooms[at : at + _ROOM], rooms_at + at) for at in range(0, n_slots * _ROOM, _ROOM)]
+        self._slots = [_StatxSlot(rooms[at : at + _ROOM], rooms_at + at) for at in range(0, n_slots * _ROOM, _ROOM)]
         self._free = list(range(n_slots))
         self._under_way: dict[int, T] = {}
         self._lost: list[T] = []
@@ -173,16 +173,16 @@ class Peeks(Generic[T]):
                 ended.append((self._under_way.pop(token), self._found(token)))
         return ended
 
-    def _goes_on(self, number: int, slot: _Slot, result: int) -> bool:
+    def _goes_on(self, number: int, slot: _StatxSlot, result: int) -> bool:
         """Take what came of a step, and begin the next one, if there is one."""
         step = slot.step
-        if step is not _Step.ASK and result < 0:
+        if step is not _StatxStep.ASK and result < 0:
             return False
-        if step is _Step.OPEN:
+        if step is _StatxStep.OPEN:
             slot.fd = result
             self._look(number, result, ctypes.addressof(self._nothing), BY_FD)
             return True
-        if step is _Step.LOOK:
+        if step is _StatxStep.LOOK:
             try:
                 seen = slot.see(with_handle=self._has_handles)
             except OSError:
@@ -197,11 +197,11 @@ class Peeks(Generic[T]):
 
     def _look(self, number: int, fd: int, name_at: int, flags: int) -> None:
         slot = self._slots[number]
-        slot.step = _Step.LOOK
+        slot.step = _StatxStep.LOOK
         self._ring.submit(STATX, fd, number, address=name_at, length=WANTED, offset=slot.told_at, flags=flags)
 
-    def _ask(self, number: int, slot: _Slot) -> None:
-        slot.step = _Step.ASK
+    def _ask(self, number: int, slot: _StatxSlot) -> None:
+        slot.step = _StatxStep.ASK
         path_at, xattr_at = slot.put(0, b"/proc/self/fd/%d" % slot.fd), slot.put(_XATTR_AT, slot.left[0])
         value_at = slot.room_at + _VALUE_AT
         self._ring.submit(GETXATTR, -1, number, address=xattr_at, length=_VALUE_SIZE, offset=value_at, path=path_at)
@@ -231,7 +231,7 @@ def are_possible() -> bool:
 def _try(found: list[object]) -> None:
     try:
         with Fd(os.open("/", os.O_PATH | os.O_CLOEXEC)) as root, Fd(os.eventfd(0, os.EFD_CLOEXEC)) as bell:
-            with Peeks[None](bell, 1, lambda _seen: [CAPABILITY], has_handles=True) as peeks:
+            with StatxUring[None](bell, 1, lambda _seen: [CAPABILITY], has_handles=True) as peeks:
                 peeks.begin(root, b".", None, is_close=True)
                 ended = peeks.ended(_TRIAL_LIMIT_S)
                 while not ended:

@@ -12,7 +12,7 @@ _FILE = b"/etc/subuid"
 _MAX_BYTES = 1 << 20
 
 
-class Range(NamedTuple):
+class SubuidRange(NamedTuple):
     """So many uids from one on, and the user who may have them."""
 
     start: int
@@ -23,7 +23,7 @@ class Range(NamedTuple):
 class Subordinates:
     """The ranges of a system."""
 
-    def __init__(self, ranges: Iterable[Range]) -> None:
+    def __init__(self, ranges: Iterable[SubuidRange]) -> None:
         self._ranges = sorted(ranges)
         self._starts = [one.start for one in self._ranges]
 
@@ -53,12 +53,12 @@ def read_subordinates(path: bytes = _FILE) -> Subordinates:
     return Subordinates(filter(None, map(_range_in, text.splitlines())))
 
 
-def _range_in(line: str) -> Range | None:
+def _range_in(line: str) -> SubuidRange | None:
     name, _, numbers = line.strip().partition(":")
     start, _, n_uids = numbers.partition(":")
     if not (name and start.isdecimal() and n_uids.isdecimal()):
         return None
-    return Range(int(start), int(n_uids), _holder(name, int(start)))
+    return SubuidRange(int(start), int(n_uids), _holder(name, int(start)))
 
 
 def _holder(name: str, start: int) -> int:

@@ -13,7 +13,7 @@ _PATIENCE_S = 1.0
 _BOOTED = "/run/systemd/system"
 
 
-class Notifier:
+class SystemdNotifier:
     """The way to the manager that started us; without one nothing is said."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:

@@ -25,7 +25,7 @@ NO_ID = 0xFFFF_FFFF
 """No id: setfsuid(2) and its like then change nothing, and return the present one."""
 
 
-class Identity(NamedTuple):
+class ThreadCredentials(NamedTuple):
     """The credentials that a call is made with.
 
     uid, gid      of the filesystem; 0: the thread's own. With another uid the kernel takes the thread's capabilities
@@ -43,16 +43,16 @@ class Identity(NamedTuple):
     umask: int | None = None
 
 
-ITSELF = Identity()
+ITSELF = ThreadCredentials()
 
 
-def in_group(gid: int) -> Identity:
+def in_group(gid: int) -> ThreadCredentials:
     """Root itself, in another group: a set-group-ID bit is only given by its members. Users are members already."""
-    return ITSELF if os.geteuid() else Identity(gid=gid)
+    return ITSELF if os.geteuid() else ThreadCredentials(gid=gid)
 
 
 @cache
-def in_no_group() -> Identity:
+def in_no_group() -> ThreadCredentials:
     """Root itself, which keeps no set-group-ID bit for being in the file's group: its own is 0.
 
     In a user namespace no id is known that nothing belongs to.
@@ -62,7 +62,7 @@ def in_no_group() -> Identity:
     return in_group(NO_GROUP) if knows_all else ITSELF
 
 
-def call_as(who: Identity, act: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+def call_as(who: ThreadCredentials, act: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
     """What one call returns that is made with these credentials. It must neither suspend nor start a thread.
 
     A thread that doesn't get its own identity back ends the process: nothing may be done as the wrong one.

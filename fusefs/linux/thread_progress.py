@@ -8,7 +8,7 @@ import time
 _LONG_S = 0.001
 
 
-class Progress:
+class ThreadProgress:
     """What the thread that makes this does: it is asked by another one."""
 
     def __init__(self) -> None:

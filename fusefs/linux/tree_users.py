@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
-from fusefs.linux.mountinfo import Mount, Place, below, find_place, read_mounts
+from fusefs.linux.mountinfo import FilesystemPath, Mount, below, find_place, read_mounts
 
 
-class Holder(NamedTuple):
+class TreeHolder(NamedTuple):
     """One hold of one process.
 
     kind   fd, cwd, root, exe or map
@@ -49,7 +49,7 @@ def processes() -> Iterator[Process]:
         yield Process(pid, uid, command, tables[namespace])
 
 
-def find_holders(trees: list[Place]) -> Iterator[tuple[Place, Holder]]:
+def find_holders(trees: list[FilesystemPath]) -> Iterator[tuple[FilesystemPath, TreeHolder]]:
     """Each hold on something in one of the trees.
 
     Links in /proc are read as text and mapped through the process's own mount table, so that bind mounts and
@@ -62,15 +62,15 @@ def find_holders(trees: list[Place]) -> Iterator[tuple[Place, Holder]]:
             place = find_place(path, mounts)
             for tree in trees:
                 if place is not None and tree.holds(place):
-                    yield tree, Holder(int(pid), uid, command, kind, below(place.path, tree.path))
+                    yield tree, TreeHolder(int(pid), uid, command, kind, below(place.path, tree.path))
 
 
-def find_named(is_wanted: Callable[[bytes], bool]) -> Iterator[Holder]:
+def find_named(is_wanted: Callable[[bytes], bool]) -> Iterator[TreeHolder]:
     """A hold of each process on something whose path is wanted, as the process has it: in whatever mount it sees it."""
     for pid, uid, command, _mounts in processes():
         for kind, path in _links(pid):
             if is_wanted(path):
-                yield Holder(int(pid), uid, command, kind, path)
+                yield TreeHolder(int(pid), uid, command, kind, path)
                 break
 
 

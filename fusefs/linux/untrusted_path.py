@@ -45,10 +45,10 @@ def open_way(kernel: Kernel, path: bytes, mounts: Sequence[Mount], trusted: Cont
     mounts  as they were read just now
     Raises  OSError: ELOOP for a link of others, EXDEV for a mount of others, ENOENT for what rests too
     """
-    return _Way(kernel, mounts, trusted).go(path)
+    return _PathWalk(kernel, mounts, trusted).go(path)
 
 
-class _Way:
+class _PathWalk:
     """One way from the root."""
 
     def __init__(self, kernel: Kernel, mounts: Sequence[Mount], trusted: Container[int]) -> None:

@@ -24,7 +24,7 @@ _ARGUMENTS_SIZE = ctypes.c_size_t(_ARGUMENTS.size)
 _ROOM, _ROOM_MAX = 256, 65536
 
 
-class _Room:
+class _XattrBuffer:
     """Where the kernel writes a value."""
 
     def __init__(self, size: int) -> None:
@@ -36,18 +36,18 @@ class _Room:
         return self._value.raw[:size] if size >= 0 else ctypes.get_errno()
 
 
-class _OfThread(threading.local):
+class _XattrBufferOfThread(threading.local):
     def __init__(self) -> None:
-        self.room = _Room(_ROOM)
+        self.room = _XattrBuffer(_ROOM)
 
 
-_mine = _OfThread()
+_mine = _XattrBufferOfThread()
 
 
 @lru_cache(maxsize=1)
 def has_getxattrat() -> bool:
     """Whether there is such a call: older kernels have none, containers may deny it."""
-    return _Room(1).get(-1, b"name", b"user.none") == errno.EBADF
+    return _XattrBuffer(1).get(-1, b"name", b"user.none") == errno.EBADF
 
 
 def get_at(dir_fd: int, name: bytes, xattr: bytes) -> bytes | int:
@@ -55,7 +55,7 @@ def get_at(dir_fd: int, name: bytes, xattr: bytes) -> bytes | int:
     if not has_getxattrat():
         return _get(b"/proc/self/fd/%d/%s" % (dir_fd, name), xattr, follow_symlinks=False)
     value = _mine.room.get(dir_fd, name, xattr)
-    return _Room(_ROOM_MAX).get(dir_fd, name, xattr) if value == errno.ERANGE else value
+    return _XattrBuffer(_ROOM_MAX).get(dir_fd, name, xattr) if value == errno.ERANGE else value
 
 
 def get_of(fd: int, xattr: bytes) -> bytes | int:

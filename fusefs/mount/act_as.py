@@ -32,8 +32,8 @@ from fusefs.linux.fuse_caller import Caller, Rights, knows, rights_of
 from fusefs.linux.kernel import EXT_MAGIC
 from fusefs.linux.statx import look_at
 from fusefs.linux.syscalls import statfs_type
-from fusefs.linux.thread_credentials import ITSELF, NO_ID, Identity, call_as, in_no_group
-from fusefs.mount.tables_lock import Gate
+from fusefs.linux.thread_credentials import ITSELF, NO_ID, ThreadCredentials, call_as, in_no_group
+from fusefs.mount.tables_lock import TablesLock
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -43,7 +43,7 @@ _FOR_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _BY_MODE = 1 << Capability.DAC_OVERRIDE | 1 << Capability.DAC_READ_SEARCH
 
 
-class Asking:
+class RequestCaller:
     """A linux.caller.Caller: the process whose request we answer ourselves; one object for all requests in turn."""
 
     __slots__ = ("gid", "pid", "uid", "umask")
@@ -53,7 +53,7 @@ class Asking:
         self.uid = self.gid = self.pid = self.umask = 0
 
 
-class Need(NamedTuple):
+class NeededCapability(NamedTuple):
     """A capability by which a process that is not the owner's may do something, and whose inode that is.
 
     gid  None: whatever it is
@@ -64,25 +64,25 @@ class Need(NamedTuple):
     gid: int | None
 
 
-def by_mode(seen: Attributes) -> Need:
+def by_mode(seen: Attributes) -> NeededCapability:
     """For what an inode's mode and ACL allow."""
-    return Need(Capability.DAC_OVERRIDE, seen.uid, seen.gid)
+    return NeededCapability(Capability.DAC_OVERRIDE, seen.uid, seen.gid)
 
 
-def by_mode_of(gate: Gate, fd: Fd) -> Need:
+def by_mode_of(gate: TablesLock, fd: Fd) -> NeededCapability:
     """For what the mode and ACL of what an fd holds allow."""
     seen = gate.call(os.stat, fd)
-    return Need(Capability.DAC_OVERRIDE, seen.st_uid, seen.st_gid)
+    return NeededCapability(Capability.DAC_OVERRIDE, seen.st_uid, seen.st_gid)
 
 
-def by_owner(seen: Attributes) -> Need:
+def by_owner(seen: Attributes) -> NeededCapability:
     """For what is the owner's to do with a name of it: in a sticky directory, or make a link."""
-    return Need(Capability.FOWNER, seen.uid, seen.gid)
+    return NeededCapability(Capability.FOWNER, seen.uid, seen.gid)
 
 
-def by_owner_alone(seen: Attributes) -> Need:
+def by_owner_alone(seen: Attributes) -> NeededCapability:
     """For what is the owner's to change in it. Source  inode_owner_or_capable in the kernel's fs/inode.c"""
-    return Need(Capability.FOWNER, seen.uid, None)
+    return NeededCapability(Capability.FOWNER, seen.uid, None)
 
 
 class AsCaller:
@@ -95,10 +95,10 @@ class AsCaller:
 
     def __init__(
         self,
-        gate: Gate,
+        gate: TablesLock,
         refused: Callable[[Node], None],
         caller: Caller,
-        needs: Sequence[Need],
+        needs: Sequence[NeededCapability],
         nodes: Sequence[Node],
         *,
         gid: int | None = None,
@@ -129,18 +129,18 @@ class AsCaller:
         below = self._gate.call
         uid, gid, umask = self._uid, self._gid, self._umask
         if os.geteuid():
-            return below(call_as, Identity(umask=umask), act, *args, **kwargs)
+            return below(call_as, ThreadCredentials(umask=umask), act, *args, **kwargs)
         if all(need.uid == uid for need in self._needs):
             try:
-                return below(call_as, Identity(uid, gid, (), None if uid else 0, umask), act, *args, **kwargs)
+                return below(call_as, ThreadCredentials(uid, gid, (), None if uid else 0, umask), act, *args, **kwargs)
             except PermissionError:
                 pass
         rights = below(rights_of, self._caller)
         capabilities = self._capabilities(rights)
         if uid or not are_ours(capabilities):
-            whole = Identity(uid, gid, rights.groups, capabilities, umask)
+            whole = ThreadCredentials(uid, gid, rights.groups, capabilities, umask)
         else:
-            whole = Identity(0, gid, (), None, umask)
+            whole = ThreadCredentials(0, gid, (), None, umask)
         try:
             return below(call_as, whole, act, *args, **kwargs)
         except PermissionError:
@@ -166,17 +166,17 @@ def _known(number: int) -> int:
     return NOBODY if number == NO_ID else number
 
 
-def told_as(gate: Gate, caller: Caller) -> Identity:
+def identity_to_read_as(gate: TablesLock, caller: Caller) -> ThreadCredentials:
     """As whom to ask for what the filesystem below may not tell all users: a caller without its capabilities."""
-    return Identity(caller.uid, caller.gid, gate.call(rights_of, caller).groups, 0)
+    return ThreadCredentials(caller.uid, caller.gid, gate.call(rights_of, caller).groups, 0)
 
 
-def writer_of(uid: int, mode: int) -> int:
+def content_writer(uid: int, mode: int) -> int:
     """The uid whose blocks a file takes: its owner's; nobody's if it is root's and others may write."""
     return uid or (NOBODY if mode & _FOR_OTHERS else 0)
 
 
-class Writers:
+class ContentWriters:
     """As which user each file is written. Whether a filesystem reserves blocks for root is asked once."""
 
     def __init__(self) -> None:
@@ -184,11 +184,11 @@ class Writers:
         self._nobody = in_no_group()
         self._has_reserve: dict[int, bool] = {}
 
-    def of(self, device: int, fd: int, writer: int | None) -> Identity:
+    def of(self, device: int, fd: int, writer: int | None) -> ThreadCredentials:
         """The credentials to write a file with.
 
         device  of the filesystem that it is on
-        writer  by `writer_of`; None: unknown
+        writer  by `content_writer`; None: unknown
         """
         if self._nobody is ITSELF:
             return ITSELF
@@ -197,5 +197,5 @@ class Writers:
             has_reserve = self._has_reserve[device] = statfs_type(fd) == EXT_MAGIC
         if writer is None:
             seen = look_at(fd)
-            writer = writer_of(seen.uid, seen.mode)
+            writer = content_writer(seen.uid, seen.mode)
         return self._nobody._replace(uid=0 if writer == NOBODY and not has_reserve else writer)

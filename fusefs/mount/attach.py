@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fusefs.core.errors import Busy, KernelRefused, NotFound, NotPermitted, Refused
-from fusefs.core.mount_options import Options
+from fusefs.core.mount_options import MountOptions
 from fusefs.core.names import printable
 from fusefs.linux import fusermount, mount_calls
 from fusefs.linux.fd import Fd
@@ -43,7 +43,7 @@ _PATIENCE_S = 5.0
 _FUSECTL = Path("/sys/fs/fuse/connections")
 
 
-class Way(Enum):
+class UnmountMode(Enum):
     """How to unmount.
 
     PLAIN  unless it is in use
@@ -74,7 +74,7 @@ def flags_of(dir_fd: int) -> frozenset[str]:
     return frozenset(name for name, flag in INHERITED.items() if on & flag)
 
 
-def attach_apart(source: bytes, target: bytes, options: Options, flags: Iterable[str]) -> Attached:
+def attach_apart(source: bytes, target: bytes, options: MountOptions, flags: Iterable[str]) -> Attached:
     """Mount as root, in no namespace until it is moved to its mount point: see top.py.
 
     Raises  OSError besides: not here, or not of this source, whose path may be too long
@@ -91,7 +91,7 @@ def attach_apart(source: bytes, target: bytes, options: Options, flags: Iterable
     return Attached(fd, Mount(0, 0, told, b"/", target, OURS, source, b""), apart)
 
 
-def attach(source: bytes, target: bytes, options: Options, flags: Iterable[str]) -> Attached:
+def attach(source: bytes, target: bytes, options: MountOptions, flags: Iterable[str]) -> Attached:
     """Mount; requests to it wait from now on until a daemon serves it.
 
     source  what mountinfo is to tell as the backing path
@@ -122,13 +122,13 @@ def numbers(flags: Iterable[str]) -> int:
     return sum({_FLAGS[name] for name in flags})
 
 
-def _data(fd: Fd, options: Options) -> dict[str, str]:
+def _data(fd: Fd, options: MountOptions) -> dict[str, str]:
     """What the kernel's FUSE is told of a mount; what has no value has an empty one."""
     numbers = {"fd": f"{int(fd)}", "user_id": f"{os.geteuid()}", "group_id": f"{os.getegid()}"}
     return {**numbers, "rootmode": f"{stat.S_IFDIR:o}", **dict.fromkeys(_switches(options), "")}
 
 
-def _as_root(source: bytes, target: bytes, options: Options, flags: Iterable[str]) -> Fd:
+def _as_root(source: bytes, target: bytes, options: MountOptions, flags: Iterable[str]) -> Fd:
     fd = _open_fuse()
     try:
         with Fd(os.open(target, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)) as target_fd:
@@ -143,7 +143,7 @@ def _as_root(source: bytes, target: bytes, options: Options, flags: Iterable[str
     return fd
 
 
-def _as_user(source: bytes, target: bytes, options: Options, flags: Iterable[str]) -> Fd:
+def _as_user(source: bytes, target: bytes, options: MountOptions, flags: Iterable[str]) -> Fd:
     if not os.path.exists("/dev/fuse"):
         raise Refused("there is no /dev/fuse", _NO_FUSE)
     words = [word.encode() for word in (*sorted(flags), *_switches(options))]
@@ -165,11 +165,11 @@ def _hint(said: str) -> str:
     return "the mount point must be a directory of your own"
 
 
-def _switches(options: Options) -> list[str]:
+def _switches(options: MountOptions) -> list[str]:
     return [name for name in ("allow_other", "default_permissions") if getattr(options, name)]
 
 
-def unmount(path: bytes, way: Way) -> bool:
+def unmount(path: bytes, way: UnmountMode) -> bool:
     """Unmount a mount of ours; whether its daemon is known to have ended, so that what is below can be unmounted too.
 
     Raises  NotFound: none of ours stands there; Busy; NotPermitted
@@ -181,10 +181,10 @@ def unmount(path: bytes, way: Way) -> bool:
     detach(mount, way)
     if os.geteuid():
         return True
-    return runtime_dir.clear(target, 0 if way is Way.LAZY else _PATIENCE_S) or way is Way.LAZY
+    return runtime_dir.clear(target, 0 if way is UnmountMode.LAZY else _PATIENCE_S) or way is UnmountMode.LAZY
 
 
-def detach(mount: Mount, way: Way = Way.PLAIN) -> None:
+def detach(mount: Mount, way: UnmountMode = UnmountMode.PLAIN) -> None:
     """Unmount.
 
     Raises  Busy: it is in use (PLAIN only); NotPermitted: it is another user's
@@ -195,9 +195,10 @@ def detach(mount: Mount, way: Way = Way.PLAIN) -> None:
         _detach_as_user(mount, way, busy)
         return
     flags = {
-        Way.PLAIN: 0,
-        Way.LAZY: mount_calls.MNT_DETACH,
-        Way.FORCE: mount_calls.MNT_DETACH | mount_calls.MNT_FORCE,  # which aborts the connection, as fusectl does
+        UnmountMode.PLAIN: 0,
+        UnmountMode.LAZY: mount_calls.MNT_DETACH,
+        UnmountMode.FORCE: mount_calls.MNT_DETACH
+        | mount_calls.MNT_FORCE,  # which aborts the connection, as fusectl does
     }
     try:
         mount_calls.unmount(mount.point, flags[way])
@@ -208,11 +209,11 @@ def detach(mount: Mount, way: Way = Way.PLAIN) -> None:
             raise
 
 
-def _detach_as_user(mount: Mount, way: Way, busy: Busy) -> None:
-    if way is Way.FORCE:
+def _detach_as_user(mount: Mount, way: UnmountMode, busy: Busy) -> None:
+    if way is UnmountMode.FORCE:
         _abort(mount)
     try:
-        fusermount.unmount(mount.point, lazily=way is not Way.PLAIN)
+        fusermount.unmount(mount.point, lazily=way is not UnmountMode.PLAIN)
     except FileNotFoundError as error:
         raise KernelRefused("fusermount3 is missing", _NO_FUSERMOUNT) from error
     except fusermount.FusermountFailed as error:

@@ -29,13 +29,13 @@ import trio
 
 from fusefs.core.inode_table import ROOTS
 from fusefs.linux import syscalls
-from fusefs.linux.backing_fd_socket import Visitor, answer, open_door, received, uid_of, visitor
+from fusefs.linux.backing_fd_socket import FdRequest, answer, open_door, received, uid_of, visitor
 from fusefs.linux.child_processes import child
 from fusefs.linux.fd import Fd
 from fusefs.linux.mount_calls import clone_tree
 from fusefs.linux.mountinfo import read_mounts
-from fusefs.mount.act_as import Asking
-from fusefs.mount.pyfuse3_threads import Hands
+from fusefs.mount.act_as import RequestCaller
+from fusefs.mount.pyfuse3_threads import Pyfuse3Threads
 from fusefs.mount.vfs import Vfs
 
 _QUESTION = struct.Struct("=QQ")
@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 
 @contextmanager
-def porter(path: bytes, tree: int, device: bytes) -> Iterator[socket.socket]:
+def backing_fd_server(path: bytes, tree: int, device: bytes) -> Iterator[socket.socket]:
     """The process, for the block: what `serve` hears its questions by.
 
     To be entered on the main thread, whose end the kernel takes for the daemon's.
@@ -150,7 +150,7 @@ def _given(conversation: socket.socket, daemon: socket.socket, tree: int, device
         return error.errno or errno.EIO
 
 
-def _of(who: Visitor, daemon: socket.socket, tree: int, device: bytes) -> Fd:
+def _of(who: FdRequest, daemon: socket.socket, tree: int, device: bytes) -> Fd:
     """The backing directory of what a client shows, while that is open. Raises  OSError"""
     is_here = _has_mount("self", who.mnt_id, device)
     if not is_here and not _has_mount(str(who.pid), who.mnt_id, device):
@@ -167,7 +167,7 @@ def _has_mount(pid: str, mnt_id: int, device: bytes) -> bool:
     return any(mount.mnt_id == mnt_id and mount.device == device for mount in read_mounts(pid))
 
 
-def _found(daemon: socket.socket, who: Visitor) -> Fd:
+def _found(daemon: socket.socket, who: FdRequest) -> Fd:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
         with theirs:
@@ -175,7 +175,7 @@ def _found(daemon: socket.socket, who: Visitor) -> Fd:
         return received(ours)
 
 
-async def serve(channel: socket.socket, vfs: Vfs, hands: Hands) -> None:
+async def serve(channel: socket.socket, vfs: Vfs, hands: Pyfuse3Threads) -> None:
     """Tell that process what directories are, until cancelled. Checkpoint  everywhere"""
     async with trio.open_nursery() as nursery:
         while True:
@@ -183,13 +183,13 @@ async def serve(channel: socket.socket, vfs: Vfs, hands: Hands) -> None:
             question, fds, _flags, _address = socket.recv_fds(channel, _QUESTION.size, 1, socket.MSG_CMSG_CLOEXEC)
             if not question:
                 break
-            asker = Asking()
+            asker = RequestCaller()
             asker.uid, ino = _QUESTION.unpack(question)
             nursery.start_soon(_tell, socket.socket(fileno=fds[0]), vfs, hands, ino, asker)
     _log.error("users' commands can't reach the backing tree any more: the process that gives it to them has ended")
 
 
-async def _tell(asking: socket.socket, vfs: Vfs, hands: Hands, ino: int, asker: Asking) -> None:
+async def _tell(asking: socket.socket, vfs: Vfs, hands: Pyfuse3Threads, ino: int, asker: RequestCaller) -> None:
     """Checkpoint  if the backing filesystem is slow: as many may wait for it as of one user's requests"""
     with asking, suppress(BrokenPipeError):  # the visit was over before
         try:
@@ -202,7 +202,7 @@ async def _tell(asking: socket.socket, vfs: Vfs, hands: Hands, ino: int, asker: 
                 answer(asking, found)
 
 
-def _look_up(vfs: Vfs, ino: int, _asker: Asking) -> Fd:
+def _look_up(vfs: Vfs, ino: int, _asker: RequestCaller) -> Fd:
     """The backing directory of an inode of the mount that a client holds. Raises  OSError"""
     root = vfs.nodes.root
     node = root if ino in (*ROOTS, root.ino) else vfs.nodes.get(ino)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from fusefs.core.inode_table import Node, NodeId
 from fusefs.mount import trashd_dir
-from fusefs.mount.validity import NOTHING, Known
+from fusefs.mount.validity import NOTHING, EntryParam
 from fusefs.mount.vfs import Vfs
 from fusefs.store.layout import is_stores_own
 
 
-def lookup(vfs: Vfs, parent: int, name: bytes, pid: int) -> Known | None:
+def lookup(vfs: Vfs, parent: int, name: bytes, pid: int) -> EntryParam | None:
     """What a name means to a thread of a client's; one more reference for the kernel."""
     directory = vfs.nodes.get(parent)
     if directory is None or directory.last is not None or pid in vfs.losers:
@@ -24,7 +24,7 @@ def lookup(vfs: Vfs, parent: int, name: bytes, pid: int) -> Known | None:
     return known
 
 
-def remembered(vfs: Vfs, directory: Node, name: bytes) -> Known | None:
+def remembered(vfs: Vfs, directory: Node, name: bytes) -> EntryParam | None:
     """What a name means, not counted yet: `counted` or `not_taken` must follow."""
     if is_stores_own(name) or trashd_dir.is_below(vfs.nodes, directory):
         return None
@@ -33,15 +33,15 @@ def remembered(vfs: Vfs, directory: Node, name: bytes) -> Known | None:
         return None
     source, left_s = found
     if source is None:
-        return Known(NodeId(0), NOTHING, left_s)
+        return EntryParam(NodeId(0), NOTHING, left_s)
     attributes = vfs.memory.attributes(source)
     if attributes is None:
         return None
     seen, also_left_s = attributes
-    return Known(vfs.nodes.learn(source, seen, directory, name).nodeid, seen, min(left_s, also_left_s))
+    return EntryParam(vfs.nodes.learn(source, seen, directory, name).nodeid, seen, min(left_s, also_left_s))
 
 
-def getattr_(vfs: Vfs, nodeid: int) -> Known | None:
+def getattr_(vfs: Vfs, nodeid: int) -> EntryParam | None:
     """What a node is."""
     node = vfs.nodes.get(nodeid)
     if node is None or node.last is not None or trashd_dir.is_below(vfs.nodes, node):
@@ -50,7 +50,7 @@ def getattr_(vfs: Vfs, nodeid: int) -> Known | None:
     if attributes is None:
         return None
     node.is_told = True
-    return Known(node.nodeid, *attributes)
+    return EntryParam(node.nodeid, *attributes)
 
 
 def readlink(vfs: Vfs, nodeid: int) -> bytes | None:

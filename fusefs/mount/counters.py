@@ -16,7 +16,7 @@ from typing import Final
 
 import trio
 
-from fusefs.core.mount_counters import BOUNDS_NS, N_BUCKETS, Gauges, Layout, Sort, Table, encode
+from fusefs.core.mount_counters import BOUNDS_NS, N_BUCKETS, CounterLayout, CounterTable, Gauges, Remembering, encode
 from fusefs.core.names import printable
 from fusefs.linux.atomic_files import NEW
 from fusefs.linux.fd import Fd
@@ -24,7 +24,7 @@ from fusefs.linux.lock_holders import lock_open_file
 from fusefs.linux.runtime_directories import make_dir
 from fusefs.mount import runtime_dir
 
-_LAYOUT: Final = Layout(Table(version="", pid=0, started_ns=0))
+_LAYOUT: Final = CounterLayout(CounterTable(version="", pid=0, started_ns=0))
 CELL_OF: Final = _LAYOUT.operations
 """Where the counters of an operation begin."""
 _FAILED, _TOTAL_NS, _MAX_NS, _BUCKETS = _LAYOUT.failed, _LAYOUT.total_ns, _LAYOUT.max_ns, _LAYOUT.buckets
@@ -36,7 +36,7 @@ _LAG_S = 0.1
 _log = logging.getLogger(__name__)
 
 
-class Stats:
+class Counters:
     """The numbers of one mount. No operation waits for them: each costs a fraction of a microsecond.
 
     All is counted under the tables' lock.
@@ -50,7 +50,7 @@ class Stats:
         self._token: trio.lowlevel.TrioToken | None = None
 
     @classmethod
-    def in_memory(cls) -> Stats:
+    def in_memory(cls) -> Counters:
         """Numbers that no other process sees."""
         return cls(memoryview(bytearray(8 * _LAYOUT.n_cells)).cast("Q"))
 
@@ -69,11 +69,11 @@ class Stats:
         if self._rests:
             self.changed()
 
-    def hit(self, sort: Sort) -> None:
+    def hit(self, sort: Remembering) -> None:
         """Something was remembered when it was needed."""
         self._cells[_LAYOUT.sorts + 2 * sort] += 1
 
-    def miss(self, sort: Sort) -> None:
+    def miss(self, sort: Remembering) -> None:
         """Something was not."""
         self._cells[_LAYOUT.sorts + 2 * sort + 1] += 1
 
@@ -112,7 +112,7 @@ class Stats:
 
 
 @contextmanager
-def kept(target: bytes) -> Iterator[Stats]:
+def kept(target: bytes) -> Iterator[Counters]:
     """The numbers of a mount to be, all 0, in the file where others look for them; it goes with the mount.
 
     Without a place for it, or room, the mount works as well, and the log says so.
@@ -120,17 +120,17 @@ def kept(target: bytes) -> Iterator[Stats]:
     path = runtime_dir.file_of(target, runtime_dir.STATS)
     if path is None:
         _log.info("%s: no `trashd stats` without a runtime directory of one's own", printable(target))
-        yield Stats.in_memory()
+        yield Counters.in_memory()
         return
     try:
         fd = _make(path)
     except OSError as error:
         _log.warning("%s: no `trashd stats`: %s: %s", printable(target), printable(path), error.strerror)
-        yield Stats.in_memory()
+        yield Counters.in_memory()
         return
     with fd:
         try:
-            yield Stats(_map(fd))
+            yield Counters(_map(fd))
         finally:
             if not runtime_dir.stands(target):
                 _remove(path, fd)
@@ -143,7 +143,7 @@ def _make(path: bytes) -> Fd:
         os.unlink(path + NEW)
     fd = Fd(os.open(path + NEW, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     try:
-        text = encode(Table(version=version("trashd"), pid=os.getpid(), started_ns=time.time_ns()))
+        text = encode(CounterTable(version=version("trashd"), pid=os.getpid(), started_ns=time.time_ns()))
         with open(fd, "wb", closefd=False) as file:
             file.write(text)
         lock_open_file(fd)

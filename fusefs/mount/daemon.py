@@ -18,36 +18,36 @@ import trio
 
 from fusefs.core.errors import Busy, Exit, NotPermitted, Refused
 from fusefs.core.fast_paths import FastPath
-from fusefs.core.mount_options import Backing, Coherence, Options, Passthrough
+from fusefs.core.mount_options import BackingSpeed, Coherence, MountOptions, PassthroughMode
 from fusefs.core.names import printable
 from fusefs.linux.backing_fd_socket import door_of
 from fusefs.linux.capabilities import Capability, act_as_others_can, drop_capabilities
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import FUSE_MAGIC, Kernel
 from fusefs.linux.mountinfo import Mount, read_mounts
-from fusefs.linux.systemd import Notifier
+from fusefs.linux.systemd import SystemdNotifier
 from fusefs.linux.xattrs import are_for_all
 from fusefs.mount import backing_fd_server, no_opendir, pyfuse3_loop, runtime_dir
-from fusefs.mount.attach import ACCESS, Attached, Way, attach, attach_apart, detach, flags_of, numbers
-from fusefs.mount.counters import Stats, kept
-from fusefs.mount.fast_path_states import FastLane, telling
+from fusefs.mount.attach import ACCESS, Attached, UnmountMode, attach, attach_apart, detach, flags_of, numbers
+from fusefs.mount.counters import Counters, kept
+from fusefs.mount.fast_path_states import FastPathStates, publishing
 from fusefs.mount.find_mounts import forget_earlier
 from fusefs.mount.forget_stored import forget_stored
-from fusefs.mount.fuse_requests import Direct
-from fusefs.mount.invalidation import Watched, notify, watching
+from fusefs.mount.fuse_requests import FuseRequests
+from fusefs.mount.invalidation import ChangeSource, notify, watching
 from fusefs.mount.mount_points import check, is_followed, mount_of_device, top_mount
 from fusefs.mount.passthrough import stack_depth, why_not_here
 from fusefs.mount.passthrough_probe import why_not_through
-from fusefs.mount.pyfuse3_handlers import Adapter
-from fusefs.mount.pyfuse3_threads import Hands
-from fusefs.mount.reply_patching import INIT_BITS, MAPS_DIRECT, Replies, beginning
+from fusefs.mount.pyfuse3_handlers import Pyfuse3Handlers
+from fusefs.mount.pyfuse3_threads import Pyfuse3Threads
+from fusefs.mount.reply_patching import INIT_BITS, MAPS_DIRECT, ReplyPatching, beginning
 from fusefs.mount.root_inode import show
-from fusefs.mount.standby_readers import StandIns
-from fusefs.mount.tables_lock import Gate
-from fusefs.mount.thread_pool import Helpers
+from fusefs.mount.standby_readers import StandbyReaders
+from fusefs.mount.tables_lock import TablesLock
+from fusefs.mount.thread_pool import ThreadPool
 from fusefs.mount.trashd_dir import prepare_store
 from fusefs.mount.vfs import Vfs
-from fusefs.mount.xattr_operations import Xattrs
+from fusefs.mount.xattr_operations import XattrOperations
 
 _N_WORKERS = 512
 """Requests under way at a time: those that wait for a slow filesystem must leave room for others. min = max: pyfuse3
@@ -63,19 +63,25 @@ _BELIEVED_LESS = "and may write to files behind this one: what is told of names 
 _log = logging.getLogger(__name__)
 
 
-class _Service(Adapter):
+class _MountDaemon(Pyfuse3Handlers):
     """One mount from the kernel's first word to its end."""
 
     def __init__(
-        self, vfs: Vfs, options: Options, replies: Replies, lane: FastLane, stats: Stats, ready: Callable[[], None]
+        self,
+        vfs: Vfs,
+        options: MountOptions,
+        replies: ReplyPatching,
+        lane: FastPathStates,
+        stats: Counters,
+        ready: Callable[[], None],
     ) -> None:
         root = vfs.root_fd()
-        xattrs = Xattrs(vfs, are_shown=options.has_xattrs, are_for_all=are_for_all(root))
+        xattrs = XattrOperations(vfs, are_shown=options.has_xattrs, are_for_all=are_for_all(root))
         n_fds_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         n_threads = max(1, min(n_fds_max // _FDS_PER_THREAD, _N_THREADS_MAX))
-        super().__init__(vfs, xattrs, Hands(vfs.gate, stats, n_threads), replies, stats)
-        self._helpers = Helpers(n_threads)
-        self._stand_ins: StandIns | None = None
+        super().__init__(vfs, xattrs, Pyfuse3Threads(vfs.gate, stats, n_threads), replies, stats)
+        self._helpers = ThreadPool(n_threads)
+        self._stand_ins: StandbyReaders | None = None
         # With ACLs announced the kernel checks permissions, and asks for the directory's before each change in it.
         self.enable_acl = options.default_permissions
         self._options = options
@@ -132,8 +138,8 @@ class _Service(Adapter):
                 await trio.to_thread.run_sync(os.statvfs, place, abandon_on_cancel=True)
             opens = not self._lane.is_on(FastPath.UNOPENED)
             parts = self._vfs, self._xattrs, self.gate, self._replies, self.stats, self._helpers
-            direct = Direct(*parts, opens_directories=opens)
-            self._stand_ins = StandIns(self.gate, direct, self._helpers, Notifier().alive)
+            direct = FuseRequests(*parts, opens_directories=opens)
+            self._stand_ins = StandbyReaders(self.gate, direct, self._helpers, SystemdNotifier().alive)
             self._stand_ins.begin()
             pyfuse3_loop.serve_by(direct.serve)
             self._vfs.handles.appends_whole = self._maps_direct and self._vfs.is_shared
@@ -142,9 +148,9 @@ class _Service(Adapter):
         if self._lane.is_on(FastPath.PASSTHROUGH):
             self._lane.decide(FastPath.PASSTHROUGH, await why_not_through(self._vfs, mount.point))
         if self._lane.is_on(FastPath.PASSTHROUGH):
-            passes_all = self._options.passthrough is Passthrough.ON
+            passes_all = self._options.passthrough is PassthroughMode.ON
             self._vfs.passthrough.start(_turning_off_soon(self._lane), passes_all=passes_all)
-        elif self._options.passthrough is Passthrough.ON:
+        elif self._options.passthrough is PassthroughMode.ON:
             why = self._lane.why_off(FastPath.PASSTHROUGH)
             self._refusal = Refused(f"passthrough=on: {why}", "passthrough=auto mounts without it")
             await _unmount(mount, ended)
@@ -192,7 +198,7 @@ class _Service(Adapter):
                     self._lane.turn_off(path, "this kernel does not offer it")
 
     async def _loop(
-        self, attached: Attached, watched: Watched | None, asked: socket.socket | None, ended: trio.Event
+        self, attached: Attached, watched: ChangeSource | None, asked: socket.socket | None, ended: trio.Event
     ) -> None:
         """Checkpoint  everywhere"""
         mount = attached.mount
@@ -211,7 +217,7 @@ class _Service(Adapter):
             await pyfuse3.main(min_tasks=_N_WORKERS, max_tasks=_N_WORKERS)
             ended.set()  # but some requests may be under way yet
 
-    async def _notify(self, watched: Watched) -> None:
+    async def _notify(self, watched: ChangeSource) -> None:
         """Have the kernel told of changes behind the mount for as long as we are told.
 
         Checkpoint  everywhere
@@ -220,7 +226,7 @@ class _Service(Adapter):
         self._lane.turn_off(FastPath.LISTINGS, "nothing tells of changes behind the mount any more")
 
 
-def _turning_off_soon(lane: FastLane) -> Callable[[str], None]:
+def _turning_off_soon(lane: FastPathStates) -> Callable[[str], None]:
     """What any thread may call to have it turned off that reads and writes pass through."""
     token = trio.lowlevel.current_trio_token()
 
@@ -230,7 +236,9 @@ def _turning_off_soon(lane: FastLane) -> Callable[[str], None]:
     return turn_off
 
 
-def serve(source: bytes, target: bytes, options: Options, ready: Callable[[], None], *, replaces: bool = False) -> int:
+def serve(
+    source: bytes, target: bytes, options: MountOptions, ready: Callable[[], None], *, replaces: bool = False
+) -> int:
     """Mount and serve until it is unmounted or a signal says stop; the exit code.
 
     source, target  from mount_points.real_path; the same directory: it is mounted over itself
@@ -274,10 +282,10 @@ def serve(source: bytes, target: bytes, options: Options, ready: Callable[[], No
         stack.callback(vfs.close)
         flags = options.flags | flags_of(root)
         attached, why_not_apart = _attached(backing, target, options, flags, has_replaced=has_replaced)
-        replies = Replies(attached.fd)
+        replies = ReplyPatching(attached.fd)
         stack.callback(replies.close)
         ended = trio.Event()
-        lane = FastLane(options.off(), stack.enter_context(telling(target, attached.mount.st_dev())))
+        lane = FastPathStates(options.off(), stack.enter_context(publishing(target, attached.mount.st_dev())))
         if not pyfuse3_loop.hook(replies.replied, ended.set, is_fast=lane.is_on(FastPath.SEAM)):
             lane.turn_off(FastPath.SEAM, "this pyfuse3 is not one that we know")
             replies.let_pass()
@@ -291,10 +299,10 @@ def serve(source: bytes, target: bytes, options: Options, ready: Callable[[], No
         vfs.gate.inner.begin(inside, vfs.nodes.root.dev)
         forget_earlier(attached.mount)
         stats.mounted(attached.mount.st_dev())
-        return _Service(vfs, options, replies, lane, stats, ready).run(attached, ended)
+        return _MountDaemon(vfs, options, replies, lane, stats, ready).run(attached, ended)
 
 
-def _why_not_apart(options: Options, *, has_replaced: bool) -> str | None:
+def _why_not_apart(options: MountOptions, *, has_replaced: bool) -> str | None:
     """Why a mount had better be at its mount point from the beginning; None: it may begin apart."""
     if os.geteuid() or not options.default_permissions:
         return "the kernel checks permissions in mounts by root alone"
@@ -304,7 +312,7 @@ def _why_not_apart(options: Options, *, has_replaced: bool) -> str | None:
 
 
 def _attached(
-    source: bytes, target: bytes, options: Options, flags: frozenset[str], *, has_replaced: bool
+    source: bytes, target: bytes, options: MountOptions, flags: frozenset[str], *, has_replaced: bool
 ) -> tuple[Attached, str | None]:
     """A mount; and why it is at its mount point from the beginning, if it is."""
     why_not_apart = _why_not_apart(options, has_replaced=has_replaced)
@@ -316,7 +324,7 @@ def _attached(
     return attach(source, target, options, flags), why_not_apart
 
 
-def _made_way(dead: Mount, options: Options) -> Options:
+def _made_way(dead: Mount, options: MountOptions) -> MountOptions:
     """How to mount where a dead mount was, which is detached.
 
     Clients with files of it open that are passed through go on writing them, behind the new one: as long as one might,
@@ -325,20 +333,20 @@ def _made_way(dead: Mount, options: Options) -> Options:
     try:
         detach(dead)
     except Busy:
-        detach(dead, Way.LAZY)
+        detach(dead, UnmountMode.LAZY)
         _log.warning("%s: somebody still uses the mount that is replaced, %s", printable(dead.point), _BELIEVED_LESS)
         return replace(options, timeout_s=min(options.timeout_s, _SHARED_S))
     return options
 
 
-def _vfs(root: Fd, options: Options, stats: Stats, n_fds_max: int) -> Vfs:
+def _vfs(root: Fd, options: MountOptions, stats: Counters, n_fds_max: int) -> Vfs:
     kernel = Kernel()
     is_local, is_fuse = kernel.is_local(root), kernel.filesystem(root) == FUSE_MAGIC
-    is_auto = options.backing is Backing.AUTO
-    is_slow = not is_local if is_auto else options.backing is Backing.SLOW
+    is_auto = options.backing is BackingSpeed.AUTO
+    is_slow = not is_local if is_auto else options.backing is BackingSpeed.SLOW
     return Vfs(
         root,
-        Gate(is_slow=is_slow, is_measured=is_auto and (is_local or is_fuse)),
+        TablesLock(is_slow=is_slow, is_measured=is_auto and (is_local or is_fuse)),
         stats,
         max_fds=n_fds_max,
         timeout_s=options.timeout_s,
@@ -358,7 +366,7 @@ def _raise_fd_limit() -> int:
     return hard
 
 
-def _make_store(root: Fd, source: bytes, options: Options) -> None:
+def _make_store(root: Fd, source: bytes, options: MountOptions) -> None:
     """Make the store, which `.trashd/drop` needs and clients that see only the mount can't make."""
     if "ro" not in options.flags | flags_of(root):
         problem = prepare_store(Kernel(), root, source)
@@ -386,7 +394,7 @@ def _collect_garbage_seldom() -> None:
     gc.set_threshold(*_GC_THRESHOLDS)
 
 
-def _watching(attached: Attached, vfs: Vfs) -> AbstractContextManager[Watched | None]:
+def _watching(attached: Attached, vfs: Vfs) -> AbstractContextManager[ChangeSource | None]:
     _major, _, connection = attached.mount.device.partition(b":")
     return watching(vfs.root_fd(), attached.fd, int(connection))
 
@@ -394,7 +402,7 @@ def _watching(attached: Attached, vfs: Vfs) -> AbstractContextManager[Watched | 
 def _door(attached: Attached, vfs: Vfs) -> AbstractContextManager[socket.socket | None]:
     """Where users ask for the backing tree of a mount over itself; others have their source for that."""
     mount, path = attached.mount, door_of(attached.mount.source)
-    return nullcontext() if path is None else backing_fd_server.porter(path, vfs.root_fd(), mount.device)
+    return nullcontext() if path is None else backing_fd_server.backing_fd_server(path, vfs.root_fd(), mount.device)
 
 
 async def _tell_watchdog() -> None:
@@ -402,7 +410,7 @@ async def _tell_watchdog() -> None:
 
     Checkpoint  between two words
     """
-    notifier = Notifier()
+    notifier = SystemdNotifier()
     try:
         period_s = notifier.watchdog_s()
         while period_s is not None:
@@ -419,7 +427,7 @@ async def _unmount(mount: Mount, ended: trio.Event) -> None:
     ended.set()
 
 
-async def _wait_no_longer(gate: Gate, ended: trio.Event, scope: trio.CancelScope) -> None:
+async def _wait_no_longer(gate: TablesLock, ended: trio.Event, scope: trio.CancelScope) -> None:
     """In the end, give up operations that wait for a filesystem which hangs; their clients get an error.
 
     Checkpoint  until the end, and for a while
@@ -461,4 +469,4 @@ def _leave(device: bytes) -> None:
         detach(mount)
     except Busy:
         _log.info("%s: in use; who has something open there gets errors from now on", printable(mount.point))
-        detach(mount, Way.LAZY)
+        detach(mount, UnmountMode.LAZY)

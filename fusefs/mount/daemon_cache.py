@@ -15,24 +15,24 @@ from typing import NamedTuple, Self, TypeVarTuple
 from fusefs.core.common_xattrs import Answers
 from fusefs.core.inode_attributes import Attributes
 from fusefs.core.inode_table import Node, SourceKey, source_key
-from fusefs.core.metadata_cache import Cache
-from fusefs.core.mount_counters import Sort
-from fusefs.core.packed_entries import Entries
-from fusefs.mount.counters import Stats
-from fusefs.mount.tables_lock import Gate
+from fusefs.core.metadata_cache import MetadataCache
+from fusefs.core.mount_counters import Remembering
+from fusefs.core.packed_entries import PackedEntries
+from fusefs.mount.counters import Counters
+from fusefs.mount.tables_lock import TablesLock
 
 Ts = TypeVarTuple("Ts")
 
-Seen = tuple[Attributes, bytes, Answers]
+SeenByName = tuple[Attributes, bytes, Answers]
 """What a look at a name finds: attributes, file handle, and those extended attributes that were looked for."""
-Place = tuple[Node, bytes]
+NameIn = tuple[Node, bytes]
 """A name in a directory."""
 
 
-class Look:
+class CacheFill:
     """A look at the backing filesystem, from its beginning to its `end`: what it finds is as old as its beginning."""
 
-    def __init__(self, cache: Cache, lifetime_s: float, passed_by: Container[SourceKey]) -> None:
+    def __init__(self, cache: MetadataCache, lifetime_s: float, passed_by: Container[SourceKey]) -> None:
         self._cache = cache
         self._lifetime_s = lifetime_s
         self._passed_by = passed_by
@@ -54,17 +54,17 @@ class Look:
         if not self._n_users:
             self._cache.end()
 
-    def proof(self, source: SourceKey | None, *, named: Place | None) -> Proof | None:
+    def proof(self, source: SourceKey | None, *, named: NameIn | None) -> Freshness | None:
         """What tells later for how long what it found may be believed; it must be asked, once."""
         self._n_users += 1
-        return Proof(self, source, named)
+        return Freshness(self, source, named)
 
     def learn(self, directory: Node, name: bytes, source: SourceKey, seen: Attributes) -> None:
         """What a name means, and what that is."""
         self._cache.learn_name(directory.source, name, source, self._epoch, self._began_s)
         self.learn_attributes(source, seen)
 
-    def learn_all(self, directory: Node, found: Mapping[bytes, Seen | None]) -> None:
+    def learn_all(self, directory: Node, found: Mapping[bytes, SeenByName | None]) -> None:
         """What many names of a directory mean, and what these are; None: it could not be seen."""
         for name, one in found.items():
             if one is None:
@@ -97,11 +97,11 @@ class Look:
         """Where a link leads."""
         self._cache.learn_target(source, target, self._epoch, self._began_s)
 
-    def learn_listing(self, directory: Node, entries: Entries) -> None:
+    def learn_listing(self, directory: Node, entries: PackedEntries) -> None:
         """All entries of a directory."""
         self._cache.learn_listing(directory.source, entries, self._epoch, self._began_s)
 
-    def left_s(self, source: SourceKey | None, *, named: Place | None) -> float:
+    def left_s(self, source: SourceKey | None, *, named: NameIn | None) -> float:
         """For how long what it found may be believed from now on; 0: it has changed meanwhile.
 
         source  what it saw the attributes of
@@ -114,12 +114,12 @@ class Look:
         return max(0.0, self._lifetime_s - (time.monotonic() - self._began_s))
 
 
-class Proof(NamedTuple):
+class Freshness(NamedTuple):
     """What an answer rests on that waits to be given: another one, which changes it, may go out before."""
 
-    look: Look
+    look: CacheFill
     source: SourceKey | None
-    named: Place | None
+    named: NameIn | None
 
     def left_s(self) -> float:
         """For how long it may be believed, now that it is given."""
@@ -128,7 +128,7 @@ class Proof(NamedTuple):
         return left_s
 
 
-class _Glance(Look):
+class _NoFill(CacheFill):
     """A look on the loop's own thread, during which nothing else happens: nothing is learnt, and it is not old."""
 
     def __init__(self, lifetime_s: float) -> None:
@@ -137,10 +137,10 @@ class _Glance(Look):
     def end(self) -> None:
         pass
 
-    def proof(self, source: SourceKey | None, *, named: Place | None) -> Proof | None:
+    def proof(self, source: SourceKey | None, *, named: NameIn | None) -> Freshness | None:
         return None
 
-    def left_s(self, source: SourceKey | None, *, named: Place | None) -> float:
+    def left_s(self, source: SourceKey | None, *, named: NameIn | None) -> float:
         return self._lifetime_s
 
     def learn(self, directory: Node, name: bytes, source: SourceKey, seen: Attributes) -> None:
@@ -159,15 +159,15 @@ class _Glance(Look):
         pass
 
 
-class Memory:
+class DaemonCache:
     """The cache of one mount, as the vfs uses it."""
 
-    def __init__(self, gate: Gate, stats: Stats, size_bytes: int, lifetime_s: float) -> None:
+    def __init__(self, gate: TablesLock, stats: Counters, size_bytes: int, lifetime_s: float) -> None:
         """lifetime_s: how long anything may be believed, by the kernel and by us together."""
         self.size_bytes = size_bytes
         self.is_kept = size_bytes > 0 and lifetime_s > 0
         self.lifetime_s = lifetime_s
-        self.cache = Cache(size_bytes, lifetime_s)
+        self.cache = MetadataCache(size_bytes, lifetime_s)
         self.passed_by: set[SourceKey] = set()
         """What is read or written past us, or may be: of its attributes nothing is remembered."""
         self.unsteady: set[SourceKey] = set()
@@ -176,15 +176,15 @@ class Memory:
         """Whether something was changed behind the mount of which the cache has not been told."""
         self._gate = gate
         self._stats = stats
-        self._glance = _Glance(lifetime_s)
+        self._glance = _NoFill(lifetime_s)
 
-    def looking(self) -> Look:
+    def looking(self) -> CacheFill:
         """A look by this operation, to be ended."""
         return self._glance if self._gate.is_home else self.looking_ahead()
 
-    def looking_ahead(self) -> Look:
+    def looking_ahead(self) -> CacheFill:
         """A look by other threads, to be ended."""
-        return Look(self.cache, self.lifetime_s, self.passed_by)
+        return CacheFill(self.cache, self.lifetime_s, self.passed_by)
 
     def has_names(self, directory: Node) -> bool:
         """Whether anything is remembered of the names in a directory."""
@@ -204,48 +204,54 @@ class Memory:
     def name(self, directory: Node, name: bytes) -> tuple[SourceKey | None, float] | None:
         """What a name means (None: nothing has it), and for how many seconds that may be believed; None: not known."""
         found = self.cache.name(directory.source, name, time.monotonic())
-        sort = Sort.MISSING_NAME if found is not None and found[0] is None else Sort.NAME
+        sort = Remembering.MISSING_NAME if found is not None and found[0] is None else Remembering.NAME
         return found if self._is_known(sort, found) else None
 
     def attributes(self, source: SourceKey) -> tuple[Attributes, float] | None:
         """What an inode is, and for how many seconds that may be believed; None: not known."""
         found = self.cache.attributes(source, time.monotonic())
-        return found if self._is_known(Sort.ATTRIBUTES, found) else None
+        return found if self._is_known(Remembering.ATTRIBUTES, found) else None
 
     def target(self, node: Node) -> bytes | None:
         """Where a link leads; None: not known."""
         found = self.cache.target(node.source, time.monotonic())
-        return found if self._is_known(Sort.LINK_TARGET, found) else None
+        return found if self._is_known(Remembering.LINK_TARGET, found) else None
 
     def xattr(self, node: Node, name: bytes, uid: int) -> bytes | int | None:
         """An extended attribute, or an errno if it has none, as a user was told; None: not known."""
         found = self.cache.xattr(node.source, name, time.monotonic(), uid)
-        return found if self._is_known(Sort.MISSING_XATTR if isinstance(found, int) else Sort.XATTR, found) else None
+        return (
+            found
+            if self._is_known(Remembering.MISSING_XATTR if isinstance(found, int) else Remembering.XATTR, found)
+            else None
+        )
 
-    def listing(self, directory: Node) -> Entries | None:
+    def listing(self, directory: Node) -> PackedEntries | None:
         """All entries of a directory; None: not known."""
         found = self.cache.listing(directory.source, time.monotonic())
-        return found if self._is_known(Sort.LISTING, found) else None
+        return found if self._is_known(Remembering.LISTING, found) else None
 
-    def _is_known(self, sort: Sort, found: object) -> bool:
+    def _is_known(self, sort: Remembering, found: object) -> bool:
         """Whether what was found is to be told; it is counted."""
         is_known = found is not None and not self.has_news()
         (self._stats.hit if is_known else self._stats.miss)(sort)
         return is_known
 
-    def changes(self, *sources: SourceKey, names: Sequence[Place] = ()) -> AbstractContextManager[None]:
+    def changes(self, *sources: SourceKey, names: Sequence[NameIn] = ()) -> AbstractContextManager[None]:
         """What the block changes is looked at anew: these inodes, these names, and the directories that have them.
 
         From its beginning, so that no client is told what is wrong by then; and from its end, for looks made meanwhile.
         """
         if self._gate.is_home and self.cache.is_idle:
-            return _Afterwards(self.cache, partial(self._forget, sources, names)) if self._gate.is_watched else _NOTHING
+            return (
+                _ForgetAfter(self.cache, partial(self._forget, sources, names)) if self._gate.is_watched else _NOTHING
+            )
         return _around(self._forget, sources, names)
 
     def reads(self, source: SourceKey) -> AbstractContextManager[None]:
         """What the block reads has another time of access then: the same of its attributes alone."""
         if self._gate.is_home and self.cache.is_idle:
-            return _Afterwards(self.cache, partial(self.cache.accessed, source)) if self._gate.is_watched else _NOTHING
+            return _ForgetAfter(self.cache, partial(self.cache.accessed, source)) if self._gate.is_watched else _NOTHING
         return _around(self.cache.accessed, source)
 
     def changed(self, source: SourceKey, name: bytes | None = None) -> None:
@@ -275,19 +281,19 @@ class Memory:
             return
         self.cache.directory_changed(source)
 
-    def _forget(self, sources: Iterable[SourceKey], names: Iterable[Place]) -> None:
+    def _forget(self, sources: Iterable[SourceKey], names: Iterable[NameIn]) -> None:
         for source in sources:
             self.cache.attributes_changed(source)
         for directory, name in names:
             self.cache.name_changed(directory.source, name)
 
 
-class _Afterwards:
+class _ForgetAfter:
     """Forget something after the block, if others have learnt anything meanwhile: before it nothing was known."""
 
     __slots__ = ("_cache", "_forget")
 
-    def __init__(self, cache: Cache, forget: Callable[[], None]) -> None:
+    def __init__(self, cache: MetadataCache, forget: Callable[[], None]) -> None:
         self._cache = cache
         self._forget = forget
 

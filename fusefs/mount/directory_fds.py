@@ -17,16 +17,16 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import FUSE_MAGIC
 from fusefs.linux.statx import TO_PEEK, look_at, open_handle
 from fusefs.linux.syscalls import handle_of, statfs_type
-from fusefs.mount.estale_retries import Losers
-from fusefs.mount.tables_lock import Gate
+from fusefs.mount.estale_retries import EstaleRetries
+from fusefs.mount.tables_lock import TablesLock
 
 TO_READ = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
-class Directories:
+class DirectoryFds:
     """The backing tree by nodes. All methods raise OSError: ESTALE for what is not to be found any more."""
 
-    def __init__(self, root: Fd, n_fds: int, gate: Gate, losers: Losers) -> None:
+    def __init__(self, root: Fd, n_fds: int, gate: TablesLock, losers: EstaleRetries) -> None:
         """Begin at a directory.
 
         root    O_PATH or readable; stays its owner's
@@ -208,10 +208,10 @@ class Directories:
         return directory
 
 
-class Folding:
+class CaseFolding:
     """Where names are the same in upper and lower case, in one mounted tree, by directory."""
 
-    def __init__(self, root: Fd, dev: int, gate: Gate) -> None:
+    def __init__(self, root: Fd, dev: int, gate: TablesLock) -> None:
         """root: the backing tree's directory. dev: its st_dev"""
         self._everywhere = folds_throughout(root)
         self._dev = dev

@@ -13,15 +13,15 @@ import os
 from fusefs.core.inode_table import Node
 from fusefs.linux.fd import Fd
 from fusefs.linux.statx import TO_PEEK
-from fusefs.mount.tables_lock import Gate
+from fusefs.mount.tables_lock import TablesLock
 
 _N_MAX = 64
 
 
-class Losers:
+class EstaleRetries:
     """Threads of clients, by their numbers, and what is held for each. Touched as the tables are."""
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: TablesLock) -> None:
         """Begin with none."""
         self._gate = gate
         self._held: dict[int, tuple[Node, Fd] | None] = {}

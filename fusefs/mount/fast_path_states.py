@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
-from fusefs.core.fast_paths import SAVES, FastPath, State, Told, encode
+from fusefs.core.fast_paths import SAVES, FastPath, FastPathReport, FastPathState, encode
 from fusefs.core.names import printable
 from fusefs.linux.atomic_files import NEW, replace_file
 from fusefs.mount import runtime_dir
@@ -17,10 +17,10 @@ _WITHOUT_SEAM = "it rests on the seam"
 _log = logging.getLogger(__name__)
 
 
-class FastLane:
+class FastPathStates:
     """The fast paths of one mount: each is on until it is turned off, and off for good then."""
 
-    def __init__(self, off: Mapping[FastPath, str], publish: Callable[[tuple[State, ...]], None]) -> None:
+    def __init__(self, off: Mapping[FastPath, str], publish: Callable[[tuple[FastPathState, ...]], None]) -> None:
         """Begin with all but some.
 
         off      those that are not wanted, and why
@@ -60,10 +60,10 @@ class FastLane:
         if why_not is not None:
             self.turn_off(path, why_not)
 
-    def states(self) -> tuple[State, ...]:
+    def states(self) -> tuple[FastPathState, ...]:
         """How it is with each."""
         return tuple(
-            State(path.value, is_on=path not in self._off, why=self._off.get(path, f"saves {SAVES[path]}"))
+            FastPathState(path.value, is_on=path not in self._off, why=self._off.get(path, f"saves {SAVES[path]}"))
             for path in FastPath
         )
 
@@ -77,7 +77,7 @@ class FastLane:
 
 
 @contextmanager
-def telling(target: bytes, device: int) -> Iterator[Callable[[tuple[State, ...]], None]]:
+def publishing(target: bytes, device: int) -> Iterator[Callable[[tuple[FastPathState, ...]], None]]:
     """What publishes a mount's states in its runtime directory, if it has one; they go with the mount.
 
     target  the mount point; its directory is made by stats.kept, which must last longer
@@ -85,10 +85,10 @@ def telling(target: bytes, device: int) -> Iterator[Callable[[tuple[State, ...]]
     """
     path = runtime_dir.file_of(target, runtime_dir.FAST_PATHS)
 
-    def tell(states: tuple[State, ...]) -> None:
+    def tell(states: tuple[FastPathState, ...]) -> None:
         if path is not None:
             try:
-                text = encode(Told(device, os.getpid(), states))
+                text = encode(FastPathReport(device, os.getpid(), states))
                 replace_file(path, text, 0o644, whatever_umask=True)
             except OSError as error:
                 _log.warning("no `trashd mount --explain`: %s: %s", printable(path), error.strerror)

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from fusefs.core import fast_paths
 from fusefs.core.errors import NotFound, NotPermitted, TrashdError
-from fusefs.core.mount_counters import MountStats, Seen, decode
+from fusefs.core.mount_counters import MountStats, SeenMount, decode
 from fusefs.core.names import printable
 from fusefs.linux.fd import Fd
 from fusefs.linux.lock_holders import is_locked
@@ -57,7 +57,7 @@ def mounts_of(path: bytes) -> list[Mount]:
     return found
 
 
-def look(mount: Mount) -> Seen:
+def read_counters(mount: Mount) -> SeenMount:
     """What a mount's daemon counted, and what makes it fast.
 
     Raises  NotFound: there are no numbers of it; NotPermitted: a user's mount; TrashdError: they are not understood
@@ -71,7 +71,7 @@ def look(mount: Mount) -> Seen:
             stats, is_running = _read(path)
             if stats.device == device:
                 states = _fast_paths(os.path.join(os.path.dirname(path), runtime_dir.FAST_PATHS), stats)
-                return Seen(mount.point, mount.source, stats, is_running, states)
+                return SeenMount(mount.point, mount.source, stats, is_running, states)
     hint = "its daemon has no runtime directory, or is of an older version"
     if mount.owner == 0 and os.geteuid():
         hint = "its daemon is of an older version, or was started in another mount namespace; root may find them"
@@ -112,7 +112,7 @@ def _read(path: bytes) -> tuple[MountStats, bool]:
         return decode(os.read(fd, _MAX_BYTES)), is_running
 
 
-def _fast_paths(path: bytes, stats: MountStats) -> tuple[fast_paths.State, ...]:
+def _fast_paths(path: bytes, stats: MountStats) -> tuple[fast_paths.FastPathState, ...]:
     """What a file tells that the same daemon wrote. Raises  TrashdError: it is not understood"""
     with suppress(FileNotFoundError), _open(path) as fd:
         told = fast_paths.decode(os.read(fd, _MAX_BYTES))

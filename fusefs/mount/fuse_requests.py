@@ -24,15 +24,15 @@ from typing import NamedTuple
 from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import REQUEST_HEAD_SIZE, Opcode, Request
 from fusefs.linux.fuse_caller import is_killed
-from fusefs.mount.act_as import Asking
-from fusefs.mount.counters import Stats
-from fusefs.mount.fuse_operations import Act, Answers, Given, Later, Sort
+from fusefs.mount.act_as import RequestCaller
+from fusefs.mount.counters import Counters
+from fusefs.mount.fuse_operations import FuseOperations, OpcodeHandler, Reply, ReplyInSteps, WaitClass
 from fusefs.mount.pyfuse3_values import NotYet, attempt, attempt_step
-from fusefs.mount.reply_patching import GONE, Replies
-from fusefs.mount.tables_lock import Gate, WouldWait
-from fusefs.mount.thread_pool import Helpers, Key, Task
+from fusefs.mount.reply_patching import GONE, ReplyPatching
+from fusefs.mount.tables_lock import TablesLock, WouldWait
+from fusefs.mount.thread_pool import Key, PoolTask, ThreadPool
 from fusefs.mount.vfs import Vfs
-from fusefs.mount.xattr_operations import Xattrs
+from fusefs.mount.xattr_operations import XattrOperations
 
 _SHORT_BYTES = 1 << 13
 _STEP_S = 0.001
@@ -44,7 +44,7 @@ _OF_NOBODY = (Opcode.RELEASE, Opcode.RELEASEDIR)
 _log = logging.getLogger(__name__)
 
 
-class Reader:
+class RequestReader:
     """A thread that reads requests."""
 
     __slots__ = ("caller", "key", "n", "room", "to")
@@ -52,10 +52,10 @@ class Reader:
     def __init__(self) -> None:
         self.to = memoryview(mmap.mmap(-1, wire.REQUEST_BYTES_MAX))  # no more of it is in memory than is needed
         self.room = (self.to,)
-        self.caller = Asking()
+        self.caller = RequestCaller()
         self.n = 0
         """Of steps taken: odd while it does what it has read."""
-        self.key: Key = (None, Sort.SHORT)
+        self.key: Key = (None, WaitClass.SHORT)
         """Of what it does."""
 
     def request(self, size: int) -> Request:
@@ -66,24 +66,24 @@ class Reader:
 class _Unfinished(NamedTuple):
     """A request that takes several steps."""
 
-    steps: Later
+    steps: ReplyInSteps
     unique: int
     pid: int
     cell: int
     begun_ns: int
 
 
-class Direct:
+class FuseRequests:
     """One mount's requests."""
 
     def __init__(
         self,
         vfs: Vfs,
-        xattrs: Xattrs,
-        gate: Gate,
-        replies: Replies,
-        stats: Stats,
-        helpers: Helpers,
+        xattrs: XattrOperations,
+        gate: TablesLock,
+        replies: ReplyPatching,
+        stats: Counters,
+        helpers: ThreadPool,
         *,
         opens_directories: bool = True,
     ) -> None:
@@ -100,8 +100,8 @@ class Direct:
         self._helpers = helpers
         self.device = replies.device
         os.set_blocking(self.device, False)  # the request that is there may be gone when we read
-        self._home = Reader()
-        self._answers = Answers(vfs, xattrs, gate, opens_directories=opens_directories)
+        self._home = RequestReader()
+        self._answers = FuseOperations(vfs, xattrs, gate, opens_directories=opens_directories)
         self._acts, self._recalls = self._answers.acts(), self._answers.recalls()
         self._unfinished: deque[_Unfinished] = deque()
         self._left: deque[bytes] = deque()
@@ -154,7 +154,7 @@ class Direct:
             if gate.is_slow and not _is_ours_alone(act, opcode, request):
                 self._replies.hand_over(request)
                 return False
-            self._help(self._acts[opcode], request, Sort.OTHERS)
+            self._help(self._acts[opcode], request, WaitClass.OTHERS)
             return True
         if unfinished is not None:
             self._unfinished.append(unfinished)
@@ -175,7 +175,7 @@ class Direct:
                 self._unfinished.append(unfinished)
         return n > 0
 
-    def stand_in(self, reader: Reader) -> bool:
+    def stand_in(self, reader: RequestReader) -> bool:
         """Read and answer a request in another thread, while the loop's own waits; False: the connection is gone."""
         try:
             size = os.readv(self.device, reader.room)
@@ -192,14 +192,14 @@ class Direct:
             return True
         sort = _sort(act, opcode, request)
         reader.key = _key_of(request, sort)
-        if sort > Sort.LOOK or (sort and self._helpers.is_full(reader.key)):
+        if sort > WaitClass.LOOK or (sort and self._helpers.is_full(reader.key)):
             self._help(act, request, sort)
             return True
         reader.n += 1
         try:
             unfinished = self._gate.run(self._answer_as_read, act, request, reader.caller)
         except WouldWait:
-            self._help(act, request, Sort.OTHERS)
+            self._help(act, request, WaitClass.OTHERS)
         else:
             if unfinished is not None:
                 self._finish_elsewhere(unfinished)
@@ -207,8 +207,8 @@ class Direct:
             reader.n += 1
         return True
 
-    def _must_be_helped(self, act: Act, opcode: int, request: Request) -> bool:
-        return act.sort is Sort.LONG or (self.is_careful and _sort(act, opcode, request) is Sort.CHANGE)
+    def _must_be_helped(self, act: OpcodeHandler, opcode: int, request: Request) -> bool:
+        return act.sort is WaitClass.LONG or (self.is_careful and _sort(act, opcode, request) is WaitClass.CHANGE)
 
     def _refuse(self, opcode: int, request: Request) -> None:
         """Answer an unknown request as libfuse does."""
@@ -228,7 +228,7 @@ class Direct:
 
     # In threads.
 
-    def _help(self, act: Act, request: Request, sort: Sort) -> None:
+    def _help(self, act: OpcodeHandler, request: Request, sort: WaitClass) -> None:
         """Have a request done in a thread."""
         _size, opcode, unique, _nodeid, _uid, _gid, pid = wire.read_head(request)
         if opcode == Opcode.RELEASE:  # the next writer may be quicker than the thread that lets it go
@@ -236,11 +236,11 @@ class Direct:
                 self._vfs.handles.runs_no_more(*wire.HANDLE_IN.unpack_from(request, REQUEST_HEAD_SIZE))
         self._stats.changed()
         copy = bytes(request)
-        if not self._helpers.do(Task(_key_of(request, sort), partial(self._do, act, copy), unique, pid, len(copy))):
+        if not self._helpers.do(PoolTask(_key_of(request, sort), partial(self._do, act, copy), unique, pid, len(copy))):
             with self._gate.lock:
                 self._give(errno.EAGAIN, unique, pid)
 
-    def _do(self, act: Act, request: bytes, has_waited: bool) -> None:
+    def _do(self, act: OpcodeHandler, request: bytes, has_waited: bool) -> None:
         _size, opcode, unique, _nodeid, _uid, _gid, pid = wire.read_head(request)
         if has_waited and opcode not in _OF_NOBODY and is_killed(pid):
             with self._gate.lock:
@@ -248,8 +248,8 @@ class Direct:
         else:
             self._gate.run_patiently(self._answer_wholly, act, request)
 
-    def _answer_wholly(self, act: Act, request: bytes) -> None:
-        unfinished = self._answer_as_read(act, request, Asking())
+    def _answer_wholly(self, act: OpcodeHandler, request: bytes) -> None:
+        unfinished = self._answer_as_read(act, request, RequestCaller())
         if unfinished is not None:
             self._finish(unfinished)
 
@@ -263,7 +263,7 @@ class Direct:
         def act(_has_waited: bool) -> None:
             self._gate.run(self._finish, unfinished)
 
-        self._helpers.do(Task((None, Sort.SHORT), act))
+        self._helpers.do(PoolTask((None, WaitClass.SHORT), act))
 
     def hand_out(self) -> None:
         """Let others go on with what takes several steps, while the trio thread waits for something."""
@@ -273,12 +273,12 @@ class Direct:
 
     # With the tables' lock.
 
-    def _answer_as_read(self, act: Act, request: Request, caller: Asking) -> _Unfinished | None:
+    def _answer_as_read(self, act: OpcodeHandler, request: Request, caller: RequestCaller) -> _Unfinished | None:
         _size, _opcode, unique, nodeid, caller.uid, caller.gid, caller.pid = wire.read_head(request)
         return self._answer(act, nodeid, request, unique, caller, perf_counter_ns())
 
     def _answer(
-        self, act: Act, nodeid: int, request: Request, unique: int, caller: Asking, begun_ns: int
+        self, act: OpcodeHandler, nodeid: int, request: Request, unique: int, caller: RequestCaller, begun_ns: int
     ) -> _Unfinished | None:
         """Do it, and answer; or what remains to be done. Raises  WouldWait"""
         answer = attempt(act.act, nodeid, request, caller)
@@ -291,13 +291,13 @@ class Direct:
     def _step(self, unfinished: _Unfinished, is_idle: bool | None) -> bool:
         """One step, and the answer if it is the last; whether it is."""
         steps, unique, pid, cell, begun_ns = unfinished
-        answer: Given | NotYet = attempt_step(steps, is_idle)
+        answer: Reply | NotYet = attempt_step(steps, is_idle)
         if isinstance(answer, NotYet):
             return False
         self._tell(answer, unique, pid, cell, begun_ns)
         return True
 
-    def _tell(self, answer: Given, unique: int, pid: int, cell: int, begun_ns: int) -> None:
+    def _tell(self, answer: Reply, unique: int, pid: int, cell: int, begun_ns: int) -> None:
         self._stats.count(cell, perf_counter_ns() - begun_ns, has_failed=type(answer) is int)
         if answer is not None:
             self._give(answer, unique, pid)
@@ -318,25 +318,25 @@ class Direct:
                 _log.error("the kernel takes an answer for wrong: %s", error.strerror)
             fh = self._answers.handle_in(answer)
             if fh is not None:  # no client releases what none was told of
-                self._helpers.do(Task((None, Sort.SHORT), partial(self._release, fh)))
+                self._helpers.do(PoolTask((None, WaitClass.SHORT), partial(self._release, fh)))
 
     def _release(self, fh: int, _has_waited: bool) -> None:
         self._gate.run_patiently(self._vfs.release, fh)
 
 
-def _is_ours_alone(act: Act, opcode: int, request: Request) -> bool:
+def _is_ours_alone(act: OpcodeHandler, opcode: int, request: Request) -> bool:
     """Whether we answer it though the filesystem is slow."""
-    return act.sort is Sort.LONG or wire.is_ours_alone(opcode, request)
+    return act.sort is WaitClass.LONG or wire.is_ours_alone(opcode, request)
 
 
-def _sort(act: Act, opcode: int, request: Request) -> Sort:
+def _sort(act: OpcodeHandler, opcode: int, request: Request) -> WaitClass:
     """How long a request may take, if the filesystem below does not take changes at the moment."""
     if opcode == Opcode.OPEN and wire.OPEN_IN.unpack_from(request, REQUEST_HEAD_SIZE)[0] & os.O_TRUNC:
-        return Sort.CHANGE
+        return WaitClass.CHANGE
     return act.sort
 
 
-def _key_of(request: Request, sort: Sort) -> Key:
+def _key_of(request: Request, sort: WaitClass) -> Key:
     """The uid that a request comes from, and its sort."""
     _size, opcode, _unique, _nodeid, uid, _gid, _pid = wire.read_head(request)
     return None if opcode in _OF_NOBODY else uid, sort

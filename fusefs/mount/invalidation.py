@@ -29,7 +29,7 @@ from fusefs.linux.fanotify import (
     FAN_MOVED_TO,
     FAN_ONDIR,
     FAN_Q_OVERFLOW,
-    Change,
+    FanotifyChange,
     read_changes,
     watch_filesystem,
 )
@@ -37,7 +37,7 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.syscalls import handle_of
 from fusefs.mount.forget_stored import close_removed
-from fusefs.mount.invalidation_process import ANSWER, MESSAGE_MAX, teller
+from fusefs.mount.invalidation_process import ANSWER, MESSAGE_MAX, invalidation_process
 from fusefs.mount.trashd_dir import is_drop_folder
 from fusefs.mount.vfs import Vfs
 
@@ -61,7 +61,7 @@ _ENTRY = struct.Struct("=QII")
 _EXPIRE_ONLY = 1
 
 
-class Watched(NamedTuple):
+class ChangeSource(NamedTuple):
     """What tells of changes (fanotify), and the channel to what tells the kernel."""
 
     changes: Fd
@@ -73,7 +73,7 @@ class Watched(NamedTuple):
 
 
 @contextmanager
-def watching(root: int, device: int, connection: int) -> Iterator[Watched | None]:
+def watching(root: int, device: int, connection: int) -> Iterator[ChangeSource | None]:
     """What `notify` needs; None if nothing tells of changes: then the log says so.
 
     To be entered on the main thread, when it is mounted and before it is served, so that no change is missed.
@@ -90,13 +90,13 @@ def watching(root: int, device: int, connection: int) -> Iterator[Watched | None
             if not handle_of(root):
                 raise OSError(errno.EOPNOTSUPP, "this filesystem has no file handles")
             changes = stack.enter_context(watch_filesystem(root))
-            watched = Watched(changes, stack.enter_context(teller(device, connection)))
+            watched = ChangeSource(changes, stack.enter_context(invalidation_process(device, connection)))
         except OSError as error:
             _log.info("changes behind the mount are seen when the timeout is over, not at once: %s", error.strerror)
         yield watched
 
 
-async def notify(vfs: Vfs, watched: Watched) -> None:
+async def notify(vfs: Vfs, watched: ChangeSource) -> None:
     """Let the kernel forget what changes behind the mount, until cancelled.
 
     Checkpoint  between two looks at the tables, which are asked for what is there then
@@ -144,7 +144,7 @@ async def _send(channel: socket.socket, message: bytes) -> None:
         raise OSError(number, os.strerror(number))
 
 
-def _notices(vfs: Vfs, change: Change) -> Iterator[bytes]:
+def _notices(vfs: Vfs, change: FanotifyChange) -> Iterator[bytes]:
     """What a change makes wrong of what the kernel knows."""
     device = vfs.nodes.root.source[0]
     subject = vfs.nodes.find((device, change.subject))

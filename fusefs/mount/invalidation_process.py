@@ -26,7 +26,7 @@ _LENGTH = struct.Struct("=I")
 
 
 @contextmanager
-def teller(device: int, connection: int) -> Iterator[socket.socket]:
+def invalidation_process(device: int, connection: int) -> Iterator[socket.socket]:
     """A channel to a process that tells the kernel; at the end, what still waits for an answer gets an error.
 
     Each message is some notices, one after the other, each with its length first; the answer to it is an ANSWER. To be

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from fusefs.core.mount_counters import Operation, Seen
+from fusefs.core.mount_counters import Operation, SeenMount
 from fusefs.core.names import printable
 
 _GAUGES = {
@@ -25,7 +25,7 @@ _GAUGES = {
 }
 
 
-def prometheus_text(mounts: Sequence[Seen]) -> str:
+def prometheus_text(mounts: Sequence[SeenMount]) -> str:
     """The numbers of several mounts in the text format, told apart by the label `mount`."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Mounts(mounts))
@@ -33,7 +33,7 @@ def prometheus_text(mounts: Sequence[Seen]) -> str:
 
 
 class _Mounts(Collector):
-    def __init__(self, mounts: Sequence[Seen]) -> None:
+    def __init__(self, mounts: Sequence[SeenMount]) -> None:
         self._mounts = {printable(seen.point): seen for seen in mounts}
 
     def collect(self) -> Iterator[Metric]:

@@ -11,7 +11,7 @@ from enum import Enum
 
 from fusefs.core.errors import IsMountPoint, MountInside, NotFound, NotPermitted, Refused
 from fusefs.core.names import printable
-from fusefs.linux.mountinfo import Mount, Place, below, covering, find_place, is_inside, read_mounts
+from fusefs.linux.mountinfo import FilesystemPath, Mount, below, covering, find_place, is_inside, read_mounts
 from fusefs.linux.runtime_directories import HOME
 
 _PATIENCE_S = 5.0
@@ -47,7 +47,7 @@ def other_ways(path: bytes, mounts: Sequence[Mount]) -> list[bytes]:
     place = find_place(path, [mount for mount in mounts if not mount.is_ours()])
     found = []
     for mount in mounts:
-        root = Place(mount.device, mount.root)
+        root = FilesystemPath(mount.device, mount.root)
         if place is None or not (root.holds(place) or place.holds(root)):
             continue
         seen = os.path.join(mount.point, below(place.path, root.path)) if root.holds(place) else mount.point

@@ -18,8 +18,8 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.getdents import Dirents
 from fusefs.linux.kernel import BTRFS_MAGIC, EXT_MAGIC, TMPFS_MAGIC, XFS_MAGIC, Kernel
 from fusefs.mount import vfs_files
-from fusefs.mount.open_handles import Listing
-from fusefs.mount.readdir import BYTES_TOLD, Listed, left_out, looked_at
+from fusefs.mount.open_handles import DirHandle
+from fusefs.mount.readdir import BYTES_TOLD, ReaddirEntry, left_out, looked_at
 from fusefs.mount.vfs import Vfs
 
 _WITH_LASTING_OFFSETS = frozenset({EXT_MAGIC, XFS_MAGIC, BTRFS_MAGIC, TMPFS_MAGIC})
@@ -41,14 +41,14 @@ def why_not(root: Fd, *, checks_permissions: bool) -> str | None:
     return None
 
 
-def read(vfs: Vfs, nodeid: int, offset: int, room: int) -> Iterator[Listed]:
+def read(vfs: Vfs, nodeid: int, offset: int, room: int) -> Iterator[ReaddirEntry]:
     """The entries of a directory from an offset on, on the loop's own thread; `told` must follow each.
 
     room  bytes of the answer: no more is read than it takes
     """
     node = vfs.node(nodeid)
     with _open(vfs, node) as fd:
-        yield from looked_at(vfs, Listing(node, Dirents(fd)), offset, room)
+        yield from looked_at(vfs, DirHandle(node, Dirents(fd)), offset, room)
 
 
 def read_names(vfs: Vfs, nodeid: int, offset: int, room: int) -> list[Dirent]:

@@ -8,14 +8,14 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from fusefs.core.fair_share import Shares
+from fusefs.core.fair_share import FairShares
 from fusefs.core.inode_table import Node
-from fusefs.core.packed_entries import Dirent, Entries
+from fusefs.core.packed_entries import Dirent, PackedEntries
 from fusefs.linux.fd import Fd
 from fusefs.linux.getdents import Dirents
-from fusefs.mount.daemon_cache import Look
-from fusefs.mount.prefetch_queue import Batch, Walk
-from fusefs.mount.tables_lock import Gate
+from fusefs.mount.daemon_cache import CacheFill
+from fusefs.mount.prefetch_queue import PrefetchBatch, PrefetchQueue
+from fusefs.mount.tables_lock import TablesLock
 
 FOR_EXECUTION = 0x20
 """Of the flags of OPEN: the file is a program, and its handle stays for as long as it runs.
@@ -28,7 +28,7 @@ _NO_FD = 1 << 32
 """More than any fd."""
 
 
-class Listing:
+class DirHandle:
     """A directory that a client reads. Of a slow filesystem:
 
     at        the offset for which entries are ready
@@ -48,17 +48,17 @@ class Listing:
         self.is_late = entries is None
         self.at = -1
         self.ready: Sequence[Dirent] = ()
-        self.walk: Walk | None = None
-        self.batches: Sequence[Batch] = ()
+        self.walk: PrefetchQueue | None = None
+        self.batches: Sequence[PrefetchBatch] = ()
         self.is_complete = False
         self.n_new = 0
-        self.gathered: Entries | None = None
-        self.look: Look | None = None
-        self.recalled: Entries | None = None
+        self.gathered: PackedEntries | None = None
+        self.look: CacheFill | None = None
+        self.recalled: PackedEntries | None = None
         self.n_passed = 0
 
     @property
-    def known(self) -> Entries | None:
+    def known(self) -> PackedEntries | None:
         """Entries from the beginning on: all, or those that were read so far."""
         return self.gathered if self.recalled is None else self.recalled
 
@@ -78,17 +78,17 @@ class Listing:
             self.look = None
 
 
-class Handles:
+class OpenHandles:
     """Open files and directories, by handle and by node."""
 
-    def __init__(self, gate: Gate, shares: Shares) -> None:
+    def __init__(self, gate: TablesLock, shares: FairShares) -> None:
         """Begin with none. shares: of those that there may be"""
         self._gate = gate
         self.shares = shares
         self._openers: dict[int, int] = {}
         self._nodes: dict[int, Node] = {}
         self._fds: dict[Node, list[Fd]] = {}
-        self._listings: dict[int, Listing] = {}
+        self._listings: dict[int, DirHandle] = {}
         self._executed: set[int] = set()
         self._to_append: set[int] = set()
         self._late = itertools.count(_NO_FD)
@@ -99,7 +99,7 @@ class Handles:
         """How many are open."""
         return len(self._nodes)
 
-    def add(self, node: Node, fd: Fd, opener: int, flags: int = 0, listing: Listing | None = None) -> int:
+    def add(self, node: Node, fd: Fd, opener: int, flags: int = 0, listing: DirHandle | None = None) -> int:
         """A handle of a node, opened by a uid, with flags; the fd is closed with it."""
         self._open(fd, node, opener)
         self._fds.setdefault(node, []).append(fd)
@@ -113,7 +113,7 @@ class Handles:
         node.n_open += 1
         return int(fd)
 
-    def add_late(self, node: Node, opener: int, listing: Listing) -> int:
+    def add_late(self, node: Node, opener: int, listing: DirHandle) -> int:
         """A handle of a directory that is not open."""
         fh = next(self._late)
         self._open(fh, node, opener)
@@ -198,7 +198,7 @@ class Handles:
         """Whether a node runs as a program."""
         return bool(self._executed) and not self._executed.isdisjoint(self._fds.get(node, ()))
 
-    def listing(self, fh: int) -> Listing:
+    def listing(self, fh: int) -> DirHandle:
         """What a directory's handle reads."""
         return self._listings[fh]
 

@@ -21,11 +21,11 @@ from fusefs.linux.fuse_device import close_backing, forget_attributes, is_writte
 from fusefs.linux.kernel import FUSE_MAGIC, OVERLAY_MAGIC
 from fusefs.linux.statx import look_at
 from fusefs.linux.syscalls import statfs_type, statx
-from fusefs.linux.thread_credentials import ITSELF, Identity, call_as
-from fusefs.mount.act_as import Writers
-from fusefs.mount.daemon_cache import Memory
-from fusefs.mount.directory_fds import Directories
-from fusefs.mount.tables_lock import Gate
+from fusefs.linux.thread_credentials import ITSELF, ThreadCredentials, call_as
+from fusefs.mount.act_as import ContentWriters
+from fusefs.mount.daemon_cache import DaemonCache
+from fusefs.mount.directory_fds import DirectoryFds
+from fusefs.mount.tables_lock import TablesLock
 
 _TELLS_LATE = "the filesystem below is FUSE, and may tell of a failed write when its own handle is closed"
 _TOO_OLD = "it takes Linux 6.9 with CONFIG_FUSE_PASSTHROUGH"
@@ -66,7 +66,7 @@ def reason_of(error: OSError) -> str:
     return _REASONS.get(error.errno or 0) or os.strerror(error.errno or 0)
 
 
-class _Mode:
+class _OpenMode:
     """How a node is open.
 
     backing_id  0: the kernel keeps its pages, and asks us for them
@@ -77,7 +77,7 @@ class _Mode:
 
     __slots__ = ("backing_id", "n_open", "n_writers", "writer")
 
-    def __init__(self, backing_id: int, writer: Identity = ITSELF) -> None:
+    def __init__(self, backing_id: int, writer: ThreadCredentials = ITSELF) -> None:
         self.backing_id = backing_id
         self.writer = writer
         self.n_open = self.n_writers = 0
@@ -91,7 +91,7 @@ class Passthrough:
     open for reading and writing may have mapped it, and a mapping outlives its handle.
     """
 
-    def __init__(self, gate: Gate, memory: Memory, root: Fd, *, is_shared: bool) -> None:
+    def __init__(self, gate: TablesLock, memory: DaemonCache, root: Fd, *, is_shared: bool) -> None:
         """Begin without it; to be started when the kernel has agreed.
 
         root       the backing tree's directory, which stays its owner's
@@ -102,11 +102,11 @@ class Passthrough:
         self._root = root
         self._root_dev = look_at(root).dev
         self._is_shared = is_shared
-        self._writers_of = Writers()
+        self._writers_of = ContentWriters()
         self._device = -1
         self._give_up: Callable[[str], None] | None = None  # None: nothing is passed through (any more)
         self._keeps_small = False
-        self._modes: dict[Node, _Mode] = {}
+        self._modes: dict[Node, _OpenMode] = {}
         self._writers: set[int] = set()
         self._was_written: dict[Node, bool] = {}  # what was open since the kernel knows it: for writing, too?
         self._mapped: set[Node] = set()
@@ -159,7 +159,7 @@ class Passthrough:
         if mode is None:
             passes = is_direct and (writes or not self._is_read_again(node, size))
             written_as = self._writers_of.of(node.source[0], fh, writer)
-            mode = self._modes[node] = _Mode(self._open(node, fh, written_as) if passes else 0, written_as)
+            mode = self._modes[node] = _OpenMode(self._open(node, fh, written_as) if passes else 0, written_as)
         mode.n_open += 1
         if writes or node not in self._was_written:
             self._was_written[node] = writes
@@ -174,7 +174,7 @@ class Passthrough:
                 self._may_be_mapped(node, is_new=bool(flags & os.O_CREAT))
         return mode.backing_id
 
-    def writer_of(self, node: Node, fd: int) -> Identity:
+    def writer_of(self, node: Node, fd: int) -> ThreadCredentials:
         """The credentials that a node is written with, of which that is an fd."""
         mode = self._modes.get(node)
         return self._writers_of.of(node.source[0], fd, None) if mode is None else mode.writer
@@ -215,7 +215,7 @@ class Passthrough:
 
         Raises  OSError: see open_backing
         """
-        mode = self._modes[node] = _Mode(open_backing(self._device, fd))
+        mode = self._modes[node] = _OpenMode(open_backing(self._device, fd))
         mode.n_open = 1
 
     def released(self, node: Node, fh: int) -> int:
@@ -238,7 +238,7 @@ class Passthrough:
         """Let an id go that `released` gave. It may be the last that keeps a file open: that may take its time."""
         self._gate.call(close_backing, self._device, backing_id)
 
-    def settle(self, node: Node, directories: Directories) -> None:
+    def settle(self, node: Node, directories: DirectoryFds) -> None:
         """See whether a node that may have been mapped still is; to be asked before it is looked at."""
         if node not in self._mapped or not self._gate.is_home:
             return
@@ -272,7 +272,7 @@ class Passthrough:
             self._memory.unsteady.discard(node.source)
             self._unbelieved.discard(node)
 
-    def _open(self, node: Node, fh: Fd, writer: Identity) -> int:
+    def _open(self, node: Node, fh: Fd, writer: ThreadCredentials) -> int:
         give_up = self._give_up
         if give_up is None or (node.source[0] != self._root_dev and why_not_here(fh)):
             return 0

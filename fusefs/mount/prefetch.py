@@ -16,11 +16,11 @@ from functools import partial
 
 from fusefs.core.inode_table import Node
 from fusefs.linux.fd import Fd
-from fusefs.mount.daemon_cache import Memory
-from fusefs.mount.prefetch_queue import Batch, Walk
-from fusefs.mount.prefetch_uring import Rings
-from fusefs.mount.prefetch_xattrs import Wanted
-from fusefs.mount.tables_lock import Gate
+from fusefs.mount.daemon_cache import DaemonCache
+from fusefs.mount.prefetch_queue import PrefetchBatch, PrefetchQueue
+from fusefs.mount.prefetch_uring import PrefetchRings
+from fusefs.mount.prefetch_xattrs import PrefetchXattrs
+from fusefs.mount.tables_lock import TablesLock
 from fusefs.store.layout import is_stores_own
 
 _BATCH = 256
@@ -29,11 +29,18 @@ _N_THREADS_MAX = 256
 """Of all directories together: what hangs in some leaves others the rest, and no request depends on these alone."""
 
 
-class Ahead:
+class Prefetch:
     """The walks of a mount. To be used with the tables' lock."""
 
     def __init__(
-        self, gate: Gate, memory: Memory, wanted: Wanted, n_in_flight: int, n_fds: int, *, has_handles: bool
+        self,
+        gate: TablesLock,
+        memory: DaemonCache,
+        wanted: PrefetchXattrs,
+        n_in_flight: int,
+        n_fds: int,
+        *,
+        has_handles: bool,
     ) -> None:
         """Begin with none.
 
@@ -47,20 +54,20 @@ class Ahead:
         self._wanted = wanted
         self._has_handles = has_handles
         self._n_in_flight = n_in_flight
-        self._walks: dict[Node, Walk] = {}
-        self._crew = Crew()
-        self._rings = Rings(gate, wanted, n_in_flight, n_fds, has_handles=has_handles)
+        self._walks: dict[Node, PrefetchQueue] = {}
+        self._crew = PrefetchThreads()
+        self._rings = PrefetchRings(gate, wanted, n_in_flight, n_fds, has_handles=has_handles)
 
     @property
     def n_under_way(self) -> int:
         """Names whose attributes are being fetched, or wait for it."""
         return sum(walk.n_left() for walk in self._walks.values())
 
-    def begin(self, directory: Node) -> Walk:
+    def begin(self, directory: Node) -> PrefetchQueue:
         """A listing begins."""
         self._wanted.begin()
         self.drop(directory)
-        walk = self._walks[directory] = Walk(self._gate)
+        walk = self._walks[directory] = PrefetchQueue(self._gate)
         if len(self._walks) > _N_WALKS:
             self.drop(next(iter(self._walks)))
         return walk
@@ -92,7 +99,7 @@ class Ahead:
         if node.parent is not None:
             self.asked(node.parent, fd)
 
-    def _listed_long_ago(self, directory: Node) -> Walk | None:
+    def _listed_long_ago(self, directory: Node) -> PrefetchQueue | None:
         """A walk of a directory that the kernel has a listing of, as we have."""
         entries = self._memory.cache.listing(directory.source, time.monotonic())
         if entries is None:
@@ -101,7 +108,7 @@ class Ahead:
         walk.names.extend(name for name, *_ in entries)
         return walk
 
-    def missing(self, walk: Walk, directory: Node, names: Sequence[bytes]) -> Sequence[bytes]:
+    def missing(self, walk: PrefetchQueue, directory: Node, names: Sequence[bytes]) -> Sequence[bytes]:
         """Those of some names that are told next of which something is to be fetched."""
         walk.taken(names)
         return [name for name in names if not self._knows(directory, name)]
@@ -109,7 +116,7 @@ class Ahead:
     def _knows(self, directory: Node, name: bytes) -> bool:
         return is_stores_own(name) or self._memory.knows(directory, name, self._wanted.of)
 
-    def fetch(self, walk: Walk, directory: Node, fd: Fd, names: Sequence[bytes]) -> None:
+    def fetch(self, walk: PrefetchQueue, directory: Node, fd: Fd, names: Sequence[bytes]) -> None:
         """Begin to look at some names.
 
         Nothing is begun while too much waits for answers, or is open, already. fd: of the directory, its owner's
@@ -121,7 +128,7 @@ class Ahead:
         except OSError:
             return  # too many are open: the request looks itself
         look, has_handles, names = self._memory.looking_ahead(), self._has_handles, list(dict.fromkeys(names))
-        batch = Batch(self._gate, look, directory, own_fd, names, has_handles=has_handles, wanted=self._wanted)
+        batch = PrefetchBatch(self._gate, look, directory, own_fd, names, has_handles=has_handles, wanted=self._wanted)
         walk.add(batch)
         if self._rings.fetch(walk, batch):
             return
@@ -132,14 +139,14 @@ class Ahead:
             self._crew.help(walk, n_more)
 
 
-class Crew:
+class PrefetchThreads:
     """Threads that look for walks, where there are no rings, or where these can't: for extended attributes.
 
     As many as are needed, up to a limit. They end with the process.
     """
 
     def __init__(self) -> None:
-        self._calls: deque[Walk] = deque()
+        self._calls: deque[PrefetchQueue] = deque()
         self._has_calls = threading.Condition()
         self._n_idle = self._n_threads = 0
 
@@ -148,7 +155,7 @@ class Crew:
         """Whether many calls for help have not been heard yet."""
         return len(self._calls) > _N_THREADS_MAX
 
-    def help(self, walk: Walk, n: int) -> None:
+    def help(self, walk: PrefetchQueue, n: int) -> None:
         """Have n threads look: later, where so many are busy."""
         with self._has_calls:
             self._calls.extend([walk] * n)

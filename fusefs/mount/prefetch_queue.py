@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from fusefs.core.inode_table import Node
 from fusefs.linux.fd import Fd
 from fusefs.linux.statx import look_at, peek, peek_closely
-from fusefs.mount.daemon_cache import Look, Seen
-from fusefs.mount.prefetch_xattrs import Wanted
-from fusefs.mount.tables_lock import Gate
+from fusefs.mount.daemon_cache import CacheFill, SeenByName
+from fusefs.mount.prefetch_xattrs import PrefetchXattrs
+from fusefs.mount.tables_lock import TablesLock
 
 _N_KEPT = 2
 """Batches whose results are at hand for the next reply, whatever the cache remembers."""
@@ -25,19 +25,19 @@ _PATIENCE_S = 2.0
 """For a name that does not answer; it is then told of without attributes, and a request for them waits."""
 
 
-class Batch:
+class PrefetchBatch:
     """Some names of a directory that several threads look at together, each at the next one."""
 
     def __init__(
         self,
-        gate: Gate,
-        look: Look,
+        gate: TablesLock,
+        look: CacheFill,
         directory: Node,
         fd: Fd,
         names: Sequence[bytes],
         *,
         has_handles: bool,
-        wanted: Wanted,
+        wanted: PrefetchXattrs,
     ) -> None:
         """Begin.
 
@@ -45,7 +45,7 @@ class Batch:
         has_handles  file handles can be relied on
         wanted       extended attributes that are looked for too
         """
-        self.found: dict[bytes, Seen | None] = {}
+        self.found: dict[bytes, SeenByName | None] = {}
         self.look = look
         self._gate = gate
         self._has_handles = has_handles
@@ -81,7 +81,7 @@ class Batch:
             return None
         return self._fd, self._names[number]
 
-    def tell(self, found: Mapping[bytes, Seen | None]) -> None:
+    def tell(self, found: Mapping[bytes, SeenByName | None]) -> None:
         """What a ring has found; without the tables' lock."""
         self.found.update(found)
         with self._gate.lock:
@@ -89,11 +89,11 @@ class Batch:
             if any(next(self._n_done) == len(self._names) for _ in found):
                 self._end()
 
-    def _learn(self, found: Mapping[bytes, Seen | None]) -> None:
+    def _learn(self, found: Mapping[bytes, SeenByName | None]) -> None:
         self.look.learn_all(self._directory, found)
         self._wanted.answered_all(found.values())
 
-    def _look(self, name: bytes) -> Seen:
+    def _look(self, name: bytes) -> SeenByName:
         if self._wanted:
             seen, handle, xattrs = peek_closely(self._fd, name, self._wanted.of)
             return seen, handle if self._has_handles else b"", xattrs
@@ -123,7 +123,7 @@ class Batch:
                 break
 
 
-class Walk:
+class PrefetchQueue:
     """How far one listing has gone. To be used with the tables' lock.
 
     names       told, perhaps without all that was wanted, and not fetched since
@@ -132,14 +132,14 @@ class Walk:
     n_helpers   threads that look for it
     """
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: TablesLock) -> None:
         self.names: deque[bytes] = deque(maxlen=_NAMES_MAX)
         self.n_allowed = 0
         self.is_asked = False
         self.n_helpers = 0
         self._gate = gate
         self._taken: deque[bytes] = deque(maxlen=_N_TAKEN_MAX)
-        self._batches: list[Batch] = []
+        self._batches: list[PrefetchBatch] = []
 
     def take(self, n: int, knows: Callable[[bytes], bool]) -> Sequence[bytes]:
         """The next names of which something is to be fetched, at most n: passing those of which all is known."""
@@ -162,11 +162,11 @@ class Walk:
         self.names.extendleft(reversed(self._taken))
         self._taken.clear()
 
-    def add(self, batch: Batch) -> None:
+    def add(self, batch: PrefetchBatch) -> None:
         """Something more is to be fetched."""
         self._batches = [*self.batches(), batch]
 
-    def batches(self) -> Sequence[Batch]:
+    def batches(self) -> Sequence[PrefetchBatch]:
         """What is being fetched, and the last that was."""
         self._batches = [one for one in self._batches[:-_N_KEPT] if not one.is_done] + self._batches[-_N_KEPT:]
         return self._batches

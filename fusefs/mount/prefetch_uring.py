@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from fusefs.linux.fd import Fd
-from fusefs.linux.statx_uring import DEPTH, Peeks, are_possible
-from fusefs.mount.daemon_cache import Seen
-from fusefs.mount.prefetch_queue import Batch, Walk
-from fusefs.mount.prefetch_xattrs import Wanted
-from fusefs.mount.tables_lock import Gate
+from fusefs.linux.statx_uring import DEPTH, StatxUring, are_possible
+from fusefs.mount.daemon_cache import SeenByName
+from fusefs.mount.prefetch_queue import PrefetchBatch, PrefetchQueue
+from fusefs.mount.prefetch_xattrs import PrefetchXattrs
+from fusefs.mount.tables_lock import TablesLock
 
 _N_LOOKS_MAX = 256
 """Of all directories together: what hangs in some leaves others the rest. For what is beyond it there is the crew."""
@@ -28,10 +28,12 @@ _LINGER_S = 0.1
 _log = logging.getLogger(__name__)
 
 
-class Rings:
+class PrefetchRings:
     """The rings of a mount. To be used with the tables' lock."""
 
-    def __init__(self, gate: Gate, wanted: Wanted, n_in_flight: int, n_fds: int, *, has_handles: bool) -> None:
+    def __init__(
+        self, gate: TablesLock, wanted: PrefetchXattrs, n_in_flight: int, n_fds: int, *, has_handles: bool
+    ) -> None:
         """Begin with none.
 
         wanted       extended attributes that are looked for too
@@ -43,10 +45,10 @@ class Rings:
         self._n_at_a_time = min(n_in_flight, _N_LOOKS_MAX)
         self._n_rings_max = min(_N_LOOKS_MAX, n_fds // DEPTH) // self._n_at_a_time
         self._has_handles = has_handles
-        self._rings: dict[Walk, _Ring] = {}
+        self._rings: dict[PrefetchQueue, _PrefetchRing] = {}
         self._is_told = False
 
-    def fetch(self, walk: Walk, batch: Batch) -> bool:
+    def fetch(self, walk: PrefetchQueue, batch: PrefetchBatch) -> bool:
         """Have something looked at; False: threads have to. A ring is made for many names, if no thread is at it."""
         if self.wanted.is_list or not self._n_rings_max or not self._are_possible():
             return False
@@ -56,7 +58,7 @@ class Rings:
             if not is_worth_it or len(self._rings) == self._n_rings_max:
                 return False
             try:
-                ring = _Ring(self, walk)
+                ring = _PrefetchRing(self, walk)
             except (OSError, RuntimeError):  # no fds, or no threads, for more
                 return False
             self._rings[walk] = ring
@@ -64,7 +66,7 @@ class Rings:
         ring.add(batch)
         return True
 
-    def n_at_work(self, walk: Walk) -> int:
+    def n_at_work(self, walk: PrefetchQueue) -> int:
         """Looks that are under way for a walk."""
         ring = self._rings.get(walk)
         return 0 if ring is None else min(ring.n_under_way, self._n_at_a_time)
@@ -76,13 +78,13 @@ class Rings:
             _log.info("attributes are fetched ahead by %s", "io_uring" if are_they else "threads: no io_uring here")
         return are_they
 
-    def peeks(self, bell: Fd) -> Peeks[tuple[Batch, bytes]] | None:
+    def peeks(self, bell: Fd) -> StatxUring[tuple[PrefetchBatch, bytes]] | None:
         """A ring for the thread that asks; None: there is none to be had now."""
         with suppress(OSError):
-            return Peeks(bell, self._n_at_a_time, self.wanted.of, has_handles=self._has_handles)
+            return StatxUring(bell, self._n_at_a_time, self.wanted.of, has_handles=self._has_handles)
         return None
 
-    def is_over(self, walk: Walk, batches: deque[Batch]) -> bool:
+    def is_over(self, walk: PrefetchQueue, batches: deque[PrefetchBatch]) -> bool:
         """Whether a walk has nothing more to be fetched: its ring is then no more. Without the tables' lock."""
         with self._gate.lock:
             if not batches:
@@ -90,14 +92,14 @@ class Rings:
             return not batches
 
 
-class _Ring:
+class _PrefetchRing:
     """A walk's own, and the thread that has it."""
 
-    def __init__(self, rings: Rings, walk: Walk) -> None:
+    def __init__(self, rings: PrefetchRings, walk: PrefetchQueue) -> None:
         """Begin. Raises  OSError, RuntimeError: there is no fd, or no thread, for it"""
         self._rings = rings
         self._walk = walk
-        self._batches: deque[Batch] = deque()
+        self._batches: deque[PrefetchBatch] = deque()
         self.n_under_way = 0
         """Looks that were begun, and have not ended; its thread's to change."""
         self._bell = Fd(os.eventfd(0, os.EFD_CLOEXEC))
@@ -107,7 +109,7 @@ class _Ring:
             self._bell.close()
             raise
 
-    def add(self, batch: Batch) -> None:
+    def add(self, batch: PrefetchBatch) -> None:
         """Have something looked at; with the tables' lock."""
         self._batches.append(batch)
         os.eventfd_write(self._bell, 1)
@@ -121,7 +123,7 @@ class _Ring:
             else:
                 self._look_alone()
 
-    def _look(self, peeks: Peeks[tuple[Batch, bytes]]) -> None:
+    def _look(self, peeks: StatxUring[tuple[PrefetchBatch, bytes]]) -> None:
         while True:
             self._begin(peeks)
             self.n_under_way = peeks.n_under_way
@@ -130,7 +132,7 @@ class _Ring:
             elif not self._batches and not peeks.ended(_LINGER_S) and self._rings.is_over(self._walk, self._batches):
                 return
 
-    def _begin(self, peeks: Peeks[tuple[Batch, bytes]]) -> None:
+    def _begin(self, peeks: StatxUring[tuple[PrefetchBatch, bytes]]) -> None:
         """As many as there is room for."""
         while self._batches and peeks.has_room():
             batch = self._batches[0]
@@ -141,8 +143,8 @@ class _Ring:
                 dir_fd, name = following
                 peeks.begin(dir_fd, name, (batch, name), is_close=bool(self._rings.wanted))
 
-    def _tell(self, ended: Sequence[tuple[tuple[Batch, bytes], Seen | None]]) -> None:
-        found: dict[Batch, dict[bytes, Seen | None]] = {}
+    def _tell(self, ended: Sequence[tuple[tuple[PrefetchBatch, bytes], SeenByName | None]]) -> None:
+        found: dict[PrefetchBatch, dict[bytes, SeenByName | None]] = {}
         for (batch, name), one in ended:
             found.setdefault(batch, {})[name] = one
         for batch, names in found.items():

@@ -7,14 +7,14 @@ from collections.abc import Iterable
 
 from fusefs.core.common_xattrs import NAMES, UNSUPPORTED, is_asked_of_all
 from fusefs.core.inode_attributes import Attributes
-from fusefs.mount.daemon_cache import Seen
+from fusefs.mount.daemon_cache import SeenByName
 
 _N_REFUSED_MAX = 64
 _Kind = tuple[bytes, bool]
 """A name, and whether it is of directories, or else of files: a filesystem may have it of one of them alone."""
 
 
-class Wanted:
+class PrefetchXattrs:
     """Of one mount. To be changed with the tables' lock; to be asked on any thread."""
 
     def __init__(self, device: int) -> None:
@@ -77,7 +77,7 @@ class Wanted:
                 self._refused = (self._refused if len(self._refused) < _N_REFUSED_MAX else frozenset()) | {kind}
                 self._kinds -= {kind}
 
-    def answered_all(self, found: Iterable[Seen | None]) -> None:
+    def answered_all(self, found: Iterable[SeenByName | None]) -> None:
         """What was answered of many inodes: what is unsupported, and never was there, need not be asked for again."""
         for one in found:
             if one is not None and one[2]:

@@ -9,9 +9,9 @@ import pyfuse3
 from pyfuse3 import EntryAttributes, FileHandleT, FileInfo, FlagT, InodeT, ModeT, RequestContext
 
 from fusefs.mount import cached_replies, readdir, vfs_files, vfs_write
-from fusefs.mount.counters import Stats
+from fusefs.mount.counters import Counters
 from fusefs.mount.pyfuse3_loop import own_number
-from fusefs.mount.pyfuse3_threads import Hands
+from fusefs.mount.pyfuse3_threads import Pyfuse3Threads
 from fusefs.mount.pyfuse3_values import (
     answered,
     changes_of,
@@ -23,21 +23,30 @@ from fusefs.mount.pyfuse3_values import (
     statvfs_of,
     told,
 )
-from fusefs.mount.reply_patching import Patch, Replies, create_through, keep_listing, leave_out_nodes, open_through
-from fusefs.mount.validity import Known
+from fusefs.mount.reply_patching import (
+    Patch,
+    ReplyPatching,
+    create_through,
+    keep_listing,
+    leave_out_nodes,
+    open_through,
+)
+from fusefs.mount.validity import EntryParam
 from fusefs.mount.vfs import Vfs
-from fusefs.mount.vfs_files import Opened
-from fusefs.mount.xattr_operations import Xattrs, value_of
+from fusefs.mount.vfs_files import OpenedFile
+from fusefs.mount.xattr_operations import XattrOperations, value_of
 
 
-class Adapter(pyfuse3.Operations):
+class Pyfuse3Handlers(pyfuse3.Operations):
     """One mount."""
 
     supports_dot_lookup = False
     enable_acl = True
     enable_writeback_cache = False
 
-    def __init__(self, vfs: Vfs, xattrs: Xattrs, hands: Hands, replies: Replies, stats: Stats) -> None:
+    def __init__(
+        self, vfs: Vfs, xattrs: XattrOperations, hands: Pyfuse3Threads, replies: ReplyPatching, stats: Counters
+    ) -> None:
         super().__init__()
         self.gate = hands.gate
         self.hands = hands
@@ -54,14 +63,14 @@ class Adapter(pyfuse3.Operations):
 
     # What the kernel is told of what was done, and what is remembered of what it asks.
 
-    def _entry(self, known: Known) -> EntryAttributes:
+    def _entry(self, known: EntryParam) -> EntryAttributes:
         return entry_of(known if known.proof is None else self._vfs.still(known), self._vfs.lasting)
 
-    async def _new(self, known: Known) -> EntryAttributes:
+    async def _new(self, known: EntryParam) -> EntryAttributes:
         """Of what was just made. Checkpoint  rarely"""
         return self._entry(await own_number(self._vfs, known))
 
-    def _handle(self, opened: Opened) -> FileInfo:
+    def _handle(self, opened: OpenedFile) -> FileInfo:
         return self._told(opened, open_through)
 
     def _listing(self, opened: tuple[int, bool]) -> FileHandleT:
@@ -70,10 +79,10 @@ class Adapter(pyfuse3.Operations):
             self._replies.patch_next(keep_listing)
         return FileHandleT(fh)
 
-    def _recall_name(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> Known | None:
+    def _recall_name(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> EntryParam | None:
         return cached_replies.lookup(self._vfs, parent_inode, name, ctx.pid)
 
-    def _recall_node(self, inode: InodeT, ctx: RequestContext) -> Known | None:
+    def _recall_node(self, inode: InodeT, ctx: RequestContext) -> EntryParam | None:
         return cached_replies.getattr_(self._vfs, inode)
 
     def _recall_target(self, inode: InodeT, ctx: RequestContext) -> bytes | None:
@@ -93,7 +102,7 @@ class Adapter(pyfuse3.Operations):
     # Names.
 
     @told(_entry, recall=_recall_name)
-    def lookup(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> Known:
+    def lookup(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> EntryParam:
         return self._vfs.lookup(parent_inode, name, ctx)
 
     @answered
@@ -115,7 +124,7 @@ class Adapter(pyfuse3.Operations):
         return await self._new(await self._do(vfs_write.symlink, self._vfs, parent_inode, name, target, ctx))
 
     @told(_entry)
-    def link(self, inode: InodeT, new_parent_inode: InodeT, new_name: bytes, ctx: RequestContext) -> Known:
+    def link(self, inode: InodeT, new_parent_inode: InodeT, new_name: bytes, ctx: RequestContext) -> EntryParam:
         return vfs_write.link(self._vfs, inode, new_parent_inode, new_name, ctx)
 
     @done
@@ -141,7 +150,7 @@ class Adapter(pyfuse3.Operations):
     # Attributes.
 
     @told(_entry, recall=_recall_node)
-    def getattr(self, inode: InodeT, ctx: RequestContext) -> Known:
+    def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryParam:
         return self._vfs.getattr(inode, ctx)
 
     @told(_entry)
@@ -152,7 +161,7 @@ class Adapter(pyfuse3.Operations):
         fields: pyfuse3.SetattrFields,
         fh: FileHandleT | None,
         ctx: RequestContext,
-    ) -> Known:
+    ) -> EntryParam:
         return vfs_write.setattr_(self._vfs, inode, changes_of(attr, fields), fh, ctx)
 
     @recalled(_recall_target)
@@ -186,7 +195,7 @@ class Adapter(pyfuse3.Operations):
     # Files.
 
     @told(_handle)
-    def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> Opened:
+    def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> OpenedFile:
         return vfs_files.open_(self._vfs, inode, flags, ctx)
 
     @answered
@@ -197,7 +206,7 @@ class Adapter(pyfuse3.Operations):
         entry = await self._new(known)
         return self._told(opened, create_through), entry
 
-    def _told(self, opened: Opened, through: Callable[[int], Patch]) -> FileInfo:
+    def _told(self, opened: OpenedFile, through: Callable[[int], Patch]) -> FileInfo:
         """What the kernel is told of a handle, in the reply that goes out now."""
         if opened.backing_id:
             self._replies.patch_next(through(opened.backing_id), partial(self._lost, opened.fh))

@@ -20,7 +20,7 @@ from types import ModuleType
 import pyfuse3
 import trio
 
-from fusefs.mount.validity import Known
+from fusefs.mount.validity import EntryParam
 from fusefs.mount.vfs import Vfs
 
 _TURN_S = 0.001
@@ -48,7 +48,7 @@ def _leave() -> bool:
     return False
 
 
-class _Glance:
+class _RequestPoll:
     """Whether a request is there, or comes before sleeping would have paid.
 
     Looking pays while a client asks one thing after another, and for nothing else: each time that nothing came, it is
@@ -97,7 +97,7 @@ class _Glance:
             self._n_to_leave_out, self._n_left_out_next = 0, 1
 
 
-class _Reading(trio.abc.Instrument):
+class _ReadLock(trio.abc.Instrument):
     """pyfuse3's lock around reading a request, and its wait for one.
 
     The task with the lock is the reader. A worker that has answered takes it again before others can; it is handed
@@ -114,7 +114,7 @@ class _Reading(trio.abc.Instrument):
         self._reader: trio.lowlevel.Task | None = None  # in this step of it, the lock was given back after a wait
         self._has_waited = False
         self._turn_end_s = 0.0
-        self._glance: _Glance | None = None  # once we know the fd
+        self._glance: _RequestPoll | None = None  # once we know the fd
         self.serve: Serve = _leave
 
     async def __aenter__(self) -> None:
@@ -140,7 +140,7 @@ class _Reading(trio.abc.Instrument):
     async def wait_readable(self, fd: int) -> None:
         """Wait for a request that is pyfuse3's to read, and serve all others. Checkpoint  when none comes at once"""
         if self._glance is None:
-            self._glance = _Glance(fd, self._gone)
+            self._glance = _RequestPoll(fd, self._gone)
             trio.lowlevel.add_instrument(self)
         self._has_waited = self._is_taken
         while (served := self.serve()) is not False:
@@ -192,7 +192,7 @@ class _Reading(trio.abc.Instrument):
         await trio.lowlevel.wait_task_rescheduled(leave)
 
 
-class _Plain:
+class _TrioReadLock:
     """trio's own lock, and held-back replies."""
 
     def __init__(self, replied: Callable[[], None]) -> None:
@@ -209,7 +209,7 @@ class _Plain:
         self._lock.release()
 
 
-class _Instead:
+class _ModuleProxy:
     """A module, with some of its names replaced."""
 
     def __init__(self, module: ModuleType, **replaced: object) -> None:
@@ -234,11 +234,11 @@ def hook(replied: Callable[[], None], gone: Callable[[], None], *, is_fast: bool
         vars(pyfuse3)["trio"] = trio
         return False
     if not is_fast:
-        vars(pyfuse3)["trio"] = _Instead(trio, Lock=lambda: _Plain(replied))
+        vars(pyfuse3)["trio"] = _ModuleProxy(trio, Lock=lambda: _TrioReadLock(replied))
         return True
-    reading = _Reading(replied, gone)
-    lowlevel = _Instead(trio.lowlevel, wait_readable=reading.wait_readable)
-    vars(pyfuse3)["trio"] = _Instead(trio, lowlevel=lowlevel, Lock=lambda: reading)
+    reading = _ReadLock(replied, gone)
+    lowlevel = _ModuleProxy(trio.lowlevel, wait_readable=reading.wait_readable)
+    vars(pyfuse3)["trio"] = _ModuleProxy(trio, lowlevel=lowlevel, Lock=lambda: reading)
     return True
 
 
@@ -248,7 +248,7 @@ def is_as_known() -> bool:
     Source  docs/decisions/0009-the-seam.md
     """
     lock = vars(pyfuse3)["trio"].Lock()
-    if isinstance(lock, _Reading) and lock.has_led_here():
+    if isinstance(lock, _ReadLock) and lock.has_led_here():
         return True
     _log.warning("this pyfuse3 reads its requests otherwise than those that we know: the mount will be slower")
     return False
@@ -257,11 +257,11 @@ def is_as_known() -> bool:
 def serve_by(serve: Serve) -> None:
     """From now on requests are read by this first. The seam must be there (hook)."""
     lock = vars(pyfuse3)["trio"].Lock()
-    assert isinstance(lock, _Reading)
+    assert isinstance(lock, _ReadLock)
     lock.serve = serve
 
 
-async def own_number(vfs: Vfs, known: Known) -> Known:
+async def own_number(vfs: Vfs, known: EntryParam) -> EntryParam:
     """What was just made, with its own inode number for a nodeid wherever that can be had.
 
     It may be that of a file just deleted: the kernel lets go of that at once, but prefers to hand us requests. We

@@ -10,8 +10,8 @@ from typing import ParamSpec, TypeVar
 
 import trio
 
-from fusefs.mount.counters import Stats
-from fusefs.mount.tables_lock import Gate, WouldWait
+from fusefs.mount.counters import Counters
+from fusefs.mount.tables_lock import TablesLock, WouldWait
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -24,10 +24,10 @@ _N_WAITS_OF_ONE, _N_WAITS = 120, 400
 """Operations that wait for another process: of one user's, of all users'."""
 
 
-class Hands:
+class Pyfuse3Threads:
     """The threads of one mount; they are given up, not waited for, when it ends."""
 
-    def __init__(self, gate: Gate, stats: Stats, n_threads: int) -> None:
+    def __init__(self, gate: TablesLock, stats: Counters, n_threads: int) -> None:
         """Begin with none. n_threads: that may be at work at a time"""
         self.gate = gate
         self._stats = stats

@@ -12,12 +12,12 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from pyfuse3 import EntryAttributes, FUSEError, SetattrFields, StatvfsData
 
-from fusefs.mount.counters import CELL_OF, Stats
-from fusefs.mount.pyfuse3_threads import Hands
-from fusefs.mount.readdir import Listed
+from fusefs.mount.counters import CELL_OF, Counters
+from fusefs.mount.pyfuse3_threads import Pyfuse3Threads
+from fusefs.mount.readdir import ReaddirEntry
 from fusefs.mount.reply_patching import NAME_ONLY_GENERATION
-from fusefs.mount.tables_lock import Gate, WouldWait
-from fusefs.mount.validity import Known, Lasting, shown_number
+from fusefs.mount.tables_lock import TablesLock, WouldWait
+from fusefs.mount.validity import AttrTimeouts, EntryParam, shown_number
 from fusefs.mount.vfs_write import Changes
 
 P = ParamSpec("P")
@@ -34,26 +34,26 @@ class NotYet(Enum):
     NOT_YET = 0
 
 
-class Serving(Protocol):
+class HasTablesLock(Protocol):
     """The object that these are handlers of."""
 
     @property
-    def gate(self) -> Gate:
+    def gate(self) -> TablesLock:
         """The tables' lock, and whether the backing filesystem is slow."""
 
     @property
-    def hands(self) -> Hands:
+    def hands(self) -> Pyfuse3Threads:
         """The threads for operations, if it is."""
 
     @property
-    def stats(self) -> Stats:
+    def stats(self) -> Counters:
         """Where they are counted."""
 
     def told_stale(self, caller: object) -> None:
         """A process, if the kernel says which, is told ESTALE: see mount/estale_retries.py."""
 
 
-S = TypeVar("S", bound=Serving)
+S = TypeVar("S", bound=HasTablesLock)
 
 
 def answered(
@@ -93,7 +93,7 @@ def _handler(name: str, handler: Any, act: Any, tell: Any, recall: Any) -> Any:
     cell = CELL_OF[name]
 
     @functools.wraps(handler or act)
-    async def answering(self: Serving, /, *args: Any) -> Any:
+    async def answering(self: HasTablesLock, /, *args: Any) -> Any:
         has_failed, waits = True, False
         begun_ns = perf_counter_ns()
         try:
@@ -163,7 +163,7 @@ def _number_of(error: Exception, failed: object) -> int:
     return errno.EIO
 
 
-def entry_of(known: Known, lasting: Lasting) -> EntryAttributes:
+def entry_of(known: EntryParam, lasting: AttrTimeouts) -> EntryAttributes:
     """What the kernel is told of a node; not to be changed."""
     if not known.nodeid:
         return _missing(known.timeout_s)
@@ -181,7 +181,7 @@ def _missing(timeout_s: float) -> EntryAttributes:
     return entry
 
 
-def fill(entry: EntryAttributes, known: Known, lasting: Lasting) -> None:
+def fill(entry: EntryAttributes, known: EntryParam, lasting: AttrTimeouts) -> None:
     """Write what is known of a node to a given entry: one serves for a whole listing, as readdir_reply copies it."""
     field: Any = entry
     attributes = known.attributes
@@ -194,7 +194,7 @@ def fill(entry: EntryAttributes, known: Known, lasting: Lasting) -> None:
     field.generation = 0
 
 
-def name_only(entry: EntryAttributes, listed: Listed) -> None:
+def name_only(entry: EntryAttributes, listed: ReaddirEntry) -> None:
     """What the kernel is told of an entry whose name alone is known: see reply_patching.leave_out_nodes."""
     field: Any = entry
     field.st_ino, field.st_mode, field.generation = listed.ino, listed.kind << 12, NAME_ONLY_GENERATION

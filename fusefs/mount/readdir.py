@@ -16,7 +16,7 @@ from typing import NamedTuple
 from fusefs.core.inode_attributes import Attributes
 from fusefs.core.inode_table import Node, NodeId, source_key
 from fusefs.core.names import STORE
-from fusefs.core.packed_entries import Dirent, Entries
+from fusefs.core.packed_entries import Dirent, PackedEntries
 from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_caller import Caller
 from fusefs.linux.getdents import Dirents
@@ -24,8 +24,8 @@ from fusefs.mount import trashd_dir, vfs_files
 from fusefs.mount.act_as import by_mode_of
 from fusefs.mount.cached_replies import remembered
 from fusefs.mount.directory_fds import TO_READ
-from fusefs.mount.open_handles import Listing
-from fusefs.mount.validity import Known
+from fusefs.mount.open_handles import DirHandle
+from fusefs.mount.validity import EntryParam
 from fusefs.mount.vfs import Vfs
 from fusefs.store.layout import is_stores_own
 
@@ -47,7 +47,7 @@ _N_AHEAD = _N_RECALLED = 2048
 """Entries whose attributes are fetched while others are told; and those that are taken from memory at a time."""
 
 
-class Listed(NamedTuple):
+class ReaddirEntry(NamedTuple):
     """An entry of a listing, and where the listing goes on after it.
 
     known  None: the kernel is told the name, the inode number and the kind, and asks for the rest when it wants it
@@ -55,21 +55,21 @@ class Listed(NamedTuple):
     """
 
     name: bytes
-    known: Known | None
+    known: EntryParam | None
     ino: int
     kind: int
     offset: int
     node: Node | None
 
 
-class Reader(NamedTuple):
+class DirectoryReader(NamedTuple):
     """A thread of a client's, and the directory that it reads."""
 
     nodeid: int
     pid: int
 
 
-class Jumps:
+class ReplySizes:
     """How much of a listing is told at a time: as much as has room, but little to a reader that has just jumped there.
 
     The kernel asks for as many entries as the reader has room for, and forgets what it did not give it. One that goes
@@ -79,16 +79,16 @@ class Jumps:
 
     def __init__(self) -> None:
         """Begin with no reader."""
-        self._told: dict[Reader, tuple[int, int]] = {}
+        self._told: dict[DirectoryReader, tuple[int, int]] = {}
 
-    def room(self, reader: Reader, offset: int, room: int) -> int:
+    def room(self, reader: DirectoryReader, offset: int, room: int) -> int:
         """How many bytes of the answer to fill. room: that there are"""
         end, before = self._told.pop(reader, (0, 0))
         if not offset:
             return room
         return min(room, before * _MORE if offset == end else _LEAST_BYTES)
 
-    def told(self, reader: Reader, end: int, room: int) -> None:
+    def told(self, reader: DirectoryReader, end: int, room: int) -> None:
         """Where the listing goes on after what a reader was told, and how much that might be."""
         self._told[reader] = end, room
         if len(self._told) > _N_READERS_MAX:
@@ -104,7 +104,7 @@ def opendir(vfs: Vfs, nodeid: int, caller: Caller) -> int:
     dir_fd = vfs.directories.fd_of(node)
     opening = vfs.as_caller(caller, (by_mode_of(vfs.gate, dir_fd),), (node,))
     fd = Fd(opening.call(os.open, dir_fd.path(), TO_READ))
-    return vfs.handles.add(node, fd, caller.uid, listing=Listing(node, Dirents(fd)))
+    return vfs.handles.add(node, fd, caller.uid, listing=DirHandle(node, Dirents(fd)))
 
 
 def recall_opendir(vfs: Vfs, nodeid: int, caller: Caller) -> int | None:
@@ -113,10 +113,10 @@ def recall_opendir(vfs: Vfs, nodeid: int, caller: Caller) -> int | None:
     if node is None or node.last is not None or not vfs.is_checked or vfs.memory.listing(node) is None:
         return None
     vfs.make_room(caller.uid)
-    return vfs.handles.add_late(node, caller.uid, Listing(node, None))
+    return vfs.handles.add_late(node, caller.uid, DirHandle(node, None))
 
 
-def _entries(vfs: Vfs, listing: Listing) -> Dirents:
+def _entries(vfs: Vfs, listing: DirHandle) -> Dirents:
     """Where to read them."""
     return listing.entries or listing.opened(Dirents(vfs.directories.open_to_read(listing.node)))
 
@@ -174,17 +174,17 @@ def prepare(vfs: Vfs, fh: int, offset: int) -> None:
         vfs.gate.call(batch.wait_for, names)
 
 
-def _is_not_remembered(vfs: Vfs, listing: Listing) -> bool:
+def _is_not_remembered(vfs: Vfs, listing: DirHandle) -> bool:
     """Whether a directory's names change behind the mount, or may be spelled otherwise."""
     return trashd_dir.is_below(vfs.nodes, listing.node) or vfs.folding.folds(listing.node, _entries(vfs, listing).fd)
 
 
-def _go_to(vfs: Vfs, listing: Listing, offset: int) -> None:
+def _go_to(vfs: Vfs, listing: DirHandle, offset: int) -> None:
     """Have the entries ready that follow an offset: enough to fetch attributes of some while others are told."""
     if offset == 0:
         listing.close()
         listing.look = vfs.memory.looking()
-        listing.gathered = Entries()
+        listing.gathered = PackedEntries()
         listing.recalled, listing.n_passed = vfs.memory.listing(listing.node), 0
         listing.ready, listing.is_complete, listing.n_new = (), False, 0
     if offset == 0 or listing.walk is None:  # or the filesystem was quick before
@@ -200,7 +200,7 @@ def _go_to(vfs: Vfs, listing: Listing, offset: int) -> None:
         listing.is_complete = not more
 
 
-def _go_back(vfs: Vfs, listing: Listing, offset: int) -> None:
+def _go_back(vfs: Vfs, listing: DirHandle, offset: int) -> None:
     """To what was told before: the kernel has lost what it kept of it. Or to anywhere."""
     if listing.known is None:
         listing.recalled = vfs.memory.listing(listing.node)
@@ -211,7 +211,7 @@ def _go_back(vfs: Vfs, listing: Listing, offset: int) -> None:
         listing.n_passed = passed
 
 
-def _skip_to(listing: Listing, offset: int) -> bool:
+def _skip_to(listing: DirHandle, offset: int) -> bool:
     """Leave out what was told; False: the listing does not go on from there."""
     if offset != listing.at:
         passed = next((number for number, entry in enumerate(listing.ready, 1) if entry[2] == offset), 0)
@@ -223,7 +223,7 @@ def _skip_to(listing: Listing, offset: int) -> bool:
     return True
 
 
-def _next(vfs: Vfs, listing: Listing, offset: int) -> Sequence[Dirent]:
+def _next(vfs: Vfs, listing: DirHandle, offset: int) -> Sequence[Dirent]:
     known = listing.known
     if known is not None and (listing.recalled is not None or listing.n_passed < len(known)):
         part = range(listing.n_passed, min(listing.n_passed + _N_RECALLED, len(known)))
@@ -244,13 +244,13 @@ def _next(vfs: Vfs, listing: Listing, offset: int) -> Sequence[Dirent]:
     return entries
 
 
-def read(vfs: Vfs, fh: int, offset: int, room: int = _ROOM) -> Iterator[Listed]:
+def read(vfs: Vfs, fh: int, offset: int, room: int = _ROOM) -> Iterator[ReaddirEntry]:
     """The entries from an offset on; `told` must follow each. room: bytes of the answer"""
     listing = vfs.handles.listing(fh)
     return _ready(vfs, listing) if listing.at == offset else looked_at(vfs, listing, offset, room)
 
 
-def looked_at(vfs: Vfs, listing: Listing, offset: int, room: int) -> Iterator[Listed]:
+def looked_at(vfs: Vfs, listing: DirHandle, offset: int, room: int) -> Iterator[ReaddirEntry]:
     """The entries from an offset on, each looked at when it is asked for.
 
     An error after the first entry ends the listing there: the next call meets it again.
@@ -266,9 +266,9 @@ def looked_at(vfs: Vfs, listing: Listing, offset: int, room: int) -> Iterator[Li
     try:
         for name, ino, following, kind in entries.read_from(offset, room // BYTES_TOLD, vfs.gate.call):
             if name in _DOTS:
-                yield Listed(name, _dot(ino), ino, kind, following, None)
+                yield ReaddirEntry(name, _dot(ino), ino, kind, following, None)
             elif name in unlooked:
-                yield Listed(name, None, ino, kind, following, None)  # a request for it waits
+                yield ReaddirEntry(name, None, ino, kind, following, None)  # a request for it waits
             elif name != hidden:
                 try:
                     seen, handle = vfs.gate.call(identify, fd, name)
@@ -278,8 +278,8 @@ def looked_at(vfs: Vfs, listing: Listing, offset: int, room: int) -> Iterator[Li
                 if is_trash:
                     vfs.stored.add(found)
                 is_steady = (not unsteady and seen.dev == dev) or vfs.is_steady(found.source)
-                known = Known(found.nodeid, seen, 0 if is_stores_own(name) else timeout_s, None, is_steady)
-                yield Listed(name, known, ino, kind, following, found)
+                known = EntryParam(found.nodeid, seen, 0 if is_stores_own(name) else timeout_s, None, is_steady)
+                yield ReaddirEntry(name, known, ino, kind, following, found)
             n += 1
             if n % _N_TIMED == 0:
                 vfs.gate.took(time.perf_counter_ns() - began_ns, _N_TIMED)
@@ -291,23 +291,23 @@ def looked_at(vfs: Vfs, listing: Listing, offset: int, room: int) -> Iterator[Li
             raise
 
 
-def _ready(vfs: Vfs, listing: Listing) -> Iterator[Listed]:
+def _ready(vfs: Vfs, listing: DirHandle) -> Iterator[ReaddirEntry]:
     directory, hidden = listing.node, left_out(vfs, listing.node)
     soon_s = time.monotonic() + _SOON_S
     knows_none = trashd_dir.is_below(vfs.nodes, directory) or not (listing.batches or vfs.memory.has_names(directory))
     for name, ino, following, kind in listing.ready:
         if name in _DOTS:
-            yield Listed(name, _dot(ino), ino, kind, following, None)
+            yield ReaddirEntry(name, _dot(ino), ino, kind, following, None)
         elif name != hidden:
             known = None if knows_none else remembered(vfs, directory, name) or _just_seen(vfs, listing, name)
             node = vfs.nodes.get(known.nodeid) if known is not None else None
             if known is None or node is None or _is_told_already(node, known, directory, name, soon_s):
-                yield Listed(name, None, ino, kind, following, None)
+                yield ReaddirEntry(name, None, ino, kind, following, None)
             else:
-                yield Listed(name, known, ino, kind, following, node)
+                yield ReaddirEntry(name, known, ino, kind, following, node)
 
 
-def _is_told_already(node: Node, known: Known, directory: Node, name: bytes, until_s: float) -> bool:
+def _is_told_already(node: Node, known: EntryParam, directory: Node, name: bytes, until_s: float) -> bool:
     """Whether the kernel has been told of a file, and may believe that until then, and longer.
 
     Told again, it would drop the file's ACL, and ask for that again. A directory may have been told for less long, and
@@ -318,7 +318,7 @@ def _is_told_already(node: Node, known: Known, directory: Node, name: bytes, unt
     return bool(is_believed) and is_one and node.parent is directory and node.name == name
 
 
-def _just_seen(vfs: Vfs, listing: Listing, name: bytes) -> Known | None:
+def _just_seen(vfs: Vfs, listing: DirHandle, name: bytes) -> EntryParam | None:
     """What was looked at for this reply, and is not remembered: the cache is small, or there is none."""
     for batch in listing.batches:
         found = batch.found.get(name)
@@ -328,11 +328,11 @@ def _just_seen(vfs: Vfs, listing: Listing, name: bytes) -> Known | None:
             left_s = batch.look.left_s(source, named=(listing.node, name))
             if left_s:
                 nodeid = vfs.nodes.learn(source, seen, listing.node, name).nodeid
-                return Known(nodeid, seen, left_s, None, source not in vfs.memory.unsteady)
+                return EntryParam(nodeid, seen, left_s, None, source not in vfs.memory.unsteady)
     return None
 
 
-def told(vfs: Vfs, fh: int, listed: Listed, *, is_taken: bool) -> None:
+def told(vfs: Vfs, fh: int, listed: ReaddirEntry, *, is_taken: bool) -> None:
     """Whether the kernel took an entry."""
     name, known, *_, node = listed
     if node is not None:
@@ -359,6 +359,6 @@ def left_out(vfs: Vfs, directory: Node) -> bytes | None:
     return STORE if trashd_dir.is_hidden(directory, STORE, shows_trash=vfs.shows_trash) else None
 
 
-def _dot(ino: int) -> Known:
+def _dot(ino: int) -> EntryParam:
     """What is told of `.` and `..`: the kernel takes no more than the number and the type."""
-    return Known(NodeId(ino), Attributes(0, ino, 0o040755, 1, 0, 0, 0, 0, 0, 4096, 0, 0, 0, 0), 0)
+    return EntryParam(NodeId(ino), Attributes(0, ino, 0o040755, 1, 0, 0, 0, 0, 0, 4096, 0, 0, 0, 0), 0)

@@ -73,7 +73,7 @@ def _nobody_cares() -> None:
     """A reply is lost that nothing hangs on."""
 
 
-class Replies:
+class ReplyPatching:
     """The way of one session's replies to the kernel."""
 
     def __init__(self, session_fd: int) -> None:

@@ -23,14 +23,14 @@ from fusefs.linux.child_processes import child
 from fusefs.linux.fd import Fd
 from fusefs.linux.mountinfo import TOP, Mount
 from fusefs.mount.mount_points import mount_of_device
-from fusefs.mount.tables_lock import Gate
-from fusefs.mount.validity import Lasting
+from fusefs.mount.tables_lock import TablesLock
+from fusefs.mount.validity import AttrTimeouts
 
 _LIMIT_S, _GRACE_S = 10.0, 1.0
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-async def show(gate: Gate, nodes: InodeTable, lasting: Lasting, mount: Mount, apart: Fd) -> str | None:
+async def show(gate: TablesLock, nodes: InodeTable, lasting: AttrTimeouts, mount: Mount, apart: Fd) -> str | None:
     """Have a mount that answers where people see it; why that shows its own root after all, or None.
 
     apart   the mount, which is closed then

@@ -13,11 +13,11 @@ from fusefs.linux.capabilities import Capability
 from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_caller import Caller, is_capable, keeps_group
 from fusefs.linux.statx import look_at
-from fusefs.linux.thread_credentials import Identity, call_as, in_group, in_no_group
+from fusefs.linux.thread_credentials import ThreadCredentials, call_as, in_group, in_no_group
 from fusefs.mount.act_as import by_owner_alone
-from fusefs.mount.open_handles import Handles
-from fusefs.mount.tables_lock import Gate
-from fusefs.mount.validity import Lasting
+from fusefs.mount.open_handles import OpenHandles
+from fusefs.mount.tables_lock import TablesLock
+from fusefs.mount.validity import AttrTimeouts
 from fusefs.mount.vfs import Vfs
 
 
@@ -40,19 +40,19 @@ def take(vfs: Vfs, node: Node, fd: Fd, caller: Caller) -> None:
     _take_away(vfs.gate, fd, in_group(seen.gid) if is_group_kept else in_no_group())
 
 
-def take_unasked(gate: Gate, lasting: Lasting, node: Node, fd: Fd) -> None:
+def take_unasked(gate: TablesLock, lasting: AttrTimeouts, node: Node, fd: Fd) -> None:
     """Take set-ID bits away before a write that the kernel passes on as it is, without taking or asking."""
     if gate.call(look_at, fd).mode & (stat.S_ISUID | stat.S_ISGID):
         _take_away(gate, fd, in_no_group())
         lasting.renew(node)
 
 
-def _take_away(gate: Gate, fd: Fd, who: Identity) -> None:
+def _take_away(gate: TablesLock, fd: Fd, who: ThreadCredentials) -> None:
     with suppress(PermissionError):  # in a user's own mount, to another's file: the write itself takes them away
         gate.call(call_as, who, os.chown, fd.path(), -1, -1)
 
 
-def are_taken_by(gate: Gate, handles: Handles, node: Node, fd: Fd, mode: int) -> bool:
+def are_taken_by(gate: TablesLock, handles: OpenHandles, node: Node, fd: Fd, mode: int) -> bool:
     """Whether that mode takes such bits away, and nothing else, and a process may be writing that is not the owner's.
 
     So the kernel asks for it that is not told that we see to that (`without=kill-privileges`).
@@ -69,7 +69,7 @@ def group_for(seen: Attributes, caller: Caller) -> int:
 
 
 @contextmanager
-def kept(gate: Gate, fd: Fd, caller: Caller) -> Iterator[None]:
+def kept(gate: TablesLock, fd: Fd, caller: Caller) -> Iterator[None]:
     """What changes a file's content in the block leaves the bits if the caller may keep them: we would take them away.
 
     The kernel lets no other process change the file's mode meanwhile.
@@ -82,7 +82,7 @@ def kept(gate: Gate, fd: Fd, caller: Caller) -> Iterator[None]:
             chmod(gate, fd, before)
 
 
-def chmod(gate: Gate, fd: Fd, mode: int) -> None:
+def chmod(gate: TablesLock, fd: Fd, mode: int) -> None:
     """As root; below it would be asked whether the daemon is in that group, for its set-group-ID bit."""
     gid = gate.call(look_at, fd).gid
     gate.call(call_as, in_group(gid), os.chmod, fd.path(), stat.S_IMODE(mode))

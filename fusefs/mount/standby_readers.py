@@ -18,11 +18,11 @@ import threading
 import time
 from collections.abc import Callable
 
-from fusefs.linux.thread_progress import Progress
-from fusefs.mount.fuse_operations import Sort
-from fusefs.mount.fuse_requests import Direct, Reader
-from fusefs.mount.tables_lock import Gate
-from fusefs.mount.thread_pool import Helpers, Task
+from fusefs.linux.thread_progress import ThreadProgress
+from fusefs.mount.fuse_operations import WaitClass
+from fusefs.mount.fuse_requests import FuseRequests, RequestReader
+from fusefs.mount.tables_lock import TablesLock
+from fusefs.mount.thread_pool import PoolTask, ThreadPool
 
 _LOOK_S, _SELDOM_S = 0.002, 0.02
 _N_IN_VAIN = 3
@@ -33,10 +33,12 @@ _WORD_S = 0.5
 _log = logging.getLogger(__name__)
 
 
-class StandIns:
+class StandbyReaders:
     """Those of one mount."""
 
-    def __init__(self, gate: Gate, direct: Direct, helpers: Helpers, alive: Callable[[], object]) -> None:
+    def __init__(
+        self, gate: TablesLock, direct: FuseRequests, helpers: ThreadPool, alive: Callable[[], object]
+    ) -> None:
         """Begin with none; no thread looks yet. On the loop's own thread.
 
         alive  tells the service manager so, while that thread can't
@@ -47,14 +49,14 @@ class StandIns:
         self._alive = alive
         self._told_s = 0.0
         self._mutex = threading.Lock()
-        self._reader: Reader | None = None
+        self._reader: RequestReader | None = None
         """The stand-in that reads now; under the mutex."""
         self._n_replaced = 0
         """Of those that read before, those that have not come back yet; under the mutex."""
-        self._home = Progress()
+        self._home = ThreadProgress()
         self._seen_call: object | None = None
-        self._seen_reader: tuple[Reader | None, int] = (None, 0)
-        self._seen_tasks: set[Task] = set()
+        self._seen_reader: tuple[RequestReader | None, int] = (None, 0)
+        self._seen_tasks: set[PoolTask] = set()
         self._has_ended = False
 
     def begin(self) -> None:
@@ -100,13 +102,17 @@ class StandIns:
             self._alive()
             self._told_s = time.monotonic()
         self._seen_reader = seen
-        tasks = {task for task in self._helpers.at_work() if task.key[1] == Sort.CHANGE} if direct.is_careful else set()
+        tasks = (
+            {task for task in self._helpers.at_work() if task.key[1] == WaitClass.CHANGE}
+            if direct.is_careful
+            else set()
+        )
         is_late = not tasks.isdisjoint(self._seen_tasks)
         self._seen_tasks = tasks
         direct.is_careful = gate.is_away or self._n_replaced > 0 or is_late
         return is_used or call is not None or is_new or bool(tasks)
 
-    def _replace(self, reader: Reader | None, n: int) -> None:
+    def _replace(self, reader: RequestReader | None, n: int) -> None:
         """Have another one read, unless the reader has come back meanwhile."""
         with self._mutex:
             if reader is not self._reader or (reader is not None and reader.n != n):
@@ -114,14 +120,14 @@ class StandIns:
             if reader is not None:
                 self._n_replaced += 1
                 self._helpers.count(reader.key, 1)
-            new = self._reader = Reader()
+            new = self._reader = RequestReader()
         try:
             threading.Thread(target=self._stand_in, args=(new,), daemon=True, name="stand-in").start()
         except RuntimeError:  # no more threads for us; perhaps at the next look
             with self._mutex:
                 self._reader = None
 
-    def _stand_in(self, reader: Reader) -> None:
+    def _stand_in(self, reader: RequestReader) -> None:
         try:
             poll = select.poll()
             poll.register(self._direct.device, select.POLLIN)

@@ -23,7 +23,7 @@ _ANSWERS = frozenset({
 """Types of filesystems that need no server; all that is not known may."""
 
 
-class Inner:
+class Submounts:
     """The mounts inside a directory that may not answer, as long as `keep` runs; none before."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ from typing import ParamSpec, TypeVar, TypeVarTuple
 from fusefs.core.latency import QUICK_NS, Latency
 from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_caller import have_own_umask, is_killed
-from fusefs.mount.submounts import Inner
+from fusefs.mount.submounts import Submounts
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -36,7 +36,7 @@ class WouldWait(Exception):
     """What is asked for has to wait for another process, and nothing was changed yet: it is to be done in a thread."""
 
 
-class Gate:
+class TablesLock:
     """The tables' lock, and the fds that operations in threads were lent."""
 
     def __init__(self, *, is_slow: bool = False, is_measured: bool = False) -> None:
@@ -66,7 +66,7 @@ class Gate:
         self._latency = Latency(is_slow=is_slow) if is_measured else None
         self.is_slow = is_slow
         """Whether operations go to threads now."""
-        self.inner = Inner()
+        self.inner = Submounts()
         self.stays_home = False
         """Whether that is for good: no client can be told names alone."""
 
@@ -242,10 +242,10 @@ class Gate:
 class _Slow(Fd):
     """An fd whose closing may have to wait."""
 
-    _gate: Gate
+    _gate: TablesLock
 
     @classmethod
-    def of(cls, fd: Fd, gate: Gate) -> _Slow:
+    def of(cls, fd: Fd, gate: TablesLock) -> _Slow:
         """An fd, which is taken over, as one whose closing goes through the gate."""
         slow = cls(fd)
         slow._gate = gate

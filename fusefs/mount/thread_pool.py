@@ -24,7 +24,7 @@ Key = tuple[int | None, int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Task:
+class PoolTask:
     """Something to be done.
 
     act     what does it; told whether it had to wait for its turn
@@ -40,21 +40,21 @@ class Task:
     n_bytes: int = 0
 
 
-class Helpers:
+class ThreadPool:
     """Those of one mount. Any thread may ask them."""
 
     def __init__(self, n_threads: int) -> None:
         """Begin with none. n_threads: that may be at work at a time"""
         self._n_max = n_threads
         self._mutex = threading.Lock()
-        self._at_work: set[Task] = set()
+        self._at_work: set[PoolTask] = set()
         self._n_under_way: Counter[Key] = Counter()
-        self._parked: defaultdict[Key, dict[int, Task]] = defaultdict(dict)
+        self._parked: defaultdict[Key, dict[int, PoolTask]] = defaultdict(dict)
         self._n_parked_bytes: Counter[Key] = Counter()
         self._key_of: dict[int, Key] = {}
-        self._idle: list[SimpleQueue[Task]] = []
+        self._idle: list[SimpleQueue[PoolTask]] = []
 
-    def do(self, task: Task) -> bool:
+    def do(self, task: PoolTask) -> bool:
         """Have something done, now or when it is its user's turn; False: that user has too much waiting already."""
         with self._mutex:
             if self._has_room(task.key) and self._begin(task):
@@ -71,7 +71,7 @@ class Helpers:
         with self._mutex:
             return key in self._parked or not self._has_room(key)
 
-    def parked(self, unique: int) -> Task | None:
+    def parked(self, unique: int) -> PoolTask | None:
         """A request that still waits for its turn; None: it does not."""
         with self._mutex:
             key = self._key_of.get(unique)
@@ -93,7 +93,7 @@ class Helpers:
             while (task := self._next()) is not None and self._begin(task):
                 self._take(task)
 
-    def at_work(self) -> set[Task]:
+    def at_work(self) -> set[PoolTask]:
         """What is being done now."""
         with self._mutex:
             return set(self._at_work)
@@ -103,7 +103,7 @@ class Helpers:
         n = self._n_under_way[key]
         return n_left > 0 and n < max(1, min(_N_OF_ONE, n_left // 2))
 
-    def _begin(self, task: Task) -> bool:
+    def _begin(self, task: PoolTask) -> bool:
         if self._idle:
             self._idle.pop().put(task)
         else:
@@ -114,7 +114,7 @@ class Helpers:
         self._note(task)
         return True
 
-    def _note(self, task: Task) -> None:
+    def _note(self, task: PoolTask) -> None:
         self._at_work.add(task)
         self._count(task.key, 1)
 
@@ -123,7 +123,7 @@ class Helpers:
         if not self._n_under_way[key]:
             del self._n_under_way[key]
 
-    def _take(self, task: Task) -> None:
+    def _take(self, task: PoolTask) -> None:
         """It waits no more; its user is behind the others now."""
         key, number = task.key, task.unique or -id(task)
         del self._key_of[number]
@@ -135,15 +135,15 @@ class Helpers:
         else:
             del self._n_parked_bytes[key]
 
-    def _next(self) -> Task | None:
+    def _next(self) -> PoolTask | None:
         """A task of the user whose turn it is."""
         for key, parked in self._parked.items():
             if self._has_room(key):
                 return next(iter(parked.values()))
         return None
 
-    def _work(self, first: Task) -> None:
-        task, tasks = first, SimpleQueue[Task]()
+    def _work(self, first: PoolTask) -> None:
+        task, tasks = first, SimpleQueue[PoolTask]()
         has_waited = False
         while True:
             try:
@@ -165,7 +165,7 @@ class Helpers:
                     return
             task = following
 
-    def _wait(self, tasks: SimpleQueue[Task]) -> Task | None:
+    def _wait(self, tasks: SimpleQueue[PoolTask]) -> PoolTask | None:
         with suppress(Empty):
             return tasks.get(timeout=_REST_S)
         with self._mutex:

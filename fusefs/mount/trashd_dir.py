@@ -16,15 +16,15 @@ from zlib import crc32
 
 from fusefs.core.errors import NoStore, TrashdError
 from fusefs.core.inode_attributes import Attributes
-from fusefs.core.inode_table import ROOTS, InodeTable, Node, NodeId, Zone
+from fusefs.core.inode_table import ROOTS, InodeTable, Node, NodeId, NodeZone
 from fusefs.core.lifecycle import State
 from fusefs.core.names import STORE, RelPath, join
 from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_caller import Caller
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.statx import look_at
-from fusefs.linux.thread_credentials import Identity, call_as
-from fusefs.store.backing_and_mount import Sides
+from fusefs.linux.thread_credentials import ThreadCredentials, call_as
+from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.layout import DROP, Store, UserFolder, is_stores_own, open_store
 from fusefs.store.make_folder import make_proven, make_user
 from fusefs.store.make_store import make_store
@@ -39,24 +39,24 @@ _PRIVATE = 0o077
 _LINK = stat.S_IFLNK | 0o777
 
 
-def zone_in(above: Zone, name: bytes) -> Zone:
+def zone_in(above: NodeZone, name: bytes) -> NodeZone:
     """Where lies what has a name in a directory that lies there.
 
     A store further down counts as well: a volume has one where the highest can't take a directory.
     """
-    if above is Zone.OUTSIDE:
-        return Zone.STORE if name.startswith(STORE) and is_stores_own(name) else above
-    return Zone.TRASH if name in _HOLD_TRASH else above
+    if above is NodeZone.OUTSIDE:
+        return NodeZone.STORE if name.startswith(STORE) and is_stores_own(name) else above
+    return NodeZone.TRASH if name in _HOLD_TRASH else above
 
 
 def is_below(nodes: InodeTable, node: Node) -> bool:
     """Whether a node is a store or lies in one: what commands do there, they do behind the mount."""
-    return nodes.zone_of(node) is not Zone.OUTSIDE
+    return nodes.zone_of(node) is not NodeZone.OUTSIDE
 
 
 def holds_trash(nodes: InodeTable, directory: Node) -> bool:
     """Whether what lies in this directory is in a container or a drop folder: a reaper works there behind the mount."""
-    return nodes.zone_of(directory) is Zone.TRASH
+    return nodes.zone_of(directory) is NodeZone.TRASH
 
 
 def is_drop_folder(nodes: InodeTable, node: Node) -> bool:
@@ -86,7 +86,7 @@ def user_of(nodeid: int) -> int | None:
     return nodeid & (1 << _UID_BITS) - 1 if _DROPS <= nodeid < _DROPS_END else None
 
 
-class Stored:
+class StoredNodes:
     """What the kernel was told of since the last `take` that lies in stores. Touched as the tables are."""
 
     def __init__(self, nodes: InodeTable) -> None:
@@ -127,7 +127,7 @@ class Stored:
         self.is_known_anew = not self._has_moved
 
 
-class Drops:
+class DropLinks:
     """The links of all users. All methods raise OSError only."""
 
     def __init__(self, kernel: Kernel, root: Fd) -> None:
@@ -157,7 +157,7 @@ class Drops:
                     raise _no_entry()
                 # Whatever the umask: it is the user's alone, who has to get in.
                 uid_gid = (0, 0) if os.geteuid() else (caller.uid, caller.gid)
-                who = Identity(*uid_gid, umask=_PRIVATE)
+                who = ThreadCredentials(*uid_gid, umask=_PRIVATE)
                 try:
                     folder = _made_by_root(store, uid) or call_as(who, make_user, store, uid, waits=False)
                 except TrashdError as error:
@@ -168,7 +168,7 @@ class Drops:
         """Raises  ENOENT if there is none, or none that we trust."""
         base = self._kernel.open_beneath(self._root, b".", os.O_PATH | os.O_DIRECTORY)
         try:
-            store = open_store(self._kernel, Sides(base), b"")
+            store = open_store(self._kernel, BackingAndMount(base), b"")
         except TrashdError as error:
             raise OSError(error.errno, os.strerror(error.errno)) from error
         if store is None:
@@ -201,8 +201,8 @@ def prepare_store(kernel: Kernel, root: Fd, path: bytes) -> TrashdError | OSErro
     """
     flags = os.O_PATH | os.O_DIRECTORY
     try:
-        store = open_store(kernel, Sides(kernel.open_beneath(root, b".", flags)), path)
-        (store or make_store(kernel, Sides(kernel.open_beneath(root, b".", flags)), path)).__exit__()
+        store = open_store(kernel, BackingAndMount(kernel.open_beneath(root, b".", flags)), path)
+        (store or make_store(kernel, BackingAndMount(kernel.open_beneath(root, b".", flags)), path)).__exit__()
     except (TrashdError, OSError) as error:
         return error
     return None

@@ -21,9 +21,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from fusefs.core.inode_attributes import Attributes
-from fusefs.core.inode_table import ROOTS, InodeTable, Node, NodeId, Zone
+from fusefs.core.inode_table import ROOTS, InodeTable, Node, NodeId, NodeZone
 from fusefs.linux.fuse_device import forget_attributes
-from fusefs.mount.daemon_cache import Proof
+from fusefs.mount.daemon_cache import Freshness
 
 NOTHING = Attributes(*[0] * len(Attributes._fields))
 """Of a name that nothing has."""
@@ -37,7 +37,7 @@ _RACY_NS = 2_000_000_000
 """As old as the slowest clock of a filesystem; another machine's may be off by more, and is then not believed."""
 
 
-class Known(NamedTuple):
+class EntryParam(NamedTuple):
     """What a name or a nodeid means now.
 
     nodeid     0: nothing has this name
@@ -50,17 +50,17 @@ class Known(NamedTuple):
     nodeid: NodeId
     attributes: Attributes
     timeout_s: float
-    proof: Proof | None = None
+    proof: Freshness | None = None
     is_steady: bool = True
     is_fickle: bool = False
 
 
-def shown_number(known: Known) -> int:
+def shown_number(known: EntryParam) -> int:
     """The inode number that people see: the nodeid, as pyfuse3 has one field for both."""
     return known.attributes.ino if known.nodeid in ROOTS else known.nodeid
 
 
-class Lasting:
+class AttrTimeouts:
     """What one mount's kernel was told of directories. Touched on any thread."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Lasting:
         """Have the session: /dev/fuse, which stays its owner's. Before that nothing lasts."""
         self._device = device
 
-    def lifetimes(self, known: Known) -> tuple[float, float]:
+    def lifetimes(self, known: EntryParam) -> tuple[float, float]:
         """For how long the kernel may believe what a name means, and what its attributes are, in the answer that
         goes out now; seconds."""
         _nodeid, attributes, timeout_s, _proof, is_steady, is_fickle = known
@@ -122,7 +122,7 @@ class Lasting:
     def renew_in_trash(self, nodes: InodeTable) -> None:
         """What was told of directories is void in which a reaper may have worked behind the mount."""
         known = [(nodeid, nodes.get(nodeid)) for nodeid in list(self._told)]
-        self.renew_those([nodeid for nodeid, node in known if node and nodes.zone_of(node) is Zone.TRASH])
+        self.renew_those([nodeid for nodeid, node in known if node and nodes.zone_of(node) is NodeZone.TRASH])
 
     def renew_those(self, nodeids: Iterable[int]) -> None:
         """What was told of these is void, as far as they are directories of which something lasting was told."""
@@ -137,7 +137,7 @@ class Lasting:
         self._changed_s.pop(node.nodeid, None)
 
 
-class Pages:
+class PageValidity:
     """What files looked like when they were opened last: whether what the kernel has of their content is still right.
 
     It is, where others change it behind the mount, if the file's times and size are those of the last open, and had

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from fusefs.core.fair_share import Shares
+from fusefs.core.fair_share import FairShares
 from fusefs.core.inode_attributes import Attributes
 from fusefs.core.inode_table import ROOT, TOP, InodeTable, Node, NodeId, SourceKey, source_key
 from fusefs.core.mount_counters import Gauges
@@ -23,19 +23,19 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_caller import Caller
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import TOP as TOP_NAME
-from fusefs.linux.statx import Looker, look_at, peek, peek_at
+from fusefs.linux.statx import StatxReader, look_at, peek, peek_at
 from fusefs.mount import trashd_dir
-from fusefs.mount.act_as import AsCaller, Need
-from fusefs.mount.counters import Stats
-from fusefs.mount.daemon_cache import Look, Memory
-from fusefs.mount.directory_fds import Directories, Folding
-from fusefs.mount.estale_retries import Losers
-from fusefs.mount.open_handles import Handles
+from fusefs.mount.act_as import AsCaller, NeededCapability
+from fusefs.mount.counters import Counters
+from fusefs.mount.daemon_cache import CacheFill, DaemonCache
+from fusefs.mount.directory_fds import CaseFolding, DirectoryFds
+from fusefs.mount.estale_retries import EstaleRetries
+from fusefs.mount.open_handles import OpenHandles
 from fusefs.mount.passthrough import Passthrough
-from fusefs.mount.prefetch import Ahead
-from fusefs.mount.prefetch_xattrs import Wanted
-from fusefs.mount.tables_lock import Gate
-from fusefs.mount.validity import NOTHING, Known, Lasting, Pages
+from fusefs.mount.prefetch import Prefetch
+from fusefs.mount.prefetch_xattrs import PrefetchXattrs
+from fusefs.mount.tables_lock import TablesLock
+from fusefs.mount.validity import NOTHING, AttrTimeouts, EntryParam, PageValidity
 from fusefs.store.layout import DROP, is_stores_own
 
 _SPARE_FDS, _SPARE_FDS_MAX = 64, 2048
@@ -43,9 +43,9 @@ _SPARE_FDS, _SPARE_FDS_MAX = 64, 2048
 _LEAST_DIRECTORIES = 16
 
 
-def shares_of(max_fds: int, *, is_for_all: bool) -> Shares:
+def shares_of(max_fds: int, *, is_for_all: bool) -> FairShares:
     """Of what a process that may have so many fds can have open for clients. is_for_all: for one user else"""
-    return Shares(_n_for_clients(max_fds) - _LEAST_DIRECTORIES, is_for_all=is_for_all)
+    return FairShares(_n_for_clients(max_fds) - _LEAST_DIRECTORIES, is_for_all=is_for_all)
 
 
 def _n_spare(max_fds: int) -> int:
@@ -62,8 +62,8 @@ class Vfs:
     def __init__(
         self,
         root: Fd,
-        gate: Gate,
-        stats: Stats,
+        gate: TablesLock,
+        stats: Counters,
         *,
         max_fds: int,
         timeout_s: float = 0,
@@ -88,29 +88,29 @@ class Vfs:
         """
         seen = look_at(root)
         self.gate = gate
-        self.memory = Memory(gate, stats, cache_bytes, timeout_s)
+        self.memory = DaemonCache(gate, stats, cache_bytes, timeout_s)
         n_spare = _n_spare(max_fds)
         self._n_fds = _n_for_clients(max_fds)
-        self.losers = Losers(gate)
-        self.directories = Directories(root, self._n_fds, gate, self.losers)
-        self.wanted = Wanted(seen.dev)
+        self.losers = EstaleRetries(gate)
+        self.directories = DirectoryFds(root, self._n_fds, gate, self.losers)
+        self.wanted = PrefetchXattrs(seen.dev)
         has_handles = self.directories.has_handles
-        self.ahead = Ahead(gate, self.memory, self.wanted, n_in_flight, n_spare, has_handles=has_handles)
+        self.ahead = Prefetch(gate, self.memory, self.wanted, n_in_flight, n_spare, has_handles=has_handles)
         self.nodes = InodeTable(source_key(seen, self.directories.handle_of(root)), seen, trashd_dir.zone_in)
-        self._missing = Known(NodeId(0), NOTHING, timeout_s)
+        self._missing = EntryParam(NodeId(0), NOTHING, timeout_s)
         self.shows_trash = shows_trash
-        self.handles = Handles(gate, shares_of(max_fds, is_for_all=is_checked))
-        self.drops = trashd_dir.Drops(Kernel(), root)
-        self.stored = trashd_dir.Stored(self.nodes)
+        self.handles = OpenHandles(gate, shares_of(max_fds, is_for_all=is_checked))
+        self.drops = trashd_dir.DropLinks(Kernel(), root)
+        self.stored = trashd_dir.StoredNodes(self.nodes)
         self.keeps_listings = not is_shared
         """What the kernel keeps of a listing is right: it can't change, or we are told at once when it does."""
         self.is_shared = is_shared
         self.is_flushed = is_flushed
         self.is_checked = is_checked
-        self._looker = Looker(asks=not Kernel().answers_at_once(root))
-        self.folding = Folding(root, seen.dev, gate)
-        self.pages = Pages()
-        self.lasting = Lasting()
+        self._looker = StatxReader(asks=not Kernel().answers_at_once(root))
+        self.folding = CaseFolding(root, seen.dev, gate)
+        self.pages = PageValidity()
+        self.lasting = AttrTimeouts()
         self.unlisted: dict[bytes, Node] = {}
         """What is found, once, by a name that no directory has: for the test at the start (passthrough_probe.py)."""
         self.passthrough = Passthrough(gate, self.memory, root, is_shared=is_shared)
@@ -150,7 +150,7 @@ class Vfs:
             _fail(errno.EPERM)
         return directory, fd
 
-    def lookup(self, parent: int, name: bytes, caller: Caller) -> Known:
+    def lookup(self, parent: int, name: bytes, caller: Caller) -> EntryParam:
         """What a name means; one more reference for the kernel.
 
         Raises  OSError ENAMETOOLONG and so on; ENOENT where that must not be remembered
@@ -160,10 +160,10 @@ class Vfs:
             return self._drop(caller.uid, caller)
         if parent == ROOT and name == TOP_NAME and self.nodes.root.nodeid == TOP:  # asked by mount/root_inode.py
             self.nodes.root.nlookup += 1
-            return Known(TOP, self._attributes(self.nodes.root)._replace(ino=TOP), 0)
+            return EntryParam(TOP, self._attributes(self.nodes.root)._replace(ino=TOP), 0)
         if self.unlisted and (node := self.unlisted.pop(name, None)) is not None:
             node.nlookup += 1
-            return Known(node.nodeid, look_at(self.handles.fd_of(node)), 0)
+            return EntryParam(node.nodeid, look_at(self.handles.fd_of(node)), 0)
         if self.losers and (known := self._look_again(directory, fd, name, caller)):
             return known
         is_fickle = self.is_fickle(directory, fd, name)
@@ -184,7 +184,7 @@ class Vfs:
         self.counted(known)
         return known
 
-    def _look_again(self, directory: Node, dir_fd: Fd, name: bytes, caller: Caller) -> Known | None:
+    def _look_again(self, directory: Node, dir_fd: Fd, name: bytes, caller: Caller) -> EntryParam | None:
         """What a name is to a client that was told ESTALE, and has it held; None: it was not, or nothing is there."""
         fd = self.losers.open(caller.pid, dir_fd, name)
         if fd is None:
@@ -203,20 +203,20 @@ class Vfs:
             self.gate.call(fd.close)
         return known
 
-    def still(self, known: Known) -> Known:
+    def still(self, known: EntryParam) -> EntryParam:
         """What is known as the answer goes out: not to be believed if it has changed meanwhile. To be called once."""
         if known.proof is None:
             return known
         with self.gate.lock:
             return known._replace(timeout_s=known.proof.left_s(), proof=None)
 
-    def see(self, directory: Node, fd: Fd, name: bytes) -> Known:
+    def see(self, directory: Node, fd: Fd, name: bytes) -> EntryParam:
         """What a name means, not counted yet: `counted` must follow."""
         is_fickle = self.is_fickle(directory, fd, name)
         with self.memory.looking() as look:
             return self.learn(directory, name, *self.identify(fd, name), look, is_fickle=is_fickle)
 
-    def see_made(self, directory: Node, dir_fd: Fd, name: bytes, fd: Fd) -> Known:
+    def see_made(self, directory: Node, dir_fd: Fd, name: bytes, fd: Fd) -> EntryParam:
         """What a name means that was just made, by its own fd, not counted yet."""
         is_fickle = self.is_fickle(directory, dir_fd, name)
         with self.memory.looking() as look:
@@ -224,17 +224,17 @@ class Vfs:
             return self.learn(directory, name, seen, self.directories.lasting(handle), look, is_fickle=is_fickle)
 
     def learn(
-        self, directory: Node, name: bytes, seen: Attributes, handle: bytes, look: Look, *, is_fickle: bool
-    ) -> Known:
+        self, directory: Node, name: bytes, seen: Attributes, handle: bytes, look: CacheFill, *, is_fickle: bool
+    ) -> EntryParam:
         """What was seen under a name, as a node."""
         source = source_key(seen, handle)
         node = self.nodes.learn(source, seen, directory, name)
         if is_fickle:
             self.stored.seen(directory, node)
-            return Known(node.nodeid, seen, 0, is_fickle=True)
+            return EntryParam(node.nodeid, seen, 0, is_fickle=True)
         look.learn(directory, name, source, seen)
         proof = look.proof(source, named=(directory, name))
-        return Known(node.nodeid, seen, self.memory.lifetime_s, proof, self.is_steady(source))
+        return EntryParam(node.nodeid, seen, self.memory.lifetime_s, proof, self.is_steady(source))
 
     def is_steady(self, source: SourceKey) -> bool:
         """Whether attributes that were seen just now may be believed at all."""
@@ -302,12 +302,12 @@ class Vfs:
         node = self.nodes.get(nodeid)
         return self.keeps_listings and node is not None and not trashd_dir.is_below(self.nodes, node)
 
-    def lacks_its_number(self, known: Known) -> bool:
+    def lacks_its_number(self, known: EntryParam) -> bool:
         """Whether the kernel's next messages may free the nodeid that what was just made should have."""
         node = self.nodes.get(known.nodeid)
         return node is not None and self.nodes.lacks_its_number(node)
 
-    def renumbered(self, known: Known) -> Known:
+    def renumbered(self, known: EntryParam) -> EntryParam:
         """What was just made, by its own number if that is free by now; the kernel must not know it yet."""
         node = self.nodes.get(known.nodeid)
         if node is None:
@@ -315,7 +315,7 @@ class Vfs:
         self.nodes.renumber(node)
         return known._replace(nodeid=node.nodeid)
 
-    def counted(self, known: Known) -> None:
+    def counted(self, known: EntryParam) -> None:
         """The kernel was told: it has one more reference."""
         if (node := self.nodes.get(known.nodeid)) is None:
             _fail(errno.ESTALE)
@@ -338,30 +338,30 @@ class Vfs:
             for part in self._by_node:
                 part.drop(node)
 
-    def _drop(self, uid: int, caller: Caller) -> Known:
-        return Known(NodeId((seen := self.gate.call(self.drops.look, uid, caller)).ino), seen, 0)
+    def _drop(self, uid: int, caller: Caller) -> EntryParam:
+        return EntryParam(NodeId((seen := self.gate.call(self.drops.look, uid, caller)).ino), seen, 0)
 
     # Looking.
 
-    def getattr(self, nodeid: int, caller: Caller) -> Known:
+    def getattr(self, nodeid: int, caller: Caller) -> EntryParam:
         """The attributes of a node as they are now."""
         uid = trashd_dir.user_of(nodeid)
         if uid is not None:
             return self._drop(uid, caller)
         return self.known(self.node(nodeid))
 
-    def known(self, node: Node) -> Known:
+    def known(self, node: Node) -> EntryParam:
         """What a node is now."""
         self.passthrough.settle(node, self.directories)
         look = self.memory.looking()
         try:
             seen = self._attributes(node)
             if trashd_dir.is_below(self.nodes, node):
-                return Known(node.nodeid, seen, 0, is_fickle=True)
+                return EntryParam(node.nodeid, seen, 0, is_fickle=True)
             look.learn_attributes(node.source, seen)
             is_steady = node.source not in self.memory.unsteady
             node.is_told |= is_steady
-            return Known(node.nodeid, seen, self.memory.lifetime_s, look.proof(node.source, named=None), is_steady)
+            return EntryParam(node.nodeid, seen, self.memory.lifetime_s, look.proof(node.source, named=None), is_steady)
         finally:
             look.end()
 
@@ -456,7 +456,7 @@ class Vfs:
     def as_caller(
         self,
         caller: Caller,
-        needs: Sequence[Need],
+        needs: Sequence[NeededCapability],
         nodes: Sequence[Node],
         *,
         gid: int | None = None,

@@ -15,9 +15,9 @@ from fusefs.linux.statx import look_at
 from fusefs.linux.syscalls import fallocate
 from fusefs.linux.thread_credentials import call_as
 from fusefs.mount import setid_bits
-from fusefs.mount.act_as import by_mode, by_owner_alone, writer_of
+from fusefs.mount.act_as import by_mode, by_owner_alone, content_writer
 from fusefs.mount.open_handles import FOR_EXECUTION
-from fusefs.mount.tables_lock import Gate
+from fusefs.mount.tables_lock import TablesLock
 from fusefs.mount.vfs import Vfs
 
 _KERNELS_OWN = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_DIRECT | os.O_NOCTTY
@@ -26,7 +26,7 @@ _COPIED_BYTES_MAX = 64 << 20
 """At a time: a client killed meanwhile waits for it."""
 
 
-class Opened(NamedTuple):
+class OpenedFile(NamedTuple):
     """A handle of a file.
 
     backing_id  by which the kernel passes its reads and writes through; 0: they come to us
@@ -38,7 +38,7 @@ class Opened(NamedTuple):
     keeps: bool
 
 
-def open_(vfs: Vfs, nodeid: int, flags: int, caller: Caller) -> Opened:
+def open_(vfs: Vfs, nodeid: int, flags: int, caller: Caller) -> OpenedFile:
     """A handle of a file, which is opened as the caller.
 
     Raises  OSError ETXTBSY: it would cut a program that runs. The kernel asks us to before it looks at that itself,
@@ -53,7 +53,7 @@ def open_(vfs: Vfs, nodeid: int, flags: int, caller: Caller) -> Opened:
         held, seen = vfs.hold_seen(node, by_name=not truncates)
         with held:
             fd = open_patiently(vfs, node, held, seen, flags & ~_KERNELS_OWN | os.O_CLOEXEC, caller)
-    backing_id = vfs.opened(node, fd, caller.uid, flags, seen.size, writer_of(seen.uid, seen.mode))
+    backing_id = vfs.opened(node, fd, caller.uid, flags, seen.size, content_writer(seen.uid, seen.mode))
     try:
         keeps = not vfs.is_shared or (not backing_id and vfs.pages.are_right(node, vfs.gate.call(look_at, fd)))
     except BaseException:
@@ -61,14 +61,14 @@ def open_(vfs: Vfs, nodeid: int, flags: int, caller: Caller) -> Opened:
         raise
     if vfs.losers:
         vfs.losers.remove(caller.pid)
-    return Opened(fd, backing_id, keeps)
+    return OpenedFile(fd, backing_id, keeps)
 
 
 def open_patiently(vfs: Vfs, node: Node, held: Fd, seen: Attributes, flags: int, caller: Caller) -> Fd:
     """An fd of the file that an O_PATH fd holds, as the caller, when no lease on it is in the way.
 
-    Raises  WouldWait, and OSError EINTR: see Gate.patiently; EACCES, EPERM: the filesystem below refuses it; ESTALE: it
-            is a FIFO, a socket or a device by now: to open these may wait, or do something
+    Raises  WouldWait, and OSError EINTR: see TablesLock.patiently; EACCES, EPERM: the filesystem below refuses it;
+            ESTALE: it is a FIFO, a socket or a device by now: to open these may wait, or do something
     """
     if stat.S_IFMT(seen.mode) not in (stat.S_IFREG, stat.S_IFDIR):
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
@@ -175,6 +175,6 @@ def fsync(vfs: Vfs, fh: int, *, data_only: bool) -> None:
     sync(vfs.gate, file, data_only=data_only)
 
 
-def sync(gate: Gate, fd: Fd, *, data_only: bool) -> None:
+def sync(gate: TablesLock, fd: Fd, *, data_only: bool) -> None:
     """Make a file, or a directory's names, durable, by an fd."""
     gate.call(os.fdatasync if data_only else os.fsync, fd)

@@ -19,11 +19,19 @@ from fusefs.linux.fuse_caller import Caller, keeps_group
 from fusefs.linux.statx import look_at, peek_at, set_times, set_times_to_now
 from fusefs.linux.thread_credentials import call_as, in_no_group
 from fusefs.mount import setid_bits, trashd_dir, vfs_files
-from fusefs.mount.act_as import AsCaller, Need, by_mode, by_mode_of, by_owner, by_owner_alone, writer_of
-from fusefs.mount.daemon_cache import Place
-from fusefs.mount.validity import Known
+from fusefs.mount.act_as import (
+    AsCaller,
+    NeededCapability,
+    by_mode,
+    by_mode_of,
+    by_owner,
+    by_owner_alone,
+    content_writer,
+)
+from fusefs.mount.daemon_cache import NameIn
+from fusefs.mount.validity import EntryParam
 from fusefs.mount.vfs import Vfs
-from fusefs.mount.vfs_files import Opened
+from fusefs.mount.vfs_files import OpenedFile
 
 
 class Changes(NamedTuple):
@@ -47,7 +55,7 @@ _ANEW = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # New names.
 
 
-def create(vfs: Vfs, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> tuple[Opened, Known]:
+def create(vfs: Vfs, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> tuple[OpenedFile, EntryParam]:
     """A new file and a handle of it.
 
     Raises  OSError ESTALE if it was made meanwhile: the kernel then looks again, and checks again
@@ -70,11 +78,11 @@ def create(vfs: Vfs, parent: int, name: bytes, mode: int, flags: int, caller: Ca
         raise
     node = vfs.node(known.nodeid)
     node.nlookup += 1  # the kernel is told
-    writer = writer_of(known.attributes.uid, known.attributes.mode)
-    return Opened(fd, vfs.opened(node, fd, caller.uid, flags, writer=writer), keeps=True), known
+    writer = content_writer(known.attributes.uid, known.attributes.mode)
+    return OpenedFile(fd, vfs.opened(node, fd, caller.uid, flags, writer=writer), keeps=True), known
 
 
-def create_unnamed(vfs: Vfs, parent: int, mode: int, flags: int, caller: Caller) -> tuple[Opened, Known]:
+def create_unnamed(vfs: Vfs, parent: int, mode: int, flags: int, caller: Caller) -> tuple[OpenedFile, EntryParam]:
     """A new file that no name leads to, and a handle of it: O_TMPFILE. `link` may give it one while it is open.
 
     Raises  OSError EOPNOTSUPP: some of FUSE's filesystems lose such a file when it is closed, though it has a name
@@ -94,11 +102,11 @@ def create_unnamed(vfs: Vfs, parent: int, mode: int, flags: int, caller: Caller)
     node = vfs.nodes.learn(source_key(seen, vfs.directories.lasting(handle)), seen, directory, b"")
     vfs.nodes.take_away(node, directory, b"")
     node.nlookup += 1  # the kernel is told
-    backing_id = vfs.opened(node, fd, caller.uid, flags | os.O_CREAT, writer=writer_of(seen.uid, seen.mode))
-    return Opened(fd, backing_id, keeps=True), Known(node.nodeid, seen, 0)
+    backing_id = vfs.opened(node, fd, caller.uid, flags | os.O_CREAT, writer=content_writer(seen.uid, seen.mode))
+    return OpenedFile(fd, backing_id, keeps=True), EntryParam(node.nodeid, seen, 0)
 
 
-def mknod(vfs: Vfs, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Known:
+def mknod(vfs: Vfs, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> EntryParam:
     """A new file, FIFO, socket or device."""
     directory, dir_fd = vfs.changeable(parent, name)
     with vfs.memory.changes(names=[(directory, name)]):
@@ -106,7 +114,7 @@ def mknod(vfs: Vfs, parent: int, name: bytes, mode: int, rdev: int, caller: Call
     return _made(vfs, directory, dir_fd, name)
 
 
-def mkdir(vfs: Vfs, parent: int, name: bytes, mode: int, caller: Caller) -> Known:
+def mkdir(vfs: Vfs, parent: int, name: bytes, mode: int, caller: Caller) -> EntryParam:
     """A new directory."""
     directory, dir_fd = vfs.changeable(parent, name)
     with vfs.memory.changes(names=[(directory, name)]):
@@ -114,7 +122,7 @@ def mkdir(vfs: Vfs, parent: int, name: bytes, mode: int, caller: Caller) -> Know
     return _made(vfs, directory, dir_fd, name)
 
 
-def symlink(vfs: Vfs, parent: int, name: bytes, target: bytes, caller: Caller) -> Known:
+def symlink(vfs: Vfs, parent: int, name: bytes, target: bytes, caller: Caller) -> EntryParam:
     """A new symbolic link."""
     directory, dir_fd = vfs.changeable(parent, name)
     with vfs.memory.changes(names=[(directory, name)]):
@@ -122,7 +130,7 @@ def symlink(vfs: Vfs, parent: int, name: bytes, target: bytes, caller: Caller) -
     return _made(vfs, directory, dir_fd, name)
 
 
-def link(vfs: Vfs, nodeid: int, parent: int, name: bytes, caller: Caller) -> Known:
+def link(vfs: Vfs, nodeid: int, parent: int, name: bytes, caller: Caller) -> EntryParam:
     """One more name of a file."""
     directory, dir_fd = vfs.changeable(parent, name)
     node = vfs.node(nodeid)
@@ -149,7 +157,7 @@ def _group(vfs: Vfs, dir_fd: Fd, mode: int, caller: Caller) -> int | None:
     return directory.gid if is_given else None
 
 
-def _made(vfs: Vfs, directory: Node, dir_fd: Fd, name: bytes) -> Known:
+def _made(vfs: Vfs, directory: Node, dir_fd: Fd, name: bytes) -> EntryParam:
     vfs.lasting.changed(directory)
     known = vfs.see(directory, dir_fd, name)
     vfs.counted(known)
@@ -194,7 +202,7 @@ def rename(vfs: Vfs, old_parent: int, old: bytes, new_parent: int, new: bytes, f
         _rename(vfs, old_fd, (old_directory, old), new_fd, (new_directory, new), flags, caller)
 
 
-def _rename(vfs: Vfs, old_fd: Fd, old: Place, new_fd: Fd, new: Place, flags: int, caller: Caller) -> None:
+def _rename(vfs: Vfs, old_fd: Fd, old: NameIn, new_fd: Fd, new: NameIn, flags: int, caller: Caller) -> None:
     source, seen = _seen(vfs, old_fd, old[1])
     found = vfs.find(new_fd, new[1])
     other = None if found is None else source_key(*found)
@@ -231,7 +239,7 @@ def _come_back(vfs: Vfs) -> None:
         vfs.lasting.renew_in_trash(vfs.nodes)
 
 
-def _moved(vfs: Vfs, source: SourceKey, from_: Place, to: Place) -> None:
+def _moved(vfs: Vfs, source: SourceKey, from_: NameIn, to: NameIn) -> None:
     node = vfs.nodes.find(source)
     if node is not None:
         vfs.nodes.move(node, from_, to)
@@ -268,7 +276,7 @@ def removed(vfs: Vfs, node: Node, seen: Attributes) -> None:
 # Attributes.
 
 
-def setattr_(vfs: Vfs, nodeid: int, changes: Changes, fh: int | None, caller: Caller) -> Known:
+def setattr_(vfs: Vfs, nodeid: int, changes: Changes, fh: int | None, caller: Caller) -> EntryParam:
     """Change attributes, in an order in which none undoes another.
 
     changes  none: a write is about to come, and the kernel wants what setid_bits.take takes; or a chown without ids
@@ -309,7 +317,7 @@ def _change_owner(vfs: Vfs, node: Node, fd: Fd, changes: Changes, caller: Caller
     uid, gid = (-1 if one is None else one for one in (changes.uid, changes.gid))
     seen = vfs.gate.call(look_at, fd)
     given = seen.uid if uid < 0 else uid, seen.gid if gid < 0 else gid
-    needs = [Need(Capability.CHOWN, *owned) for owned in ((seen.uid, seen.gid), given)]
+    needs = [NeededCapability(Capability.CHOWN, *owned) for owned in ((seen.uid, seen.gid), given)]
     needs.append(by_owner_alone(seen))  # set-user-ID bits that go
     vfs.as_caller(caller, needs, (node,)).call(os.chown, fd.path(), uid, gid)
 

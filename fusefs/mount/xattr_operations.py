@@ -16,15 +16,15 @@ from fusefs.linux.statx import look_at
 from fusefs.linux.thread_credentials import ITSELF, NO_ID, call_as
 from fusefs.linux.xattrs import get_at, get_of
 from fusefs.mount import setid_bits, trashd_dir
-from fusefs.mount.act_as import AsCaller, Need, by_mode, by_owner_alone, told_as
-from fusefs.mount.daemon_cache import Look
+from fusefs.mount.act_as import AsCaller, NeededCapability, by_mode, by_owner_alone, identity_to_read_as
+from fusefs.mount.daemon_cache import CacheFill
 from fusefs.mount.vfs import Vfs
 
 _TRUSTED, _USERS = b"trusted.", b"user."
 _ACL = b"system.posix_acl_"
 
 
-class Xattrs:
+class XattrOperations:
     """The extended attributes of a mount. All methods raise OSError only.
 
     SELinux labels are not among them: with SELinux the kernel gives one label to all of a mount and asks no daemon;
@@ -75,13 +75,13 @@ class Xattrs:
     def _ask(self, node: Node, name: bytes, caller: Caller, uid: int) -> bytes | int:
         answer = None if uid or not name else self._find_by_name(node, name)
         if answer is None:
-            who = told_as(self._vfs.gate, caller) if uid else ITSELF
+            who = identity_to_read_as(self._vfs.gate, caller) if uid else ITSELF
             with self._vfs.hold(node) as fd:
                 answer = self._vfs.gate.call(call_as, who, get_of, fd, name)
         self._keep_from_kernel(node, name)
         return answer
 
-    def _learn(self, look: Look, node: Node, name: bytes, answer: bytes | int, uid: int) -> None:
+    def _learn(self, look: CacheFill, node: Node, name: bytes, answer: bytes | int, uid: int) -> None:
         if not trashd_dir.is_below(self._vfs.nodes, node):
             look.learn_xattrs(node.source, {name: answer}, uid)
             if isinstance(answer, bytes) or answer == errno.ENODATA:
@@ -182,9 +182,9 @@ class Xattrs:
         elif name.startswith(_ACL):
             needs = [by_owner_alone(seen)]
         elif name == CAPABILITY:
-            needs = [Need(Capability.SETFCAP, seen.uid, seen.gid)]
+            needs = [NeededCapability(Capability.SETFCAP, seen.uid, seen.gid)]
         else:  # by which no other user namespace counts
-            needs = [Need(Capability.SYS_ADMIN, NO_ID, None)]
+            needs = [NeededCapability(Capability.SYS_ADMIN, NO_ID, None)]
         return self._vfs.as_caller(caller, needs, (node,), gid=gid)
 
     def _require(self, name: bytes) -> None:

@@ -11,11 +11,11 @@ from contextlib import ExitStack
 from typing import NamedTuple
 
 from fusefs.core.names import Name
-from fusefs.core.sweep_result import Sums
+from fusefs.core.sweep_result import SweepSums
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.store.backing_and_mount import Sides
-from fusefs.sweep.request import Action, Ended, Here, Identified, Taken
+from fusefs.store.backing_and_mount import BackingAndMount
+from fusefs.sweep.request import Action, ActionEnd, ActionPlace, ActionResult, Identified
 
 KEEP_FILE = Name(b".trashd-keep")
 LOCKED, KEPT = "locked", f"holds {KEEP_FILE.decode()}"
@@ -26,7 +26,7 @@ _NO_EXCLUSIVE = frozenset({errno.EBADF, errno.EINVAL, errno.EISDIR})
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 
 
-class Keepers(NamedTuple):
+class KeepGuard(NamedTuple):
     """A guard of directories; see sweep.request.Guard.
 
     holds  a directory stays locked while it is listed, so that a program which locks it first has it whole; otherwise
@@ -35,7 +35,7 @@ class Keepers(NamedTuple):
 
     holds: bool
 
-    def spares(self, kernel: Kernel, sides: Sides, _upper: bytes) -> str | None:
+    def spares(self, kernel: Kernel, sides: BackingAndMount, _upper: bytes) -> str | None:
         """See Guard."""
         if has_keep_file(kernel, sides.fd):
             return KEPT
@@ -113,7 +113,7 @@ class Locking:
         """See Action."""
         return self._action.avoided
 
-    def take(self, here: Here, names: Sequence[str]) -> Taken:
+    def take(self, here: ActionPlace, names: Sequence[str]) -> ActionResult:
         """See Action."""
         if here.are_dirs and self._is_guarded:
             return self._action.take(here, names)
@@ -123,17 +123,17 @@ class Locking:
                 return self._action.take(here, names)
             left_alone = {name for name, _why in spared}
             free = [name for name in names if name not in left_alone]
-            taken = self._action.take(here, free) if free else Taken()
+            taken = self._action.take(here, free) if free else ActionResult()
             # What is offered again is looked at again: of the names from the first of those on nothing is told yet.
             begins = names.index(free[-taken.n_left]) if taken.n_left else len(names)
             told = [one for one in spared if names.index(one[0]) < begins]
             return taken._replace(spared=(*taken.spared, *told), n_left=len(names) - begins)
 
-    def end(self, sums: Sums) -> Ended:
+    def end(self, sums: SweepSums) -> ActionEnd:
         """See Action."""
         return self._action.end(sums)
 
-    def _look(self, here: Here, name: str, locks: ExitStack) -> str | None:
+    def _look(self, here: ActionPlace, name: str, locks: ExitStack) -> str | None:
         """Why something is left alone; None if it isn't, and then it is locked as long as `locks` are."""
         there = Name(os.fsencode(name))
         kept = locks if self._holds else None

@@ -17,7 +17,7 @@ from fusefs.core.names import Name, printable
 from fusefs.linux.act_as_user import user_name
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import OTHERS_WRITE, Kernel
-from fusefs.sweep.open_directories import Directory, found_directory
+from fusefs.sweep.open_directories import MeantDirectory, found_directory
 from fusefs.sweep.request import Identified, identify
 
 _DIR = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -29,7 +29,7 @@ _HEAD = b"# What trashd plan takes then, if nobody uses it before. In paths \\\\
 _LACKING = b"# Not complete: not all could be looked at this time.\n"
 
 
-class Counted:
+class CountedPurges:
     """Lists that are only counted: what a dry run has.
 
     way       where they are, and each directory above that
@@ -160,7 +160,7 @@ class PurgeLists:
 
 
 @contextmanager
-def open_lists(kernel: Kernel, path: bytes, *, writes: bool) -> Iterator[PurgeLists | Counted]:
+def open_lists(kernel: Kernel, path: bytes, *, writes: bool) -> Iterator[PurgeLists | CountedPurges]:
     """The lists of a directory; what is not published is dropped in the end.
 
     writes  it is made if it is missing; otherwise nothing is touched
@@ -171,7 +171,7 @@ def open_lists(kernel: Kernel, path: bytes, *, writes: bool) -> Iterator[PurgeLi
         fd = _open(kernel, path, makes=writes)
     except OSError as error:
         if not writes and error.errno == errno.ENOENT:
-            yield Counted(_way_to(kernel, path))
+            yield CountedPurges(_way_to(kernel, path))
             return
         raise from_os(error, path) from error
     with fd:
@@ -182,7 +182,7 @@ def open_lists(kernel: Kernel, path: bytes, *, writes: bool) -> Iterator[PurgeLi
                 raise from_os(error, path) from error
         way = _way_to(kernel, path)
         if not writes:
-            yield Counted(way)
+            yield CountedPurges(way)
             return
         lists = PurgeLists(kernel, fd, path, way)
         try:
@@ -230,7 +230,7 @@ def _way_to(kernel: Kernel, path: bytes) -> frozenset[Identified]:
 
 
 @contextmanager
-def _found_above(kernel: Kernel, path: bytes) -> Iterator[Directory]:
+def _found_above(kernel: Kernel, path: bytes) -> Iterator[MeantDirectory]:
     """The directory that the lists' own is in, by a way that nobody else can change. Raises  NotFound, Refused"""
     with ExitStack() as owned:
         try:

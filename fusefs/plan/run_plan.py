@@ -12,35 +12,44 @@ from typing import NamedTuple
 
 from fusefs.core.errors import NotFound, OtherFilesystem, Refused, TrashdError, from_os
 from fusefs.core.names import printable
-from fusefs.core.plan_rules import Delete, Done, Listed, Move, NotDone, Rule, Told, Trash
+from fusefs.core.plan_rules import (
+    DeleteAction,
+    MoveAction,
+    PurgeListed,
+    Rule,
+    RuleDone,
+    RuleNotDone,
+    RuleOutcome,
+    TrashAction,
+)
 from fusefs.core.record import MAX_FAILURES, Failure
 from fusefs.core.selection import KINDS, Matcher, Selection
-from fusefs.core.slice_budget import AT_ONCE, Tempo
-from fusefs.core.sweep_result import Match, Spared, Sums, Swept
+from fusefs.core.slice_budget import AT_ONCE, Speed
+from fusefs.core.sweep_result import Match, Spared, SweepSums, Swept
 from fusefs.core.timestamps import SECOND_NS
 from fusefs.engine.foreground_pacing import led_in
-from fusefs.engine.slice_pace import Leads
+from fusefs.engine.slice_pace import SetsSpeed
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.plan.keep_guard import Keepers, Locking
-from fusefs.plan.purge_lists import Counted, PurgeLists, open_lists
+from fusefs.plan.keep_guard import KeepGuard, Locking
+from fusefs.plan.purge_lists import CountedPurges, PurgeLists, open_lists
 from fusefs.plan.units import Judged, Unit, Young, judge_units, open_quietly, time_of
-from fusefs.store.backing_and_mount import Scope, Sides
+from fusefs.store.backing_and_mount import BackingAndMount, Scope
 from fusefs.store.locate import scope_of
-from fusefs.store.stage import Options
-from fusefs.sweep.open_directories import Directory, Passed, find_directories
+from fusefs.store.stage import SwapOptions
+from fusefs.sweep.open_directories import MeantDirectory, PassedDirectory, find_directories
 from fusefs.sweep.request import (
     Action,
-    Here,
+    ActionPlace,
     Identified,
     IfExists,
     Request,
+    SweepWishes,
     ToCount,
     ToDelete,
     ToMove,
     ToPrint,
     ToTrash,
-    Wishes,
     identify,
 )
 from fusefs.sweep.run import NOTHING_SPECIAL, run
@@ -50,7 +59,7 @@ _ALL = Selection(types=frozenset(KINDS))
 _TOLD = 5
 
 
-class How(NamedTuple):
+class PlanOptions(NamedTuple):
     """How rules are carried out.
 
     runs    otherwise nothing is touched: it is told what would be done
@@ -61,12 +70,12 @@ class How(NamedTuple):
 
     runs: bool
     now_ns: int
-    wishes: Wishes = NOTHING_SPECIAL
-    most: Tempo = AT_ONCE
+    wishes: SweepWishes = NOTHING_SPECIAL
+    most: Speed = AT_ONCE
     tell: Callable[[str], None] | None = None
 
 
-def carry_out(kernel: Kernel, rules: Sequence[Rule], how: How) -> Iterator[Told]:
+def carry_out(kernel: Kernel, rules: Sequence[Rule], how: PlanOptions) -> Iterator[RuleOutcome]:
     """Do what the rules say, in their order, and tell each directory of each.
 
     If it is stopped, the purge lists are as they were. A directory that fails holds up no list: what it might have
@@ -76,12 +85,12 @@ def carry_out(kernel: Kernel, rules: Sequence[Rule], how: How) -> Iterator[Told]
     with ExitStack() as owned:
         paths = dict.fromkeys(rule.purge.directory for rule in rules if rule.purge is not None)
         lists = {path: owned.enter_context(open_lists(kernel, path, writes=how.runs)) for path in paths}
-        leaders = _Leaders(kernel, how, owned)
+        leaders = _Pacers(kernel, how, owned)
         ways = {path: one.way for path, one in lists.items()}
         for rule in rules:
-            listed = Counted() if rule.purge is None else lists[rule.purge.directory]
+            listed = CountedPurges() if rule.purge is None else lists[rule.purge.directory]
             for told in _carry_out(kernel, rule, how, leaders, listed, ways):
-                if rule.purge is not None and isinstance(told, NotDone) and _hides_something(told):
+                if rule.purge is not None and isinstance(told, RuleNotDone) and _hides_something(told):
                     listed.lack()
                 yield told
             if how.wishes.stops():
@@ -90,31 +99,31 @@ def carry_out(kernel: Kernel, rules: Sequence[Rule], how: How) -> Iterator[Told]
             yield _publish(path, one)
 
 
-def _hides_something(told: NotDone) -> bool:
+def _hides_something(told: RuleNotDone) -> bool:
     """Whether there may be something to list that was not seen. A directory that is gone has nothing any more."""
     return told.error is not None and not isinstance(told.error, NotFound)
 
 
-def _publish(path: bytes, lists: PurgeLists | Counted) -> Listed:
+def _publish(path: bytes, lists: PurgeLists | CountedPurges) -> PurgeListed:
     try:
-        return Listed(path, lists.publish(), lists.n_entries, is_whole=lists.is_whole)
+        return PurgeListed(path, lists.publish(), lists.n_entries, is_whole=lists.is_whole)
     except TrashdError as error:
-        return Listed(path, 0, 0, error)
+        return PurgeListed(path, 0, 0, error)
     except OSError as error:
-        return Listed(path, 0, 0, from_os(error, path))
+        return PurgeListed(path, 0, 0, from_os(error, path))
 
 
-class _Leaders:
+class _Pacers:
     """Who leads on each filesystem: what is felt on one is nothing to another."""
 
-    def __init__(self, kernel: Kernel, how: How, owned: ExitStack) -> None:
+    def __init__(self, kernel: Kernel, how: PlanOptions, owned: ExitStack) -> None:
         """owned: keeps them until all is done"""
         self._kernel = kernel
         self._how = how
         self._owned = owned
-        self._leads: dict[int, Leads] = {}
+        self._leads: dict[int, SetsSpeed] = {}
 
-    def on(self, directory: Fd) -> Leads:
+    def on(self, directory: Fd) -> SetsSpeed:
         """Who leads where a directory is."""
         device = self._kernel.fstat(directory).st_dev
         if device not in self._leads:
@@ -127,38 +136,38 @@ class _Leaders:
 def _carry_out(
     kernel: Kernel,
     rule: Rule,
-    how: How,
-    leaders: _Leaders,
-    lists: PurgeLists | Counted,
+    how: PlanOptions,
+    leaders: _Pacers,
+    lists: PurgeLists | CountedPurges,
     ways: Mapping[bytes, frozenset[Identified]],
-) -> Iterator[Done | NotDone]:
+) -> Iterator[RuleDone | RuleNotDone]:
     """One rule, in each of its directories. ways: to the purge lists of all rules"""
     is_any = False
     for found in find_directories(kernel, rule.directory):
         if how.wishes.stops():
             return
         is_any = True
-        if isinstance(found, Passed):
-            yield NotDone(rule, found.path, found.why)
+        if isinstance(found, PassedDirectory):
+            yield RuleNotDone(rule, found.path, found.why)
             continue
         try:
             with scope_of(kernel, found.fd, found.path) as scope:
                 _check_holds_none(kernel, scope, ways)
                 there = how._replace(wishes=how.wishes._replace(leads=leaders.on(found.fd)))
-                one = _Rule(kernel, rule, there, lists, found, scope)
-                yield Done(rule, one.units() if rule.is_unit else one.entries())
+                one = _RuleRun(kernel, rule, there, lists, found, scope)
+                yield RuleDone(rule, one.units() if rule.is_unit else one.entries())
                 if rule.purge is not None and not rule.is_unit and not how.wishes.stops():
                     one.list_soon()
         except OtherFilesystem as error:
             told: TrashdError = OtherFilesystem(error.detail, _HOW_TO_COPY)
-            yield NotDone(rule, found.path, told.message(), told)
+            yield RuleNotDone(rule, found.path, told.message(), told)
         except TrashdError as error:
-            yield NotDone(rule, found.path, error.message(), error)
+            yield RuleNotDone(rule, found.path, error.message(), error)
         except OSError as error:
             told = from_os(error, found.path)
-            yield NotDone(rule, found.path, told.message(), told)
+            yield RuleNotDone(rule, found.path, told.message(), told)
     if not is_any:
-        yield NotDone(rule, rule.directory, "there is no such directory")
+        yield RuleNotDone(rule, rule.directory, "there is no such directory")
 
 
 def _check_holds_none(kernel: Kernel, scope: Scope, ways: Mapping[bytes, frozenset[Identified]]) -> None:
@@ -171,11 +180,17 @@ def _check_holds_none(kernel: Kernel, scope: Scope, ways: Mapping[bytes, frozens
                 raise Refused(f"the purge lists of {printable(path)} lie in it", hint)
 
 
-class _Rule:
+class _RuleRun:
     """One rule in one directory."""
 
     def __init__(
-        self, kernel: Kernel, rule: Rule, how: How, lists: PurgeLists | Counted, found: Directory, scope: Scope
+        self,
+        kernel: Kernel,
+        rule: Rule,
+        how: PlanOptions,
+        lists: PurgeLists | CountedPurges,
+        found: MeantDirectory,
+        scope: Scope,
     ) -> None:
         self._kernel = kernel
         self._rule = rule
@@ -189,14 +204,14 @@ class _Rule:
 
     def entries(self) -> Swept:
         """Each entry by itself, at any depth."""
-        request = self._request._replace(guard=Keepers(holds=self._how.runs), wraps=self._locking(is_guarded=True))
+        request = self._request._replace(guard=KeepGuard(holds=self._how.runs), wraps=self._locking(is_guarded=True))
         if not self._how.runs:
             request = request._replace(act=ToCount(_act(self._rule)))
         return run(self._kernel, request, self._how.wishes)
 
     def list_soon(self) -> None:
         """Note what of that goes soon."""
-        guard = Keepers(holds=False)
+        guard = KeepGuard(holds=False)
         listing = self._request._replace(selection=self._rule.soon(), act=ToPrint(self._list), most=None, guard=guard)
         seen = run(self._kernel, listing, self._how.wishes._replace(progress=lambda _sums: None))
         if seen.sums.n_failed or seen.why:
@@ -207,10 +222,10 @@ class _Rule:
         assert self._rule.age is not None
         sides, age, stops = self._scope.sides, self._rule.age, self._how.wishes.stops
         with open_quietly(self._kernel, sides.fd, b".") as fd:
-            why = Keepers(holds=self._how.runs).spares(self._kernel, Sides(fd, sides.mounted), b"")
+            why = KeepGuard(holds=self._how.runs).spares(self._kernel, BackingAndMount(fd, sides.mounted), b"")
             if why is not None:
-                return Swept(self._scope.path(), Sums(n_spared=1), spared=(Spared(b"", why),))
-            sieve = _Sieve(self._scope.path(), age.before_ns, self._due_ns, self._lists)
+                return Swept(self._scope.path(), SweepSums(n_spared=1), spared=(Spared(b"", why),))
+            sieve = _UnitSorter(self._scope.path(), age.before_ns, self._due_ns, self._lists)
             soon = age._replace(before_ns=age.before_ns + self._ahead_ns)
             judged = judge_units(self._kernel, sides, Matcher(self._rule.selection), soon, stops)
             swept = self._take(sieve, judged) if self._how.runs else sieve.would_take(judged, self._rule.most, stops)
@@ -218,7 +233,7 @@ class _Rule:
                 self._lists.lack()  # those after it were not judged
             return swept
 
-    def _take(self, sieve: _Sieve, judged: Iterator[Judged]) -> Swept:
+    def _take(self, sieve: _UnitSorter, judged: Iterator[Judged]) -> Swept:
         wraps = self._locking(is_guarded=False)
         request = self._request._replace(selection=_ALL, names=sieve.due(judged), late=True, wraps=wraps)
         return sieve.told(run(self._kernel, request, self._how.wishes))
@@ -226,7 +241,7 @@ class _Rule:
     def _locking(self, *, is_guarded: bool) -> Callable[[Action], Action]:
         return partial(Locking, holds=self._how.runs, is_guarded=is_guarded)
 
-    def _list(self, here: Here, names: Sequence[str]) -> list[tuple[str, int]]:
+    def _list(self, here: ActionPlace, names: Sequence[str]) -> list[tuple[str, int]]:
         """Note what goes soon; in a dry run without what would be gone by now."""
         assert self._rule.age is not None
         fields, before_ns = self._rule.age
@@ -252,19 +267,19 @@ class _Rule:
 
 def _act(rule: Rule) -> ToTrash | ToDelete | ToMove:
     match rule.act:
-        case Trash(keep_for_s):
-            return ToTrash(Options(retention_s=keep_for_s, note=f"plan {rule.place}"))
-        case Delete():
+        case TrashAction(keep_for_s):
+            return ToTrash(SwapOptions(retention_s=keep_for_s, note=f"plan {rule.place}"))
+        case DeleteAction():
             return ToDelete(recursive=rule.is_unit)
-        case Move(target, flat, if_exists, copy):
+        case MoveAction(target, flat, if_exists, copy):
             return ToMove(target, flat, IfExists(if_exists), copy)
 
 
-class _Sieve:
+class _UnitSorter:
     """The units of one directory, as far as they were judged."""
 
     def __init__(
-        self, directory: bytes, before_ns: int, due_ns: Callable[[int], int], lists: PurgeLists | Counted
+        self, directory: bytes, before_ns: int, due_ns: Callable[[int], int], lists: PurgeLists | CountedPurges
     ) -> None:
         """Be ready.
 
@@ -275,7 +290,7 @@ class _Sieve:
         self._before_ns = before_ns
         self._due_ns = due_ns
         self._lists = lists
-        self._sums = Sums()
+        self._sums = SweepSums()
         self._failures: list[Failure] = []
         self._spared: list[Spared] = []
         self._largest: list[Match] = []
@@ -289,7 +304,7 @@ class _Sieve:
         for one in judged:
             match one:
                 case Unit() if one.newest_ns < self._before_ns:
-                    self._sums = self._sums.plus(Sums(n_bytes=one.n_bytes))
+                    self._sums = self._sums.plus(SweepSums(n_bytes=one.n_bytes))
                     yield one
                 case Unit():
                     path = os.path.join(self._directory, one.name)
@@ -297,11 +312,11 @@ class _Sieve:
                 case Young():
                     pass
                 case Spared():
-                    self._sums = self._sums.plus(Sums(n_spared=1))
+                    self._sums = self._sums.plus(SweepSums(n_spared=1))
                     self._spared = [*self._spared, one][:MAX_FAILURES]
                 case Failure():
                     self._lists.lack()
-                    self._sums = self._sums.plus(Sums(n_failed=1))
+                    self._sums = self._sums.plus(SweepSums(n_failed=1))
                     self._failures = [*self._failures, one][:MAX_FAILURES]
 
     def told(self, swept: Swept) -> Swept:
@@ -327,7 +342,7 @@ class _Sieve:
             match = Match(unit.name, unit.n_bytes, unit.newest_ns)
             self._largest = nlargest(_TOLD, [*self._largest, match], key=lambda one: one.n_bytes)
             self._oldest = nsmallest(_TOLD, [*self._oldest, match], key=lambda one: one.time_ns)
-        sums = Sums(n_seen=n_matched, n_matched=n_matched, n_done=n_matched)
+        sums = SweepSums(n_seen=n_matched, n_matched=n_matched, n_done=n_matched)
         would = self.told(Swept(self._directory, sums, is_stopped=is_stopped or stops(), is_limited=is_limited))
         return would._replace(
             sums=would.sums._replace(n_bytes=n_bytes), largest=tuple(self._largest), oldest=tuple(self._oldest)

@@ -14,14 +14,14 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from fusefs.core.names import Name, join
-from fusefs.core.plan_rules import Age
+from fusefs.core.plan_rules import RuleAge
 from fusefs.core.record import Failure
 from fusefs.core.selection import Field, Matcher, letter_of
 from fusefs.core.sweep_result import Spared
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.plan.keep_guard import KEPT, LOCKED, has_keep_file, lock, why_held, why_locked
-from fusefs.store.backing_and_mount import READABLE, Sides
+from fusefs.store.backing_and_mount import READABLE, BackingAndMount
 from fusefs.store.layout import is_stores_own
 
 MOUNTED = "something is mounted in it"
@@ -73,7 +73,7 @@ def _time_of(kernel: Kernel, field: Field, fd: Fd, st: os.stat_result) -> int:
 
 
 def judge_units(
-    kernel: Kernel, top: Sides, matcher: Matcher, age: Age, stops: Callable[[], bool] = lambda: False
+    kernel: Kernel, top: BackingAndMount, matcher: Matcher, age: RuleAge, stops: Callable[[], bool] = lambda: False
 ) -> Iterator[Judged]:
     """Each unit of a directory in the order of its listing, judged when it is asked for.
 
@@ -88,14 +88,14 @@ def judge_units(
             if is_stores_own(os.fsencode(entry.name)) or (is_pruned is not None and is_pruned(entry.name)):
                 continue
             if is_unit is None or is_unit(entry.name):
-                judged = _judge(_Look(kernel, top, matcher, age, stops, Name(os.fsencode(entry.name))))
+                judged = _judge(_UnitLook(kernel, top, matcher, age, stops, Name(os.fsencode(entry.name))))
                 if stops():
                     return
                 if judged is not None:
                     yield judged
 
 
-def _judge(look: _Look) -> Judged | None:
+def _judge(look: _UnitLook) -> Judged | None:
     """What an entry is; None if it is no unit, or gone."""
     try:
         return look.judge()
@@ -127,11 +127,17 @@ class _Decided(Exception):
         self.judged = judged
 
 
-class _Look:
+class _UnitLook:
     """One look at all that is in a unit."""
 
     def __init__(
-        self, kernel: Kernel, top: Sides, matcher: Matcher, age: Age, stops: Callable[[], bool], name: Name
+        self,
+        kernel: Kernel,
+        top: BackingAndMount,
+        matcher: Matcher,
+        age: RuleAge,
+        stops: Callable[[], bool],
+        name: Name,
     ) -> None:
         self.name = name
         self._kernel = kernel

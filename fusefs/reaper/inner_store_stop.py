@@ -31,7 +31,7 @@ _BEGINS = ".trashd"
 _MAY_BE_PINNED = (State.ORPHANS, State.STAGE, State.RESTORING)
 
 
-class Stop(NamedTuple):
+class InnerStoreStop(NamedTuple):
     """Why a directory is not entered: what of it stands against that, below the directory that it is in."""
 
     way: RelPath
@@ -51,7 +51,7 @@ class InnerStores:
             with suppress(OSError):  # gone, or mounted over: the remover says so
                 self._owners.add(kernel.stat(container, TREE).st_uid)
 
-    def stop_at(self, dir_fd: Fd, path: bytes, name: str) -> Stop | None:
+    def stop_at(self, dir_fd: Fd, path: bytes, name: str) -> InnerStoreStop | None:
         """Why a directory is not entered; None if it is none of that kind.
 
         path    of the directory that it is in, below the container
@@ -64,10 +64,10 @@ class InnerStores:
             return None
         if self._with_stores:
             pinned = next(_pinned_in(self._kernel, dir_fd, raw, self._owners), None)
-            return None if pinned is None else Stop(join(raw, pinned.way()), PINNED)
+            return None if pinned is None else InnerStoreStop(join(raw, pinned.way()), PINNED)
         if next(things_in(self._kernel, dir_fd, raw, self._owners), None) is None:
             return None
-        return Stop(RelPath(raw), STORE)
+        return InnerStoreStop(RelPath(raw), STORE)
 
 
 def _pinned_in(kernel: Kernel, dir_fd: int, name: bytes, owners: Collection[int]) -> Iterator[Thing]:

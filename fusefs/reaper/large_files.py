@@ -11,7 +11,7 @@ import stat
 from typing import NamedTuple
 
 from fusefs.core.freed_space import STAT_BLOCK_BYTES
-from fusefs.core.slice_budget import CUT_BYTES, Budget
+from fusefs.core.slice_budget import CUT_BYTES, SliceBudget
 from fusefs.core.slices import raw
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
@@ -20,7 +20,7 @@ _FOR_WRITING = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK
 _FOR_LOOKING = os.O_PATH | os.O_NOFOLLOW
 
 
-class Large(NamedTuple):
+class UnnamedLargeFile(NamedTuple):
     """A large file that has no name any more and is ours to cut."""
 
     fd: Fd
@@ -30,7 +30,7 @@ class Large(NamedTuple):
 class LargeFiles:
     """The bytes of one slice: what went so far, and what is cut."""
 
-    def __init__(self, kernel: Kernel, budget: Budget) -> None:
+    def __init__(self, kernel: Kernel, budget: SliceBudget) -> None:
         self._kernel = kernel
         self._budget = budget
         self.n_bytes = 0
@@ -45,7 +45,7 @@ class LargeFiles:
         most = self._budget.n_bytes
         return (most is not None and self.n_bytes >= most) or self.n_entries_left(n_removed) == 0
 
-    def look(self, dir_fd: Fd, name: str) -> Large | None:
+    def look(self, dir_fd: Fd, name: str) -> UnnamedLargeFile | None:
         """Count a file's bytes before it is unlinked; if it is large it may be unlinked here, to be cut."""
         try:
             st = self._kernel.stat(dir_fd, raw(name))
@@ -57,7 +57,7 @@ class LargeFiles:
         if stat.S_ISREG(st.st_mode) and n_bytes > CUT_BYTES:
             fd = self._take(dir_fd, name, st)
             if fd is not None:
-                return Large(fd, st.st_size)
+                return UnnamedLargeFile(fd, st.st_size)
         self.n_bytes += n_bytes
         return None
 

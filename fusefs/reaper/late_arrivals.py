@@ -33,7 +33,7 @@ _CLOCK_REALTIME_COARSE = 5
 _TICKS, _TICK_S = 50, 0.001
 
 
-class Given:
+class LateArrivals:
     """Says of each directory that the reaper comes to whether it was given, and makes it the reaper's own."""
 
     def __init__(self, kernel: Kernel, container: Fd, uid: int, record: Record, *, without_doubt: bool = False) -> None:

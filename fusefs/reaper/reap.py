@@ -15,10 +15,10 @@ from fusefs.core.report import Reaped, Report, ours_first
 from fusefs.engine.count_tree import survey
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.late_arrivals import Given
-from fusefs.reaper.remove_tree import NOTHING_SPECIAL, Wishes, remove_contents
-from fusefs.store.claim import Lost, claim, hold
-from fusefs.store.container import Held, dissolve, move, rewrite
+from fusefs.reaper.late_arrivals import LateArrivals
+from fusefs.reaper.remove_tree import NOTHING_SPECIAL, RemovalWishes, remove_contents
+from fusefs.store.claim import ClaimLost, claim, hold
+from fusefs.store.container import HeldContainer, dissolve, move, rewrite
 from fusefs.store.layout import UserFolder
 from fusefs.store.mounted_paths import refuse_mounted
 from fusefs.store.origin import Origin
@@ -32,7 +32,7 @@ _NAMES_MAX_BYTES = 16_000
 def reap(
     folder: UserFolder,
     container: ContainerId,
-    wishes: Wishes = NOTHING_SPECIAL,
+    wishes: RemovalWishes = NOTHING_SPECIAL,
     is_meant: Callable[[Record], bool] = lambda _record: True,
 ) -> Reaped:
     """Reap an orphan, or finish one that a killed reaper left; to be run as the folder's owner.
@@ -44,18 +44,18 @@ def reap(
     refuse_mounted(folder.store.kernel, folder.fd)
     try:
         held = with_room(folder, FOR_REAPER, lambda: claim(folder, State.ORPHANS, container, State.REAPING, is_meant))
-        if held is Lost.GONE:
+        if held is ClaimLost.GONE:
             held = hold(folder, State.REAPING, container)
-        if held is Lost.GONE:
+        if held is ClaimLost.GONE:
             held = claim(folder, State.QUARANTINE, container, State.REAPING)
     except FileNotFoundError as error:
         raise BadRecord(container) from error
-    if isinstance(held, Lost):
+    if isinstance(held, ClaimLost):
         return Reaped(container, held.value, Report(0, (), 0))
     with held:
         seen = _survey(folder.store.kernel, held.fd, wishes)
         kernel, left_bytes = folder.store.kernel, 0
-        given = Given(kernel, held.fd, folder.uid, held.record, without_doubt=wishes.without_doubt)
+        given = LateArrivals(kernel, held.fd, folder.uid, held.record, without_doubt=wishes.without_doubt)
         report, entered = remove_contents(kernel, held.fd, given, wishes)
         if report.stopped:
             if entered:
@@ -72,7 +72,7 @@ def reap(
     return Reaped(container, None, report, seen, left_bytes)
 
 
-def _survey(kernel: Kernel, container: Fd, wishes: Wishes) -> Survey | None:
+def _survey(kernel: Kernel, container: Fd, wishes: RemovalWishes) -> Survey | None:
     """What is in a container, if that is asked for; stopped it is less than that, and nothing is removed then."""
     if wishes.counted is None and not wishes.waits:
         return None
@@ -82,7 +82,7 @@ def _survey(kernel: Kernel, container: Fd, wishes: Wishes) -> Survey | None:
     return seen
 
 
-def _retire(held: Held, report: Report) -> Report:
+def _retire(held: HeldContainer, report: Report) -> Report:
     """The container goes too; a late writer who still has a directory of it open makes that fail (ENOTEMPTY)."""
     try:
         with Origin(held) as origin:
@@ -112,7 +112,7 @@ def _with_those_before(entered: tuple[Entered, ...], record: Record) -> tuple[En
     return (*entered, *(one for one in record.entered if one.handle not in noted))[:MAX_ENTERED]
 
 
-def _set_aside(held: Held, report: Report, entered: tuple[Entered, ...]) -> None:
+def _set_aside(held: HeldContainer, report: Report, entered: tuple[Entered, ...]) -> None:
     failures = tuple(_within(ours_first(report.failures), _NAMES_MAX_BYTES))
     with suppress(OSError):
         # On a full volume the reasons may find no room; the quarantine itself needs none.

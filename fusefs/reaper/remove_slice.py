@@ -19,16 +19,26 @@ from typing import NamedTuple
 from fusefs.core.names import join
 from fusefs.core.record import MAX_ENTERED, Entered, Failure
 from fusefs.core.report import CAME_IN, add_failures
-from fusefs.core.slice_budget import NAMES_AT_ONCE, Budget
-from fusefs.core.slices import MAX_FAILED_NAMES, MAX_PASSES, Left, Outcome, Slice, Work, pack, raw, unpack
+from fusefs.core.slice_budget import NAMES_AT_ONCE, SliceBudget
+from fusefs.core.slices import (
+    MAX_FAILED_NAMES,
+    MAX_PASSES,
+    RemovalSliceResult,
+    Slice,
+    SliceWork,
+    UnfinishedDirectory,
+    pack,
+    raw,
+    unpack,
+)
 from fusefs.engine.strategy import Strategy, in_order
-from fusefs.engine.xfs_groups import Groups
+from fusefs.engine.xfs_groups import AllocationGroups
 from fusefs.linux.directory_metadata import thaw
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.inner_store_stop import InnerStores
 from fusefs.reaper.large_files import LargeFiles
-from fusefs.reaper.late_arrivals import Given
+from fusefs.reaper.late_arrivals import LateArrivals
 from fusefs.store.backing_and_mount import DIRECTORY
 from fusefs.store.layout import HOISTED
 
@@ -41,7 +51,7 @@ _NOT_EMPTY = (errno.ENOTEMPTY, errno.EEXIST)
 _NOT_A_DIRECTORY = (errno.ENOTDIR, errno.ELOOP)
 
 
-class Stripper:
+class SliceRemover:
     """Runs slices of one container's removal; in whatever process or thread, as it keeps nothing between them."""
 
     def __init__(
@@ -49,8 +59,8 @@ class Stripper:
         kernel: Kernel,
         container: Fd,
         strategy: Strategy,
-        groups: Groups,
-        given: Given,
+        groups: AllocationGroups,
+        given: LateArrivals,
         *,
         by_force: bool = False,
         with_stores: bool = False,
@@ -69,9 +79,9 @@ class Stripper:
         self.container = container
         self.strategy = strategy
 
-    def run(self, work: Slice, budget: Budget) -> Outcome:
+    def run(self, work: Slice, budget: SliceBudget) -> RemovalSliceResult:
         """Do a slice. Raises nothing: what the kernel refuses is in the outcome."""
-        return _Run(self, work, budget).run()
+        return _RemovalRun(self, work, budget).run()
 
 
 class _Frame:
@@ -79,7 +89,7 @@ class _Frame:
 
     __slots__ = ("fd", "is_opened_up", "name", "path", "work")
 
-    def __init__(self, name: str, fd: Fd, path: bytes, work: Work) -> None:
+    def __init__(self, name: str, fd: Fd, path: bytes, work: SliceWork) -> None:
         self.name = name
         self.fd = fd
         self.path = path
@@ -87,10 +97,10 @@ class _Frame:
         self.is_opened_up = False
 
 
-class _Run:
+class _RemovalRun:
     """One run of one slice."""
 
-    def __init__(self, stripper: Stripper, work: Slice, budget: Budget) -> None:
+    def __init__(self, stripper: SliceRemover, work: Slice, budget: SliceBudget) -> None:
         self._kernel = stripper.kernel
         self._container = stripper.container
         self._strategy = stripper.strategy
@@ -110,7 +120,7 @@ class _Run:
         self._made_hoisted = False
         self._entered: list[Entered] = []
 
-    def run(self) -> Outcome:
+    def run(self) -> RemovalSliceResult:
         try:
             while not self._step() and not self._is_over():
                 pass
@@ -119,13 +129,13 @@ class _Run:
                 frame.fd.close()
             raise
         bottom, *above = self._frames
-        return Outcome(
+        return RemovalSliceResult(
             self._removed,
             self._large.n_bytes if self._large is not None else 0,
             tuple(self._failures),
             self._n_failed,
             bottom.work,
-            tuple(Left(frame.name, frame.fd, frame.work) for frame in above),
+            tuple(UnfinishedDirectory(frame.name, frame.fd, frame.work) for frame in above),
             tuple(self._hoisted),
             self._made_hoisted,
             tuple(self._entered),
@@ -214,7 +224,7 @@ class _Run:
                 frame.work.is_productive = True
                 frame.work.names += names[at + 1 :][::-1]
                 path = join(frame.path, raw(name))
-                self._frames.append(_Frame(name, large.fd, path, Work(cut_bytes=large.n_bytes)))
+                self._frames.append(_Frame(name, large.fd, path, SliceWork(cut_bytes=large.n_bytes)))
                 return names[:at]
             if self._large.is_spent(self._removed + at + 1):
                 frame.work.names += names[at + 1 :][::-1]
@@ -257,7 +267,9 @@ class _Run:
             frame.work.subdirs.insert(0, name)
             fd.close()
             return
-        self._frames.append(_Frame(name, fd, join(frame.path, raw(name)), Work(is_listed=False, n_passes=n_passes)))
+        self._frames.append(
+            _Frame(name, fd, join(frame.path, raw(name)), SliceWork(is_listed=False, n_passes=n_passes))
+        )
 
     def _is_held_store(self, frame: _Frame, name: str) -> bool:
         """Whether a directory stays as a store that holds something; told, if it does."""
@@ -441,7 +453,7 @@ class _Run:
         add_failures(self._failures, [Failure(join(frame.path, way or raw(name)), number, call)])
 
 
-class _Window(NamedTuple):
+class _DirectoryWindow(NamedTuple):
     """Entries of a directory, to be taken from the end.
 
     names    to unlink; directories too where listings don't tell types
@@ -454,7 +466,7 @@ class _Window(NamedTuple):
     is_all: bool
 
 
-def _read_window(entries: Iterator[os.DirEntry[str]], passed: Collection[str], strategy: Strategy) -> _Window:
+def _read_window(entries: Iterator[os.DirEntry[str]], passed: Collection[str], strategy: Strategy) -> _DirectoryWindow:
     """The first entries that are not passed over: bounded by their number, and by the length of their names."""
     if passed:
         entries = (entry for entry in entries if entry.name not in passed)
@@ -475,7 +487,7 @@ def _read_window(entries: Iterator[os.DirEntry[str]], passed: Collection[str], s
             inos += [e.inode() for e in files]
         if len(chunk) < _CHUNK:
             break
-    return _Window(in_order(names, inos, by_inode=strategy.by_inode), subdirs, next(entries, None) is None)
+    return _DirectoryWindow(in_order(names, inos, by_inode=strategy.by_inode), subdirs, next(entries, None) is None)
 
 
 def _unlink_flagged(kernel: Kernel, dir_fd: Fd, name: str) -> None:

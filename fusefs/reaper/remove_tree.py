@@ -11,21 +11,21 @@ from typing import NamedTuple
 from fusefs.core.freed_space import Survey
 from fusefs.core.record import Entered
 from fusefs.core.report import Progress, Report
-from fusefs.core.slice_budget import Budget
-from fusefs.core.slices import Outcome, Plan, Slice, Work
-from fusefs.engine.run_slices import Drive
-from fusefs.engine.slice_pace import FULL_SPEED, Leads, Pace
+from fusefs.core.slice_budget import SliceBudget
+from fusefs.core.slices import RemovalSliceResult, Slice, SlicePlan, SliceWork
+from fusefs.engine.run_slices import SliceRunner
+from fusefs.engine.slice_pace import FULL_SPEED, SetsSpeed, SlicePace
 from fusefs.engine.strategy import Strategy, choose
-from fusefs.engine.xfs_groups import Groups
+from fusefs.engine.xfs_groups import AllocationGroups
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.pressure import Queue
-from fusefs.reaper.late_arrivals import Given
-from fusefs.reaper.remove_slice import Stripper
+from fusefs.linux.pressure import DeviceQueue
+from fusefs.reaper.late_arrivals import LateArrivals
+from fusefs.reaper.remove_slice import SliceRemover
 from fusefs.store.layout import HOISTED, TREE
 
 
-class Wishes(NamedTuple):
+class RemovalWishes(NamedTuple):
     """What the caller wants of a removal beside that it happens.
 
     n_workers  slices at a time; None: what is best on that filesystem
@@ -42,7 +42,7 @@ class Wishes(NamedTuple):
     """
 
     n_workers: int | None = None
-    pace: Leads = FULL_SPEED
+    pace: SetsSpeed = FULL_SPEED
     progress: Progress = lambda _entries, _bytes: None
     stops: Callable[[], bool] = lambda: False
     parks: Callable[[], bool] = lambda: False
@@ -54,11 +54,11 @@ class Wishes(NamedTuple):
     waits: bool = False
 
 
-NOTHING_SPECIAL = Wishes()
+NOTHING_SPECIAL = RemovalWishes()
 
 
 def remove_contents(
-    kernel: Kernel, container: Fd, given: Given, wishes: Wishes = NOTHING_SPECIAL
+    kernel: Kernel, container: Fd, given: LateArrivals, wishes: RemovalWishes = NOTHING_SPECIAL
 ) -> tuple[Report, tuple[Entered, ...]]:
     """Remove `tree` and `hoisted` of a container, as far as that was given, going on after failures.
 
@@ -74,7 +74,13 @@ class _Removal:
     """One removal under way."""
 
     def __init__(
-        self, kernel: Kernel, container: Fd, strategy: Strategy, given: Given, wishes: Wishes, owned: ExitStack
+        self,
+        kernel: Kernel,
+        container: Fd,
+        strategy: Strategy,
+        given: LateArrivals,
+        wishes: RemovalWishes,
+        owned: ExitStack,
     ) -> None:
         self._kernel = kernel
         self._container = container
@@ -82,13 +88,13 @@ class _Removal:
         self._given = given
         self._wishes = wishes
         self._owned = owned
-        groups = owned.enter_context(Groups(kernel, strategy.group_shift))
-        self._stripper = Stripper(
+        groups = owned.enter_context(AllocationGroups(kernel, strategy.group_shift))
+        self._stripper = SliceRemover(
             kernel, container, strategy, groups, given, by_force=wishes.by_force, with_stores=wishes.with_stores
         )
-        self._plan = Plan(strategy.n_workers, splits_names=strategy.splits)
-        queue = Queue(container)
-        self._pace = Pace(wishes.pace, queue.is_busy, strategy.afterwork)
+        self._plan = SlicePlan(strategy.n_workers, splits_names=strategy.splits)
+        queue = DeviceQueue(container)
+        self._pace = SlicePace(wishes.pace, queue.is_busy, strategy.afterwork)
         owned.callback(queue.close)
         self._hoisted: int | None = None
         owned.callback(self._close)
@@ -99,8 +105,8 @@ class _Removal:
             self._open_hoisted()
         except OSError:
             names.append(HOISTED.decode())  # something else has its name
-        self._plan.add(self._container, b"", Work(names=names))
-        Drive(self._plan, self._stripper, self._strategy, self._pace, self._is_stopped, self._done).run()
+        self._plan.add(self._container, b"", SliceWork(names=names))
+        SliceRunner(self._plan, self._stripper, self._strategy, self._pace, self._is_stopped, self._done).run()
         stopped = not self._plan.is_dry()
         if self._hoisted is not None and not stopped:
             with suppress(OSError):  # what failed in there is told already
@@ -122,13 +128,13 @@ class _Removal:
                 fd = self._owned.enter_context(self._kernel.open_dir(self._container, HOISTED))
                 if not self._given.takes(fd, HOISTED):
                     raise OSError(errno.EPERM, os.strerror(errno.EPERM))  # put there while it was moved up
-                self._hoisted = self._plan.add(fd, HOISTED, Work(is_listed=False), is_hoisted=True)
+                self._hoisted = self._plan.add(fd, HOISTED, SliceWork(is_listed=False), is_hoisted=True)
 
     def _is_stopped(self) -> bool:
         """Whether it is to end here."""
         return self._wishes.stops() or (self._wishes.parks() and not self._plan.is_cutting())
 
-    def _done(self, work: Slice, budget: Budget, outcome: Outcome) -> None:
+    def _done(self, work: Slice, budget: SliceBudget, outcome: RemovalSliceResult) -> None:
         for fd, has_failed in self._plan.done(work, outcome):
             if has_failed:
                 self._note([fd])

@@ -21,27 +21,27 @@ from fusefs.core.errors import BadRecord, TrashdError
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, is_container_id
 from fusefs.core.report import Reaped, keeps_for_its_owner
-from fusefs.core.slice_budget import HOLD, Tempo
+from fusefs.core.slice_budget import HOLD, Speed
 from fusefs.engine.count_tree import survey
 from fusefs.linux.boot_id import boot_id
 from fusefs.reaper.reap import reap
-from fusefs.reaper.remove_tree import Wishes
-from fusefs.service.due_queue import Chosen
+from fusefs.reaper.remove_tree import RemovalWishes
+from fusefs.service.due_queue import DueContainer
 from fusefs.service.messages import (
     MESSAGE_MAX,
     PAGE,
-    Beat,
-    Done,
-    Ended,
     FromChild,
-    Look,
+    Heartbeat,
     Measure,
     Measured,
     Order,
+    OrderDone,
+    OrphanEnded,
     Page,
     Park,
+    ReadRecords,
     Reap,
-    Seen,
+    SeenContainer,
     SetTempo,
     Tend,
     Tended,
@@ -80,7 +80,7 @@ class Child:
         self._tempo = HOLD
         self._is_parked = False
         self._is_stopped = False
-        self._sums = Beat(0, 0, 0.0)
+        self._sums = Heartbeat(0, 0, 0.0)
         self._told_at = 0.0
         self._listing = _NOTHING
 
@@ -102,24 +102,24 @@ class Child:
             match order:
                 case Tend():
                     self._say(self._tend())
-                case Look():
+                case ReadRecords():
                     self._say(self._look(order))
                 case Reap():
                     for chosen in order.chosen:
                         if not self._is_parked:
                             self._say(self._reap(order, chosen))
-                    self._say(Done())
+                    self._say(OrderDone())
                 case Measure():
                     for identifier in order.ids:
                         if not self._is_parked:
                             self._say(self._measure(order.base, ContainerId(identifier)))
-                    self._say(Done())
+                    self._say(OrderDone())
                 case _:
                     assert_never(order)
         except TrashdError as error:
-            self._say(Done(error.message(), error.errno))
+            self._say(OrderDone(error.message(), error.errno))
         except OSError as error:
-            self._say(Done(os.strerror(error.errno or errno.EIO), error.errno or errno.EIO))
+            self._say(OrderDone(os.strerror(error.errno or errno.EIO), error.errno or errno.EIO))
 
     def _tend(self) -> Tended:
         bases, problems = [], []
@@ -143,7 +143,7 @@ class Child:
                 return
         raise FileNotFoundError(errno.ENOENT, "no such store any more")
 
-    def _look(self, order: Look) -> Page:
+    def _look(self, order: ReadRecords) -> Page:
         with self._in(order.base) as folder:
             if order.ids is None:
                 return self._look_on(folder, order)
@@ -151,12 +151,12 @@ class Child:
             seen = [self._read(folder, name, State.REAPING if name in claimed else State.ORPHANS) for name in order.ids]
             return Page(order.base, [*filter(None, seen)], "", _count(folder), len(_ids(folder, State.QUARANTINE)))
 
-    def _look_on(self, folder: UserFolder, order: Look) -> Page:
+    def _look_on(self, folder: UserFolder, order: ReadRecords) -> Page:
         """The next page of all containers."""
         if not order.after or self._listing.base != order.base or self._listing.last != order.after:
             self._listing = _list(folder, order)
         names = self._listing.names
-        seen: list[Seen] = []
+        seen: list[SeenContainer] = []
         size, at, last = 0, self._listing.at, ""
         while at < len(names) and len(seen) < PAGE and size < _PAGE_BYTES:
             end = names.index(b"\n", at)
@@ -179,7 +179,7 @@ class Child:
         n_orphans = _count(folder) if is_last else names.count(b"\n")
         return Page(order.base, seen, "" if is_last else last, n_orphans, len(in_quarantine), quarantined)
 
-    def _read(self, folder: UserFolder, name: str, state: State) -> Seen | None:
+    def _read(self, folder: UserFolder, name: str, state: State) -> SeenContainer | None:
         """What a record says; None if it is gone meanwhile."""
         is_claimed = state is State.REAPING
         try:
@@ -188,16 +188,16 @@ class Child:
             return None
         except (BadRecord, OSError) as error:
             problem = error.message() if isinstance(error, BadRecord) else str(error.strerror)
-            return Seen(name, is_claimed, 0, None, None, None, problem[:_TOLD_CHARS])
+            return SeenContainer(name, is_claimed, 0, None, None, None, problem[:_TOLD_CHARS])
         origin = None if record.origin is None else os.path.join(folder.store.base_path, record.origin)
-        told = Seen(name, is_claimed, record.created_ns, record.retention_s, origin, record.method)
+        told = SeenContainer(name, is_claimed, record.created_ns, record.retention_s, origin, record.method)
         boot_ns = record.boot_ns if record.boot == boot_id() else None
         # On a full volume the reasons found no room: nobody knows that it is root's to take.
         is_reasonless = state is State.QUARANTINE and not record.failures
         is_kept = is_reasonless or keeps_for_its_owner(record.failures)
         return told._replace(is_kept=is_kept, boot_ns=boot_ns)
 
-    def _reap(self, order: Reap, chosen: Chosen) -> Ended:
+    def _reap(self, order: Reap, chosen: DueContainer) -> OrphanEnded:
         container = ContainerId(chosen.id)
         began = time.monotonic()
         origin = None
@@ -205,12 +205,12 @@ class Child:
             with self._in(order.base) as folder:
                 seen = self._read(folder, container, State.ORPHANS) or self._read(folder, container, State.REAPING)
                 origin = seen.origin if seen is not None else None
-                wishes = Wishes(pace=self, stops=self._stops, parks=self._parks, by_force=order.by_force)
+                wishes = RemovalWishes(pace=self, stops=self._stops, parks=self._parks, by_force=order.by_force)
                 ended = _ended(reap(folder, container, wishes, lambda record: record.retention_s == chosen.retention_s))
         except BadRecord as error:
-            ended = Ended(container, error=error.message()[:_TOLD_CHARS], errno=error.errno)
+            ended = OrphanEnded(container, error=error.message()[:_TOLD_CHARS], errno=error.errno)
         except OSError as error:
-            ended = Ended(container, error=str(error.strerror), errno=error.errno or errno.EIO)
+            ended = OrphanEnded(container, error=str(error.strerror), errno=error.errno or errno.EIO)
         self._say(self._sums)  # what it did is known before it is told
         return msgspec.structs.replace(ended, origin=origin, seconds=time.monotonic() - began)
 
@@ -229,7 +229,7 @@ class Child:
 
     # What the engine asks (reaper.pace.Leads)
 
-    def tempo(self) -> Tempo:
+    def tempo(self) -> Speed:
         """The service's last word."""
         self._listen()
         return self._tempo
@@ -237,7 +237,7 @@ class Child:
     def done(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
         """Sum up for the next beat."""
         sums = self._sums
-        self._sums = Beat(sums.n_entries + n_entries, sums.n_bytes + n_bytes, sums.busy_s + busy_s)
+        self._sums = Heartbeat(sums.n_entries + n_entries, sums.n_bytes + n_bytes, sums.busy_s + busy_s)
 
     def wait(self, seconds: float) -> None:
         """Wait that long, or until the service says something."""
@@ -275,7 +275,7 @@ class Child:
             case Park():
                 self._is_parked = True
                 self._is_stopped |= message.now
-            case Tend() | Look() | Reap() | Measure():
+            case Tend() | ReadRecords() | Reap() | Measure():
                 self._orders.append(message)
             case _:
                 assert_never(message)
@@ -314,12 +314,12 @@ def _as_it_is(folder: UserFolder) -> UserFolder:
     return folder._replace(store=store._replace(volume=volume))
 
 
-def _size(seen: Seen) -> int:
+def _size(seen: SeenContainer) -> int:
     """About what it takes in a message."""
     return 200 + len(seen.id) + 2 * len(seen.origin or b"") + 6 * len(seen.problem)
 
 
-class _Listing(NamedTuple):
+class _ContainerListing(NamedTuple):
     """The containers of a store, oldest first, each id followed by a newline: as a list a million takes 100 MiB.
 
     at    where the next page begins, after the id `last`
@@ -332,15 +332,15 @@ class _Listing(NamedTuple):
     last: str = ""
 
 
-_NOTHING = _Listing(b"", b"", frozenset())
+_NOTHING = _ContainerListing(b"", b"", frozenset())
 
 
-def _list(folder: UserFolder, order: Look) -> _Listing:
+def _list(folder: UserFolder, order: ReadRecords) -> _ContainerListing:
     claimed = frozenset(_ids(folder, State.REAPING))
     found = [*_ids(folder, State.ORPHANS), *claimed]
     found.sort()
     names = b"".join(name.encode() + b"\n" for name in found)
-    return _Listing(order.base, names, claimed, last=order.after)._replace(at=_place(names, order.after))
+    return _ContainerListing(order.base, names, claimed, last=order.after)._replace(at=_place(names, order.after))
 
 
 def _place(names: bytes, after: str) -> int:
@@ -372,9 +372,9 @@ def _ids(folder: UserFolder, state: State) -> list[str]:
     return [name for name in names if is_container_id(name)]
 
 
-def _ended(reaped: Reaped) -> Ended:
+def _ended(reaped: Reaped) -> OrphanEnded:
     report = reaped.report
-    return Ended(
+    return OrphanEnded(
         id=reaped.id,
         lost=reaped.lost or "",
         n_removed=report.removed,

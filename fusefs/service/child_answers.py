@@ -11,19 +11,30 @@ from typing import NamedTuple
 
 import trio
 
-from fusefs.core.events import Kind
+from fusefs.core.events import EventKind
 from fusefs.core.names import ContainerId, printable
-from fusefs.core.policy import Authority, Known, Quota, Size, VolumePolicy, beyond_quota, due_at_s
+from fusefs.core.policy import Authority, KnownOrphan, OrphanSize, Quota, VolumePolicy, beyond_quota, due_at_s
 from fusefs.core.record import Method
 from fusefs.linux.act_as_user import user_name
 from fusefs.linux.mountinfo import is_inside
-from fusefs.service.due_queue import Chosen
-from fusefs.service.messages import Answer, Done, Ended, Look, Measured, Order, Page, Seen, Tend, Tended
-from fusefs.service.open_volume import Opened, Space
-from fusefs.service.shared_context import Context, boot_s, in_thread
-from fusefs.service.user_state import Part, Sofar, User
-from fusefs.service.volume_figures import Room, Tally
-from fusefs.store.claim import Lost
+from fusefs.service.due_queue import DueContainer
+from fusefs.service.messages import (
+    Answer,
+    Measured,
+    Order,
+    OrderDone,
+    OrphanEnded,
+    Page,
+    ReadRecords,
+    SeenContainer,
+    Tend,
+    Tended,
+)
+from fusefs.service.open_volume import OpenVolume, VolumeSpace
+from fusefs.service.shared_context import ServiceContext, boot_s, in_thread
+from fusefs.service.user_state import FolderPart, ReapProgress, UserState
+from fusefs.service.volume_figures import SpaceTrend, WorkTotals
+from fusefs.store.claim import ClaimLost
 from fusefs.store.list_orphans import explain_failure
 
 _LOG = logging.getLogger(__name__)
@@ -36,11 +47,11 @@ _MOST_IO_ERRORS = 3
 """Orphans in a row that met one of these inside: a disk that dies should be left alone."""
 _MOST_TRIES = 3
 _KINDS = {
-    Method.EXCHANGE: Kind.SWAPPED,
-    Method.TWO_RENAME: Kind.SWAPPED,
-    Method.REMOVED: Kind.REMOVED,
-    Method.DROPPED: Kind.DROPPED,
-    Method.SWEEP: Kind.SWEPT,
+    Method.EXCHANGE: EventKind.SWAPPED,
+    Method.TWO_RENAME: EventKind.SWAPPED,
+    Method.REMOVED: EventKind.REMOVED,
+    Method.DROPPED: EventKind.DROPPED,
+    Method.SWEEP: EventKind.SWEPT,
 }
 
 
@@ -60,16 +71,16 @@ class ForRoot(NamedTuple):
     by_force: bool
 
 
-class Intake:
+class ChildAnswers:
     """Takes in answers."""
 
     def __init__(
         self,
-        context: Context,
-        opened: Opened,
+        context: ServiceContext,
+        opened: OpenVolume,
         policy: VolumePolicy,
-        tally: Tally,
-        room: Room,
+        tally: WorkTotals,
+        room: SpaceTrend,
         new_parts: Callable[[], None],
     ) -> None:
         """new_parts: called when a user has folders in stores that were not known."""
@@ -89,7 +100,7 @@ class Intake:
         if self.trouble:
             raise Trouble(self.trouble)
 
-    def take(self, user: User, order: Order, answer: Answer) -> None:
+    def take(self, user: UserState, order: Order, answer: Answer) -> None:
         """Take in one answer to an order."""
         now_s = boot_s()
         match answer:
@@ -107,18 +118,18 @@ class Intake:
                 for seen in answer.quarantined:
                     if not seen.is_kept:  # the last service was killed before it could
                         self._hand_over(user, part, seen.id, seen.origin)
-                if not (isinstance(order, Look) and order.ids is not None):
+                if not (isinstance(order, ReadRecords) and order.ids is not None):
                     part.looked(answer.last, now_s, self._context.clock().wall_ns)
-            case Ended():
+            case OrphanEnded():
                 self._ended(user, _part_of(user, order), answer, now_s)
             case Measured():
                 known = _part_of(user, order).known
                 if answer.id in known:
-                    known[answer.id] = known[answer.id]._replace(size=Size(answer.n_entries, answer.n_bytes))
-            case Done():
+                    known[answer.id] = known[answer.id]._replace(size=OrphanSize(answer.n_entries, answer.n_bytes))
+            case OrderDone():
                 pass
 
-    def _note(self, user: User, part: Part, seen: Seen) -> None:
+    def _note(self, user: UserState, part: FolderPart, seen: SeenContainer) -> None:
         """A container: when it is due."""
         if seen.problem:
             self._fault(user, f"a record (…{seen.id[-12:]}) can't be read", seen.problem)
@@ -127,11 +138,11 @@ class Intake:
             return
         clock = self._context.clock()
         identifier, sight = ContainerId(seen.id), part.sight(seen, clock)
-        known = Known(identifier, seen.created_ns, seen.retention_s, seen.origin, seen.is_claimed, sight=sight)
+        known = KnownOrphan(identifier, seen.created_ns, seen.retention_s, seen.origin, seen.is_claimed, sight=sight)
         rules = self._policy.rules_for(seen.origin)
         wait_s = due_at_s(known, rules, clock, early=self._room.hurries)
         at_s = None if wait_s is None else max(boot_s() + wait_s, user.not_before_s(seen.id))
-        part.schedule(Chosen(seen.id, seen.retention_s), at_s)
+        part.schedule(DueContainer(seen.id, seen.retention_s), at_s)
         if self._has_quota():
             before = part.known.get(seen.id)
             part.known[seen.id] = known if before is None else known._replace(size=before.size)
@@ -141,20 +152,20 @@ class Intake:
         is_new = has_come or seen.created_ns > part.told_until_ns
         if is_new and not seen.is_claimed and seen.method is not None and user.is_untold(seen.id):
             is_older = seen.created_ns < self._context.started_ns and not has_come
-            kind = Kind.FOUND if is_older else _KINDS[seen.method]
+            kind = EventKind.FOUND if is_older else _KINDS[seen.method]
             self._context.tell(kind, volume=self._volume, uid=user.uid, identifier=seen.id, origin=seen.origin)
 
-    def _ended(self, user: User, part: Part, ended: Ended, now_s: float) -> None:
+    def _ended(self, user: UserState, part: FolderPart, ended: OrphanEnded, now_s: float) -> None:
         """What became of an orphan."""
-        chosen = part.pending.pop(ended.id, Chosen(ended.id, None))
+        chosen = part.pending.pop(ended.id, DueContainer(ended.id, None))
         if ended.error or ended.lost or ended.stopped or ended.n_failed:
             user.not_ours(ended.id)
         if ended.error:
             part.schedule(chosen, user.retry_at_s(ended.id, now_s))
             self.failed(user, ended.errno, f"an orphan (…{ended.id[-12:]}) can't be worked on", ended.error)
-        elif ended.lost == Lost.CHANGED.value:
+        elif ended.lost == ClaimLost.CHANGED.value:
             part.look_at(ended.id)  # its owner keeps it for longer, or for ever: look again
-        elif ended.lost == Lost.GONE.value and user.n_tries(ended.id) >= _MOST_TRIES:
+        elif ended.lost == ClaimLost.GONE.value and user.n_tries(ended.id) >= _MOST_TRIES:
             user.forget(ended.id)
         elif ended.lost:
             # Gone it is as well while whoever threw it away replaces its record.
@@ -166,13 +177,13 @@ class Intake:
             self._reaped(user, part, ended)
         user.begins(next(iter(part.pending), None))
 
-    def _reaped(self, user: User, part: Part, ended: Ended) -> None:
+    def _reaped(self, user: UserState, part: FolderPart, ended: OrphanEnded) -> None:
         all_of_it = user.sofar(ended.id).plus(_sofar(ended))
         user.forget(ended.id)
         part.n_orphans = max(part.n_orphans - 1, 0)
         why = _why(ended)
         self._context.tell(
-            Kind.QUARANTINED if ended.n_failed else Kind.REAPED,
+            EventKind.QUARANTINED if ended.n_failed else EventKind.REAPED,
             volume=self._volume,
             uid=user.uid,
             identifier=ended.id,
@@ -197,7 +208,7 @@ class Intake:
     def _has_quota(self) -> bool:
         return self._policy.quota != Quota()
 
-    def _hand_over(self, user: User, part: Part, identifier: str, origin: bytes | None) -> None:
+    def _hand_over(self, user: UserState, part: FolderPart, identifier: str, origin: bytes | None) -> None:
         """Have root take over what is in quarantine, where an administrator said so: into a store of root's own."""
         if self._is_own:
             return
@@ -206,7 +217,9 @@ class Intake:
         if user.uid and rules.authority is Authority.ROOT and rules.gives_root(user.uid, user_name(user.uid)):
             self.for_root.append(ForRoot(user.uid, part.base, ContainerId(identifier), rules.clears_flags))
 
-    async def enforce_quota(self, space: Space, users: Iterable[User], limiter: trio.CapacityLimiter) -> None:
+    async def enforce_quota(
+        self, space: VolumeSpace, users: Iterable[UserState], limiter: trio.CapacityLimiter
+    ) -> None:
         """Let the oldest go before their time where the trash is larger than it may be. Checkpoint
 
         limiter  of the threads of this volume: to sort a hundred thousand would hold up all others
@@ -221,9 +234,9 @@ class Intake:
         for user, part in parts:
             for identifier in going & part.known.keys() - part.pending.keys():
                 at_s = max(now_s, user.not_before_s(identifier))
-                part.schedule(Chosen(identifier, part.known[identifier].retention_s), at_s)
+                part.schedule(DueContainer(identifier, part.known[identifier].retention_s), at_s)
 
-    def failed(self, user: User, number: int, what: str, detail: str) -> None:
+    def failed(self, user: UserState, number: int, what: str, detail: str) -> None:
         """Something of a user's went wrong."""
         self._fault(user, what, detail)
         if number in TROUBLE:
@@ -235,7 +248,7 @@ class Intake:
         """The volume is not well."""
         self.trouble = f"{what}: {os.strerror(number)}"
 
-    def _fault(self, user: User, what: str, detail: str = "") -> None:
+    def _fault(self, user: UserState, what: str, detail: str = "") -> None:
         """Note what went wrong. Everybody may read the status: names are in the log alone."""
         if not self._context.lets_tell(user.uid):
             return
@@ -243,16 +256,16 @@ class Intake:
         self._tally.fault(self._context.clock().wall_ns, f"uid {user.uid}: {what}")
 
 
-def _part_of(user: User, order: Order) -> Part:
+def _part_of(user: UserState, order: Order) -> FolderPart:
     assert not isinstance(order, Tend)
     return user.parts[order.base]
 
 
-def _sofar(ended: Ended) -> Sofar:
-    return Sofar(ended.n_removed, ended.n_bytes, ended.seconds)
+def _sofar(ended: OrphanEnded) -> ReapProgress:
+    return ReapProgress(ended.n_removed, ended.n_bytes, ended.seconds)
 
 
-def _why(ended: Ended) -> str:
+def _why(ended: OrphanEnded) -> str:
     """The first thing that could not be removed, and how many more."""
     if ended.failure is None:
         return ""

@@ -10,14 +10,14 @@ from pathlib import Path
 import msgspec
 import trio
 
-from fusefs.core.slice_budget import HOLD, Tempo
+from fusefs.core.slice_budget import HOLD, Speed
 from fusefs.service.forker import Born
 from fusefs.service.messages import (
     MESSAGE_MAX,
     Answer,
-    Beat,
-    Done,
+    Heartbeat,
     Order,
+    OrderDone,
     Page,
     Park,
     SetTempo,
@@ -35,17 +35,17 @@ LOST_S = 60.0
 _ANSWERS = 64
 
 
-class DeputyLost(Exception):
+class ChildGone(Exception):
     """The child ended, was stopped, hung, or said what makes no sense."""
 
 
-class Deputy:
+class ChildHandle:
     """One user's hands on one volume."""
 
     def __init__(self, uid: int, born: Born) -> None:
         self.uid = uid
         self.pid = born.pid
-        self.sums = Beat(0, 0, 0.0)
+        self.sums = Heartbeat(0, 0, 0.0)
         self.is_busy = False
         self._pidfd = born.pidfd
         self._socket = born.channel
@@ -78,7 +78,7 @@ class Deputy:
             while packet := await self._channel.recv(MESSAGE_MAX):
                 message = decode_answer(packet)
                 self._heard_at = trio.current_time()
-                if isinstance(message, Beat):
+                if isinstance(message, Heartbeat):
                     self.sums = message
                 else:
                     await self._inbox_end.send(message)
@@ -89,7 +89,7 @@ class Deputy:
         finally:
             self._inbox_end.close()
 
-    def lead(self, tempo: Tempo) -> None:
+    def lead(self, tempo: Speed) -> None:
         """Set how fast it goes. While it is in one long system call it is told no more than it can hear."""
         if tempo != self._tempo:
             with suppress(BlockingIOError):
@@ -103,7 +103,7 @@ class Deputy:
     async def answers(self, order: Order) -> AsyncGenerator[Answer]:
         """What it answers to an order; the last is no Done that went well.
 
-        Raises  DeputyLost; OSError with the errno of what went wrong with the folder or the volume
+        Raises  ChildGone; OSError with the errno of what went wrong with the folder or the volume
         Checkpoint  yes
         """
         self.is_busy = True
@@ -111,7 +111,7 @@ class Deputy:
             self._heard_at = trio.current_time()
             self._say(order)
             async for answer in self._inbox:
-                if isinstance(answer, Done):
+                if isinstance(answer, OrderDone):
                     if answer.errno:
                         raise OSError(answer.errno, answer.error)
                     return
@@ -121,7 +121,7 @@ class Deputy:
                 yield answer
                 if isinstance(answer, Tended | Page):
                     return
-            raise DeputyLost(self._why_lost or "its process ended")
+            raise ChildGone(self._why_lost or "its process ended")
         finally:
             self.is_busy = False
 

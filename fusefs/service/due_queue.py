@@ -7,20 +7,20 @@ from bisect import bisect_right, insort
 from typing import NamedTuple
 
 
-class Chosen(NamedTuple):
+class DueContainer(NamedTuple):
     """A container that may be reaped, and the retention in its record that this rests on."""
 
     id: str
     retention_s: int | None
 
 
-class _Entry(NamedTuple):
+class _DueEntry(NamedTuple):
     at_s: float
     id: str
     retention_s: int | None
 
 
-class Upcoming:
+class DueQueue:
     """Containers and the times at which they may be reaped, soonest first; pure.
 
     Times are the service's, in seconds. When there are too many the latest are dropped: whoever has taken the others
@@ -31,7 +31,7 @@ class Upcoming:
         """most: so many are kept at a time."""
         self._most = most
         self._times: dict[str, float] = {}
-        self._queue: list[_Entry] = []
+        self._queue: list[_DueEntry] = []
         self._soonest_dropped_s = math.inf
 
     def __len__(self) -> int:
@@ -43,11 +43,11 @@ class Upcoming:
         self._queue.clear()
         self._soonest_dropped_s = math.inf
 
-    def add(self, chosen: Chosen, at_s: float) -> None:
+    def add(self, chosen: DueContainer, at_s: float) -> None:
         """Note a container, or another time for it."""
         identifier = chosen.id
         self.remove(identifier)
-        insort(self._queue, _Entry(at_s, *chosen), key=_order)
+        insort(self._queue, _DueEntry(at_s, *chosen), key=_order)
         self._times[identifier] = at_s
         if len(self._queue) > self._most:
             dropped = self._queue.pop()
@@ -64,9 +64,9 @@ class Upcoming:
         """How many may be reaped now; there may be more if it `is_cut`."""
         return bisect_right(self._queue, (now_s, "\U0010ffff"), key=_order)
 
-    def take(self, now_s: float, most: int) -> list[Chosen]:
+    def take(self, now_s: float, most: int) -> list[DueContainer]:
         """Some that may be reaped now, the longest overdue first; they are not kept any more."""
-        taken = [Chosen(entry.id, entry.retention_s) for entry in self._queue[: min(most, self.n_due(now_s))]]
+        taken = [DueContainer(entry.id, entry.retention_s) for entry in self._queue[: min(most, self.n_due(now_s))]]
         del self._queue[: len(taken)]
         for chosen in taken:
             del self._times[chosen.id]
@@ -85,5 +85,5 @@ class Upcoming:
         return self._queue[0].at_s if self._queue else None
 
 
-def _order(entry: _Entry) -> tuple[float, str]:
+def _order(entry: _DueEntry) -> tuple[float, str]:
     return entry.at_s, entry.id

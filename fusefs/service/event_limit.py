@@ -10,7 +10,7 @@ _MOST = 1000
 """Events of one user in such a span: a hundred a second are more than people and their scripts throw away."""
 
 
-class Flood:
+class EventLimit:
     """Counts events by user; what is beyond is counted, and told as a number."""
 
     def __init__(self) -> None:

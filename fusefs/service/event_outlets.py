@@ -9,26 +9,26 @@ from typing import TYPE_CHECKING
 import trio
 
 from fusefs.core.config import Config
-from fusefs.core.config import Metrics as Wanted
+from fusefs.core.config import MetricsConfig as Wanted
 from fusefs.core.events import Event
 from fusefs.core.service_status import Status
 from fusefs.service.audit_log import Audit, log_event
 from fusefs.service.hooks import HookRunner
 
 if TYPE_CHECKING:
-    from fusefs.service.prometheus import Metrics
+    from fusefs.service.prometheus import PrometheusMetrics
 
 _LOG = logging.getLogger(__name__)
 
 
-class Outlets:
+class EventOutlets:
     """All of them; events may come before they are run."""
 
     def __init__(self, config: Config) -> None:
         self._hooks = HookRunner(config.hooks)
         self._audit = _open_audit(config)
         self._audit_path = config.audit
-        self._metrics: Metrics | None = None
+        self._metrics: PrometheusMetrics | None = None
         self._wanted = Wanted()
         self._listening = trio.CancelScope()
 
@@ -79,15 +79,15 @@ class Outlets:
             self._metrics = None
         if wanted.textfile is None and wanted.http is None:
             return
-        from fusefs.service.prometheus import Metrics
+        from fusefs.service.prometheus import PrometheusMetrics
 
-        self._metrics = Metrics(None if wanted.textfile is None else os.fsencode(wanted.textfile))
+        self._metrics = PrometheusMetrics(None if wanted.textfile is None else os.fsencode(wanted.textfile))
         if wanted.http is not None:
             self._listening = trio.CancelScope()
             nursery.start_soon(_answer, *wanted.http, self._metrics, self._listening)
 
 
-async def _answer(host: str, port: int, metrics: Metrics, listening: trio.CancelScope) -> None:
+async def _answer(host: str, port: int, metrics: PrometheusMetrics, listening: trio.CancelScope) -> None:
     from fusefs.service.metrics_http import serve
 
     with listening:

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 
-class Turns:
+class FairTurns:
     """The time that each user had; pure."""
 
     def __init__(self, holder_of: Callable[[int], int] = lambda uid: uid) -> None:
         """holder_of: who is behind a user; most are themselves."""
         self._holder_of = holder_of
-        self._holders = _Shares()
-        self._users: dict[int, _Shares] = {}
+        self._holders = _TimeShares()
+        self._users: dict[int, _TimeShares] = {}
 
     def next(self, wanting: Collection[int]) -> int:
         """The user whose turn it is, of those who want one (at least one does)."""
@@ -27,7 +27,7 @@ class Turns:
         for holder in self._users.keys() - by_holder.keys():
             del self._users[holder]
         holder = self._holders.next(by_holder)
-        return self._users.setdefault(holder, _Shares()).next(by_holder[holder])
+        return self._users.setdefault(holder, _TimeShares()).next(by_holder[holder])
 
     def charge(self, uid: int, seconds: float) -> None:
         """A turn took so long."""
@@ -37,7 +37,7 @@ class Turns:
             self._users[holder].charge(uid, seconds)
 
 
-class _Shares:
+class _TimeShares:
     """The time that each of some had."""
 
     def __init__(self) -> None:

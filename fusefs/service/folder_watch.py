@@ -7,14 +7,14 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from fusefs.core.events import Kind
+from fusefs.core.events import EventKind
 from fusefs.core.lifecycle import State
 from fusefs.core.names import STORE, Name, is_container_id, join
 from fusefs.linux.fd import Fd
-from fusefs.linux.inotify import Event, Happened
+from fusefs.linux.inotify import InotifyEvent, InotifyMask
 from fusefs.linux.mountinfo import below
-from fusefs.service.shared_context import Context, boot_s
-from fusefs.service.user_state import Part, User
+from fusefs.service.shared_context import ServiceContext, boot_s
+from fusefs.service.user_state import FolderPart, UserState
 from fusefs.store.backing_and_mount import DIRECTORY
 from fusefs.store.layout import DROP, Store, open_areas
 from fusefs.store.user_folders import find_user
@@ -24,10 +24,10 @@ _COPY_S = 30.0
 """What is made in drop/, not moved there, may still be written to: it is taken in when nothing new came for so long."""
 
 
-class Sentry:
+class FolderWatch:
     """Watches the folders of one user in all stores that he uses."""
 
-    def __init__(self, context: Context, volume: bytes, user: User, wake: Callable[[], None]) -> None:
+    def __init__(self, context: ServiceContext, volume: bytes, user: UserState, wake: Callable[[], None]) -> None:
         """wake: called when there is something to do."""
         self._context = context
         self._volume = volume
@@ -67,17 +67,17 @@ class Sentry:
         for number in self._watches.pop(base):
             self._context.watcher.remove(number)
 
-    def _watch(self, store: Store, part: Part) -> None:
+    def _watch(self, store: Store, part: FolderPart) -> None:
         """Watch the folders in one store."""
         with self._open_folder(store, part.base) as folder:
             watched = (
-                (State.ORPHANS, Happened.MOVED_TO | Happened.MOVED_FROM | Happened.ATTRIB, self._on_orphans),
-                (State.RESTORING, Happened.DELETE, self._on_restoring),
-                (State.REAPING, Happened.MOVED_TO | Happened.DELETE, self._on_reaping),
+                (State.ORPHANS, InotifyMask.MOVED_TO | InotifyMask.MOVED_FROM | InotifyMask.ATTRIB, self._on_orphans),
+                (State.RESTORING, InotifyMask.DELETE, self._on_restoring),
+                (State.REAPING, InotifyMask.MOVED_TO | InotifyMask.DELETE, self._on_reaping),
             )
             for state, wanted, notice in watched:
                 self._add(store, folder, Name(state.value.encode()), wanted, part, notice)
-            self._add(store, folder, DROP, Happened.MOVED_TO | Happened.CREATE, part, self._on_drop)
+            self._add(store, folder, DROP, InotifyMask.MOVED_TO | InotifyMask.CREATE, part, self._on_drop)
 
     def _open_folder(self, store: Store, base: bytes) -> Fd:
         """The user's folder in that store or in one below it. His own pointer leads there: through no link."""
@@ -91,55 +91,65 @@ class Sentry:
         return found.fd
 
     def _add(
-        self, store: Store, folder: Fd, name: Name, wanted: Happened, part: Part, notice: Callable[[Part, Event], None]
+        self,
+        store: Store,
+        folder: Fd,
+        name: Name,
+        wanted: InotifyMask,
+        part: FolderPart,
+        notice: Callable[[FolderPart, InotifyEvent], None],
     ) -> None:
         with store.kernel.open_beneath(folder, name, DIRECTORY) as fd:
             number = self._context.watcher.add(fd, wanted, partial(self._on, part, notice))
         self._watches[part.base].append(number)
 
-    def _on(self, part: Part, notice: Callable[[Part, Event], None], event: Event) -> None:
-        if event.happened & Happened.OVERFLOW:
+    def _on(self, part: FolderPart, notice: Callable[[FolderPart, InotifyEvent], None], event: InotifyEvent) -> None:
+        if event.happened & InotifyMask.OVERFLOW:
             self.user.look_again()
-        elif event.happened & (Happened.IGNORED | Happened.DELETE_SELF | Happened.MOVE_SELF | Happened.UNMOUNT):
+        elif event.happened & (
+            InotifyMask.IGNORED | InotifyMask.DELETE_SELF | InotifyMask.MOVE_SELF | InotifyMask.UNMOUNT
+        ):
             if part.base in self._watches:
                 self._leave(part.base)  # posted again with the next look, if there is still something there
         else:
             notice(part, event)
         self._wake()
 
-    def _on_orphans(self, part: Part, event: Event) -> None:
+    def _on_orphans(self, part: FolderPart, event: InotifyEvent) -> None:
         identifier = _id(event)
         if identifier is None:
             return
-        if event.happened & Happened.MOVED_TO:
+        if event.happened & InotifyMask.MOVED_TO:
             self.user.came(identifier)
-        if event.happened & (Happened.MOVED_TO | Happened.ATTRIB):
+        if event.happened & (InotifyMask.MOVED_TO | InotifyMask.ATTRIB):
             part.look_at(identifier)  # new, or somebody gave it another term (`trashd keep`)
         else:
             part.leaves(identifier)
 
-    def _on_restoring(self, _part: Part, event: Event) -> None:
+    def _on_restoring(self, _part: FolderPart, event: InotifyEvent) -> None:
         identifier = _id(event)
         if identifier is not None:
             self.user.forget(identifier)
-            self._context.tell(Kind.RESTORED, volume=self._volume, uid=self.user.uid, identifier=identifier)
+            self._context.tell(EventKind.RESTORED, volume=self._volume, uid=self.user.uid, identifier=identifier)
 
-    def _on_reaping(self, part: Part, event: Event) -> None:
+    def _on_reaping(self, part: FolderPart, event: InotifyEvent) -> None:
         identifier = _id(event)
         if identifier is None or self.user.is_ours(identifier):
             return
-        if event.happened & Happened.MOVED_TO:
+        if event.happened & InotifyMask.MOVED_TO:
             part.look_at(identifier)  # somebody left it to us (`trashd swap --wait`), or reaps it himself
             return
         self.user.forget(identifier)
         detail = "not by this service"
-        self._context.tell(Kind.REAPED, volume=self._volume, uid=self.user.uid, identifier=identifier, detail=detail)
+        self._context.tell(
+            EventKind.REAPED, volume=self._volume, uid=self.user.uid, identifier=identifier, detail=detail
+        )
 
-    def _on_drop(self, _part: Part, event: Event) -> None:
-        wait_s = _COPY_S if event.happened & Happened.CREATE else 0.0
+    def _on_drop(self, _part: FolderPart, event: InotifyEvent) -> None:
+        wait_s = _COPY_S if event.happened & InotifyMask.CREATE else 0.0
         self.user.tend_at_s = boot_s() + wait_s
 
 
-def _id(event: Event) -> str | None:
+def _id(event: InotifyEvent) -> str | None:
     text = event.name.decode("ascii", "replace")
     return text if is_container_id(text) else None

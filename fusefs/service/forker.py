@@ -20,14 +20,14 @@ import msgspec
 import trio
 
 from fusefs.core.names import Name
-from fusefs.linux.act_as_user import Person, become, die_with_parent
+from fusefs.linux.act_as_user import UserCredentials, become, die_with_parent
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.low_priority import be_idle
 from fusefs.service.child import Child
-from fusefs.service.messages import MESSAGE_MAX, Forked, Home, Read, Spawn
+from fusefs.service.messages import MESSAGE_MAX, Forked, ReadRegistries, Spawn, UserRegistry
 from fusefs.service.registry_reader import tell_homes
-from fusefs.store.backing_and_mount import Sides
+from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.layout import Areas, Store, UserFolder
 
 _PACKET_MAX = 1 << 16
@@ -80,7 +80,7 @@ class Forker:
         """Wait for its end. Checkpoint"""
         await trio.lowlevel.wait_readable(self._pidfd)
 
-    async def fork(self, folder: UserFolder, person: Person) -> Born:
+    async def fork(self, folder: UserFolder, person: UserCredentials) -> Born:
         """A child that acts for the owner of a folder.
 
         person  as whom; the service's own user for a folder of his
@@ -111,7 +111,9 @@ class Forker:
         ours.setblocking(False)
         return Born(born.pid, pidfd, ours)
 
-    async def read_registries(self, uids: list[int], take: Callable[[Home, Fd | None], None], seconds: float) -> bool:
+    async def read_registries(
+        self, uids: list[int], take: Callable[[UserRegistry, Fd | None], None], seconds: float
+    ) -> bool:
         """Have all users' registries read; whether all were, in so many seconds.
 
         take    gets what each names, and the registry's directory (O_PATH), which is open for that long
@@ -121,7 +123,7 @@ class Forker:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours:
             with theirs:
-                _born, pidfd = await self._ask(Read(uids), [theirs.fileno()])
+                _born, pidfd = await self._ask(ReadRegistries(uids), [theirs.fileno()])
             ours.setblocking(False)
             with pidfd:
                 ours.send(_GO)
@@ -135,7 +137,7 @@ class Forker:
                         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         return False
 
-    async def _ask(self, spawn: Spawn | Read, fds: list[int]) -> tuple[Forked, Fd]:
+    async def _ask(self, spawn: Spawn | ReadRegistries, fds: list[int]) -> tuple[Forked, Fd]:
         """Send one request and hear its answer."""
         async with self._in_turn:
             try:
@@ -156,14 +158,14 @@ class Forker:
         return forked, Fd(received[0])
 
 
-async def _take_home(channel: socket.socket, take: Callable[[Home, Fd | None], None]) -> bool:
+async def _take_home(channel: socket.socket, take: Callable[[UserRegistry, Fd | None], None]) -> bool:
     """Take in what one user's registry names; False if there are no more."""
     await trio.lowlevel.wait_readable(channel)
     packet, received, flags, _address = socket.recv_fds(channel, MESSAGE_MAX, 1)
     with ExitStack() as owned:
         fds = [owned.enter_context(Fd(fd)) for fd in received]
         if packet and not flags & socket.MSG_TRUNC:
-            take(msgspec.json.decode(packet, type=Home), fds[0] if fds else None)
+            take(msgspec.json.decode(packet, type=UserRegistry), fds[0] if fds else None)
     return bool(packet)
 
 
@@ -180,12 +182,12 @@ def _run(parent: int, channel: socket.socket) -> NoReturn:
             is_wanted = bool(packet)
             if packet:
                 is_whole = not flags & socket.MSG_CTRUNC
-                _fork(channel, msgspec.json.decode(packet, type=Spawn | Read), fds, is_whole=is_whole)
+                _fork(channel, msgspec.json.decode(packet, type=Spawn | ReadRegistries), fds, is_whole=is_whole)
     finally:
         os._exit(0)
 
 
-def _fork(channel: socket.socket, spawn: Spawn | Read, fds: list[int], *, is_whole: bool) -> None:
+def _fork(channel: socket.socket, spawn: Spawn | ReadRegistries, fds: list[int], *, is_whole: bool) -> None:
     """Fork one child and tell the service of it. is_whole: the kernel had a place for each fd"""
     parent = os.getpid()
     with ExitStack() as owned:
@@ -197,7 +199,7 @@ def _fork(channel: socket.socket, spawn: Spawn | Read, fds: list[int], *, is_who
             pid = os.fork()
             if pid == 0:
                 channel.close()
-                if isinstance(spawn, Read):
+                if isinstance(spawn, ReadRegistries):
                     _read(parent, spawn, fds)
                 _live(parent, spawn, fds)
             pidfd = owned.enter_context(Fd(os.pidfd_open(pid)))
@@ -208,7 +210,7 @@ def _fork(channel: socket.socket, spawn: Spawn | Read, fds: list[int], *, is_who
             socket.send_fds(channel, [msgspec.json.encode(Forked(pid))], [pidfd])
 
 
-def _read(parent: int, wanted: Read, fds: list[int]) -> NoReturn:
+def _read(parent: int, wanted: ReadRegistries, fds: list[int]) -> NoReturn:
     """The life of a child that reads registries."""
     code = 1
     try:
@@ -232,9 +234,9 @@ def _live(parent: int, spawn: Spawn, fds: list[int]) -> NoReturn:
         # Its workers are waited for.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         channel_fd, folder_fd, base_fd, store_fd, *mounted = map(Fd, fds)
-        person = Person(spawn.uid, spawn.gid, spawn.groups, spawn.home)
+        person = UserCredentials(spawn.uid, spawn.gid, spawn.groups, spawn.home)
         is_wanted = die_with_parent(parent) if os.geteuid() == spawn.uid else become(person, parent)
-        base = Sides(base_fd, mounted[0] if mounted else None)
+        base = BackingAndMount(base_fd, mounted[0] if mounted else None)
         store = Store(Kernel(), base, spawn.base_path, store_fd, Areas(), spawn.volume, spawn.owner)
         with socket.socket(fileno=channel_fd) as channel:
             if is_wanted:

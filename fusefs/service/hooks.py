@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import trio
 
-from fusefs.core.config import Hooks
-from fusefs.core.events import TAKEN, Event, Kind, encode, show, variables
+from fusefs.core.config import HooksConfig
+from fusefs.core.events import TAKEN, Event, EventKind, encode, show, variables
 from fusefs.linux.act_as_user import person
 from fusefs.linux.fd import Fd
 
@@ -32,7 +32,7 @@ _DYING_S = 0.5
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-class Tally(NamedTuple):
+class HookCounts(NamedTuple):
     """Hooks since the service started: all that ran, of these those that failed or were killed, and those dropped."""
 
     n_run: int = 0
@@ -40,7 +40,7 @@ class Tally(NamedTuple):
     n_dropped: int = 0
 
 
-class _Account(NamedTuple):
+class _HookAccount(NamedTuple):
     """Who a hook runs as; ids are None where they are ours anyway."""
 
     name: str
@@ -53,18 +53,18 @@ class _Account(NamedTuple):
 class HookRunner:
     """Takes events at once, whatever the hooks do, and runs what belongs to them."""
 
-    def __init__(self, hooks: Hooks) -> None:
+    def __init__(self, hooks: HooksConfig) -> None:
         """hooks: which programs, as whom, for how long."""
         self._hooks = hooks
         self._send, self._receive = trio.open_memory_channel[Event](_QUEUE_MAX)
-        self._tally = Tally()
+        self._tally = HookCounts()
         self._n_dropped_untold = 0
 
-    def configure(self, hooks: Hooks) -> None:
+    def configure(self, hooks: HooksConfig) -> None:
         """From the next event on, other hooks."""
         self._hooks = hooks
 
-    def tally(self) -> Tally:
+    def tally(self) -> HookCounts:
         """What became of them so far."""
         return self._tally
 
@@ -94,19 +94,19 @@ class HookRunner:
             if argv := _argv(self._hooks, event.kind):
                 is_well = await _run(argv, event, self._hooks.user, self._hooks.timeout_s)
                 n_run, n_failed, n_dropped = self._tally
-                self._tally = Tally(n_run + 1, n_failed + (not is_well), n_dropped)
+                self._tally = HookCounts(n_run + 1, n_failed + (not is_well), n_dropped)
 
 
-def _argv(hooks: Hooks, kind: Kind) -> tuple[str, ...] | None:
+def _argv(hooks: HooksConfig, kind: EventKind) -> tuple[str, ...] | None:
     """The program of a kind of event."""
     if kind in TAKEN:
         return hooks.on_swap
     match kind:
-        case Kind.REAPED:
+        case EventKind.REAPED:
             return hooks.on_reaped
-        case Kind.QUARANTINED:
+        case EventKind.QUARANTINED:
             return hooks.on_quarantine
-        case Kind.LOW_SPACE:
+        case EventKind.LOW_SPACE:
             return hooks.on_low_space
         case _:
             return None
@@ -133,10 +133,12 @@ async def _run(argv: tuple[str, ...], event: Event, user: str, timeout_s: float)
     return code == 0
 
 
-async def _finish(argv: tuple[str, ...], event: Event, account: _Account, timeout_s: float) -> tuple[int | None, str]:
+async def _finish(
+    argv: tuple[str, ...], event: Event, account: _HookAccount, timeout_s: float
+) -> tuple[int | None, str]:
     """Exit code (None: its time was over) and what it printed, for people."""
     read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
-    output = _Output(read_fd)
+    output = _HookOutput(read_fd)
     try:
         with Fd(write_fd) as into, _stdin(event) as stdin:
             process = await trio.lowlevel.open_process(
@@ -176,7 +178,7 @@ async def _wait(process: trio.Process, timeout_s: float) -> int | None:
                 await process.wait()
 
 
-class _Output:
+class _HookOutput:
     """The beginning of what a hook prints; all else is read too, or it would wait for a reader."""
 
     def __init__(self, fd: int) -> None:
@@ -219,16 +221,16 @@ def _stdin(event: Event) -> Fd:
     return fd
 
 
-def _account(user: str) -> _Account:
+def _account(user: str) -> _HookAccount:
     """Who a hook runs as: the one that root's service was told, or else ourselves. Raises  KeyError"""
     if os.geteuid() != 0:
         ours = pwd.getpwuid(os.geteuid())
-        return _Account(ours.pw_name, ours.pw_dir)
+        return _HookAccount(ours.pw_name, ours.pw_dir)
     entry = pwd.getpwnam(user)
     known = person(entry.pw_uid)
-    return _Account(user, entry.pw_dir, known.uid, known.gid, tuple(known.groups))
+    return _HookAccount(user, entry.pw_dir, known.uid, known.gid, tuple(known.groups))
 
 
-def _environment(event: Event, account: _Account) -> Mapping[str, str]:
+def _environment(event: Event, account: _HookAccount) -> Mapping[str, str]:
     known = {"PATH": _PATH, "LANG": "C.UTF-8", "USER": account.name, "LOGNAME": account.name, "HOME": account.home}
     return {**known, **{name: os.fsdecode(value) for name, value in variables(event).items()}}

@@ -10,7 +10,7 @@ from typing import Self
 import trio
 
 from fusefs.linux.fd import Fd
-from fusefs.linux.inotify import Event, Happened, open_inotify, read_events, unwatch, watch
+from fusefs.linux.inotify import InotifyEvent, InotifyMask, open_inotify, read_events, unwatch, watch
 
 _BREATH_S, _LONGEST_BREATH_S = 0.02, 0.5
 """Between two readings: a user who creates and removes files all day must not keep the service busy."""
@@ -18,10 +18,10 @@ _N_RESTS = 4
 """Such a rest is so much longer than what this thread computed since the last one: however fast he is, and however
 slow the machine, his noise takes a fifth of a core at most."""
 
-Notice = Callable[[Event], None]
+Notice = Callable[[InotifyEvent], None]
 
 
-class Watcher:
+class InotifyWatches:
     """Directories that are watched."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Watcher:
     def __exit__(self, *_error: object) -> None:
         self._inotify.close()
 
-    def add(self, dir_fd: int, wanted: Happened, notice: Notice) -> int:
+    def add(self, dir_fd: int, wanted: InotifyMask, notice: Notice) -> int:
         """Watch a directory; the watch's number.
 
         notice  called for each event in it, with OVERFLOW when events were lost, with IGNORED when the watch is gone
@@ -61,13 +61,13 @@ class Watcher:
             rest_s, before_s = _N_RESTS * (now_s - before_s), now_s
             await trio.sleep(min(max(_BREATH_S, rest_s), _LONGEST_BREATH_S))
 
-    def _tell(self, event: Event) -> None:
-        if event.happened & Happened.OVERFLOW:
+    def _tell(self, event: InotifyEvent) -> None:
+        if event.happened & InotifyMask.OVERFLOW:
             for notice in list(self._notices.values()):
                 notice(event)
             return
         told = self._notices.get(event.watch)
-        if event.happened & Happened.IGNORED:
+        if event.happened & InotifyMask.IGNORED:
             self._notices.pop(event.watch, None)
         if told is not None:
             told(event)

@@ -7,10 +7,10 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from fusefs.core.record import Failure, Method
-from fusefs.core.slice_budget import Tempo
-from fusefs.service.due_queue import Chosen
+from fusefs.core.slice_budget import Speed
+from fusefs.service.due_queue import DueContainer
 from fusefs.store.layout import Volume
-from fusefs.store.registry_targets import Word
+from fusefs.store.registry_targets import LineOf
 
 MESSAGE_MAX = 128 * 1024
 """A packet: a page of records, the largest that is sent, is cut to fit."""
@@ -23,7 +23,7 @@ class Tend(msgspec.Struct, tag=True):
     """Recover, take in what was dropped, stock the reserve; answered by Tended."""
 
 
-class Look(msgspec.Struct, tag=True):
+class ReadRecords(msgspec.Struct, tag=True):
     """Read records; answered by a Page.
 
     base   of the store to look in, as Tended names it
@@ -42,7 +42,7 @@ class Reap(msgspec.Struct, tag=True):
     """Reap these one after the other; answered by an Ended for each, then a Done."""
 
     base: bytes
-    chosen: list[Chosen]
+    chosen: list[DueContainer]
     by_force: bool = False
 
     def ids(self) -> list[str]:
@@ -69,10 +69,10 @@ class Park(msgspec.Struct, tag=True):
 class SetTempo(msgspec.Struct, tag=True):
     """How fast from now on."""
 
-    tempo: Tempo
+    tempo: Speed
 
 
-class Beat(msgspec.Struct, tag=True):
+class Heartbeat(msgspec.Struct, tag=True):
     """I am alive: what was done since the child began.
 
     busy_s  the sum of the workers' times
@@ -90,7 +90,7 @@ class Tended(msgspec.Struct, tag=True):
     problems: list[str]
 
 
-class Seen(NamedTuple):
+class SeenContainer(NamedTuple):
     """A container as its record describes it.
 
     is_claimed  in reaping/: a reap has begun
@@ -120,14 +120,14 @@ class Page(msgspec.Struct, tag=True):
     """
 
     base: bytes
-    seen: list[Seen]
+    seen: list[SeenContainer]
     last: str
     n_orphans: Count
     n_quarantined: Count
-    quarantined: list[Seen] = []
+    quarantined: list[SeenContainer] = []
 
 
-class Ended(msgspec.Struct, tag=True):
+class OrphanEnded(msgspec.Struct, tag=True):
     """What became of one orphan.
 
     origin   where it came from, by its record
@@ -162,17 +162,17 @@ class Measured(msgspec.Struct, tag=True):
     n_bytes: Count
 
 
-class Done(msgspec.Struct, tag=True):
+class OrderDone(msgspec.Struct, tag=True):
     """The order is carried out; or this went wrong with the folder or the volume, and `errno` says it."""
 
     error: str = ""
     errno: Count = 0
 
 
-Order = Tend | Look | Reap | Measure
+Order = Tend | ReadRecords | Reap | Measure
 ToChild = Order | Park | SetTempo
-Answer = Tended | Page | Ended | Measured | Done
-FromChild = Answer | Beat
+Answer = Tended | Page | OrphanEnded | Measured | OrderDone
+FromChild = Answer | Heartbeat
 
 _TO_CHILD = msgspec.json.Decoder(ToChild)
 _FROM_CHILD = msgspec.json.Decoder(FromChild)
@@ -184,16 +184,16 @@ def fits(answer: Answer, order: Order) -> bool:
         case Tended():
             return isinstance(order, Tend)
         case Page():
-            return isinstance(order, Look) and order.base == answer.base
-        case Ended():
+            return isinstance(order, ReadRecords) and order.base == answer.base
+        case OrphanEnded():
             return isinstance(order, Reap) and answer.id in order.ids()
         case Measured():
             return isinstance(order, Measure) and answer.id in order.ids
-        case Done():
+        case OrderDone():
             return True
 
 
-class Read(msgspec.Struct, tag=True):
+class ReadRegistries(msgspec.Struct, tag=True):
     """Asks the forker for a child that reads the registries of all users, root's own among them; it tells Homes.
 
     uids  of users whom the accounts need not list
@@ -202,7 +202,7 @@ class Read(msgspec.Struct, tag=True):
     uids: list[int]
 
 
-class Home(msgspec.Struct):
+class UserRegistry(msgspec.Struct):
     """What one user's registry names; an O_PATH fd of its directory is sent along, if it can be had.
 
     words   his own stores that are there, the newest last, at most `MOST_STORES`
@@ -210,7 +210,7 @@ class Home(msgspec.Struct):
     """
 
     uid: int
-    words: list[Word]
+    words: list[LineOf]
     n_more: int
 
 

@@ -19,10 +19,10 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import OTHERS_WRITE, Kernel
 from fusefs.linux.mountinfo import Mount
 from fusefs.linux.untrusted_path import open_way
-from fusefs.store.backing_and_mount import ABSENT, DIRECTORY, READABLE, Sides
+from fusefs.store.backing_and_mount import ABSENT, DIRECTORY, READABLE, BackingAndMount
 from fusefs.store.layout import USERS, Store, UserFolder, Volume, open_areas
-from fusefs.store.registry_targets import Word
-from fusefs.store.user_folders import Census, Refusal, plain_name, why_not
+from fusefs.store.registry_targets import LineOf
+from fusefs.store.user_folders import FolderCensus, FolderRefusal, plain_name, why_not
 
 ROOTS = (0,)
 """Whose links and mounts root's service goes through."""
@@ -32,12 +32,12 @@ _OF_ID = 8
 _OLD = "anybody can make names in this store of before; the next command of its owner's brings it up to date"
 
 
-def open_base(kernel: Kernel, wanted: Word, mounts: Sequence[Mount]) -> Fd:
+def open_base(kernel: Kernel, wanted: LineOf, mounts: Sequence[Mount]) -> Fd:
     """The directory that a line names, gone to through nothing that a user could have put there. Raises  OSError"""
     return open_way(kernel, wanted.line.path, mounts, ROOTS)
 
 
-def is_own(kernel: Kernel, wanted: Word, mounts: Sequence[Mount]) -> bool:
+def is_own(kernel: Kernel, wanted: LineOf, mounts: Sequence[Mount]) -> bool:
     """Whether there is something of the user's own: his registry names stores of root's too, which are no less served.
 
     May take for ever.
@@ -49,7 +49,7 @@ def is_own(kernel: Kernel, wanted: Word, mounts: Sequence[Mount]) -> bool:
         return False
 
 
-def open_vouched(kernel: Kernel, base: Fd, wanted: Word) -> Store:
+def open_vouched(kernel: Kernel, base: Fd, wanted: LineOf) -> Store:
     """The store in a directory, if it is the one that its owner vouches for; takes over the fd.
 
     Raises  NoStore if it is gone, or another one; Untrusted if others may write in it; OSError
@@ -74,15 +74,17 @@ def open_vouched(kernel: Kernel, base: Fd, wanted: Word) -> Store:
             raise NoStore(wanted.line.path, "another store is there now than the one that its owner registered")
         owned.pop_all()
     # What else its volume.json says his process reads (service/child.py).
-    return Store(kernel, Sides(base), wanted.line.path, fd, areas, Volume(wanted.line.volume, False, 0), wanted.uid)
+    return Store(
+        kernel, BackingAndMount(base), wanted.line.path, fd, areas, Volume(wanted.line.volume, False, 0), wanted.uid
+    )
 
 
-def unseen(wanted: Word) -> bytes:
+def unseen(wanted: LineOf) -> bytes:
     """What stands for a path where nobody has looked who may see it: some of the store's id."""
     return b"/" + UNSEEN + wanted.line.volume[:_OF_ID].encode()
 
 
-def seen_by_all(base: Fd, wanted: Word) -> bytes:
+def seen_by_all(base: Fd, wanted: LineOf) -> bytes:
     """So much of the path of an opened directory as everybody may see, for a status that everybody may read.
 
     A name in a directory that others may not list stands for nothing but some of the store's id, which tells it from
@@ -110,21 +112,21 @@ def open_folder(store: Store, uid: int) -> UserFolder | None:
     return found if isinstance(found, UserFolder) else None
 
 
-def take_own_census(store: Store, uid: int) -> Census:
+def take_own_census(store: Store, uid: int) -> FolderCensus:
     """The folder of a store's owner as a census: it alone, or why it is refused. Raises  OSError"""
     found = _look(store, uid)
     if found is None:
-        return Census({}, [])
-    if isinstance(found, Refusal):
-        return Census({}, [found])
+        return FolderCensus({}, [])
+    if isinstance(found, FolderRefusal):
+        return FolderCensus({}, [found])
     with found:
-        return Census({uid: store.kernel.fstat(found.fd).st_ino}, [])
+        return FolderCensus({uid: store.kernel.fstat(found.fd).st_ino}, [])
 
 
-def _look(store: Store, uid: int) -> UserFolder | Refusal | None:
+def _look(store: Store, uid: int) -> UserFolder | FolderRefusal | None:
     kernel, name, users = store.kernel, plain_name(uid), store.areas.u_fd
     if users is None:
-        return Refusal(store.areas.new_name, name, uid, None, _OLD, is_used=True)
+        return FolderRefusal(store.areas.new_name, name, uid, None, _OLD, is_used=True)
     try:
         fd = kernel.open_beneath(users, name, DIRECTORY)
     except FileNotFoundError:
@@ -132,12 +134,12 @@ def _look(store: Store, uid: int) -> UserFolder | Refusal | None:
     except OSError as error:
         if error.errno not in ABSENT:
             raise
-        return Refusal(USERS, name, uid, None, "it is no directory, or something is mounted over it")
+        return FolderRefusal(USERS, name, uid, None, "it is no directory, or something is mounted over it")
     with ExitStack() as owned:
         owned.enter_context(fd)
         st = kernel.fstat(fd)
         why = why_not(kernel, fd, st, uid, kernel.fstat(store.fd).st_dev)
         if why:
-            return Refusal(USERS, name, uid, st.st_uid, why)
+            return FolderRefusal(USERS, name, uid, st.st_uid, why)
         owned.pop_all()
     return UserFolder(store, uid, USERS, name, fd, is_proven=True)

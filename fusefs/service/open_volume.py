@@ -10,28 +10,28 @@ from typing import NamedTuple, Self
 
 from fusefs.core.errors import Busy, NoStore, NotPermitted, TrashdError
 from fusefs.core.names import Name, printable, shell_word
-from fusefs.core.service_status import Phase
+from fusefs.core.service_status import VolumePhase
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mount_claims import is_claimed
-from fusefs.linux.mountinfo import Mount, View, below, covering, find_mount, find_place, read_mounts, views
+from fusefs.linux.mountinfo import Mount, MountView, below, covering, find_mount, find_place, read_mounts, views
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME
 from fusefs.service.open_own_store import open_base, open_folder, open_vouched, seen_by_all, take_own_census
 from fusefs.service.status_file import read_status
 from fusefs.store.discover import mount_points
 from fusefs.store.layout import Store, UserFolder, open_store, trusted_owners
 from fusefs.store.mounted_paths import open_shown, refuse_mounted
-from fusefs.store.registry_lines import Line
-from fusefs.store.registry_targets import Word
+from fusefs.store.registry_lines import RegistryLine
+from fusefs.store.registry_targets import LineOf
 from fusefs.store.store_maker import way_out
 from fusefs.store.store_registry import is_remembered
 from fusefs.store.swap_path import own_folder
 from fusefs.store.upgrade_format import tidied
-from fusefs.store.user_folders import NOT_MADE, Census, open_user, take_census
+from fusefs.store.user_folders import NOT_MADE, FolderCensus, open_user, take_census
 from fusefs.store.verify_folders import look_first
 
 LOCK = Name(b"reaper.lock")
-_LET_GO = (Phase.ELSEWHERE, Phase.GONE)
+_LET_GO = (VolumePhase.ELSEWHERE, VolumePhase.GONE)
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
@@ -43,7 +43,7 @@ class Unproven(NotPermitted):
     """Nobody vouches for this store, so nothing of it is reaped"""
 
 
-class Space(NamedTuple):
+class VolumeSpace(NamedTuple):
     """What a volume has, and what of it ordinary users may take; no total of inodes where they are not counted."""
 
     free_bytes: int
@@ -62,7 +62,7 @@ class Space(NamedTuple):
         return self.free_inodes / self.total_inodes
 
 
-class Opened(NamedTuple):
+class OpenVolume(NamedTuple):
     """A volume that is ours to work on for as long as this is open.
 
     filesystem  its type
@@ -78,7 +78,7 @@ class Opened(NamedTuple):
     hold: Fd
     lock_fd: Fd | None
     owned: ExitStack
-    own: Word | None = None
+    own: LineOf | None = None
     told_path: bytes = b""
 
     def __enter__(self) -> Self:
@@ -88,7 +88,7 @@ class Opened(NamedTuple):
         """Let go of it, so that it can be unmounted."""
         self.owned.close()
 
-    def users(self) -> Census:
+    def users(self) -> FolderCensus:
         """Those who have a folder there, as far as they are ours to serve, and what is refused of theirs."""
         if self.own is not None:
             return take_own_census(self.store, self.own.uid)
@@ -100,19 +100,19 @@ class Opened(NamedTuple):
         """A user's folder; None if it is gone."""
         return open_user(self.store, uid) if self.own is None else open_folder(self.store, uid)
 
-    def space(self) -> Space:
+    def space(self) -> VolumeSpace:
         """What it has now. Raises  OSError"""
         return space_at(self.store.base.fd)
 
 
-def space_at(where: int | bytes) -> Space:
+def space_at(where: int | bytes) -> VolumeSpace:
     """What the filesystem of an fd or path has now. Raises  OSError"""
     st = os.statvfs(where)
     inodes = (st.f_favail, st.f_files) if st.f_files else (None, None)
-    return Space(st.f_bavail * st.f_frsize, st.f_blocks * st.f_frsize, *inodes)
+    return VolumeSpace(st.f_bavail * st.f_frsize, st.f_blocks * st.f_frsize, *inodes)
 
 
-def open_volume(kernel: Kernel, path: bytes) -> Opened:
+def open_volume(kernel: Kernel, path: bytes) -> OpenVolume:
     """The volume whose store is in a directory, locked.
 
     Raises  NoStore; Untrusted; NoBacking if only a mount of ours is seen there; Elsewhere; OSError
@@ -136,10 +136,10 @@ def open_volume(kernel: Kernel, path: bytes) -> Opened:
         if lock_fd is not None:
             owned.enter_context(lock_fd)
         mount = find_mount(kernel, store.fd, mounts)
-        return Opened(store, _type_of(mount), hold, lock_fd, owned.pop_all())
+        return OpenVolume(store, _type_of(mount), hold, lock_fd, owned.pop_all())
 
 
-def open_own(kernel: Kernel, wanted: Word) -> Opened:
+def open_own(kernel: Kernel, wanted: LineOf) -> OpenVolume:
     """A user's own store as root's service works on it, without a lock.
 
     Raises  NoStore; Untrusted; OSError
@@ -149,10 +149,10 @@ def open_own(kernel: Kernel, wanted: Word) -> Opened:
         store = owned.enter_context(open_vouched(kernel, open_base(kernel, wanted, mounts), wanted))
         hold = owned.enter_context(kernel.open_dir(store.fd))
         told, filesystem = seen_by_all(store.base.fd, wanted), _type_of(find_mount(kernel, store.fd, mounts))
-        return Opened(store, filesystem, hold, None, owned.pop_all(), wanted, told)
+        return OpenVolume(store, filesystem, hold, None, owned.pop_all(), wanted, told)
 
 
-def own_space(kernel: Kernel, wanted: Word) -> Space:
+def own_space(kernel: Kernel, wanted: LineOf) -> VolumeSpace:
     """What the filesystem of a user's own store has now. Raises  NoStore; OSError"""
     with open_base(kernel, wanted, read_mounts()) as base:
         return space_at(base)
@@ -217,7 +217,7 @@ def _lock(kernel: Kernel, hold: Fd, path: bytes) -> Fd | None:
     return fd
 
 
-def all_views(mounts: list[Mount], earlier: Iterable[View]) -> list[View]:
+def all_views(mounts: list[Mount], earlier: Iterable[MountView]) -> list[MountView]:
     """What mounts of ours show, the latest first; and what one showed that is to stand there again in a moment.
 
     `trashd mount --replace` detaches the dead mount before the new one stands. What it shows is no other volume
@@ -229,7 +229,7 @@ def all_views(mounts: list[Mount], earlier: Iterable[View]) -> list[View]:
     return now + [view for view in earlier if view.mount.point not in points and is_claimed(view.mount.point)]
 
 
-def volume_paths(mounts: list[Mount], seen: Iterable[View]) -> list[bytes]:
+def volume_paths(mounts: list[Mount], seen: Iterable[MountView]) -> list[bytes]:
     """The mount points where there may be a store to serve, each by the path that rules know it by.
 
     What a mount of ours shows is known by that mount's path, be its daemon dead or hung: by the backing one it would be
@@ -239,29 +239,29 @@ def volume_paths(mounts: list[Mount], seen: Iterable[View]) -> list[bytes]:
     return [path for path in mount_points(mounts) if find_place(path, mounts) not in shown]
 
 
-def registered_paths(lines: Iterable[Line], mounts: list[Mount], seen: Iterable[View]) -> list[bytes]:
+def registered_paths(lines: Iterable[RegistryLine], mounts: list[Mount], seen: Iterable[MountView]) -> list[bytes]:
     """Where our own registry says that there is a store to serve: as above not within what a mount of ours shows."""
     shown = [view.backing for view in seen]
     places = ((line.path, find_place(line.path, mounts)) for line in lines)
     return [path for path, place in places if place is not None and not any(one.holds(place) for one in shown)]
 
 
-class ByRules(NamedTuple):
+class RulePath(NamedTuple):
     """By which path rules and pauses know a directory, and where its filesystem is mounted."""
 
     path: bytes
     point: bytes
 
 
-def by_rules(path: bytes, mounts: list[Mount], seen: Iterable[View]) -> ByRules:
+def by_rules(path: bytes, mounts: list[Mount], seen: Iterable[MountView]) -> RulePath:
     """Within what a mount of ours shows a directory is known by that mount's path."""
     place = find_place(path, mounts)
     for view in seen:
         if place is not None and view.backing.holds(place):
             point = view.mount.point
-            return ByRules(os.path.join(point, below(place.path, view.backing.path)).rstrip(b"/"), point)
+            return RulePath(os.path.join(point, below(place.path, view.backing.path)).rstrip(b"/"), point)
     mnt_id = covering(path, mounts)
-    return ByRules(path, next((mount.point for mount in mounts if mount.mnt_id == mnt_id), b"/"))
+    return RulePath(path, next((mount.point for mount in mounts if mount.mnt_id == mnt_id), b"/"))
 
 
 def find_store(kernel: Kernel, path: bytes, mounts: list[Mount]) -> tuple[int, int] | None:

@@ -16,10 +16,12 @@ _MOST_REMEMBERED, _LEAST_REMEMBERED = 20_000, 100
 """Orphans whose time is known, of all these stores together, and of one at least."""
 
 
-class Berth:
+class OwnStoreLimit:
     """What one store may take, together with the other stores of its user and of its mount."""
 
-    def __init__(self, berths: Berths, threads: trio.CapacityLimiter, gates: tuple[trio.Semaphore, ...]) -> None:
+    def __init__(
+        self, berths: OwnStoreLimits, threads: trio.CapacityLimiter, gates: tuple[trio.Semaphore, ...]
+    ) -> None:
         """threads: those that touch the disks of its user; one that hangs counts until it comes back."""
         self.threads = threads
         self._berths = berths
@@ -41,7 +43,7 @@ class Berth:
         return max(_MOST_REMEMBERED // max(self._berths.n_stores, 1), _LEAST_REMEMBERED)
 
 
-class Berths:
+class OwnStoreLimits:
     """All of them."""
 
     def __init__(self) -> None:
@@ -50,8 +52,8 @@ class Berths:
         self._users: dict[int, trio.Semaphore] = {}
         self._mounts: dict[int, trio.Semaphore] = {}
 
-    def of(self, uid: int, mnt_id: int) -> Berth:
+    def of(self, uid: int, mnt_id: int) -> OwnStoreLimit:
         """That of one more store of a user's on a mount."""
         threads = self._threads.setdefault(uid, trio.CapacityLimiter(_THREADS))
         user = self._users.setdefault(uid, trio.Semaphore(_OF_USER))
-        return Berth(self, threads, (user, self._mounts.setdefault(mnt_id, trio.Semaphore(_OF_MOUNT))))
+        return OwnStoreLimit(self, threads, (user, self._mounts.setdefault(mnt_id, trio.Semaphore(_OF_MOUNT))))

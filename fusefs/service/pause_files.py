@@ -31,7 +31,7 @@ class Pause(NamedTuple):
         return _FOREVER_S if self.until_s is None else max(0.0, self.until_s - now_s)
 
 
-class _File(msgspec.Struct):
+class _PauseFile(msgspec.Struct):
     volume: str | None
     why: str
     until_s: float | None
@@ -45,7 +45,7 @@ def pause_dir(runtime: bytes) -> bytes:
 def write_pause(runtime: bytes, volume: bytes | None, pause: Pause) -> None:
     """Pause a volume, or all of them. Raises  OSError"""
     path = os.path.join(pause_dir(runtime), _name(volume))
-    text = msgspec.json.encode(_File(None if volume is None else quote(volume), pause.why, pause.until_s))
+    text = msgspec.json.encode(_PauseFile(None if volume is None else quote(volume), pause.why, pause.until_s))
     replace_file(path, text, 0o644)
 
 
@@ -83,7 +83,7 @@ def read_pauses(runtime: bytes, now_s: float) -> dict[bytes | None, Pause]:
 def _read(path: bytes) -> tuple[bytes | None, Pause]:
     try:
         with open(path, "rb") as file:
-            said = msgspec.json.decode(file.read(_MOST_BYTES), type=_File)
+            said = msgspec.json.decode(file.read(_MOST_BYTES), type=_PauseFile)
         volume = None if said.volume is None else unquote(said.volume)
     except (OSError, ValueError, msgspec.MsgspecError):
         return None, Pause(f"{printable(path)} can't be read", None)

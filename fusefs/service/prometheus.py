@@ -19,9 +19,9 @@ from prometheus_client.registry import Collector
 
 from fusefs.core.events import Event
 from fusefs.core.names import printable
-from fusefs.core.service_status import Phase, Status, VolumeStatus
+from fusefs.core.service_status import Status, VolumePhase, VolumeStatus
 from fusefs.linux.atomic_files import replace_file
-from fusefs.service.hooks import Tally
+from fusefs.service.hooks import HookCounts
 
 _LOG = logging.getLogger(__name__)
 _Family = TypeVar("_Family", GaugeMetricFamily, CounterMetricFamily)
@@ -73,14 +73,14 @@ _COUNTERS = (
     ),
     _Row("trashd_reaped_orphans_total", "Orphans that are gone for good.", lambda v: v.n_reaped, adds=True),
 )
-_HOOKS: tuple[tuple[str, str, Callable[[Tally], int]], ...] = (
+_HOOKS: tuple[tuple[str, str, Callable[[HookCounts], int]], ...] = (
     ("trashd_hooks_total", "Hooks that ran.", lambda t: t.n_run),
     ("trashd_failed_hooks_total", "Hooks that failed, or were killed at their time limit.", lambda t: t.n_failed),
     ("trashd_dropped_hooks_total", "Hooks that did not run as too many waited.", lambda t: t.n_dropped),
 )
 
 
-class Metrics(Collector):
+class PrometheusMetrics(Collector):
     """All metrics of a service; `registry` holds them."""
 
     def __init__(self, textfile: bytes | None = None) -> None:
@@ -88,7 +88,7 @@ class Metrics(Collector):
         self.registry = CollectorRegistry(auto_describe=False)
         self._textfile = textfile
         self._status: Status | None = None
-        self._hooks = Tally()
+        self._hooks = HookCounts()
         self._events: Counter[tuple[str, str]] = Counter()
         self._is_broken = False
         self.registry.register(self)
@@ -98,7 +98,7 @@ class Metrics(Collector):
         name = _own(event.uid) if is_own else printable(event.volume or b"")
         self._events[name, event.kind.value] += 1
 
-    def publish(self, status: Status, hooks: Tally) -> None:
+    def publish(self, status: Status, hooks: HookCounts) -> None:
         """From now on these are the values; the text file is written."""
         self._status, self._hooks = status, hooks
         if self._textfile is None:
@@ -159,7 +159,7 @@ def _shares(status: Status) -> Iterator[Metric]:
         for resource, share in (("io", volume.io), ("memory", volume.memory), ("cpu", volume.cpu)):
             if share is not None:
                 stalls.add_metric([name, resource], share)
-        for phase in Phase:
+        for phase in VolumePhase:
             phases.add_metric([name, phase.value], float(volume.phase is phase))
     yield stalls
     yield phases

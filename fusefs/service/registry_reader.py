@@ -17,9 +17,9 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import read_mounts
 from fusefs.linux.runtime_directories import STATE_BELOW_HOME
 from fusefs.linux.untrusted_path import open_way
-from fusefs.service.messages import MESSAGE_MAX, Home
+from fusefs.service.messages import MESSAGE_MAX, UserRegistry
 from fusefs.service.open_own_store import ROOTS, is_own
-from fusefs.store.registry_targets import Word
+from fusefs.store.registry_targets import LineOf
 from fusefs.store.user_registries import stores_of_users
 
 MOST_STORES = 100
@@ -31,7 +31,7 @@ _MOST_BYTES, _LINE_BYTES = MESSAGE_MAX * 3 // 4, 700
 def tell_homes(channel: socket.socket, uids: Iterable[int]) -> None:
     """Say what all users' registries name, one user a packet. Raises  OSError: the service is gone"""
     kernel, mounts = Kernel(), read_mounts()
-    homes: dict[int, list[Word]] = {}
+    homes: dict[int, list[LineOf]] = {}
     for word in stores_of_users(kernel, mounts, uids):
         homes.setdefault(word.uid, []).append(word)
     for uid, words in homes.items():
@@ -46,13 +46,13 @@ def tell_homes(channel: socket.socket, uids: Iterable[int]) -> None:
                 os.close(fd)
 
 
-def _home(uid: int, words: Sequence[Word]) -> Home:
+def _home(uid: int, words: Sequence[LineOf]) -> UserRegistry:
     """The newest of a user's stores, as many as are served."""
-    told: list[Word] = []
+    told: list[LineOf] = []
     n_bytes = 0
     for word in reversed(words[-MOST_STORES:]):
         n_bytes += 2 * len(word.line.path) + _LINE_BYTES
         if n_bytes > _MOST_BYTES:
             break
         told.insert(0, word)
-    return Home(uid, told, len(words) - len(told))
+    return UserRegistry(uid, told, len(words) - len(told))

@@ -9,15 +9,15 @@ from fusefs.core.names import ContainerId
 from fusefs.linux.act_as_user import user_name
 from fusefs.linux.mountinfo import below
 from fusefs.service.child_answers import ForRoot
-from fusefs.service.open_volume import Opened
-from fusefs.store.claim import Lost
+from fusefs.service.open_volume import OpenVolume
+from fusefs.store.claim import ClaimLost
 from fusefs.store.layout import Store, open_store
 from fusefs.store.seize import seize
 from fusefs.store.swap_path import own_folder
 from fusefs.store.user_folders import open_user
 
 
-def take_over(opened: Opened, wanted: ForRoot) -> ContainerId | None:
+def take_over(opened: OpenVolume, wanted: ForRoot) -> ContainerId | None:
     """The id of root's orphan, due at once, that was in a user's quarantine; None if another process has it by now.
 
     Raises  TrashdError; OSError
@@ -31,7 +31,7 @@ def take_over(opened: Opened, wanted: ForRoot) -> ContainerId | None:
         own = owned.enter_context(own_folder(store))
         note = f"{user_name(wanted.uid)} could not delete it; the configuration gives root the right"
         seized = seize(folder, wanted.id, own, note, 0)
-        return None if isinstance(seized, Lost) else seized.id
+        return None if isinstance(seized, ClaimLost) else seized.id
 
 
 def _store_of(upper: Store, base: bytes, owned: ExitStack) -> Store:

@@ -10,14 +10,14 @@ import trio
 
 from fusefs.core.service_status import PassedOver
 from fusefs.linux.fd import Fd
-from fusefs.linux.inotify import Event, Happened
+from fusefs.linux.inotify import InotifyEvent, InotifyMask
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import Mount
-from fusefs.service.messages import Home
+from fusefs.service.messages import UserRegistry
 from fusefs.service.open_volume import find_store
-from fusefs.service.shared_context import Context, boot_s, in_thread
+from fusefs.service.shared_context import ServiceContext, boot_s, in_thread
 from fusefs.store.registry_lines import STORES
-from fusefs.store.registry_targets import Word
+from fusefs.store.registry_targets import LineOf
 
 _LOG = logging.getLogger(__name__)
 _AT_ONCE = 16
@@ -36,7 +36,7 @@ Key = tuple[int, bytes]
 _Which = tuple[int, int]
 
 
-class Finder:
+class MountPointStores:
     """Looks for stores at mount points; some of them may be on disks that don't answer."""
 
     def __init__(self, kernel: Kernel) -> None:
@@ -76,12 +76,12 @@ class Finder:
             self._asked.discard(path)
 
 
-class OwnStores:
+class RegisteredStores:
     """Users' own stores: what their registries name, read when they change and every now and then."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: ServiceContext) -> None:
         """Nothing is known yet."""
-        self.words: dict[Key, Word] = {}
+        self.words: dict[Key, LineOf] = {}
         self._n_more: dict[int, int] = {}
         self._context = context
         self._watches: dict[int, int] = {}
@@ -109,7 +109,7 @@ class OwnStores:
     async def _read(self, uids: list[int]) -> None:
         heard: set[int] = set()
 
-        def take(home: Home, directory: Fd | None) -> None:
+        def take(home: UserRegistry, directory: Fd | None) -> None:
             heard.add(home.uid)
             self._forget(home.uid)
             self.words |= {(home.uid, word.line.path): word for word in home.words if word.uid == home.uid}
@@ -135,15 +135,15 @@ class OwnStores:
     def _watch(self, uid: int, directory: Fd | None) -> None:
         """Hear of it when he registers another one."""
 
-        def on_event(event: Event) -> None:
-            if event.happened & (Happened.IGNORED | Happened.UNMOUNT):
+        def on_event(event: InotifyEvent) -> None:
+            if event.happened & (InotifyMask.IGNORED | InotifyMask.UNMOUNT):
                 self._watches.pop(uid, None)
             if event.name == STORES or not event.name:
                 self._news.set()
 
         if directory is not None:
             try:
-                self._watches[uid] = self._context.watcher.add(directory, Happened.MOVED_TO, on_event)
+                self._watches[uid] = self._context.watcher.add(directory, InotifyMask.MOVED_TO, on_event)
             except OSError as error:
                 _LOG.warning("the registry of uid %d can't be watched: %s", uid, error.strerror)
 

@@ -15,34 +15,34 @@ from typing import NamedTuple
 import trio
 
 from fusefs.core.errors import BadConfig, Busy
-from fusefs.core.events import Event, Kind
+from fusefs.core.events import Event, EventKind
 from fusefs.core.names import printable
 from fusefs.core.record import quote
-from fusefs.core.service_status import PassedOver, Phase, Status
+from fusefs.core.service_status import PassedOver, Status, VolumePhase
 from fusefs.linux import service_lock
 from fusefs.linux.boot_id import boot_id
 from fusefs.linux.clock_changes import ClockWatch
 from fusefs.linux.config_files import Loaded
 from fusefs.linux.fd import Fd
-from fusefs.linux.inotify import Event as Noticed
-from fusefs.linux.inotify import Happened
+from fusefs.linux.inotify import InotifyEvent as Noticed
+from fusefs.linux.inotify import InotifyMask
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.low_priority import be_idle
 from fusefs.linux.mount_changes import MountWatch
-from fusefs.linux.mountinfo import Mount, View, covering, is_inside, read_mounts
+from fusefs.linux.mountinfo import Mount, MountView, covering, is_inside, read_mounts
 from fusefs.linux.runtime_directories import lasting_dir, make_dir, runtime_dir, state_dir
-from fusefs.linux.systemd import Notifier
+from fusefs.linux.systemd import SystemdNotifier
 from fusefs.service.clock_file import load_clock, save_clock
-from fusefs.service.event_outlets import Outlets
+from fusefs.service.event_outlets import EventOutlets
 from fusefs.service.forker import Forker, ForkerLost
-from fusefs.service.inotify_watches import Watcher
+from fusefs.service.inotify_watches import InotifyWatches
 from fusefs.service.open_volume import all_views, by_rules, registered_paths, volume_paths
-from fusefs.service.own_store_limits import Berths
+from fusefs.service.own_store_limits import OwnStoreLimits
 from fusefs.service.pause_files import Pause, pause_dir, read_pauses
-from fusefs.service.served_stores import Finder, Key, OwnStores
-from fusefs.service.shared_context import Context, boot_s
+from fusefs.service.served_stores import Key, MountPointStores, RegisteredStores
+from fusefs.service.shared_context import ServiceContext, boot_s
 from fusefs.service.status_file import write_status
-from fusefs.service.volume_loop import Keeper, Own
+from fusefs.service.volume_loop import OwnStore, VolumeLoop
 from fusefs.store.registry_lines import STORES, registered
 
 _LOG = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class AlreadyRunning(Busy):
     hint = "trashd status shows it"
 
 
-class Wanted(NamedTuple):
+class ServiceOptions(NamedTuple):
     """What the command line says.
 
     load     reads the configuration. Raises  BadConfig
@@ -71,7 +71,7 @@ class Wanted(NamedTuple):
     volumes: tuple[bytes, ...] = ()
 
 
-def serve(wanted: Wanted) -> None:
+def serve(wanted: ServiceOptions) -> None:
     """Be the service until SIGTERM or SIGINT.
 
     Raises  AlreadyRunning; BadConfig; ForkerLost; OSError
@@ -86,13 +86,13 @@ def serve(wanted: Wanted) -> None:
         if lock is None:
             raise AlreadyRunning(runtime)
         owned.enter_context(lock)
-        watcher = owned.enter_context(Watcher())
+        watcher = owned.enter_context(InotifyWatches())
         mounts = owned.enter_context(MountWatch())
         kernel = Kernel()
         service = _Service(wanted, loaded, kernel, watcher, runtime, state)
         since_ns, clock = load_clock(state)
         save_clock(state, clock)  # whatever ends us, the next one knows what this clock was
-        context = Context(
+        context = ServiceContext(
             kernel,
             forker,
             watcher,
@@ -115,7 +115,13 @@ class _Service:
     """The running service."""
 
     def __init__(
-        self, wanted: Wanted, loaded: Loaded, kernel: Kernel, watcher: Watcher, runtime: bytes, state: bytes
+        self,
+        wanted: ServiceOptions,
+        loaded: Loaded,
+        kernel: Kernel,
+        watcher: InotifyWatches,
+        runtime: bytes,
+        state: bytes,
     ) -> None:
         self.failed: ForkerLost | None = None
         self._wanted = wanted
@@ -123,10 +129,10 @@ class _Service:
         self._runtime = runtime
         self._state = state
         self._watcher = watcher
-        self._notifier = Notifier()
-        self._keepers: dict[bytes, Keeper] = {}
-        self._finder = Finder(kernel)
-        self.outlets = Outlets(loaded.config)
+        self._notifier = SystemdNotifier()
+        self._keepers: dict[bytes, VolumeLoop] = {}
+        self._finder = MountPointStores(kernel)
+        self.outlets = EventOutlets(loaded.config)
         self._started_ns = time.time_ns()
         self._version = version("trashd")  # of the code that runs: the package may be another one tomorrow
         self._changed = trio.Event()
@@ -134,10 +140,10 @@ class _Service:
         self._reloads = trio.Lock()
         self._told = ""
         self._mounts: dict[bytes, int] = {}  # what each volume's path leads to, by the mount's id
-        self._views: list[View] = []
-        self._own: dict[Key, Keeper] = {}  # users' own stores
-        self._own_stores: OwnStores | None = None
-        self._berths = Berths()
+        self._views: list[MountView] = []
+        self._own: dict[Key, VolumeLoop] = {}  # users' own stores
+        self._own_stores: RegisteredStores | None = None
+        self._berths = OwnStoreLimits()
         self._told_more: tuple[PassedOver, ...] = ()
 
     def tell(self, event: Event) -> None:
@@ -149,7 +155,7 @@ class _Service:
         """The status is not what it was."""
         self._changed.set()
 
-    async def run(self, context: Context, mounts: MountWatch) -> None:
+    async def run(self, context: ServiceContext, mounts: MountWatch) -> None:
         """Serve until told to stop."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._obey, context, nursery)
@@ -165,15 +171,15 @@ class _Service:
             nursery.start_soon(self._tell_status, context)
             if os.geteuid() == 0 and not self._wanted.volumes:
                 nursery.start_soon(self._keep_own_stores, context, nursery)
-            context.tell(Kind.STARTED, detail=f"trashd {self._version}, {_volumes(len(self._keepers))}")
+            context.tell(EventKind.STARTED, detail=f"trashd {self._version}, {_volumes(len(self._keepers))}")
             self._write_status()
             self._notifier.ready(self._summary())
             nursery.start_soon(self._stay_alive)
-        context.tell(Kind.STOPPED)
+        context.tell(EventKind.STOPPED)
         self._write_status()
         self.outlets.close()
 
-    async def _end_with_forker(self, context: Context, nursery: trio.Nursery) -> None:
+    async def _end_with_forker(self, context: ServiceContext, nursery: trio.Nursery) -> None:
         """An idle service too: who starts it again would not know that nothing will be reaped."""
         await context.forker.until_lost()
         self._fail(ForkerLost(), nursery)
@@ -183,7 +189,7 @@ class _Service:
         self.failed = error
         nursery.cancel_scope.cancel()
 
-    async def _obey(self, context: Context, nursery: trio.Nursery) -> None:
+    async def _obey(self, context: ServiceContext, nursery: trio.Nursery) -> None:
         """Do what signals say: SIGHUP reads the configuration again, SIGTERM and SIGINT end it all."""
         with trio.open_signal_receiver(signal.SIGHUP, signal.SIGTERM, signal.SIGINT) as signals:
             async for number in signals:
@@ -193,23 +199,23 @@ class _Service:
                     self._notifier.stopping()
                     nursery.cancel_scope.cancel()
 
-    async def _reload(self, context: Context, nursery: trio.Nursery) -> None:
+    async def _reload(self, context: ServiceContext, nursery: trio.Nursery) -> None:
         """Read the configuration again; one that is wrong is told, and the old one stays in force."""
         async with self._reloads:
             await self._reload_now(context, nursery)
 
-    async def _reload_now(self, context: Context, nursery: trio.Nursery) -> None:
+    async def _reload_now(self, context: ServiceContext, nursery: trio.Nursery) -> None:
         self._notifier.reloading()
         try:
             self._loaded = await trio.to_thread.run_sync(self._wanted.load)
         except BadConfig as error:
             for problem in error.problems:
                 _LOG.error("configuration: %s: %s", f"{problem.file}:{problem.line}", problem.what)
-            context.tell(Kind.CONFIGURED, detail="it is wrong, and the old one stays in force")
+            context.tell(EventKind.CONFIGURED, detail="it is wrong, and the old one stays in force")
         else:
             context.config = self._loaded.config
             self.outlets.configure(context.config, nursery)
-            context.tell(Kind.CONFIGURED, detail=", ".join(map(printable, self._loaded.files)) or "defaults")
+            context.tell(EventKind.CONFIGURED, detail=", ".join(map(printable, self._loaded.files)) or "defaults")
             await self._find(context, nursery)
             for keeper in self._all_keepers():
                 keeper.reconfigure()
@@ -217,7 +223,7 @@ class _Service:
 
     # Volumes
 
-    async def _find(self, context: Context, nursery: trio.Nursery) -> None:
+    async def _find(self, context: ServiceContext, nursery: trio.Nursery) -> None:
         """Begin to keep the volumes that are not kept yet. A mount point that does not answer is passed over."""
         mounts = await trio.to_thread.run_sync(read_mounts)
         named = self._wanted.volumes or tuple(volume.path for volume in context.config.volumes if volume.is_served)
@@ -240,20 +246,20 @@ class _Service:
         if self._own_stores is not None:
             self._own_stores.look()
 
-    def _look_through(self, mounts: list[Mount]) -> list[View]:
+    def _look_through(self, mounts: list[Mount]) -> list[MountView]:
         """What mounts of ours show, or are about to show again."""
         self._views = all_views(mounts, self._views)
         return self._views
 
-    def _keep(self, context: Context, nursery: trio.Nursery, path: bytes, *, stays: bool) -> None:
+    def _keep(self, context: ServiceContext, nursery: trio.Nursery, path: bytes, *, stays: bool) -> None:
         if path not in self._keepers:
-            keeper = self._keepers[path] = Keeper(context, path, stays=stays)
+            keeper = self._keepers[path] = VolumeLoop(context, path, stays=stays)
             keeper.set_pause(self._pause_of(keeper, read_pauses(self._runtime, time.time())))
             nursery.start_soon(self._run, keeper, nursery)
 
-    async def _keep_own_stores(self, context: Context, nursery: trio.Nursery) -> None:
+    async def _keep_own_stores(self, context: ServiceContext, nursery: trio.Nursery) -> None:
         """Serve what users' registries name, of their own."""
-        own_stores = self._own_stores = OwnStores(context)
+        own_stores = self._own_stores = RegisteredStores(context)
 
         def uids() -> set[int]:
             return {uid for keeper in self._keepers.values() for uid in keeper.users}
@@ -263,7 +269,7 @@ class _Service:
         except ForkerLost as error:
             self._fail(error, nursery)
 
-    def _find_own(self, context: Context, nursery: trio.Nursery, own_stores: OwnStores) -> None:
+    def _find_own(self, context: ServiceContext, nursery: trio.Nursery, own_stores: RegisteredStores) -> None:
         """Begin to keep the stores that are new, and leave those that no registry vouches for any more."""
         for key in self._own.keys() - own_stores.words.keys():
             self._own[key].leave()
@@ -271,12 +277,12 @@ class _Service:
         seen = self._look_through(mounts)
         for key, word in own_stores.words.items():
             uid, path = key
-            own = Own(word, by_rules(path, mounts, seen))
+            own = OwnStore(word, by_rules(path, mounts, seen))
             if key in self._own:
                 self._own[key].renew(own)
                 continue
             berth = self._berths.of(uid, covering(path, mounts))
-            keeper = self._own[key] = Keeper(context, path, stays=False, own=own, berth=berth)
+            keeper = self._own[key] = VolumeLoop(context, path, stays=False, own=own, berth=berth)
             keeper.set_pause(self._pause_of(keeper, pauses))
             nursery.start_soon(self._run, keeper, nursery)
         self._berths.n_stores = len(self._own)
@@ -286,10 +292,10 @@ class _Service:
         self._told_more = told
         self.changed()
 
-    def _all_keepers(self) -> list[Keeper]:
+    def _all_keepers(self) -> list[VolumeLoop]:
         return [*self._keepers.values(), *self._own.values()]
 
-    async def _run(self, keeper: Keeper, nursery: trio.Nursery) -> None:
+    async def _run(self, keeper: VolumeLoop, nursery: trio.Nursery) -> None:
         """Keep a volume. A fault of ours in one must not end the others."""
         while True:
             try:
@@ -310,7 +316,7 @@ class _Service:
                 keeper.broke("a fault in trashd itself: see the log")
                 await trio.sleep(_FIND_S)  # should it be one that comes at once again
 
-    async def _watch_mounts(self, context: Context, nursery: trio.Nursery, mounts: MountWatch) -> None:
+    async def _watch_mounts(self, context: ServiceContext, nursery: trio.Nursery, mounts: MountWatch) -> None:
         """Look for volumes when something is mounted, and at the known ones when something is unmounted."""
         while True:
             with trio.move_on_after(_FIND_S if self._awaits_mounts() else context.config.poll_s):
@@ -324,20 +330,20 @@ class _Service:
         standing = {mount.mnt_id for mount in read_mounts()}
         return any(view.mount.mnt_id not in standing for view in self._views)
 
-    async def _obey_nudges(self, context: Context, nursery: trio.Nursery) -> None:
+    async def _obey_nudges(self, context: ServiceContext, nursery: trio.Nursery) -> None:
         """Look for volumes when a store was made, or is vouched for (`trashd init`)."""
         while True:
             await self._nudged.wait()
             self._nudged = trio.Event()
             for keeper in self._all_keepers():
-                if keeper.phase is Phase.UNPROVEN:
+                if keeper.phase is VolumePhase.UNPROVEN:
                     keeper.look_again()
             await self._find(context, nursery)
 
     # Pauses
 
     def _watch_pauses(self) -> None:
-        wanted = Happened.MOVED_TO | Happened.DELETE
+        wanted = InotifyMask.MOVED_TO | InotifyMask.DELETE
         with Fd(os.open(pause_dir(self._runtime), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
             self._watcher.add(fd, wanted, lambda _event: self._set_pauses())
 
@@ -350,7 +356,7 @@ class _Service:
 
         # Who has no home, or one that can't be written, registers nothing.
         with suppress(OSError), Fd(os.open(make_dir(lasting_dir()), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
-            self._watcher.add(fd, Happened.MOVED_TO, on_event)
+            self._watcher.add(fd, InotifyMask.MOVED_TO, on_event)
 
     def _set_pauses(self) -> None:
         self._nudged.set()
@@ -358,7 +364,7 @@ class _Service:
         for keeper in self._all_keepers():
             keeper.set_pause(self._pause_of(keeper, pauses))
 
-    def _pause_of(self, keeper: Keeper, pauses: Mapping[bytes | None, Pause]) -> Pause | None:
+    def _pause_of(self, keeper: VolumeLoop, pauses: Mapping[bytes | None, Pause]) -> Pause | None:
         """What holds for a volume; a user's own store is paused with what it is in, so that that can be unmounted."""
         if keeper.owner is not None:
             known = {path: pause for path, pause in pauses.items() if path is not None}
@@ -368,7 +374,7 @@ class _Service:
 
     # Telling
 
-    async def _tell_status(self, context: Context) -> None:
+    async def _tell_status(self, context: ServiceContext) -> None:
         """Write the status when it changes, each second at work, now and then when nothing happens."""
         while True:
             self._changed = trio.Event()
@@ -417,7 +423,7 @@ class _Service:
             await trio.sleep(watchdog_s / 2)
 
 
-async def _watch_clock(context: Context) -> None:
+async def _watch_clock(context: ServiceContext) -> None:
     """Look at the clocks when the wall clock is set: what is made before a look may be of either time. Checkpoint"""
     with ClockWatch() as watch:
         while True:

@@ -11,25 +11,25 @@ from typing import Generic, TypeVar
 import trio
 
 from fusefs.core.config import Config
-from fusefs.core.events import Event, Kind
+from fusefs.core.events import Event, EventKind
 from fusefs.core.orphan_age import Clock, jumped
 from fusefs.linux.clocks import clocks_ns
 from fusefs.linux.kernel import Kernel
-from fusefs.service.event_limit import Flood
+from fusefs.service.event_limit import EventLimit
 from fusefs.service.forker import Forker
-from fusefs.service.inotify_watches import Watcher
+from fusefs.service.inotify_watches import InotifyWatches
 
 T = TypeVar("T")
 
 
-class Context:
+class ServiceContext:
     """The service's hands and its memory."""
 
     def __init__(
         self,
         kernel: Kernel,
         forker: Forker,
-        watcher: Watcher,
+        watcher: InotifyWatches,
         config: Config,
         clock: Clock,
         since_ns: int,
@@ -56,7 +56,7 @@ class Context:
         self._tell = tell
         self._save = save
         self._is_told = False
-        self._flood = Flood()
+        self._flood = EventLimit()
 
     def clock(self) -> Clock:
         """Both clocks now: a jump of the wall clock is noticed at the next look, and not forgotten."""
@@ -77,7 +77,7 @@ class Context:
 
     def tell(
         self,
-        kind: Kind,
+        kind: EventKind,
         *,
         volume: bytes | None = None,
         uid: int | None = None,
@@ -117,14 +117,14 @@ async def in_time(
     undo  called in whatever thread sees it come too late
     Checkpoint  yes
     """
-    handed = _Handed(undo)
+    handed = _ThreadResult(undo)
     with trio.move_on_after(seconds):
         return await in_thread(limiter, partial(handed.over, body))
     handed.give_up()
     return None
 
 
-class _Handed(Generic[T]):
+class _ThreadResult(Generic[T]):
     """A result on its way from a thread to a task that may not wait for it any more."""
 
     def __init__(self, undo: Callable[[T], object]) -> None:

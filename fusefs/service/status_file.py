@@ -6,7 +6,7 @@ import time
 
 import msgspec
 
-from fusefs.core.service_status import Seen, Status, age_s, decode, encode
+from fusefs.core.service_status import SeenStatus, Status, age_s, decode, encode
 from fusefs.linux.atomic_files import replace_file
 from fusefs.linux.boot_id import boot_id
 from fusefs.linux.service_lock import is_held
@@ -25,7 +25,7 @@ def write_status(directory: bytes, status: Status) -> None:
     replace_file(directory + b"/" + FILE, text, 0o644, whatever_umask=True)
 
 
-def read_status(directory: bytes) -> Seen | None:
+def read_status(directory: bytes) -> SeenStatus | None:
     """The last status of a directory's service; None if none ever ran there. Raises  TrashdError, OSError"""
     try:
         with open(directory + b"/" + FILE, "rb") as file:
@@ -33,4 +33,4 @@ def read_status(directory: bytes) -> Seen | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     age = age_s(status, boot_id(), time.clock_gettime_ns(time.CLOCK_BOOTTIME), time.time_ns())
-    return Seen(status, is_held(directory, status.pid), age)
+    return SeenStatus(status, is_held(directory, status.pid), age)

@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from fusefs.core.orphan_age import Clock, Sight, Sights
-from fusefs.core.policy import Known
-from fusefs.service.due_queue import Chosen, Upcoming
-from fusefs.service.messages import Look, Measure, Order, Reap, Seen, Tend
+from fusefs.core.orphan_age import Clock, FirstSight, FirstSights
+from fusefs.core.policy import KnownOrphan
+from fusefs.service.due_queue import DueContainer, DueQueue
+from fusefs.service.messages import Measure, Order, ReadRecords, Reap, SeenContainer, Tend
 
 BATCH = 20
 """Orphans in one order: most are small, and each order costs a round trip."""
@@ -26,21 +26,21 @@ _SLACK_NS = 5_000_000_000
 """What was made while a page was read may be on it or not."""
 
 
-class Sofar(NamedTuple):
+class ReapProgress(NamedTuple):
     """What was done of an orphan: entries, bytes (None: not all were looked at), time."""
 
     n_removed: int = 0
     n_bytes: int | None = 0
     seconds: float = 0.0
 
-    def plus(self, more: Sofar) -> Sofar:
+    def plus(self, more: ReapProgress) -> ReapProgress:
         """Both."""
         known = self.n_bytes is not None and more.n_bytes is not None
         n_bytes = (self.n_bytes or 0) + (more.n_bytes or 0) if known else None
-        return Sofar(self.n_removed + more.n_removed, n_bytes, self.seconds + more.seconds)
+        return ReapProgress(self.n_removed + more.n_removed, n_bytes, self.seconds + more.seconds)
 
 
-class Part:
+class FolderPart:
     """His folder in one store: most have one, users of lower stores several."""
 
     def __init__(self, base: bytes, most: int, told_until_ns: int) -> None:
@@ -51,13 +51,13 @@ class Part:
         told_until_ns  wall time: what was made later is not told yet
         """
         self.base = base
-        self._upcoming = Upcoming(most)
+        self._upcoming = DueQueue(most)
         self.fresh: set[str] = set()
-        self.pending: dict[str, Chosen] = {}
+        self.pending: dict[str, DueContainer] = {}
         self._pending_since_s = math.inf
-        self.known: dict[str, Known] = {}  # all, where a quota wants their sizes
+        self.known: dict[str, KnownOrphan] = {}  # all, where a quota wants their sizes
         self.to_measure: list[str] = []
-        self._sights = Sights(_MOST_REMEMBERED)
+        self._sights = FirstSights(_MOST_REMEMBERED)
         self.told_until_ns = told_until_ns
         self._looked_since_ns = told_until_ns
         self.n_orphans = 0
@@ -93,17 +93,17 @@ class Part:
         self.known.pop(identifier, None)
         self._sights.forget(identifier)
 
-    def sight(self, seen: Seen, clock: Clock) -> Sight:
+    def sight(self, seen: SeenContainer, clock: Clock) -> FirstSight:
         """Since when a container has been there, and how old it was then, by the clock that is never set.
 
         Where its record tells, it is as if the service had been there: whoever set the wall clock since, it is so old.
         Otherwise since it was first seen.
         """
         if seen.boot_ns is not None:
-            return Sight(seen.boot_ns, 0)
+            return FirstSight(seen.boot_ns, 0)
         return self._sights.of(clock, seen.id, seen.created_ns)
 
-    def schedule(self, chosen: Chosen, at_s: float | None) -> None:
+    def schedule(self, chosen: DueContainer, at_s: float | None) -> None:
         """A container may be reaped from then on; None: not before something else is known of it."""
         if at_s is None:
             self._upcoming.remove(chosen.id)
@@ -134,7 +134,7 @@ class Part:
             ids = sorted(self.fresh)[:BATCH]
             self.fresh.difference_update(ids)
             self._left.clear()
-            return Look(self.base, ids=ids)
+            return ReadRecords(self.base, ids=ids)
         if self._upcoming.must_look():
             self.look_again()
         n_due = self._upcoming.n_due(now_s)
@@ -143,7 +143,7 @@ class Part:
             if not self._after:
                 self._upcoming.clear()
             self._left.clear()
-            return Look(self.base, after=self._after, and_quarantined=is_first)
+            return ReadRecords(self.base, after=self._after, and_quarantined=is_first)
         if n_due:
             self._pending_since_s = _or_never(self._upcoming.next_at_s())
             chosen = self._upcoming.take(now_s, BATCH)
@@ -184,7 +184,7 @@ class Part:
         self.pending = {}
 
 
-class User:
+class UserState:
     """What is known of one user, and what went wrong with him."""
 
     def __init__(self, uid: int, base: bytes, most: Callable[[], int], told_until_ns: int) -> None:
@@ -195,7 +195,7 @@ class User:
         told_until_ns  wall time: what was made later is not told yet
         """
         self.uid = uid
-        self.parts = {base: Part(base, most(), told_until_ns)}
+        self.parts = {base: FolderPart(base, most(), told_until_ns)}
         self.tend_at_s = 0.0
         self.current: str | None = None
         self.had_s = 0.0
@@ -212,14 +212,14 @@ class User:
         self._n_parked: dict[str, int] = {}
         self._n_tries: dict[str, int] = {}
         self._not_before_s: dict[str, float] = {}
-        self._sofar: dict[str, Sofar] = {}
+        self._sofar: dict[str, ReapProgress] = {}
 
     def tended(self, bases: Iterable[bytes]) -> bool:
         """His folders are in order, and in these stores; whether some were not known."""
         wanted = set(bases) | {self._base}
         new = wanted - self.parts.keys()
         for base in new:
-            self.parts[base] = Part(base, self._most(), self._told_until_ns)
+            self.parts[base] = FolderPart(base, self._most(), self._told_until_ns)
         for base in self.parts.keys() - wanted:
             del self.parts[base]
         return bool(new)
@@ -252,7 +252,7 @@ class User:
         match order:
             case Tend():
                 self.tend_at_s = 0.0
-            case Look():
+            case ReadRecords():
                 self.parts[order.base].fresh.update(order.ids or ())
             case Measure():
                 self.parts[order.base].to_measure += order.ids
@@ -326,15 +326,15 @@ class User:
             part.wants(now_s) or len(part.pending) > 1 for part in self.parts.values()
         )
 
-    def parked(self, identifier: str, sofar: Sofar) -> None:
+    def parked(self, identifier: str, sofar: ReapProgress) -> None:
         """It made way; next time it has longer."""
         _count(self._n_parked, identifier)
         self._sofar[identifier] = self.sofar(identifier).plus(sofar)
         _bound(self._sofar)
 
-    def sofar(self, identifier: str) -> Sofar:
+    def sofar(self, identifier: str) -> ReapProgress:
         """What was done of it before it made way."""
-        return self._sofar.get(identifier, Sofar())
+        return self._sofar.get(identifier, ReapProgress())
 
     def failed(self, now_s: float) -> float:
         """His process or his folder failed: he waits, longer each time; how long."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 
 from fusefs.core.policy import VolumePolicy, hurries
-from fusefs.core.service_status import MOST_FAULTS, Fault
-from fusefs.service.open_volume import Space
+from fusefs.core.service_status import MOST_FAULTS, StatusFault
+from fusefs.service.open_volume import VolumeSpace
 
 _TREND_S = 30.0
 """Over which a trend is told: long enough that a single file is none."""
@@ -16,17 +16,17 @@ _USUAL_ENTRIES = 1000.0
 _WEIGHT = 0.1
 
 
-class Room:
+class SpaceTrend:
     """The free space of a volume: what there is, where it goes, and whether the reaper hurries."""
 
     def __init__(self) -> None:
-        self.space: Space | None = None
+        self.space: VolumeSpace | None = None
         self.hurries = False
         self.trend_bytes_per_s: float | None = None
         self._since_s = 0.0
         self._since_bytes = 0
 
-    def look(self, space: Space, policy: VolumePolicy, now_s: float) -> bool:
+    def look(self, space: VolumeSpace, policy: VolumePolicy, now_s: float) -> bool:
         """Take in what there is now; whether hurrying began or ended with it."""
         self.space = space
         elapsed_s = now_s - self._since_s
@@ -43,7 +43,7 @@ class Room:
         return self.hurries != before
 
 
-class Tally:
+class WorkTotals:
     """What was done since the service began: sums, and rates of late."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Tally:
         self.busy_s = 0.0
         self.n_reaped = 0
         self.usual_entries = _USUAL_ENTRIES
-        self.faults: deque[Fault] = deque(maxlen=MOST_FAULTS)
+        self.faults: deque[StatusFault] = deque(maxlen=MOST_FAULTS)
         self._lately: deque[tuple[float, int, int]] = deque()
 
     def add(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
@@ -86,4 +86,4 @@ class Tally:
 
     def fault(self, at_ns: int, text: str) -> None:
         """Something went wrong; told without the name of anybody's file."""
-        self.faults.append(Fault(at_ns, text))
+        self.faults.append(StatusFault(at_ns, text))

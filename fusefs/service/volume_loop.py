@@ -12,38 +12,38 @@ from typing import NamedTuple
 import trio
 
 from fusefs.core.errors import NoStore, TrashdError, from_os
-from fusefs.core.events import Kind
+from fusefs.core.events import EventKind
 from fusefs.core.names import printable
 from fusefs.core.policy import VolumePolicy
-from fusefs.core.service_status import PassedOver, Phase, VolumeStatus
+from fusefs.core.service_status import PassedOver, VolumePhase, VolumeStatus
 from fusefs.core.time_windows import opens_in_s
-from fusefs.linux.inotify import Event, Happened
+from fusefs.linux.inotify import InotifyEvent, InotifyMask
 from fusefs.service.child_answers import TROUBLE, Trouble
-from fusefs.service.folder_watch import Sentry
+from fusefs.service.folder_watch import FolderWatch
 from fusefs.service.forker import ForkerLost
 from fusefs.service.open_own_store import unseen
 from fusefs.service.open_volume import (
-    ByRules,
     Elsewhere,
-    Opened,
-    Space,
+    OpenVolume,
+    RulePath,
     Unproven,
+    VolumeSpace,
     open_own,
     open_volume,
     own_space,
     space_at,
 )
-from fusefs.service.own_store_limits import Berth
+from fusefs.service.own_store_limits import OwnStoreLimit
 from fusefs.service.pause_files import Pause
-from fusefs.service.shared_context import Context, boot_s, in_thread, in_time
-from fusefs.service.user_state import User
-from fusefs.service.volume_figures import Room, Tally
+from fusefs.service.shared_context import ServiceContext, boot_s, in_thread, in_time
+from fusefs.service.user_state import UserState
+from fusefs.service.volume_figures import SpaceTrend, WorkTotals
 from fusefs.service.volume_status import Kept, portray
-from fusefs.service.work_session import Session, Tells
+from fusefs.service.work_session import SessionEvents, WorkSession
 from fusefs.store.layout import Store
 from fusefs.store.refused_folders import tell
-from fusefs.store.registry_targets import Word
-from fusefs.store.user_folders import Census, whose
+from fusefs.store.registry_targets import LineOf
+from fusefs.store.user_folders import FolderCensus, whose
 
 _LOG = logging.getLogger(__name__)
 _MOST_REMEMBERED, _LEAST_REMEMBERED = 20_000, 100
@@ -61,18 +61,24 @@ _ROOM_S = 60.0
 """Between two looks at the free space of a volume where nothing is done, if there is trash to give up."""
 
 
-class Own(NamedTuple):
+class OwnStore(NamedTuple):
     """A user's own store, and what the configuration says of its place."""
 
-    word: Word
-    by_rules: ByRules
+    word: LineOf
+    by_rules: RulePath
 
 
-class Keeper:
+class VolumeLoop:
     """One volume, by the path of the directory that holds its store."""
 
     def __init__(
-        self, context: Context, path: bytes, *, stays: bool, own: Own | None = None, berth: Berth | None = None
+        self,
+        context: ServiceContext,
+        path: bytes,
+        *,
+        stays: bool,
+        own: OwnStore | None = None,
+        berth: OwnStoreLimit | None = None,
     ) -> None:
         """Be ready to keep it.
 
@@ -88,13 +94,13 @@ class Keeper:
         self._is_left = False
         self._stays = stays
         self._n_gone = 0
-        self._tally = Tally()
-        self._room = Room()
-        self.users: dict[int, User] = {}
-        self.session: Session | None = None
+        self._tally = WorkTotals()
+        self._room = SpaceTrend()
+        self.users: dict[int, UserState] = {}
+        self.session: WorkSession | None = None
         self._volume_id = ""
         self._filesystem = ""
-        self.phase = Phase.LOOKING
+        self.phase = VolumePhase.LOOKING
         self._why = ""
         self._context = context
         self._limiter = trio.CapacityLimiter(3) if berth is None else berth.threads
@@ -102,7 +108,7 @@ class Keeper:
         self._pause: Pause | None = None
         self._must_find = True
         self._must_open = False
-        self._sentries: dict[int, Sentry] = {}
+        self._sentries: dict[int, FolderWatch] = {}
         self._folders: dict[int, int] = {}
         self._refused: tuple[PassedOver, ...] = ()
         self._area_watches: list[int] = []
@@ -148,7 +154,7 @@ class Keeper:
         )
         return portray(kept, list(self.users.values()), self.session, self._tally, self._room)
 
-    def renew(self, own: Own) -> None:
+    def renew(self, own: OwnStore) -> None:
         """Its owner's registry says something else of it, or it is shown by another mount."""
         assert self._own is not None
         if own != self._own:
@@ -166,7 +172,7 @@ class Keeper:
         """Pause it, or let it go on."""
         if pause == self._pause:
             return
-        kind, detail = (Kind.PAUSED, pause.why) if pause else (Kind.RESUMED, "")
+        kind, detail = (EventKind.PAUSED, pause.why) if pause else (EventKind.RESUMED, "")
         self._context.tell(kind, volume=self.path, uid=self.owner, detail=detail)
         self._pause = pause
         if pause and self.session is not None:
@@ -218,7 +224,7 @@ class Keeper:
                     self._look_at_space(space)
         return self._looked_at_s + _ROOM_S - now_s
 
-    def _look_at_space(self, space: Space) -> None:
+    def _look_at_space(self, space: VolumeSpace) -> None:
         """Take in what is free: whether to hurry."""
         self._looked_at_s = boot_s()
         if not self._room.look(space, self._policy(), self._looked_at_s):
@@ -226,7 +232,7 @@ class Keeper:
         if self._room.hurries:
             share = space.free_share() or 0.0
             detail = f"{share:.1%} of it are free: the oldest go before their time"
-            self._context.tell(Kind.LOW_SPACE, volume=self.path, uid=self.owner, detail=detail)
+            self._context.tell(EventKind.LOW_SPACE, volume=self.path, uid=self.owner, detail=detail)
         for user in self.users.values():
             for part in user.parts.values():
                 part.look_again()
@@ -237,21 +243,21 @@ class Keeper:
         if self._pause is not None and self._pause.left_s(time.time()) <= 0.0:
             self.set_pause(None)
         if self._pause is not None:
-            self._be(Phase.PAUSED, self._pause.why)
+            self._be(VolumePhase.PAUSED, self._pause.why)
             return max(self._pause.left_s(time.time()), 0.1)
         if not policy.is_served:
-            self._be(Phase.PAUSED, "the configuration says: serve = false")
+            self._be(VolumePhase.PAUSED, "the configuration says: serve = false")
             return _NEVER_S
         if now_s < self._rests_until_s:
             return self._rests_until_s - now_s
         local = time.localtime()
         opens_s = opens_in_s(policy.windows, local.tm_hour * 3600 + local.tm_min * 60 + local.tm_sec)
         if opens_s and not self._room.hurries:
-            self._be(Phase.WINDOW, "it may work " + ", ".join(map(str, policy.windows)))
+            self._be(VolumePhase.WINDOW, "it may work " + ", ".join(map(str, policy.windows)))
             return min(float(opens_s), _WINDOW_S)
         return 0.0
 
-    def _be(self, phase: Phase, why: str = "") -> None:
+    def _be(self, phase: VolumePhase, why: str = "") -> None:
         if (phase, why) != (self.phase, self._why):
             self.phase, self._why = phase, why
             self._context.changed()
@@ -263,7 +269,7 @@ class Keeper:
         must_open = self._must_find or self._must_open or is_poll or now_s >= self._watch_at_s
         if not must_open and not any(user.wants(now_s) for user in self.users.values()):
             return
-        self._be(Phase.LOOKING)
+        self._be(VolumePhase.LOOKING)
         if self._berth is None:
             await self._work_opened(policy, is_poll=is_poll)
             return
@@ -271,7 +277,7 @@ class Keeper:
             if self._held_back_s(policy) <= 0 and not self._is_left:  # who knows how long it waited
                 await self._work_opened(policy, is_poll=is_poll)
 
-    async def _open(self) -> Opened:
+    async def _open(self) -> OpenVolume:
         """Open it; a user's own store soon or not at all. Raises  TrashdError; OSError"""
         kernel = self._context.kernel
         if self._own is None:
@@ -282,7 +288,7 @@ class Keeper:
             raise NoStore(self.path, "its disk does not answer; it is looked at again now and then")
         return opened
 
-    async def _space(self) -> Space | None:
+    async def _space(self) -> VolumeSpace | None:
         """What is free, if the disk answers. Raises  TrashdError; OSError"""
         if self._own is None:
             return await in_thread(self._limiter, partial(space_at, self.path))
@@ -293,7 +299,7 @@ class Keeper:
         with await self._open() as opened:
             self._told_path = opened.told_path or self.path
             await self._begin(opened, is_poll=is_poll)
-            self.session = Session(
+            self.session = WorkSession(
                 self._context,
                 opened,
                 policy,
@@ -301,7 +307,7 @@ class Keeper:
                 self._tally,
                 self._room,
                 self._limiter,
-                Tells(
+                SessionEvents(
                     self._look_at_space,
                     partial(self._post_sentries, opened.store),
                     partial(self._find_users, opened),
@@ -316,9 +322,9 @@ class Keeper:
                 self._context.changed()
         if self._n_breaks:
             self._n_breaks = 0
-            self._context.tell(Kind.MENDED, volume=self.path, uid=self.owner)
+            self._context.tell(EventKind.MENDED, volume=self.path, uid=self.owner)
 
-    async def _run_session(self, session: Session, policy: VolumePolicy) -> None:
+    async def _run_session(self, session: WorkSession, policy: VolumePolicy) -> None:
         failed: Exception | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._close_in_time, session, policy)
@@ -330,7 +336,7 @@ class Keeper:
         if failed is not None:
             raise failed
 
-    async def _close_in_time(self, session: Session, policy: VolumePolicy) -> None:
+    async def _close_in_time(self, session: WorkSession, policy: VolumePolicy) -> None:
         """Stop when the window ends; or when others wait, and it has had its turn, or has nothing to do."""
         began_s = boot_s()
         while self._held_back_s(policy) <= 0:
@@ -341,7 +347,7 @@ class Keeper:
                     break
         session.stop()
 
-    async def _begin(self, opened: Opened, *, is_poll: bool) -> None:
+    async def _begin(self, opened: OpenVolume, *, is_poll: bool) -> None:
         """See to it that this is the volume that we know, and whom it has."""
         store = opened.store
         self._must_open = False
@@ -365,13 +371,13 @@ class Keeper:
         else:
             self._post_sentries(store)  # where a watch was lost
 
-    async def _find_users(self, opened: Opened) -> None:
+    async def _find_users(self, opened: OpenVolume) -> None:
         """See which users the volume has, if there may be new ones."""
         if not self._must_find:
             return
         self._must_find = False
         if not self._area_watches:
-            wanted = Happened.CREATE | Happened.MOVED_TO | Happened.MOVED_FROM | Happened.DELETE
+            wanted = InotifyMask.CREATE | InotifyMask.MOVED_TO | InotifyMask.MOVED_FROM | InotifyMask.DELETE
             for _name, area in opened.store.areas.all():
                 with suppress(OSError):
                     self._area_watches.append(self._context.watcher.add(area, wanted, self._on_users))
@@ -385,13 +391,13 @@ class Keeper:
             self._drop(uid)
         for uid, ino in census.inos.items():
             if uid not in self.users:
-                self.users[uid] = User(uid, self.path, self._most_remembered, self._context.since_ns)
+                self.users[uid] = UserState(uid, self.path, self._most_remembered, self._context.since_ns)
             elif self._folders.get(uid, ino) != ino:
                 self._renew(uid)
         self._folders = census.inos
         self._post_sentries(opened.store)
 
-    def _tell_refused(self, census: Census) -> None:
+    def _tell_refused(self, census: FolderCensus) -> None:
         """Note what is no user's folder though it is called so; it is not served."""
         refused = tuple(PassedOver(*problem) for problem in tell(self._told_path, census.refused))
         if refused == self._refused:
@@ -411,7 +417,7 @@ class Keeper:
             if sentry is None or sentry.user is not user:
                 if sentry is not None:
                     sentry.dismiss()
-                sentry = self._sentries[uid] = Sentry(self._context, self.path, user, self.wake)
+                sentry = self._sentries[uid] = FolderWatch(self._context, self.path, user, self.wake)
             sentry.post(store)
         self._n_blind = 0 if all(one.is_complete() for one in self._sentries.values()) else self._n_blind + 1
         self._watch_at_s = boot_s() + 2.0 ** min(self._n_blind, 20) if self._n_blind else math.inf
@@ -421,11 +427,11 @@ class Keeper:
         self.users[uid].look_again()
         self._leave(uid)
 
-    def _on_users(self, event: Event) -> None:
+    def _on_users(self, event: InotifyEvent) -> None:
         """Perhaps a new user, or another folder of one. Anybody makes names there: they say nothing."""
-        if event.happened & (Happened.IGNORED | Happened.UNMOUNT):
+        if event.happened & (InotifyMask.IGNORED | InotifyMask.UNMOUNT):
             self._leave_areas()
-        elif not event.happened & Happened.OVERFLOW and whose(event.name) is None:
+        elif not event.happened & InotifyMask.OVERFLOW and whose(event.name) is None:
             return
         self._must_find = True
         if self.session is None:
@@ -440,7 +446,7 @@ class Keeper:
 
     def _idle_s(self) -> float:
         """All is done: for how long nothing is due."""
-        self._be(Phase.IDLE)
+        self._be(VolumePhase.IDLE)
         if self._must_find or self._must_open:
             return 0.0
         now_s = boot_s()
@@ -454,16 +460,16 @@ class Keeper:
         why = why.replace(printable(self.path), printable(self._told_path))  # everybody may read it
         self._must_find = True
         if isinstance(known, Elsewhere):
-            self._be(Phase.ELSEWHERE, "another reaper works on it")
+            self._be(VolumePhase.ELSEWHERE, "another reaper works on it")
             return _ELSEWHERE_S
         if isinstance(known, Unproven):
             self._forget()
-            self._be(Phase.UNPROVEN, f"{why} ({known.hint})")
+            self._be(VolumePhase.UNPROVEN, f"{why} ({known.hint})")
             return float(self._context.config.poll_s)
         if isinstance(known, TrashdError) and (isinstance(known, NoStore) or known.errno not in TROUBLE):
             self._forget()
             self._n_gone += 1
-            self._be(Phase.GONE, why)
+            self._be(VolumePhase.GONE, why)
             return float(self._context.config.poll_s)
         return self.broke(why)
 
@@ -472,10 +478,10 @@ class Keeper:
         rest_s = min(_FIRST_REST_S * 2.0**self._n_breaks, _LONGEST_REST_S)
         self._n_breaks += 1
         self._rests_until_s = boot_s() + rest_s
-        self._be(Phase.BROKEN, f"{why}; it is tried again every now and then")
+        self._be(VolumePhase.BROKEN, f"{why}; it is tried again every now and then")
         self._tally.fault(time.time_ns(), why)
         detail = f"{why}; it is tried again in {rest_s:.0f} s"
-        self._context.tell(Kind.BROKEN, volume=self.path, uid=self.owner, detail=detail)
+        self._context.tell(EventKind.BROKEN, volume=self.path, uid=self.owner, detail=detail)
         return rest_s
 
     def _lets_tell(self) -> bool:

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fusefs.core.record import quote
-from fusefs.core.service_status import Current, PassedOver, Phase, VolumeStatus
+from fusefs.core.service_status import CurrentReap, PassedOver, VolumePhase, VolumeStatus
 from fusefs.service.shared_context import boot_s
-from fusefs.service.user_state import User
-from fusefs.service.volume_figures import Room, Tally
-from fusefs.service.work_session import Session
+from fusefs.service.user_state import UserState
+from fusefs.service.volume_figures import SpaceTrend, WorkTotals
+from fusefs.service.work_session import WorkSession
 
 _MOST_CURRENT = 5
 _ID_END = 12
@@ -30,12 +30,14 @@ class Kept(NamedTuple):
     owner: int | None
     id: str
     filesystem: str
-    phase: Phase
+    phase: VolumePhase
     why: str
     refused: tuple[PassedOver, ...]
 
 
-def portray(kept: Kept, users: Sequence[User], session: Session | None, tally: Tally, room: Room) -> VolumeStatus:
+def portray(
+    kept: Kept, users: Sequence[UserState], session: WorkSession | None, tally: WorkTotals, room: SpaceTrend
+) -> VolumeStatus:
     """What one volume's keeper knows now; costs no system call."""
     now_s, now_ns = boot_s(), time.time_ns()
     parts = [part for user in users for part in user.parts.values()]
@@ -82,7 +84,7 @@ def portray(kept: Kept, users: Sequence[User], session: Session | None, tally: T
     )
 
 
-def _eta_s(tally: Tally, users: Sequence[User], n_due: int, entries_per_s: float) -> float | None:
+def _eta_s(tally: WorkTotals, users: Sequence[UserState], n_due: int, entries_per_s: float) -> float | None:
     """As long as orphans are as large as those before were; they are not counted."""
     usual = tally.usual_entries
     n_current = max((user.n_removed for user in users), default=0)
@@ -91,19 +93,19 @@ def _eta_s(tally: Tally, users: Sequence[User], n_due: int, entries_per_s: float
     return max(n_due * usual - n_current, 0.0) / entries_per_s
 
 
-def _mood(session: Session, users: Sequence[User], *, hurries: bool) -> tuple[Phase, str]:
+def _mood(session: WorkSession, users: Sequence[UserState], *, hurries: bool) -> tuple[VolumePhase, str]:
     """What it does, and a sentence about it."""
     if not session.current():
         now_s = boot_s()
         is_looking = any(user.wants(now_s) for user in users) or not users
-        return (Phase.LOOKING, "finding out what is due") if is_looking else (Phase.IDLE, "")
+        return (VolumePhase.LOOKING, "finding out what is due") if is_looking else (VolumePhase.IDLE, "")
     if hurries:
-        return Phase.HURRYING, session.why()
-    return (Phase.REAPING if session.tempo.is_alone else Phase.YIELDING), session.why()
+        return VolumePhase.HURRYING, session.why()
+    return (VolumePhase.REAPING if session.tempo.is_alone else VolumePhase.YIELDING), session.why()
 
 
-def _current(session: Session | None) -> tuple[Current, ...]:
+def _current(session: WorkSession | None) -> tuple[CurrentReap, ...]:
     if session is None:
         return ()
     users = [(user.uid, user.current, user.n_removed) for user in session.current()]
-    return tuple(Current(uid, (one or "")[-_ID_END:], n_removed) for uid, one, n_removed in users[:_MOST_CURRENT])
+    return tuple(CurrentReap(uid, (one or "")[-_ID_END:], n_removed) for uid, one, n_removed in users[:_MOST_CURRENT])

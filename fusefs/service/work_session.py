@@ -14,23 +14,23 @@ import trio
 
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import TrashdError
-from fusefs.core.events import Kind
-from fusefs.core.pacing import Backlog, Caps, Done, Pressure
+from fusefs.core.events import EventKind
+from fusefs.core.pacing import Backlog, Pressure, RateCaps, WorkDone
 from fusefs.core.policy import VolumePolicy
-from fusefs.core.slice_budget import HOLD, Tempo
-from fusefs.engine.pressure_pacer import Pacer
+from fusefs.core.slice_budget import HOLD, Speed
+from fusefs.engine.pressure_pacer import PressurePacer
 from fusefs.linux.act_as_user import person
 from fusefs.linux.subuid import read_subordinates
-from fusefs.service.child_answers import Intake
-from fusefs.service.child_handle import Deputy, DeputyLost
-from fusefs.service.fair_turns import Turns
+from fusefs.service.child_answers import ChildAnswers
+from fusefs.service.child_handle import ChildGone, ChildHandle
+from fusefs.service.fair_turns import FairTurns
 from fusefs.service.forker import ForkerLost
-from fusefs.service.messages import Beat, Measure, Order, Reap
-from fusefs.service.open_volume import Opened, Space
+from fusefs.service.messages import Heartbeat, Measure, Order, Reap
+from fusefs.service.open_volume import OpenVolume, VolumeSpace
 from fusefs.service.root_takeover import take_over
-from fusefs.service.shared_context import Context, boot_s, in_thread
-from fusefs.service.user_state import User
-from fusefs.service.volume_figures import Room, Tally
+from fusefs.service.shared_context import ServiceContext, boot_s, in_thread
+from fusefs.service.user_state import UserState
+from fusefs.service.volume_figures import SpaceTrend, WorkTotals
 
 _LOG = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ _LINGER_S = 2.0
 """A volume stays open so long after the last work: things are seldom thrown away one by one."""
 
 
-class Tells(NamedTuple):
+class SessionEvents(NamedTuple):
     """Whom a session tells what it finds.
 
     space   what is free, every few seconds
@@ -61,24 +61,24 @@ class Tells(NamedTuple):
     around  every few seconds: there may be users who were not known
     """
 
-    space: Callable[[Space], None]
+    space: Callable[[VolumeSpace], None]
     parts: Callable[[], None]
     around: Callable[[], Awaitable[None]]
 
 
-class Session:
+class WorkSession:
     """One volume while it is open. All that lasts longer is its keeper's."""
 
     def __init__(
         self,
-        context: Context,
-        opened: Opened,
+        context: ServiceContext,
+        opened: OpenVolume,
         policy: VolumePolicy,
-        users: dict[int, User],
-        tally: Tally,
-        room: Room,
+        users: dict[int, UserState],
+        tally: WorkTotals,
+        room: SpaceTrend,
         limiter: trio.CapacityLimiter,
-        tells: Tells,
+        tells: SessionEvents,
     ) -> None:
         """Be ready to work.
 
@@ -93,20 +93,20 @@ class Session:
         self._room = room
         self._limiter = limiter
         self._tells = tells
-        caps = Caps(policy.max_entries_per_s, policy.max_bytes_per_s, policy.horizon_s)
-        self._pacer = Pacer(context.kernel, opened.hold, caps, may_write=opened.own is None)
+        caps = RateCaps(policy.max_entries_per_s, policy.max_bytes_per_s, policy.horizon_s)
+        self._pacer = PressurePacer(context.kernel, opened.hold, caps, may_write=opened.own is None)
         self.tempo = HOLD
-        self._turns = Turns(read_subordinates().holder_of)
-        self._deputies: dict[int, Deputy] = {}
+        self._turns = FairTurns(read_subordinates().holder_of)
+        self._deputies: dict[int, ChildHandle] = {}
         self._busy: set[int] = set()
-        self._counted: dict[int, Beat] = {}
+        self._counted: dict[int, Heartbeat] = {}
         self._woken = trio.Event()
         self._may_be_news = trio.Event()
         self._stale: set[int] = set()
         self._is_stopping = False
         self._is_probing = False
         self._by_force: set[str] = set()
-        self._intake = Intake(context, opened, policy, tally, room, tells.parts)
+        self._intake = ChildAnswers(context, opened, policy, tally, room, tells.parts)
 
     # From outside
 
@@ -127,7 +127,7 @@ class Session:
         """There may be a new user: see to it soon."""
         self._may_be_news.set()
 
-    def current(self) -> list[User]:
+    def current(self) -> list[UserState]:
         """Those of whom an orphan is being reaped, held ones too."""
         return [user for user in self._users.values() if user.current is not None]
 
@@ -196,9 +196,9 @@ class Session:
                 self._by_force.add(taken)
             self._root().look_again()
 
-    def _root(self) -> User:
+    def _root(self) -> UserState:
         if 0 not in self._users:
-            self._users[0] = User(0, self._opened.store.base_path, lambda: _ROOTS_MOST, self._context.since_ns)
+            self._users[0] = UserState(0, self._opened.store.base_path, lambda: _ROOTS_MOST, self._context.since_ns)
         return self._users[0]
 
     async def _wait(self, seconds: float) -> None:
@@ -207,7 +207,7 @@ class Session:
             await self._woken.wait()
         self._woken = trio.Event()
 
-    async def _turn(self, nursery: trio.Nursery, user: User) -> None:
+    async def _turn(self, nursery: trio.Nursery, user: UserState) -> None:
         """Let one user's child work, until it has nothing to do, or others have waited long enough."""
         deputy = await self._deputy(nursery, user)
         if deputy is None:
@@ -254,7 +254,7 @@ class Session:
     def _others_want(self, uid: int, now_s: float) -> bool:
         return any(other != uid and (other in self._busy or user.wants(now_s)) for other, user in self._users.items())
 
-    async def _deputy(self, nursery: trio.Nursery, user: User) -> Deputy | None:
+    async def _deputy(self, nursery: trio.Nursery, user: UserState) -> ChildHandle | None:
         """A child for a user; None if he has no folder any more."""
         deputy = self._deputies.get(user.uid)
         if deputy is not None and user.uid in self._stale - self._busy:
@@ -273,7 +273,7 @@ class Session:
             nursery.start_soon(_listen, deputy)
         return deputy
 
-    async def _appoint(self, user: User) -> Deputy | None:
+    async def _appoint(self, user: UserState) -> ChildHandle | None:
         """A new child for a user; None, and he is forgotten, if he has no folder any more."""
         folder = await in_thread(self._limiter, partial(self._opened.folder, user.uid))
         if folder is None:
@@ -282,9 +282,9 @@ class Session:
             return None
         with folder:
             who = await in_thread(self._limiter, partial(person, user.uid))
-            return Deputy(user.uid, await self._context.forker.fork(folder, who))
+            return ChildHandle(user.uid, await self._context.forker.fork(folder, who))
 
-    def _dismiss(self, deputy: Deputy) -> None:
+    def _dismiss(self, deputy: ChildHandle) -> None:
         self._count()
         self._counted.pop(deputy.uid, None)
         del self._deputies[deputy.uid]
@@ -309,7 +309,7 @@ class Session:
         for deputy in deputies:
             self._dismiss(deputy)
 
-    async def _carry_out(self, user: User, deputy: Deputy, order: Order) -> None:
+    async def _carry_out(self, user: UserState, deputy: ChildHandle, order: Order) -> None:
         """Have one order done, whatever comes of it."""
         try:
             if isinstance(order, Reap):
@@ -324,13 +324,15 @@ class Session:
             if all_measured or (isinstance(order, Reap) and self._room.hurries):
                 await self._look_at_space()
             user.succeeded(boot_s())
-        except DeputyLost as lost:
+        except ChildGone as lost:
             user.give_back(order)
             if not self._is_stopping:
                 self._dismiss(deputy)
                 pause_s = user.failed(boot_s())
                 detail = f"{lost}; the next one begins in {format_duration(round(pause_s))}"
-                self._context.tell(Kind.CHILD_LOST, volume=self._opened.store.base_path, uid=user.uid, detail=detail)
+                self._context.tell(
+                    EventKind.CHILD_LOST, volume=self._opened.store.base_path, uid=user.uid, detail=detail
+                )
         except OSError as error:
             user.give_back(order)
             self._intake.failed(user, error.errno or errno.EIO, "his folder can't be worked in", error.strerror or "")
@@ -341,7 +343,7 @@ class Session:
             self._busy.discard(user.uid)
             self.wake()
 
-    def _tick(self, nursery: trio.Nursery) -> Tempo:
+    def _tick(self, nursery: trio.Nursery) -> Speed:
         """How fast whoever has the turn may go now."""
         self._count()
         now_s = boot_s()
@@ -349,13 +351,13 @@ class Session:
         if self._policy.paced:
             n_due = sum(user.n_due(now_s) for user in self._users.values())
             backlog = Backlog(int(n_due * self._tally.usual_entries), self._overdue_s(now_s), self._room.hurries)
-            done = Done(self._tally.n_entries, self._tally.n_bytes, self._tally.busy_s)
+            done = WorkDone(self._tally.n_entries, self._tally.n_bytes, self._tally.busy_s)
             self.tempo = self._pacer.tick(done, backlog)
             if self._pacer.wants_probe() and not self._is_probing:
                 self._is_probing = True
                 nursery.start_soon(self._probe)
         else:
-            self.tempo = Tempo(self._policy.max_entries_per_s, self._policy.max_bytes_per_s)
+            self.tempo = Speed(self._policy.max_entries_per_s, self._policy.max_bytes_per_s)
         return self.tempo
 
     def _overdue_s(self, now_s: float) -> float:
@@ -364,7 +366,7 @@ class Session:
     def _count(self) -> None:
         """Add up what the children told since the last time."""
         for uid, deputy in self._deputies.items():
-            last, sums = self._counted.get(uid, Beat(0, 0, 0.0)), deputy.sums
+            last, sums = self._counted.get(uid, Heartbeat(0, 0, 0.0)), deputy.sums
             self._counted[uid] = sums
             if uid in self._users:
                 self._users[uid].n_removed += sums.n_entries - last.n_entries
@@ -399,7 +401,7 @@ class Session:
         await self._intake.enforce_quota(space, self._users.values(), self._limiter)
 
 
-async def _listen(deputy: Deputy) -> None:
+async def _listen(deputy: ChildHandle) -> None:
     """Take in what a child says until its deputy is dismissed, whatever is cancelled meanwhile. Checkpoint"""
     with trio.CancelScope(shield=True):
         await deputy.listen()

@@ -17,7 +17,7 @@ from fusefs.store.layout import DROP, TREE, UserFolder
 from fusefs.store.stage import identify_at, lend, loan, stage_new, take_back
 
 
-class Problem(NamedTuple):
+class AdoptionProblem(NamedTuple):
     """Something that was found and kept: where, what, and what a person can do about it."""
 
     where: str
@@ -82,10 +82,10 @@ def take_in(
     return held.id
 
 
-def adopt_dropped(folder: UserFolder) -> tuple[list[ContainerId], list[Problem]]:
+def adopt_dropped(folder: UserFolder) -> tuple[list[ContainerId], list[AdoptionProblem]]:
     """Make orphans of all that lies in `drop/`; what can't be taken stays there and is told."""
     adopted: list[ContainerId] = []
-    problems: list[Problem] = []
+    problems: list[AdoptionProblem] = []
     names = folder.list(DROP)
     if not names:
         return [], []
@@ -98,7 +98,7 @@ def adopt_dropped(folder: UserFolder) -> tuple[list[ContainerId], list[Problem]]
                 continue  # its user took it back, or another command was faster
             except OSError as error:
                 told = from_os(error, where)
-                problems.append(Problem(where, told.message(), told.hint))
+                problems.append(AdoptionProblem(where, told.message(), told.hint))
             except TrashdError as error:
-                problems.append(Problem(where, error.message(), error.hint))
+                problems.append(AdoptionProblem(where, error.message(), error.hint))
     return adopted, problems

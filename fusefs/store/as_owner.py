@@ -13,19 +13,19 @@ import msgspec
 from fusefs.core.errors import BY_NAME, AuthorityLost, KernelRefused, NoStore, NotPermitted, Refused, TrashdError
 from fusefs.linux.act_as_user import Ask, call_as, user_name
 from fusefs.linux.child_processes import ChildLost
-from fusefs.store.container import Held
+from fusefs.store.container import HeldContainer
 from fusefs.store.layout import Store, UserFolder
 from fusefs.store.make_folder import make_roots
-from fusefs.store.root_rename import ITS_OWNERS, Answer, Hand, Question
+from fusefs.store.root_rename import ITS_OWNERS, RenameAnswer, RenameQuestion, RootRename
 from fusefs.store.stage import restock
 from fusefs.store.swap_path import own_folder
 from fusefs.store.user_folders import open_user
-from fusefs.store.victim_rename import Direct, Move, Visible
+from fusefs.store.victim_rename import DirectRename, VisibleMove, VisibleRename
 
 T = TypeVar("T")
 
 
-class _Outcome(msgspec.Struct):
+class _ChildResult(msgspec.Struct):
     """What comes back from the child: a result, or an error to be raised here as what it was there."""
 
     result: msgspec.Raw = msgspec.Raw(b"null")
@@ -35,7 +35,9 @@ class _Outcome(msgspec.Struct):
     errno: int = 0
 
 
-def as_owner(folder: UserFolder, body: Callable[[Visible | None], T], kind: Any, visible: Direct | None = None) -> T:
+def as_owner(
+    folder: UserFolder, body: Callable[[VisibleRename | None], T], kind: Any, visible: DirectRename | None = None
+) -> T:
     """The result of `body`, run by us if the folder is ours, else (root) in a process of its owner.
 
     body     gets what does the renames at a visible name: ourselves, or root on the child's request
@@ -48,8 +50,10 @@ def as_owner(folder: UserFolder, body: Callable[[Visible | None], T], kind: Any,
         return body(visible)
     if uid != 0:
         raise NotPermitted(folder.path())
-    hand = Hand(folder, visible)
-    return ask_owner(folder.uid, lambda ask: body(None if visible is None else _Asked(ask)), kind, hand.answer)
+    hand = RootRename(folder, visible)
+    return ask_owner(
+        folder.uid, lambda ask: body(None if visible is None else _RenameThroughRoot(ask)), kind, hand.answer
+    )
 
 
 def make_folder_of(store: Store, uid: int) -> UserFolder:
@@ -81,7 +85,7 @@ def ask_owner(uid: int, body: Callable[[Ask], T], kind: Any, answer: Ask) -> T:
         message = call_as(uid, lambda ask: _run(body, ask), answer)
     except ChildLost as error:
         raise AuthorityLost(user_name(uid)) from error
-    outcome = msgspec.json.decode(message, type=_Outcome)
+    outcome = msgspec.json.decode(message, type=_ChildResult)
     if outcome.error == "OSError":
         raise OSError(outcome.errno, os.strerror(outcome.errno), outcome.detail)
     if outcome.error == KernelRefused.__name__:
@@ -94,34 +98,34 @@ def ask_owner(uid: int, body: Callable[[Ask], T], kind: Any, answer: Ask) -> T:
 
 def _run(body: Callable[[Ask], T], ask: Ask) -> bytes:
     try:
-        outcome = _Outcome(msgspec.Raw(msgspec.json.encode(body(ask))))
+        outcome = _ChildResult(msgspec.Raw(msgspec.json.encode(body(ask))))
     except TrashdError as error:
-        outcome = _Outcome(error=type(error).__name__, detail=error.detail, hint=error.hint, errno=error.errno)
+        outcome = _ChildResult(error=type(error).__name__, detail=error.detail, hint=error.hint, errno=error.errno)
     except OSError as error:
-        outcome = _Outcome(error="OSError", detail=str(error.filename or ""), errno=error.errno or errno.EIO)
+        outcome = _ChildResult(error="OSError", detail=str(error.filename or ""), errno=error.errno or errno.EIO)
     return msgspec.json.encode(outcome)
 
 
-class _Asked:
+class _RenameThroughRoot:
     """The visible name as the child has it: each step is root's, asked for through the channel."""
 
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
 
-    def make(self, move: Move, held: Held) -> None:
+    def make(self, move: VisibleMove, held: HeldContainer) -> None:
         """See Visible."""
-        self._put(Question(move.name, held.state, held.id, held.record.victim, held.record.method))
+        self._put(RenameQuestion(move.name, held.state, held.id, held.record.victim, held.record.method))
 
     def found(self) -> tuple[int, int] | None:
         """See Visible."""
-        return self._put(Question("found")).found
+        return self._put(RenameQuestion("found")).found
 
-    def refresh(self, held: Held) -> None:
+    def refresh(self, held: HeldContainer) -> None:
         """See Visible."""
-        self._put(Question("refresh", held.state, held.id))
+        self._put(RenameQuestion("refresh", held.state, held.id))
 
-    def _put(self, question: Question) -> Answer:
-        answer = msgspec.json.decode(self._ask(msgspec.json.encode(question)), type=Answer)
+    def _put(self, question: RenameQuestion) -> RenameAnswer:
+        answer = msgspec.json.decode(self._ask(msgspec.json.encode(question)), type=RenameAnswer)
         if answer.refused:
             raise Refused(answer.refused, ITS_OWNERS)
         if answer.errno:

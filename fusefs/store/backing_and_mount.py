@@ -17,7 +17,7 @@ from typing import NamedTuple, Self, TypeVar
 from fusefs.core.names import RelPath
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.mountinfo import Mount, Place, place_below
+from fusefs.linux.mountinfo import FilesystemPath, Mount, place_below
 
 DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
 READABLE = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
@@ -34,7 +34,7 @@ _STALE_PATIENCE, _STALE_PAUSE_S = 500, 0.001
 T = TypeVar("T")
 
 
-class Sides(NamedTuple):
+class BackingAndMount(NamedTuple):
     """One directory.
 
     fd       on the backing filesystem (O_PATH)
@@ -62,7 +62,7 @@ class Sides(NamedTuple):
         """Where its names are to be changed."""
         return self.fd if self.mounted is None else self.mounted
 
-    def beneath(self, kernel: Kernel, path: bytes, flags: int = DIRECTORY) -> Sides:
+    def beneath(self, kernel: Kernel, path: bytes, flags: int = DIRECTORY) -> BackingAndMount:
         """A directory beneath it; without a mounted side if the mount shows another one there, or none now.
 
         flags   of its backing side
@@ -73,7 +73,7 @@ class Sides(NamedTuple):
             owned.enter_context(fd)
             mounted = open_shown_as(kernel, self.mounted, path, fd)
             owned.pop_all()
-        return Sides(fd, mounted)
+        return BackingAndMount(fd, mounted)
 
 
 class Scope(NamedTuple):
@@ -89,11 +89,11 @@ class Scope(NamedTuple):
     mounts      all that we saw when it was opened
     """
 
-    root: Sides
+    root: BackingAndMount
     root_path: bytes
-    root_place: Place
+    root_place: FilesystemPath
     relative: RelPath
-    sides: Sides
+    sides: BackingAndMount
     mount: Mount
     mounts: tuple[Mount, ...]
 
@@ -110,12 +110,12 @@ class Scope(NamedTuple):
         """Its path, links resolved."""
         return os.path.join(self.root_path, self.relative) if self.relative else self.root_path
 
-    def place(self) -> Place:
+    def place(self) -> FilesystemPath:
         """Where it is in its filesystem, whatever namespace one looks from."""
         return place_below(self.root_place, self.relative)
 
 
-def wholly_beneath(kernel: Kernel, sides: Sides, path: bytes) -> Sides:
+def wholly_beneath(kernel: Kernel, sides: BackingAndMount, path: bytes) -> BackingAndMount:
     """A directory beneath it that is on both sides if this one is: what is done there is seen at once, or not done.
 
     Raises  OSError: ESTALE if the mount shows another one there, or none now
@@ -123,7 +123,7 @@ def wholly_beneath(kernel: Kernel, sides: Sides, path: bytes) -> Sides:
     return check_wholly(sides, sides.beneath(kernel, path), path)
 
 
-def check_wholly(sides: Sides, lower: Sides, path: bytes) -> Sides:
+def check_wholly(sides: BackingAndMount, lower: BackingAndMount, path: bytes) -> BackingAndMount:
     """A directory that was opened beneath another one, which is closed if it is on one side alone and that is not.
 
     Raises  OSError: ESTALE
@@ -139,7 +139,7 @@ def is_same(kernel: Kernel, one: int, other: int) -> bool:
     return os.path.samestat(kernel.fstat(one), kernel.fstat(other))
 
 
-def between(one: Sides, other: Sides) -> tuple[Fd, Fd]:
+def between(one: BackingAndMount, other: BackingAndMount) -> tuple[Fd, Fd]:
     """Where a name is to be moved from the one directory to the other: in the mount that shows both, if one does."""
     if one.mounted is None or other.mounted is None:
         return one.fd, other.fd

@@ -19,10 +19,10 @@ from fusefs.core.names import STORE, ContainerId, is_container_id, printable, sh
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import is_inside, read_mounts
-from fusefs.store.adopt import Problem
-from fusefs.store.backing_and_mount import DIRECTORY, Sides
-from fusefs.store.claim import Lost, hold
-from fusefs.store.container import RECORD_NEW, Held
+from fusefs.store.adopt import AdoptionProblem
+from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount
+from fusefs.store.claim import ClaimLost, hold
+from fusefs.store.container import RECORD_NEW, HeldContainer
 from fusefs.store.layout import (
     FORMAT,
     FRESH,
@@ -39,7 +39,7 @@ from fusefs.store.layout import (
 from fusefs.store.pointers import pointed
 from fusefs.store.refused_folders import passed_over
 from fusefs.store.registry_lines import registered, why_unread
-from fusefs.store.registry_targets import Lead, Word, follow
+from fusefs.store.registry_targets import LineOf, RegistryTarget, follow
 from fusefs.store.reserve import is_stocked, is_used
 from fusefs.store.spare_space import has_ballast
 from fusefs.store.stage import identify_at
@@ -58,19 +58,21 @@ _BY_KILLED_KEEP = bytes(RECORD_NEW)
 """The next work on the orphan drops it; recovery doesn't look into every orphan for it."""
 
 
-def check_store(store: Store) -> Iterator[Problem]:
+def check_store(store: Store) -> Iterator[AdoptionProblem]:
     """What is wrong with the store itself; to be run by any user who may look."""
     kernel, init = store.kernel, f"trashd init {shell_word(store.base_path)}"
     for name in _list(store, store.base.fd):
         if name.startswith(NEW_PREFIX):
-            yield Problem(_told(store.base_path, name), "a store that was never finished", f"{init} sweeps it")
+            yield AdoptionProblem(_told(store.base_path, name), "a store that was never finished", f"{init} sweeps it")
     if not store.volume.exchange and store.volume.filesystem != kernel.filesystem(store.fd):
-        yield Problem(_told(store.base_path), "probed on another kind of filesystem", init)
+        yield AdoptionProblem(_told(store.base_path), "probed on another kind of filesystem", init)
     if store.volume.format != FORMAT and store.owner == os.geteuid():
         told = "it has the first format yet: root reaps nothing in it, as nobody can tell who put it there"
-        yield Problem(_told(store.base_path), told, f"{init}; it needs room for some small files, and to be writable")
+        yield AdoptionProblem(
+            _told(store.base_path), told, f"{init}; it needs room for some small files, and to be writable"
+        )
     if store.is_unknown():
-        yield Problem(_told(store.base_path), NOT_MADE, way_out(store.base_path))
+        yield AdoptionProblem(_told(store.base_path), NOT_MADE, way_out(store.base_path))
     yield from passed_over(store)
 
 
@@ -86,21 +88,21 @@ def _told(*path: bytes) -> str:
     return printable(os.path.join(*path))
 
 
-def check_folder(folder: UserFolder) -> list[Problem]:
+def check_folder(folder: UserFolder) -> list[AdoptionProblem]:
     """What is wrong in one user's folder; to be run as that user."""
     return list(_check_folder(folder))
 
 
-def _check_folder(folder: UserFolder) -> Iterator[Problem]:
+def _check_folder(folder: UserFolder) -> Iterator[AdoptionProblem]:
     if is_used(folder) and not (is_stocked(folder) and has_ballast(folder)):
-        yield Problem(_told(folder.path(), RESERVE), "no reserve for a full volume", _RECOVER)
+        yield AdoptionProblem(_told(folder.path(), RESERVE), "no reserve for a full volume", _RECOVER)
     seen: dict[bytes, State] = {}
     unrecorded: list[tuple[State, bytes]] = []
     for state in State:
         for name in folder.list(state):
             if name in seen:
                 where = _told(folder.path(), state.value.encode(), name)
-                yield Problem(where, f"also in {seen[name].value}/ (I2)", WAY_OUT)
+                yield AdoptionProblem(where, f"also in {seen[name].value}/ (I2)", WAY_OUT)
             seen[name] = state
             try:
                 yield from _check_container(folder, state, name)
@@ -120,18 +122,18 @@ class _Unrecorded(Exception):
     """A container has no record: it is about to go, was left so by a killed command, or is none of ours."""
 
 
-def _check_unrecorded(folder: UserFolder, state: State, name: bytes) -> Iterator[Problem]:
+def _check_unrecorded(folder: UserFolder, state: State, name: bytes) -> Iterator[AdoptionProblem]:
     kernel = folder.store.kernel
     where = _told(folder.path(), state.value.encode(), name)
     with folder.open(state) as state_fd, suppress(FileNotFoundError), kernel.open_dir(state_fd, name) as fd:
         removed = {RECORD_NEW, TREE, FRESH} if state is State.STAGE else {RECORD_NEW}
         if state is State.QUARANTINE or set(kernel.list(fd)) - removed:
-            yield Problem(where, "no record (I3)", WAY_OUT)
+            yield AdoptionProblem(where, "no record (I3)", WAY_OUT)
         else:
-            yield Problem(where, "no record: left by a killed command", SETTLE)
+            yield AdoptionProblem(where, "no record: left by a killed command", SETTLE)
 
 
-def check_container(folder: UserFolder, state: State, name: bytes) -> list[Problem]:
+def check_container(folder: UserFolder, state: State, name: bytes) -> list[AdoptionProblem]:
     """What is wrong with one thing in the directory of a state; nothing if it is locked, or it went."""
     try:
         return list(_check_container(folder, state, name))
@@ -139,27 +141,27 @@ def check_container(folder: UserFolder, state: State, name: bytes) -> list[Probl
         return list(_check_unrecorded(folder, state, name))
 
 
-def _check_container(folder: UserFolder, state: State, name: bytes) -> Iterator[Problem]:
+def _check_container(folder: UserFolder, state: State, name: bytes) -> Iterator[AdoptionProblem]:
     where = _told(folder.path(), state.value.encode(), name)
     text = name.decode("ascii", "replace")
     if not is_container_id(text):
-        yield Problem(where, "not a container of trashd", WAY_OUT)
+        yield AdoptionProblem(where, "not a container of trashd", WAY_OUT)
         return
     try:
         held = hold(folder, state, ContainerId(text))
     except FileNotFoundError:
         raise _Unrecorded from None
     except TrashdError as error:
-        yield Problem(where, error.message(), WAY_OUT)
+        yield AdoptionProblem(where, error.message(), WAY_OUT)
     except OSError as error:
         if error.errno == errno.EXDEV:
-            yield Problem(where, MOUNTED, UNMOUNT)
+            yield AdoptionProblem(where, MOUNTED, UNMOUNT)
         else:
-            yield Problem(where, from_os(error, where).message(), WAY_OUT)
+            yield AdoptionProblem(where, from_os(error, where).message(), WAY_OUT)
     else:
-        if isinstance(held, Lost):
-            if held is Lost.GONE and _is_no_directory(folder, state, name):
-                yield Problem(where, "not a container of trashd, but no directory", WAY_OUT)
+        if isinstance(held, ClaimLost):
+            if held is ClaimLost.GONE and _is_no_directory(folder, state, name):
+                yield AdoptionProblem(where, "not a container of trashd, but no directory", WAY_OUT)
             return  # else it is locked, or it moved on
         with held:
             yield from _check_held(held, where)
@@ -171,74 +173,74 @@ def _is_no_directory(folder: UserFolder, state: State, name: bytes) -> bool:
     return False
 
 
-def _check_held(held: Held, where: str) -> Iterator[Problem]:
+def _check_held(held: HeldContainer, where: str) -> Iterator[AdoptionProblem]:
     kernel, record = held.folder.store.kernel, held.record
     if held.state in (State.STAGE, State.RESTORING):
-        yield Problem(where, f"left by a killed command ({record.method.value})", SETTLE)
+        yield AdoptionProblem(where, f"left by a killed command ({record.method.value})", SETTLE)
         return
     extra = set(kernel.list(held.fd)) - _EXPECTED
     if held.state is State.ORPHANS:
         extra.discard(_BY_KILLED_KEEP)
     if extra:
-        yield Problem(where, f"holds {', '.join(sorted(printable(name) for name in extra))} (I4)", WAY_OUT)
+        yield AdoptionProblem(where, f"holds {', '.join(sorted(printable(name) for name in extra))} (I4)", WAY_OUT)
     tree = identify_at(kernel, held.fd, TREE)
     if tree is None and held.state is State.ORPHANS:
-        yield Problem(where, "its tree is gone (I2)", WAY_OUT)
+        yield AdoptionProblem(where, "its tree is gone (I2)", WAY_OUT)
     if tree is not None and compare(tree, record.victim) is Likelihood.OTHER:
-        yield Problem(where, "its tree is not the one of its record (I2)", _COPIED)
+        yield AdoptionProblem(where, "its tree is not the one of its record (I2)", _COPIED)
     yield from _check_loan(held, where)
 
 
-def _check_loan(held: Held, where: str) -> Iterator[Problem]:
+def _check_loan(held: HeldContainer, where: str) -> Iterator[AdoptionProblem]:
     """A loan must have ended by the time an orphan is one."""
     record, kernel = held.record, held.folder.store.kernel
     if record.lent_mode is None or held.state is not State.ORPHANS or record.partial:
         return
     with suppress(FileNotFoundError), kernel.open_beneath(held.fd, TREE) as tree:
         if stat.S_IMODE(kernel.fstat(tree).st_mode) == record.lent_mode | stat.S_IRWXU:
-            yield Problem(where, "still has the permissions lent for the rename", "chmod it back by hand")
+            yield AdoptionProblem(where, "still has the permissions lent for the rename", "chmod it back by hand")
 
 
-def _check_pointers(folder: UserFolder) -> Iterator[Problem]:
+def _check_pointers(folder: UserFolder) -> Iterator[AdoptionProblem]:
     kernel = folder.store.kernel
     for name, lower in pointed(folder):
         where = _told(folder.path(), b"pointers", name)
         if lower is None:
-            yield Problem(where, "not a relative path", "remove it")
+            yield AdoptionProblem(where, "not a relative path", "remove it")
             continue
         try:
             base_fd = kernel.open_beneath(folder.store.base.fd, lower, DIRECTORY)
-            store = open_store(kernel, Sides(base_fd), os.path.join(folder.store.base_path, lower))
+            store = open_store(kernel, BackingAndMount(base_fd), os.path.join(folder.store.base_path, lower))
         except TrashdError as error:
-            yield Problem(where, error.message(), error.hint)
+            yield AdoptionProblem(where, error.message(), error.hint)
             continue
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENOTDIR):
-                yield Problem(where, "leads through a link or to no directory", "remove it")
+                yield AdoptionProblem(where, "leads through a link or to no directory", "remove it")
             store = None  # that directory was removed or swapped away, its store with it: nothing is lost by it
         if store is not None:
             with store:
                 yield from passed_over(store, folder.uid)
 
 
-def check_registry(kernel: Kernel, directory: bytes) -> Iterator[Problem]:
+def check_registry(kernel: Kernel, directory: bytes) -> Iterator[AdoptionProblem]:
     """Why the registry counts for nothing; which of its lines lead to no store any more, in a directory or below it."""
     unread = why_unread()
     if unread is not None:
         where, why = unread
-        yield Problem(printable(where), f"the registry of stores is not used: {why}", _UNREAD)
-    words = [Word(os.geteuid(), line) for line in registered() if is_inside(line.path, directory)]
+        yield AdoptionProblem(printable(where), f"the registry of stores is not used: {why}", _UNREAD)
+    words = [LineOf(os.geteuid(), line) for line in registered() if is_inside(line.path, directory)]
     for word, lead in follow(kernel, words, read_mounts()):
-        if lead is Lead.GONE:
+        if lead is RegistryTarget.GONE:
             where = os.path.join(word.line.path, STORE)
-            yield Problem(printable(where), "the registry of stores names it, and it is gone", _GONE)
+            yield AdoptionProblem(printable(where), "the registry of stores names it, and it is gone", _GONE)
 
 
-def check_vouched(folder: UserFolder) -> list[Problem]:
+def check_vouched(folder: UserFolder) -> list[AdoptionProblem]:
     """Whether a reap without ID, or a service, leaves what is in a folder; to be run as its user."""
     store = folder.store
     if is_vouched(store):
         return []
     where, owner_does = os.path.join(store.base_path, STORE), f"trashd init {shell_word(store.base_path)}"
     what = "its owner's registry does not name it, as if it were a copy: nothing in it is reaped but by its ID"
-    return [Problem(printable(where), what, f"its owner vouches for it by: {owner_does}")]
+    return [AdoptionProblem(printable(where), what, f"its owner vouches for it by: {owner_does}")]

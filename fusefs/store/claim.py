@@ -16,11 +16,11 @@ from fusefs.core.record import RECORD_MAX_BYTES, Record
 from fusefs.core.record_decoding import decode
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.store.container import Held, move
+from fusefs.store.container import HeldContainer, move
 from fusefs.store.layout import RECORD, UserFolder
 
 
-class Lost(Enum):
+class ClaimLost(Enum):
     """Why a container could not be had: a race lost is a value, not an error."""
 
     GONE = "gone"
@@ -89,7 +89,7 @@ def look_at_record(folder: UserFolder, state: State, container: ContainerId) -> 
         return read_record(kernel, record_fd, folder, container)
 
 
-def hold(folder: UserFolder, state: State, container: ContainerId) -> Held | Lost:
+def hold(folder: UserFolder, state: State, container: ContainerId) -> HeldContainer | ClaimLost:
     """The container, locked; or why not.
 
     Raises  BadRecord; FileNotFoundError if the container is there and has no record
@@ -100,20 +100,20 @@ def hold(folder: UserFolder, state: State, container: ContainerId) -> Held | Los
         try:
             fd = owned.enter_context(kernel.open_dir(state_fd, name))
         except (FileNotFoundError, NotADirectoryError):
-            return Lost.GONE
+            return ClaimLost.GONE
         try:
             record_fd = owned.enter_context(open_record(kernel, fd, folder.uid))
         except FileNotFoundError:
             if kernel.is_named(fd, state_fd, name):
                 raise
-            return Lost.GONE  # another process took it, and has ended it
+            return ClaimLost.GONE  # another process took it, and has ended it
         if not kernel.lock(record_fd):
-            return Lost.BUSY
+            return ClaimLost.BUSY
         # The process that held the lock before us may have moved the container, or replaced its record.
         if not (kernel.is_named(fd, state_fd, name) and kernel.is_named(record_fd, fd, RECORD)):
-            return Lost.GONE
+            return ClaimLost.GONE
         record = read_record(kernel, record_fd, folder, container)
-        return Held(folder, container, state, fd, record, owned.pop_all())
+        return HeldContainer(folder, container, state, fd, record, owned.pop_all())
 
 
 def claim(
@@ -122,21 +122,21 @@ def claim(
     container: ContainerId,
     target: State,
     is_meant: Callable[[Record], bool] = lambda _record: True,
-) -> Held | Lost:
+) -> HeldContainer | ClaimLost:
     """The container, locked and moved to another state by one rename; one claim wins (I5).
 
     is_meant  asked about the record, when no other process can change it any more; if not the container stays
     """
     held = hold(folder, source, container)
-    if isinstance(held, Lost):
+    if isinstance(held, ClaimLost):
         return held
     try:
         if not is_meant(held.record):
             held.owned.close()
-            return Lost.CHANGED
+            return ClaimLost.CHANGED
         return move(held, target)
     except BaseException as error:
         held.owned.close()
         if isinstance(error, FileNotFoundError):
-            return Lost.GONE
+            return ClaimLost.GONE
         raise

@@ -18,7 +18,7 @@ from fusefs.core.record import Record, encode
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import FUSE_MAGIC, Kernel
 from fusefs.linux.syscalls import NO_TMPFILE
-from fusefs.store.backing_and_mount import DIRECTORY, Sides, open_shown_as
+from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount, open_shown_as
 from fusefs.store.layout import FRESH, RECORD, TREE, Store, UserFolder
 
 RECORD_NEW = Name(b"record.json.new")
@@ -29,7 +29,7 @@ _PATIENCE, _PAUSE_S = 100, 0.01
 _TICK_S = 0.001
 
 
-class Held(NamedTuple):
+class HeldContainer(NamedTuple):
     """A container whose record we have locked: no other process moves or changes it until the last fd closes.
 
     fd      its directory, readable
@@ -61,7 +61,7 @@ class Held(NamedTuple):
         return self.folder.way_to(self.state, self.name())
 
 
-def open_inside(held: Held, name: Name) -> Sides:
+def open_inside(held: HeldContainer, name: Name) -> BackingAndMount:
     """A directory in a container, on both sides if a mount of ours shows it. Raises  OSError"""
     store = held.folder.store
     fd = store.kernel.open_beneath(held.fd, name, DIRECTORY)
@@ -69,7 +69,7 @@ def open_inside(held: Held, name: Name) -> Sides:
         owned.enter_context(fd)
         mounted = open_shown_as(store.kernel, store.base.mounted, join(held.way(), name), fd)
         owned.pop_all()
-    return Sides(fd, mounted)
+    return BackingAndMount(fd, mounted)
 
 
 def new_id(kernel: Kernel, victim: bytes) -> ContainerId:
@@ -168,7 +168,7 @@ def _encoded(record: Record) -> bytes:
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG)) from error
 
 
-def move(held: Held, to: State) -> Held:
+def move(held: HeldContainer, to: State) -> HeldContainer:
     """The container in its next state; the only way in which a state changes (I4)."""
     assert (held.state, to) in LEGAL_MOVES, (held.state, to)
     kernel = held.folder.store.kernel
@@ -177,7 +177,7 @@ def move(held: Held, to: State) -> Held:
     return held._replace(state=to)
 
 
-def rewrite(held: Held, record: Record) -> Held:
+def rewrite(held: HeldContainer, record: Record) -> HeldContainer:
     """The container with another record, durable and locked before the old one's lock goes.
 
     Its last move becomes durable first: btrfs would write the new record with its name into the container where
@@ -189,7 +189,7 @@ def rewrite(held: Held, record: Record) -> Held:
     return held._replace(record=record)
 
 
-def come(held: Held) -> Held:
+def come(held: HeldContainer) -> HeldContainer:
     """The container after all that it was made for came, bit by bit: what is moved from now on was not given.
 
     Where there is no room for that in its record, what came is in doubt as far as others could have moved it.
@@ -206,7 +206,7 @@ def come(held: Held) -> Held:
     return held
 
 
-def flush_directory(held: Held, fd: Fd) -> None:
+def flush_directory(held: HeldContainer, fd: Fd) -> None:
     """Make the names durable of a directory on the container's filesystem, open in any way."""
     kernel = held.folder.store.kernel
     try:
@@ -218,7 +218,7 @@ def flush_directory(held: Held, fd: Fd) -> None:
         kernel.fsync(readable)
 
 
-def dissolve(held: Held) -> None:
+def dissolve(held: HeldContainer) -> None:
     """Remove a container that holds nothing but its record.
 
     Raises  OSError with ENOTEMPTY, and leaves the record, if there is anything else in it: without its record
@@ -238,7 +238,7 @@ def dissolve(held: Held) -> None:
             kernel.rmdir(state, held.name())
 
 
-def _rmdir_patiently(held: Held, state: Fd) -> None:
+def _rmdir_patiently(held: HeldContainer, state: Fd) -> None:
     """Lock and fds go first: libfuse keeps an unlinked open file under a hidden name until some time after that."""
     held.owned.close()
     for _ in range(_PATIENCE):
@@ -258,7 +258,7 @@ def unfinished_name() -> bytes:
     return _UNFINISHED + os.urandom(6).hex().encode()
 
 
-def drop_prepared(held: Held) -> None:
+def drop_prepared(held: HeldContainer) -> None:
     """Remove the directories with such names, which a killed sweep, or a restore, was still making."""
     kernel = held.folder.store.kernel
     for name in kernel.list(held.fd):
@@ -266,7 +266,7 @@ def drop_prepared(held: Held) -> None:
             kernel.rmdir(held.fd, name)
 
 
-def drop_empty_tree(held: Held) -> bool:
+def drop_empty_tree(held: HeldContainer) -> bool:
     """Remove the tree if it is empty; whether it is gone."""
     try:
         held.folder.store.kernel.rmdir(held.fd, TREE)
@@ -279,7 +279,7 @@ def drop_empty_tree(held: Held) -> bool:
     return True
 
 
-def flush(held: Held) -> None:
+def flush(held: HeldContainer) -> None:
     """Make the renames into or out of the tree durable, once the container was moved, or the tree removed, after them.
 
     That change is the last of all in the journals of ext4 and xfs, so that a flush of the container carries them;

@@ -15,7 +15,7 @@ from fusefs.core.names import Name, RelPath, join, split
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.syscalls import WALK_MAX_BYTES
-from fusefs.store.backing_and_mount import DIRECTORY, Sides, check_wholly
+from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount, check_wholly
 
 D = TypeVar("D", bound=AbstractContextManager[object])
 
@@ -25,7 +25,7 @@ _APART = 1000
 """Bytes of path between two directories that stay open for `DeepOpener`, about; a shorter path needs none."""
 _MOST = 32
 
-Make = Callable[[Sides, bytes, bytes], None]
+Make = Callable[[BackingAndMount, bytes, bytes], None]
 """Makes the directories of a path that are missing: below this one, which has that path, as far as this leads on."""
 MakeLike = Callable[[Fd, Name, Fd], None]
 """Makes one directory: in this one, of that name, like the other (O_PATH both); unless it appears before."""
@@ -119,14 +119,14 @@ class Descent(_OpenDirectories[Fd]):
         return stop if stop >= 0 else mark
 
 
-class DeepOpener(_OpenDirectories[Sides]):
+class DeepOpener(_OpenDirectories[BackingAndMount]):
     """Opens directories of a tree by their paths, one after the other, from what is open on the way to the last one.
 
     A directory on the way that is moved meanwhile is still where it was for us. So all are closed when the way
     below them has cost as much as the way to them, which makes it no more than twice as long.
     """
 
-    def __init__(self, kernel: Kernel, root: Sides) -> None:
+    def __init__(self, kernel: Kernel, root: BackingAndMount) -> None:
         """root: where the paths begin; stays its owner's."""
         super().__init__(root, _MOST)
         self._kernel = kernel
@@ -134,8 +134,8 @@ class DeepOpener(_OpenDirectories[Sides]):
         """To the last one that is open, with a slash at its end; what follows it doesn't count."""
         self._walked = 0
 
-    def beneath(self, path: bytes, make: Make | None = None, flags: int = DIRECTORY) -> Sides:
-        """A directory by its path from the root, empty for that itself; its caller's. See `Sides.beneath`.
+    def beneath(self, path: bytes, make: Make | None = None, flags: int = DIRECTORY) -> BackingAndMount:
+        """A directory by its path from the root, empty for that itself; its caller's. See `BackingAndMount.beneath`.
 
         make    asked for what is missing
         Raises  OSError
@@ -143,7 +143,7 @@ class DeepOpener(_OpenDirectories[Sides]):
         at = self._reach(path, make)
         return self._step(path, at, len(path), make, flags)
 
-    def wholly(self, path: bytes, make: Make | None = None) -> Sides:
+    def wholly(self, path: bytes, make: Make | None = None) -> BackingAndMount:
         """A directory below the root, on both sides if the root is. Raises  OSError: ESTALE as `wholly_beneath` does"""
         return check_wholly(self._top, self.beneath(path, make), path)
 
@@ -166,7 +166,7 @@ class DeepOpener(_OpenDirectories[Sides]):
         self._walked += len(path) - at
         return at
 
-    def _step(self, path: bytes, at: int, end: int, make: Make | None, flags: int) -> Sides:
+    def _step(self, path: bytes, at: int, end: int, make: Make | None, flags: int) -> BackingAndMount:
         above = self._last()
         try:
             return above.beneath(self._kernel, path[at:end], flags)
@@ -182,7 +182,7 @@ class DeepOpeners:
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
-        self._into: dict[Sides, DeepOpener] = {}
+        self._into: dict[BackingAndMount, DeepOpener] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -192,7 +192,7 @@ class DeepOpeners:
             paths.__exit__()
         self._into.clear()
 
-    def into(self, root: Sides) -> DeepOpener:
+    def into(self, root: BackingAndMount) -> DeepOpener:
         """That of a tree, whose root stays open longer than it is used."""
         if root not in self._into:
             self._into[root] = DeepOpener(self._kernel, root)

@@ -15,8 +15,8 @@ from fusefs.store.layout import Store, UserFolder, open_store, trusted_owners
 from fusefs.store.mounted_paths import open_shown
 from fusefs.store.pointers import lower_stores
 from fusefs.store.registry_lines import registered
-from fusefs.store.registry_targets import Lead, Word, follow, open_registered
-from fusefs.store.user_folders import Refusal, all_users, named_users, open_user, why_refused
+from fusefs.store.registry_targets import LineOf, RegistryTarget, follow, open_registered
+from fusefs.store.user_folders import FolderRefusal, all_users, named_users, open_user, why_refused
 
 _NO_VOLUMES = frozenset(
     b"proc sysfs cgroup cgroup2 devpts devtmpfs securityfs debugfs tracefs pstore bpf mqueue hugetlbfs autofs "
@@ -102,10 +102,10 @@ def _answering(kernel: Kernel, mounts: list[Mount], silent: list[bytes]) -> Iter
             yield path
 
 
-def _words(kernel: Kernel, mounts: list[Mount], users: Iterable[int]) -> Iterator[Word]:
+def _words(kernel: Kernel, mounts: list[Mount], users: Iterable[int]) -> Iterator[LineOf]:
     """What registries name."""
-    own = [Word(os.geteuid(), line) for line in registered()]
-    yield from (word for word, lead in follow(kernel, own, mounts) if lead is Lead.THERE)
+    own = [LineOf(os.geteuid(), line) for line in registered()]
+    yield from (word for word, lead in follow(kernel, own, mounts) if lead is RegistryTarget.THERE)
     if os.geteuid() == 0:
         from fusefs.store.user_registries import stores_of_users  # users are spared it
 
@@ -147,7 +147,7 @@ def _upwards(path: bytes) -> Iterator[bytes]:
         yield path
 
 
-def folders(store: Store, refused: list[Refusal] | None = None) -> Iterator[UserFolder]:
+def folders(store: Store, refused: list[FolderRefusal] | None = None) -> Iterator[UserFolder]:
     """The users' folders of a store that concern the caller: root sees all; the caller closes each.
 
     A user's own store serves that user alone.

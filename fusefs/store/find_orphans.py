@@ -14,18 +14,18 @@ from fusefs.core.orphan_age import Clock
 from fusefs.linux.clocks import moment
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import below, is_inside
-from fusefs.store.adopt import Problem
+from fusefs.store.adopt import AdoptionProblem
 from fusefs.store.as_owner import as_owner
 from fusefs.store.discover import discover, folders, with_lower
 from fusefs.store.layout import POINTERS, USERS, Store, UserFolder, open_store
-from fusefs.store.list_orphans import Entry, entries
+from fusefs.store.list_orphans import ListedContainer, entries
 from fusefs.store.pointers import lower_stores
 from fusefs.store.refused_folders import not_proven, tell
 from fusefs.store.set_aside import waiting
 from fusefs.store.swap_for_owner import give_what_is_left
 from fusefs.store.tidy_folder import prepared, tend, told
-from fusefs.store.user_folders import Refusal
-from fusefs.store.victim_rename import Direct, Visible
+from fusefs.store.user_folders import FolderRefusal
+from fusefs.store.victim_rename import DirectRename, VisibleRename
 
 _LEAST_CHARS = 4
 """Of an id that is cut short: what a script's empty variable begins is every orphan, perhaps the only one."""
@@ -37,7 +37,7 @@ def each_folder(
     body: Callable[[UserFolder], T],
     kind: Any,
     lost: list[TrashdError] | None = None,
-    refused: list[Problem] | None = None,
+    refused: list[AdoptionProblem] | None = None,
     serves: Callable[[UserFolder], bool] | None = None,
 ) -> Iterator[T]:
     """`body` for each user's folder, lower stores included, each in a process of its owner.
@@ -51,7 +51,7 @@ def each_folder(
     """
     errors: list[TrashdError] = [] if lost is None else lost
     for store in stores:
-        strangers: list[Refusal] = []
+        strangers: list[FolderRefusal] = []
         with store:
             try:
                 for folder in folders(store, strangers):
@@ -76,7 +76,7 @@ def each_folder(
         raise errors[0]
 
 
-def _all(folder: UserFolder, body: Callable[[UserFolder], T], _visible: Visible | None) -> list[T]:
+def _all(folder: UserFolder, body: Callable[[UserFolder], T], _visible: VisibleRename | None) -> list[T]:
     return [body(one) for one in with_lower(folder)]
 
 
@@ -86,7 +86,7 @@ def all_entries(
     lost: list[TrashdError] | None = None,
     clocks: tuple[Clock, ...] = (),
     silent: list[bytes] | None = None,
-) -> list[Entry]:
+) -> list[ListedContainer]:
     """The entries of all folders, oldest first.
 
     A store reached by two ways is listed once, and a container that changes its state meanwhile is what it became.
@@ -98,7 +98,7 @@ def all_entries(
     found = {
         (entry.path.rsplit(b"/", 2)[0], entry.id): entry
         for part in each_folder(
-            discover(kernel, volumes, silent), lambda folder: list(entries(folder, now)), list[Entry], lost
+            discover(kernel, volumes, silent), lambda folder: list(entries(folder, now)), list[ListedContainer], lost
         )
         for entry in part
     }
@@ -108,7 +108,7 @@ def all_entries(
 def tend_all(kernel: Kernel, volumes: Sequence[bytes], ended: Collection[str] = ()) -> list[str]:
     """Tend all folders that the caller may see; what could not be settled, in words. ended: as for `recover`"""
     lost: list[TrashdError] = []
-    refused: list[Problem] = []
+    refused: list[AdoptionProblem] = []
     silent: list[bytes] = []
     stores = (_with_lower_prepared(prepared(store, lost), lost) for store in discover(kernel, volumes, silent))
 
@@ -154,7 +154,7 @@ def _prepare_lower(folder: UserFolder, lost: list[TrashdError]) -> None:
                     prepared(lower, lost).__exit__()
 
 
-def _lower_bases(folder: UserFolder, _visible: Visible | None) -> list[bytes]:
+def _lower_bases(folder: UserFolder, _visible: VisibleRename | None) -> list[bytes]:
     bases = []
     for store in lower_stores(folder):
         with store:
@@ -171,7 +171,9 @@ def _is_tended(folder: UserFolder, asker: int) -> bool:
     return is_in_u or folder.is_served_by(asker)
 
 
-def find_container(kernel: Kernel, volumes: Sequence[bytes], identifier: str, clocks: tuple[Clock, ...] = ()) -> Entry:
+def find_container(
+    kernel: Kernel, volumes: Sequence[bytes], identifier: str, clocks: tuple[Clock, ...] = ()
+) -> ListedContainer:
     """The one container with that id, or whose id begins or ends with it.
 
     clocks  what is remembered of the wall clock
@@ -194,7 +196,7 @@ def find_container(kernel: Kernel, volumes: Sequence[bytes], identifier: str, cl
     return found[0] if len(found) == 1 else _the_one_in(volumes, found)
 
 
-def _the_one_in(volumes: Sequence[bytes], found: Sequence[Entry]) -> Entry:
+def _the_one_in(volumes: Sequence[bytes], found: Sequence[ListedContainer]) -> ListedContainer:
     """Of containers with one id, in copies of a volume, the one in a volume that was named.
 
     Above a volume its copy may be mounted: to name one stands for those above it too, so that the nearest is meant.
@@ -218,10 +220,10 @@ def _the_one_in(volumes: Sequence[bytes], found: Sequence[Entry]) -> Entry:
 def act_on(
     kernel: Kernel,
     volumes: Sequence[bytes],
-    entry: Entry,
-    body: Callable[[UserFolder, Visible | None], T],
+    entry: ListedContainer,
+    body: Callable[[UserFolder, VisibleRename | None], T],
     kind: Any,
-    visible: Direct | None = None,
+    visible: DirectRename | None = None,
     *,
     needs_proof: bool = False,
 ) -> T:
@@ -232,7 +234,7 @@ def act_on(
     """
     asker = os.geteuid()
 
-    def in_its_folder(folder: UserFolder, names: Visible | None) -> list[T]:
+    def in_its_folder(folder: UserFolder, names: VisibleRename | None) -> list[T]:
         for one in with_lower(folder):
             # Not by its path: root may have moved the folder to where it is proven since.
             if one.store.base_path == entry.base_path():
@@ -254,7 +256,7 @@ def act_on(
 
 @contextmanager
 def opened_folder(
-    kernel: Kernel, volumes: Sequence[bytes], entry: Entry, *, with_own: bool = False
+    kernel: Kernel, volumes: Sequence[bytes], entry: ListedContainer, *, with_own: bool = False
 ) -> Iterator[UserFolder]:
     """The folder that an entry is in, opened by ourselves: for what root does in its own process.
 

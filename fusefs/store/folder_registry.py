@@ -26,7 +26,7 @@ _SPARE = Name(b".spare")
 _LOOKING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
-class Registered(NamedTuple):
+class RegisteredFolder(NamedTuple):
     """What root noted of one user.
 
     name      of the user's folder below `u/`; empty if there is none
@@ -63,9 +63,9 @@ class Registered(NamedTuple):
         return len(self.refused) >= MOST_REFUSED
 
 
-def read_registered(kernel: Kernel, registry_fd: Fd | None, uid: int) -> Registered:
+def read_registered(kernel: Kernel, registry_fd: Fd | None, uid: int) -> RegisteredFolder:
     """What root noted of a user: nothing, if there is no such file, or it can't be understood. Raises  OSError"""
-    nothing = Registered(uid)
+    nothing = RegisteredFolder(uid)
     if registry_fd is None:
         return nothing
     try:
@@ -81,10 +81,10 @@ def read_registered(kernel: Kernel, registry_fd: Fd | None, uid: int) -> Registe
     refused = tuple(filter(None, map(decode_identity, listed))) if isinstance(listed, list) else ()
     if not isinstance(name, str) or folder is None:
         return nothing._replace(refused=refused)
-    return Registered(uid, Name(name.encode("utf-8", "replace")), folder, refused)
+    return RegisteredFolder(uid, Name(name.encode("utf-8", "replace")), folder, refused)
 
 
-def write_registered(kernel: Kernel, registry_fd: Fd, entry: Registered) -> None:
+def write_registered(kernel: Kernel, registry_fd: Fd, entry: RegisteredFolder) -> None:
     """Note it, durably; needs root, and LOCK held. Raises  OSError"""
     fields = {
         "uid": entry.uid,

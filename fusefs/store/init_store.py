@@ -13,7 +13,7 @@ from fusefs.core.identity import Identity
 from fusefs.core.names import STORE, Name, VolumeId, printable
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.store.backing_and_mount import OUT_OF_REACH, READABLE, Sides
+from fusefs.store.backing_and_mount import OUT_OF_REACH, READABLE, BackingAndMount
 from fusefs.store.layout import (
     FIRST_FORMAT,
     NEW,
@@ -45,7 +45,7 @@ from fusefs.store.make_store import (
     vouched,
     write_volume,
 )
-from fusefs.store.store_maker import Made, who_made
+from fusefs.store.store_maker import StoreMaker, who_made
 from fusefs.store.upgrade_format import OWNERS, SHARED, is_first, tidied
 from fusefs.store.user_folders import MOUNTED, whose
 from fusefs.store.verify_folders import register_again
@@ -64,7 +64,9 @@ class Initialised(NamedTuple):
     repaired: tuple[str, ...]
 
 
-def initialise(kernel: Kernel, base: Sides, base_path: bytes, *, is_known: bool = False) -> tuple[Store, Initialised]:
+def initialise(
+    kernel: Kernel, base: BackingAndMount, base_path: bytes, *, is_known: bool = False
+) -> tuple[Store, Initialised]:
     """Make the store of a directory, or check and repair the one that is there; takes over that directory.
 
     What another user could change, or could have made of root's directories, root sets aside as it is, and makes a new
@@ -101,21 +103,23 @@ def initialise(kernel: Kernel, base: Sides, base_path: bytes, *, is_known: bool 
     return store, Initialised(os.path.join(base_path, STORE), store.volume, done.is_new, tuple(repaired))
 
 
-class _Done(NamedTuple):
+class _InitStep(NamedTuple):
     """identity: of what is root's word from now on; None if it was so before, or is none of root's."""
 
     is_new: bool
     identity: Identity | None
 
 
-def _see_to_it(kernel: Kernel, base: Sides, base_path: bytes, repaired: list[str], *, is_known: bool) -> _Done:
+def _see_to_it(
+    kernel: Kernel, base: BackingAndMount, base_path: bytes, repaired: list[str], *, is_known: bool
+) -> _InitStep:
     """See to it that there is a store of ours. repaired: gets what was"""
     repaired += discard_abandoned(kernel, base)
     fd = _open_anyones(kernel, base, base_path)
     if fd is None:
         if is_being_replaced(kernel, base):
             raise Busy(os.path.join(base_path, STORE))
-        return _Done(True, build_store(kernel, base))
+        return _InitStep(True, build_store(kernel, base))
     with fd, ExitStack() as owned:
         old = _read_anyones(kernel, fd)
         identifier = None if old is None else old.id
@@ -125,13 +129,13 @@ def _see_to_it(kernel: Kernel, base: Sides, base_path: bytes, repaired: list[str
             if not take_store(kernel, fd, owned):
                 raise Busy(os.path.join(base_path, STORE))
             _mend(kernel, fd, base_path, identifier, repaired)
-            return _Done(False, kernel.identify(fd))
+            return _InitStep(False, kernel.identify(fd))
         made = build_store(kernel, base, identifier, replaces=fd)
     repaired.append(f"set the old store aside, {why}: its owners' next commands empty it")
-    return _Done(True, made)
+    return _InitStep(True, made)
 
 
-def _open_anyones(kernel: Kernel, base: Sides, base_path: bytes) -> Fd | None:
+def _open_anyones(kernel: Kernel, base: BackingAndMount, base_path: bytes) -> Fd | None:
     try:
         return kernel.open_beneath(base.fd, STORE, READABLE)
     except FileNotFoundError:
@@ -150,7 +154,11 @@ def _why_not_kept(kernel: Kernel, fd: Fd, old: Volume | None, places: set[bytes]
     if _may_be_changed(kernel, fd):
         return "which others could change"
     # First whether it is of the first format: a process that upgrades it at this moment vouches for it before.
-    if is_known or (old is not None and is_first(kernel, fd, old)) or who_made(kernel, fd, places) is not Made.UNKNOWN:
+    if (
+        is_known
+        or (old is not None and is_first(kernel, fd, old))
+        or who_made(kernel, fd, places) is not StoreMaker.UNKNOWN
+    ):
         return ""
     return "which others may have made of root's directories"
 

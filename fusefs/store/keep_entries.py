@@ -17,12 +17,12 @@ from typing import NamedTuple
 from fusefs.core.errors import NotKept, UsageError
 from fusefs.core.identity import Identity, Likelihood, compare
 from fusefs.core.names import Name, join, printable
-from fusefs.core.record import KeptDirectory, Method, Staying, quote
+from fusefs.core.record import KeptDirectory, KeptEntries, Method, quote
 from fusefs.linux.directory_metadata import is_frozen
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.store.backing_and_mount import ABSENT, DIRECTORY, OUT_OF_REACH, Sides, between, open_shown_as
-from fusefs.store.container import Held, flush_directory, open_inside
+from fusefs.store.backing_and_mount import ABSENT, DIRECTORY, OUT_OF_REACH, BackingAndMount, between, open_shown_as
+from fusefs.store.container import HeldContainer, flush_directory, open_inside
 from fusefs.store.layout import FRESH, TREE, is_stores_own
 from fusefs.store.locate import Victim
 from fusefs.store.stage import Staged, identify_at
@@ -38,7 +38,7 @@ _STAYS = (*OUT_OF_REACH, errno.EEXIST, errno.EPERM, errno.EBUSY, errno.EMLINK)
 # What is kept
 
 
-def choose(kernel: Kernel, victim: Victim, globs: Sequence[str]) -> Staying:
+def choose(kernel: Kernel, victim: Victim, globs: Sequence[str]) -> KeptEntries:
     """The victim's top entries that any of the globs matches, whole names as fnmatch(3) has them.
 
     Raises  NotKept if a glob matches nothing: what it was typed for would vanish from view; UsageError if it is no
@@ -58,7 +58,7 @@ def choose(kernel: Kernel, victim: Victim, globs: Sequence[str]) -> Staying:
         raise NotKept(f"nothing in {printable(victim.path())} matches {missed}")
     if sum(len(quote(one.name)) + len(str(one.ino)) + 7 for one in directories) > _NAMES_MAX_BYTES:
         raise NotKept(f"{len(directories)} directories are more than a record has room for")
-    return Staying(tuple(globs), tuple(sorted(files)), tuple(sorted(directories)))
+    return KeptEntries(tuple(globs), tuple(sorted(files)), tuple(sorted(directories)))
 
 
 _Matchers = dict[str, Callable[[str], bool]]
@@ -85,7 +85,7 @@ def _matching(kernel: Kernel, dir_fd: Fd, matchers: _Matchers) -> Iterator[os.Di
                 yield entry
 
 
-def hindrances(kernel: Kernel, victim: Victim, staying: Staying) -> Iterator[NotKept]:
+def hindrances(kernel: Kernel, victim: Victim, staying: KeptEntries) -> Iterator[NotKept]:
     """Why some of it could not be kept, as far as that can be seen without trying."""
     for name in staying.files:
         with suppress(FileNotFoundError), kernel.open_beneath(victim.fd, name) as fd:
@@ -123,7 +123,7 @@ def _not_kept(victim: Victim, name: Name, why: str) -> NotKept:
 # The swap
 
 
-class Keeping(NamedTuple):
+class KeptLinks(NamedTuple):
     """What one swap keeps, linked already.
 
     tree, fresh  the old directory and the new one, wherever they are; open as long as the staged container is
@@ -131,9 +131,9 @@ class Keeping(NamedTuple):
     """
 
     kernel: Kernel
-    staying: Staying
-    tree: Sides
-    fresh: Sides
+    staying: KeptEntries
+    tree: BackingAndMount
+    fresh: BackingAndMount
     inos: dict[bytes, int]
 
     def finish(self) -> list[str]:
@@ -179,7 +179,7 @@ class Keeping(NamedTuple):
             return False
 
 
-def keep(staged: Staged, victim: Victim) -> Keeping:
+def keep(staged: Staged, victim: Victim) -> KeptLinks:
     """Link what stays in view into the staged fresh directory; no flush is needed for that (docs/crash.md).
 
     Raises  NotKept; OSError with EXDEV if this store can't take it; other OSError
@@ -202,7 +202,7 @@ def keep(staged: Staged, victim: Victim) -> Keeping:
         if name is staying.files[0] and not _is_same_file(kernel, fresh.fd, tree.fd, name):
             kernel.unlink(target, name)
             raise _not_kept(victim, name, "its filesystem does not show that two names are one file")
-    return Keeping(kernel, staying, tree, fresh, kernel.list_inos(fresh.fd))
+    return KeptLinks(kernel, staying, tree, fresh, kernel.list_inos(fresh.fd))
 
 
 def _why(kernel: Kernel, dir_fd: Fd, name: Name, error: OSError) -> str:
@@ -224,7 +224,7 @@ def withdraw(staged: Staged, victim: Victim) -> None:
     _drop_links(staged.held.folder.store.kernel, fresh, tree)
 
 
-def _open_sides(staged: Staged, victim: Victim) -> tuple[Sides, Sides]:
+def _open_sides(staged: Staged, victim: Victim) -> tuple[BackingAndMount, BackingAndMount]:
     """Victim and fresh directory, each on both sides if it can be; the fds are the staged container's."""
     held, fresh = staged.held, staged.fresh
     kernel = held.folder.store.kernel
@@ -235,13 +235,13 @@ def _open_sides(staged: Staged, victim: Victim) -> tuple[Sides, Sides]:
     for fd in (shown, inside):
         if fd is not None:
             held.owned.enter_context(fd)
-    return Sides(victim.fd, shown), Sides(fresh, inside)
+    return BackingAndMount(victim.fd, shown), BackingAndMount(fresh, inside)
 
 
 # Recovery and restore
 
 
-def settle_kept(held: Held, here: Sides | None) -> list[str]:
+def settle_kept(held: HeldContainer, here: BackingAndMount | None) -> list[str]:
     """Put each kept entry where it belongs, by what is found.
 
     A fresh directory in view has the directories. Out of view, before the exchange or after a restore, it gives them
@@ -278,7 +278,7 @@ def settle_kept(held: Held, here: Sides | None) -> list[str]:
         return left
 
 
-def _open_inside(held: Held, name: Name, owned: ExitStack) -> Sides | None:
+def _open_inside(held: HeldContainer, name: Name, owned: ExitStack) -> BackingAndMount | None:
     try:
         return owned.enter_context(open_inside(held, name))
     except OSError as error:
@@ -287,14 +287,14 @@ def _open_inside(held: Held, name: Name, owned: ExitStack) -> Sides | None:
         return None
 
 
-def missing(held: Held, tree: Fd) -> list[str]:
+def missing(held: HeldContainer, tree: Fd) -> list[str]:
     """The directories that a swap kept out of a restored tree and that did not come back to it."""
     kernel = held.folder.store.kernel
     kept = held.record.kept or ()
     return [printable(one.name) for one in kept if identify_at(kernel, tree, one.name) is None]
 
 
-def holds_only_kept(held: Held, fresh: Fd, tree: Fd) -> bool:
+def holds_only_kept(held: HeldContainer, fresh: Fd, tree: Fd) -> bool:
     """Whether a directory, open for reading, has nothing but what a swap may have left in view."""
     kernel, kept = held.folder.store.kernel, held.record.kept
     if kept is None:
@@ -303,7 +303,9 @@ def holds_only_kept(held: Held, fresh: Fd, tree: Fd) -> bool:
     return all(name in directories or _is_same_file(kernel, fresh, tree, name) for name in kernel.list(fresh))
 
 
-def _bring(kernel: Kernel, kept: Iterable[KeptDirectory], source: Sides, target: Sides) -> list[str]:
+def _bring(
+    kernel: Kernel, kept: Iterable[KeptDirectory], source: BackingAndMount, target: BackingAndMount
+) -> list[str]:
     """Move recorded directories; what stayed and why, in words."""
     left = []
     here, there = between(source, target)
@@ -325,7 +327,7 @@ def _bring(kernel: Kernel, kept: Iterable[KeptDirectory], source: Sides, target:
     return left
 
 
-def _drop_links(kernel: Kernel, fresh: Sides, tree: Sides) -> None:
+def _drop_links(kernel: Kernel, fresh: BackingAndMount, tree: BackingAndMount) -> None:
     """Remove from a fresh directory what the old one has by the same name, being the same; nothing else."""
     with suppress(PermissionError), kernel.open_dir(fresh.fd) as readable:
         for name in kernel.list(readable):

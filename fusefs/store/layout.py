@@ -15,8 +15,8 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import STORE, Name, RelPath, VolumeId, is_volume_id, join, printable
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.store.backing_and_mount import DIRECTORY, READABLE, Sides
-from fusefs.store.store_maker import Made, who_made
+from fusefs.store.backing_and_mount import DIRECTORY, READABLE, BackingAndMount
+from fusefs.store.store_maker import StoreMaker, who_made
 
 FORMAT = 2
 FIRST_FORMAT = 1
@@ -123,14 +123,14 @@ class Store(NamedTuple):
     """
 
     kernel: Kernel
-    base: Sides
+    base: BackingAndMount
     base_path: bytes
     fd: Fd
     areas: Areas
     volume: Volume
     owner: int
     is_named: bool = False
-    made: Made = Made.BY_ROOT
+    made: StoreMaker = StoreMaker.BY_ROOT
 
     def __enter__(self) -> Self:
         """Own its fds for the block."""
@@ -154,7 +154,7 @@ class Store(NamedTuple):
 
     def is_unknown(self) -> bool:
         """Whether another user than root may have made it of root's directories: nothing it says is root's word."""
-        return self.made is Made.UNKNOWN
+        return self.made is StoreMaker.UNKNOWN
 
     def is_roots_to_keep(self) -> bool:
         """Whether it is root's, and we are root: what is in doubt in it is ours to look at."""
@@ -298,7 +298,7 @@ def decode_identity(fields: object) -> Identity | None:
     return None
 
 
-def open_store(kernel: Kernel, base: Sides, base_path: bytes, *, of: int | None = None) -> Store | None:
+def open_store(kernel: Kernel, base: BackingAndMount, base_path: bytes, *, of: int | None = None) -> Store | None:
     """The store in a directory, or None if there is none; takes over that, closing it if there is none.
 
     of      the user whose own it must be: root opens it for that user alone, and trusts nothing that it says of others

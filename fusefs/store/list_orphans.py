@@ -11,7 +11,7 @@ from fusefs.core.errors import BadRecord
 from fusefs.core.events import show
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, is_container_id, printable
-from fusefs.core.orphan_age import Moment
+from fusefs.core.orphan_age import Now
 from fusefs.core.record import RECORD_MAX_BYTES, Failure, Method, Record
 from fusefs.core.record_decoding import decode
 from fusefs.core.report import WORDS
@@ -23,7 +23,7 @@ from fusefs.store.layout import UserFolder
 from fusefs.store.store_registry import is_vouched
 
 
-class Entry(NamedTuple):
+class ListedContainer(NamedTuple):
     """One container as a list shows it.
 
     path      its directory
@@ -68,14 +68,14 @@ class Entry(NamedTuple):
         return self.is_proven or self.uid == uid != 0
 
 
-def entries(folder: UserFolder, now: Moment) -> Iterator[Entry]:
+def entries(folder: UserFolder, now: Now) -> Iterator[ListedContainer]:
     """The containers of one user in all states, oldest first; to be run as that user."""
     vouched = is_vouched(folder.store)
     for entry in _entries(folder, now):
         yield entry._replace(is_vouched=vouched)
 
 
-def _entries(folder: UserFolder, now: Moment) -> Iterator[Entry]:
+def _entries(folder: UserFolder, now: Now) -> Iterator[ListedContainer]:
     kernel = folder.store.kernel
     for state in State:
         names = folder.list(state)
@@ -106,9 +106,9 @@ def _is_left(kernel: Kernel, record_fd: Fd) -> bool:
     return kernel.is_local(record_fd) and not flock_holders(kernel.fstat(record_fd).st_ino)
 
 
-def _entry(folder: UserFolder, state: State, container: ContainerId, record: Record, now: Moment) -> Entry:
+def _entry(folder: UserFolder, state: State, container: ContainerId, record: Record, now: Now) -> ListedContainer:
     base = folder.store.base_path
-    return Entry(
+    return ListedContainer(
         id=container,
         uid=folder.uid,
         state=state,
@@ -127,9 +127,9 @@ def _entry(folder: UserFolder, state: State, container: ContainerId, record: Rec
     )
 
 
-def unreadable(folder: UserFolder, state: State, name: bytes, problem: str) -> Entry:
+def unreadable(folder: UserFolder, state: State, name: bytes, problem: str) -> ListedContainer:
     """The entry of what has a name in the directory of a state, and whose record can't be, or was not, read."""
-    return Entry(
+    return ListedContainer(
         ContainerId(printable(name)),
         folder.uid,
         state,

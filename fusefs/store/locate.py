@@ -22,11 +22,11 @@ from fusefs.core.errors import (
     from_os,
 )
 from fusefs.core.names import STORE, Name, RelPath, join
-from fusefs.core.record import Staying
+from fusefs.core.record import KeptEntries
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.mountinfo import Mount, Place, below, find_mount, place_below, place_of, read_mounts
-from fusefs.store.backing_and_mount import DIRECTORY, Scope, Sides, wholly_beneath
+from fusefs.linux.mountinfo import FilesystemPath, Mount, below, find_mount, place_below, place_of, read_mounts
+from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount, Scope, wholly_beneath
 from fusefs.store.layout import Store, is_stores_own, open_store
 
 
@@ -42,7 +42,7 @@ class Victim(NamedTuple):
     name: Name
     fd: Fd
     stat: os.stat_result
-    staying: Staying | None = None
+    staying: KeptEntries | None = None
 
     def __enter__(self) -> Self:
         """Own its fds for the block."""
@@ -57,7 +57,7 @@ class Victim(NamedTuple):
         """Its path, links resolved."""
         return os.path.join(self.parent.root_path, self.parent.relative, self.name)
 
-    def place(self) -> Place:
+    def place(self) -> FilesystemPath:
         """Where it is in its filesystem, whatever namespace one looks from."""
         return place_below(self.parent.root_place, join(self.parent.relative, self.name))
 
@@ -187,7 +187,9 @@ class _Led(NamedTuple):
                 raise NotFound(self.path, "its directory was moved meanwhile")
             owned.pop_all()
         place = place_of(root_path, self.mount)
-        return Scope(Sides(root), root_path, place, relative, Sides(fd), self.mount, tuple(self.mounts))
+        return Scope(
+            BackingAndMount(root), root_path, place, relative, BackingAndMount(fd), self.mount, tuple(self.mounts)
+        )
 
 
 def _split(path: bytes) -> tuple[bytes, Name]:

@@ -15,7 +15,7 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.filesystem_probes import discard_trial, keeps_unnamed, refuses_strangers
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.private_directory import is_nameless
-from fusefs.store.backing_and_mount import DIRECTORY, FULL, READABLE, Sides
+from fusefs.store.backing_and_mount import DIRECTORY, FULL, READABLE, BackingAndMount
 from fusefs.store.layout import (
     CACHEDIR_TAG,
     CACHEDIR_TEXT,
@@ -39,7 +39,7 @@ from fusefs.store.layout import (
 )
 from fusefs.store.reserve import discard_reserve
 from fusefs.store.spare_space import discard_ballast
-from fusefs.store.store_maker import Made, note_made
+from fusefs.store.store_maker import StoreMaker, note_made
 from fusefs.store.store_registry import vouch
 from fusefs.store.user_folders import open_user
 from fusefs.store.victim_rename import NO_EXCHANGE
@@ -51,7 +51,7 @@ LOCK = Name(b".lock")
 _ATTEMPTS = 8
 
 
-def make_store(kernel: Kernel, base: Sides, base_path: bytes) -> Store:
+def make_store(kernel: Kernel, base: BackingAndMount, base_path: bytes) -> Store:
     """A new store in a directory, or the one that another process made meanwhile; takes over that.
 
     It is built under another name and appears complete by one rename: there is no store without a volume.json.
@@ -69,18 +69,18 @@ def make_store(kernel: Kernel, base: Sides, base_path: bytes) -> Store:
 
 def vouched(store: Store, made: Identity | None) -> Store:
     """An opened store, for which root vouches if it is the one that was made now; takes it over. Raises  OSError"""
-    if os.geteuid() != 0 or store.made is Made.BY_ROOT or made is None:
+    if os.geteuid() != 0 or store.made is StoreMaker.BY_ROOT or made is None:
         return store
     with ExitStack() as owned:
         owned.enter_context(store)
         if store.kernel.identify(store.fd) == made and vouch(store):
-            store = store._replace(made=Made.BY_ROOT)
+            store = store._replace(made=StoreMaker.BY_ROOT)
         owned.pop_all()
     return store
 
 
 def build_store(
-    kernel: Kernel, base: Sides, identifier: VolumeId | None = None, *, replaces: Fd | None = None
+    kernel: Kernel, base: BackingAndMount, identifier: VolumeId | None = None, *, replaces: Fd | None = None
 ) -> Identity | None:
     """Make a store without opening it; the identity of what was made, None if another one is there.
 
@@ -98,7 +98,9 @@ def build_store(
     return None
 
 
-def _build(kernel: Kernel, base: Sides, identifier: VolumeId | None, *, replaces: Fd | None) -> Identity | None:
+def _build(
+    kernel: Kernel, base: BackingAndMount, identifier: VolumeId | None, *, replaces: Fd | None
+) -> Identity | None:
     """A store under another name, then renamed. Raises  as `unfinished`"""
     new = Name(NEW_PREFIX + os.urandom(6).hex().encode())
     with unfinished(kernel, base, new, identifier) as fd:
@@ -136,7 +138,7 @@ def take_store(kernel: Kernel, fd: Fd, owned: ExitStack) -> bool:
 
 @contextmanager
 def unfinished(
-    kernel: Kernel, base: Sides, new: Name | None = None, identifier: VolumeId | None = None
+    kernel: Kernel, base: BackingAndMount, new: Name | None = None, identifier: VolumeId | None = None
 ) -> Iterator[Fd]:
     """A whole store under a name that is never looked for, locked; gone again unless the block gives it another one, or
     moves an old one into it.
@@ -156,7 +158,7 @@ def unfinished(
             discard_unfinished(kernel, base, new)
 
 
-def _take_in(kernel: Kernel, base: Sides, new: Name, judged: Fd) -> None:
+def _take_in(kernel: Kernel, base: BackingAndMount, new: Name, judged: Fd) -> None:
     """Move a store into a new one that is to take its place; nothing, if another one has its name by now.
 
     Raises  OSError
@@ -170,7 +172,7 @@ def _take_in(kernel: Kernel, base: Sides, new: Name, judged: Fd) -> None:
             kernel.rename_free(place, old, base.names(), STORE)
 
 
-def _hand_over(kernel: Kernel, base: Sides, new: Name) -> bool:
+def _hand_over(kernel: Kernel, base: BackingAndMount, new: Name) -> bool:
     """Move the old stores in a new one into a store of ours that another init has made meanwhile; whether there is one.
 
     Raises  OSError
@@ -191,7 +193,7 @@ def _hand_over(kernel: Kernel, base: Sides, new: Name) -> bool:
     return True
 
 
-def _has_taken_in(kernel: Kernel, base: Sides, new: Name) -> bool:
+def _has_taken_in(kernel: Kernel, base: BackingAndMount, new: Name) -> bool:
     """Whether an old store lies, or may lie, in a new one that does not have its name yet."""
     try:
         with kernel.open_dir(base.fd, new) as fd:
@@ -202,7 +204,7 @@ def _has_taken_in(kernel: Kernel, base: Sides, new: Name) -> bool:
         return True  # the next init looks again
 
 
-def is_being_replaced(kernel: Kernel, base: Sides) -> bool:
+def is_being_replaced(kernel: Kernel, base: BackingAndMount) -> bool:
     """Whether an init has a store in hand that has no name just now; those of killed ones are finished. Raises  OSError
 
     On a network filesystem a killed one can't be told.
@@ -214,7 +216,7 @@ def is_being_replaced(kernel: Kernel, base: Sides) -> bool:
     return False
 
 
-def _finish(kernel: Kernel, base: Sides, name: Name, fd: Fd) -> bool:
+def _finish(kernel: Kernel, base: BackingAndMount, name: Name, fd: Fd) -> bool:
     """Give a new store its name whose maker was killed when an old one was in it already; whether it must stay.
 
     Where another init has made one meanwhile, that one gets what was in it.
@@ -230,7 +232,7 @@ def _finish(kernel: Kernel, base: Sides, name: Name, fd: Fd) -> bool:
     return not _hand_over(kernel, base, name)
 
 
-def discard_abandoned(kernel: Kernel, base: Sides, prefix: bytes = NEW_PREFIX) -> list[str]:
+def discard_abandoned(kernel: Kernel, base: BackingAndMount, prefix: bytes = NEW_PREFIX) -> list[str]:
     """Remove what killed makers of ours left; one with a running maker is locked, or may be another host's."""
     told = []
     with suppress(PermissionError), kernel.open_dir(base.fd) as readable:
@@ -330,7 +332,7 @@ def sync_dir(kernel: Kernel, fd: Fd) -> None:
         kernel.fsync(readable)
 
 
-def discard_unfinished(kernel: Kernel, base: Sides, name: Name) -> None:
+def discard_unfinished(kernel: Kernel, base: BackingAndMount, name: Name) -> None:
     """Remove what a killed `make_store` left; a store that was finished has no such name."""
     try:
         fd = kernel.open_dir(base.fd, name)
@@ -418,7 +420,7 @@ def is_wrong(kernel: Kernel, fd: Fd, mode: int) -> bool:
     return st.st_uid != os.geteuid() or stat.S_IMODE(st.st_mode) != mode or acl
 
 
-def unmake_store(kernel: Kernel, base: Sides, base_path: bytes) -> None:
+def unmake_store(kernel: Kernel, base: BackingAndMount, base_path: bytes) -> None:
     """Remove a store of ours that is not used; one that is used by now stays as it is.
 
     Where all folders are gone it gets the name of an unfinished one, so that no process comes to it meanwhile; rmdir
@@ -454,7 +456,9 @@ def _remove_areas(kernel: Kernel, fd: Fd, areas: Areas) -> None:
 
 def _has_no_folder(kernel: Kernel, base_fd: Fd, base_path: bytes) -> bool:
     """Remove our own folder, if there is nothing in it; whether no user has one now."""
-    store = open_store(kernel, Sides(kernel.open_beneath(base_fd, b".", os.O_PATH | os.O_DIRECTORY)), base_path)
+    store = open_store(
+        kernel, BackingAndMount(kernel.open_beneath(base_fd, b".", os.O_PATH | os.O_DIRECTORY)), base_path
+    )
     if store is None:
         return False
     with store:

@@ -17,13 +17,13 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import Name, RelPath, join, split
 from fusefs.core.record import MAX_FAILURES, Failure
 from fusefs.linux.kernel import Kernel
-from fusefs.store.backing_and_mount import Sides, between, wholly_beneath
-from fusefs.store.container import Held, drop_empty_tree, flush, move, open_inside
+from fusefs.store.backing_and_mount import BackingAndMount, between, wholly_beneath
+from fusefs.store.container import HeldContainer, drop_empty_tree, flush, move, open_inside
 from fusefs.store.deep_path import DeepOpener, walk_inwards
 from fusefs.store.layout import TREE
 from fusefs.store.origin import Origin
 from fusefs.store.recover import rescue_hoisted, retire_restored
-from fusefs.store.restore import Claim, Destination, Restored, closed, restore, settle, way_back
+from fusefs.store.restore import RestoreClaim, Restored, RestoreDestination, closed, restore, settle, way_back
 
 _IN_BOTH = errno.EISDIR
 
@@ -43,7 +43,7 @@ class Unmoved(NamedTuple):
         return Unmoved((*self.failures, *other.failures)[:MAX_FAILURES], self.n + other.n)
 
 
-def merge_back(claim: Claim, inside: RelPath | None) -> Restored:
+def merge_back(claim: RestoreClaim, inside: RelPath | None) -> Restored:
     """Put what a sweep took back, all of it or what has a path in its tree. Takes over `claim`.
 
     What can't be moved is an orphan still, and told: the same again, later, brings the rest.
@@ -76,7 +76,7 @@ def merge_back(claim: Claim, inside: RelPath | None) -> Restored:
     return Restored(held.id, path, None, held.record.partial, warnings, left.failures, left.n, closed(held))
 
 
-def _gone(held: Held, origin: RelPath, path: bytes, owned: ExitStack) -> Destination | None:
+def _gone(held: HeldContainer, origin: RelPath, path: bytes, owned: ExitStack) -> RestoreDestination | None:
     """The place of the directory that was swept, for the tree to take, if that is gone; None if it is there."""
     there = owned.enter_context(Origin(held, origin))
     if there.parent_fd is None:
@@ -84,10 +84,10 @@ def _gone(held: Held, origin: RelPath, path: bytes, owned: ExitStack) -> Destina
     if there.identity() is not None:
         return None
     visible = owned.enter_context(there.visible())
-    return Destination(visible, path, there.parent_fd, there.name, origin, at_origin=True, by_root=False)
+    return RestoreDestination(visible, path, there.parent_fd, there.name, origin, at_origin=True, by_root=False)
 
 
-def _merge_all(kernel: Kernel, held: Held, tree: Sides, origin: RelPath, path: bytes) -> Unmoved:
+def _merge_all(kernel: Kernel, held: HeldContainer, tree: BackingAndMount, origin: RelPath, path: bytes) -> Unmoved:
     try:
         target = held.folder.store.base.beneath(kernel, origin)
     except NotADirectoryError as error:
@@ -96,7 +96,7 @@ def _merge_all(kernel: Kernel, held: Held, tree: Sides, origin: RelPath, path: b
         return merge(kernel, tree, target, RelPath(b""))
 
 
-def _merge_part(kernel: Kernel, held: Held, tree: Sides, inside: RelPath) -> Unmoved:
+def _merge_part(kernel: Kernel, held: HeldContainer, tree: BackingAndMount, inside: RelPath) -> Unmoved:
     *parents, name = split(inside)
     above = join(*parents)
     with wholly_beneath(kernel, tree, above) as source:
@@ -110,7 +110,7 @@ def _merge_part(kernel: Kernel, held: Held, tree: Sides, inside: RelPath) -> Unm
     return left
 
 
-def _end(held: Held) -> tuple[str, ...]:
+def _end(held: HeldContainer) -> tuple[str, ...]:
     """The container goes, or is an orphan again with what is left; with what could not be finished."""
     try:
         if not drop_empty_tree(held):
@@ -126,7 +126,7 @@ def _end(held: Held) -> tuple[str, ...]:
     return (f"what the reaper had moved up from deep down lost its structure; it is kept as {deep}",)
 
 
-def bring(kernel: Kernel, source: Sides, target: Sides, name: Name, above: RelPath) -> Unmoved:
+def bring(kernel: Kernel, source: BackingAndMount, target: BackingAndMount, name: Name, above: RelPath) -> Unmoved:
     """Move one entry of a directory into another one; what of it stays.
 
     above  what its path begins with, for people
@@ -138,7 +138,7 @@ def bring(kernel: Kernel, source: Sides, target: Sides, name: Name, above: RelPa
     return Unmoved().plus(join(above, name), number) if number else Unmoved()
 
 
-def merge(kernel: Kernel, source: Sides, target: Sides, start: RelPath) -> Unmoved:
+def merge(kernel: Kernel, source: BackingAndMount, target: BackingAndMount, start: RelPath) -> Unmoved:
     """Move what is in a directory into the one that has the same path on the other side; what of it stays.
 
     start  that path; empty for the two themselves. The directory goes when it is empty, unless it is that; one that
@@ -186,7 +186,9 @@ class _Merging:
         self.left = self.left.plus(path, error.errno or errno.EIO, call)
 
 
-def _move_all(kernel: Kernel, here: Sides, there: Sides, upper: RelPath) -> tuple[list[Name], Unmoved]:
+def _move_all(
+    kernel: Kernel, here: BackingAndMount, there: BackingAndMount, upper: RelPath
+) -> tuple[list[Name], Unmoved]:
     """The directories that both have, and what stays. Read again until nothing moves: servers skip entries."""
     with kernel.open_dir(here.fd) as readable:
         while True:
@@ -211,7 +213,7 @@ def _move_all(kernel: Kernel, here: Sides, there: Sides, upper: RelPath) -> tupl
                 return both, stays
 
 
-def _move(kernel: Kernel, here: Sides, there: Sides, name: Name) -> int:
+def _move(kernel: Kernel, here: BackingAndMount, there: BackingAndMount, name: Name) -> int:
     """Why an entry stays: 0 if it doesn't, EISDIR if it is a directory that both have."""
     source, target = between(here, there)
     try:
@@ -225,11 +227,11 @@ def _move(kernel: Kernel, here: Sides, there: Sides, name: Name) -> int:
     return 0
 
 
-def _are_dirs(kernel: Kernel, here: Sides, there: Sides, name: Name) -> bool:
+def _are_dirs(kernel: Kernel, here: BackingAndMount, there: BackingAndMount, name: Name) -> bool:
     return all(stat.S_ISDIR(_mode(kernel, side, name)) for side in (here, there))
 
 
-def _mode(kernel: Kernel, directory: Sides, name: Name) -> int:
+def _mode(kernel: Kernel, directory: BackingAndMount, name: Name) -> int:
     """What has a name; 0 if nothing has it now, or something is mounted on it."""
     try:
         return kernel.stat(directory.fd, name).st_mode

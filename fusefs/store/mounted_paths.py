@@ -15,12 +15,12 @@ from fusefs.core.errors import NoBacking, NotFound, from_os
 from fusefs.core.names import STORE, RelPath, printable
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import FUSE_MAGIC, Kernel
-from fusefs.linux.mountinfo import Mount, Place, below, find_mount, place_of, read_mounts, views
-from fusefs.store.backing_and_mount import DIRECTORY, OUT_OF_REACH, Scope, Sides, is_shown_as
+from fusefs.linux.mountinfo import FilesystemPath, Mount, below, find_mount, place_of, read_mounts, views
+from fusefs.store.backing_and_mount import DIRECTORY, OUT_OF_REACH, BackingAndMount, Scope, is_shown_as
 from fusefs.store.layout import VOLUME, VOLUME_MAX_BYTES, trusted_owners
 
 
-def open_shown(kernel: Kernel, path: bytes, mounts: list[Mount] | None = None) -> Sides:
+def open_shown(kernel: Kernel, path: bytes, mounts: list[Mount] | None = None) -> BackingAndMount:
     """The directory at a path that a person named, on both sides if a mount of ours shows it.
 
     Raises  OSError; NoBacking
@@ -29,7 +29,7 @@ def open_shown(kernel: Kernel, path: bytes, mounts: list[Mount] | None = None) -
     return shown_of(kernel, kernel.open_path(path), mounts)
 
 
-def shown_of(kernel: Kernel, fd: Fd, mounts: list[Mount]) -> Sides:
+def shown_of(kernel: Kernel, fd: Fd, mounts: list[Mount]) -> BackingAndMount:
     """An open directory (O_PATH) on both sides, if a mount of ours shows it; takes over the fd.
 
     Raises  OSError; NoBacking
@@ -45,20 +45,20 @@ def shown_of(kernel: Kernel, fd: Fd, mounts: list[Mount]) -> Sides:
                 with root:
                     return _open_both(kernel, root, below(real, root_path))
         owned.pop_all()
-        return Sides(fd)
+        return BackingAndMount(fd)
 
 
-def _open_both(kernel: Kernel, root: Sides, path: bytes) -> Sides:
+def _open_both(kernel: Kernel, root: BackingAndMount, path: bytes) -> BackingAndMount:
     """A directory beneath what a mount shows, whatever it shows there; empty for that itself. Raises  OSError"""
     assert root.mounted is not None
     with ExitStack() as owned:
         fd = owned.enter_context(kernel.open_beneath(root.fd, path or b".", DIRECTORY))
         mounted = kernel.open_beneath(root.mounted, path or b".", DIRECTORY)
         owned.pop_all()
-    return Sides(fd, mounted)
+    return BackingAndMount(fd, mounted)
 
 
-def _find_root(kernel: Kernel, path: bytes, mount: Mount, mounts: list[Mount]) -> tuple[Sides, bytes] | None:
+def _find_root(kernel: Kernel, path: bytes, mount: Mount, mounts: list[Mount]) -> tuple[BackingAndMount, bytes] | None:
     """What a mount of ours shows that a path lies in, or the backing tree of one; its root, and that as in the path.
 
     path    a directory's, absolute and without links
@@ -116,14 +116,14 @@ def find_mounted(
     return Scope(root, root_path, place, relative, sides, on, tuple(mounts))
 
 
-def _is_same(kernel: Kernel, directory: Sides, wanted: Fd) -> bool:
+def _is_same(kernel: Kernel, directory: BackingAndMount, wanted: Fd) -> bool:
     """Whether an fd holds one of the two sides; a mount's fds are all of one superblock."""
     st = kernel.fstat(wanted)
     assert directory.mounted is not None
     return any(os.path.samestat(st, kernel.fstat(fd)) for fd in (directory.fd, directory.mounted))
 
 
-def _open_root(kernel: Kernel, mount: Mount, mounts: list[Mount]) -> Sides:
+def _open_root(kernel: Kernel, mount: Mount, mounts: list[Mount]) -> BackingAndMount:
     """What a mount of ours shows at its mount point, on both sides. Raises  OSError; NoBacking"""
     if mount.owner not in trusted_owners(os.geteuid()):
         raise _no_backing(mount, f"it was mounted by uid {mount.owner}")
@@ -144,7 +144,7 @@ def _open_root(kernel: Kernel, mount: Mount, mounts: list[Mount]) -> Sides:
             except OSError as error:
                 raise _no_backing(mount, f"its daemon does not give it ({error.strerror})") from error
         owned.pop_all()
-        return Sides(backing, mounted)
+        return BackingAndMount(backing, mounted)
 
 
 def _open_backing(kernel: Kernel, mount: Mount, mounted: Fd, mounts: list[Mount]) -> Fd:
@@ -166,7 +166,9 @@ def _open_backing(kernel: Kernel, mount: Mount, mounted: Fd, mounts: list[Mount]
         return Fd(os.dup(backing))
 
 
-def _place_of_root(kernel: Kernel, root: Sides, root_path: bytes, mounts: list[Mount]) -> tuple[Mount, Place]:
+def _place_of_root(
+    kernel: Kernel, root: BackingAndMount, root_path: bytes, mounts: list[Mount]
+) -> tuple[Mount, FilesystemPath]:
     """What the backing side of a mount's root is on, and its place there.
 
     Raises  NotFound: the mount is another one by now

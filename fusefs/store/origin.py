@@ -11,21 +11,21 @@ from fusefs.core.identity import Identity, Likelihood, compare, is_marked
 from fusefs.core.names import Name, RelPath, join, split
 from fusefs.core.record import Method
 from fusefs.linux.fd import Fd
-from fusefs.store.backing_and_mount import DIRECTORY, OUT_OF_REACH, Sides, open_shown_as
-from fusefs.store.container import Held
+from fusefs.store.backing_and_mount import DIRECTORY, OUT_OF_REACH, BackingAndMount, open_shown_as
+from fusefs.store.container import HeldContainer
 from fusefs.store.keep_entries import settle_kept
 from fusefs.store.layout import FRESH, TREE
 from fusefs.store.stage import identify_at, take_back
-from fusefs.store.victim_rename import Direct, Move
+from fusefs.store.victim_rename import DirectRename, VisibleMove
 
 _NOWHERE = (errno.ENAMETOOLONG, *OUT_OF_REACH)
-_MOVED = {Move.PLACE: FRESH, Move.BACK: TREE}
+_MOVED = {VisibleMove.PLACE: FRESH, VisibleMove.BACK: TREE}
 
 
 class Origin:
     """The directory and name that a tree came from, if they can still be reached beneath the store's base."""
 
-    def __init__(self, held: Held, path: RelPath | None = None) -> None:
+    def __init__(self, held: HeldContainer, path: RelPath | None = None) -> None:
         """path: another one than the record's origin. Users write records, so the way there goes through no link."""
         self._held = held
         self._kernel = held.folder.store.kernel
@@ -57,13 +57,13 @@ class Origin:
         return None if self.parent_fd is None else identify_at(self._kernel, self.parent_fd, self.name)
 
     @contextmanager
-    def visible(self) -> Iterator[Direct]:
+    def visible(self) -> Iterator[DirectRename]:
         """What changes the name, in the mount that shows it if there is one; only if the directory can be reached."""
         assert self.parent_fd is not None
         # Not opened before it is needed: to look at what needs no repair there, no mount's daemon is waited for.
         mounted = open_shown_as(self._kernel, self._held.folder.store.base.mounted, self._upper, self.parent_fd)
         try:
-            yield Direct(self._kernel, Sides(self.parent_fd, mounted), self.name)
+            yield DirectRename(self._kernel, BackingAndMount(self.parent_fd, mounted), self.name)
         finally:
             if mounted is not None:
                 mounted.close()
@@ -85,7 +85,7 @@ class Origin:
                 if compare(self._kernel.identify(fd), fresh) is Likelihood.SAME:
                     self._kernel.unmark(fd)
 
-    def place(self, move_to_it: Move) -> bool:
+    def place(self, move_to_it: VisibleMove) -> bool:
         """Move something of the container to the name and end its loan; whether it could, the name being free."""
         if self.parent_fd is None:
             return False
@@ -111,5 +111,5 @@ class Origin:
                 raise
             return settle_kept(self._held, None)
         above = self._held.folder.store.base.mounted
-        with Sides(fd, open_shown_as(self._kernel, above, join(self._upper, self.name), fd)) as here:
+        with BackingAndMount(fd, open_shown_as(self._kernel, above, join(self._upper, self.name), fd)) as here:
             return settle_kept(self._held, here)

@@ -12,13 +12,13 @@ from fusefs.core.lifecycle import DEFAULT_RETENTION_S, State
 from fusefs.core.names import ContainerId
 from fusefs.linux.clocks import moment
 from fusefs.linux.kernel import Kernel
-from fusefs.store.claim import Lost, hold
+from fusefs.store.claim import ClaimLost, hold
 from fusefs.store.container import rewrite
 from fusefs.store.find_orphans import act_on
 from fusefs.store.layout import UserFolder
-from fusefs.store.list_orphans import Entry
+from fusefs.store.list_orphans import ListedContainer
 from fusefs.store.spare_space import FOR_USER, with_room
-from fusefs.store.victim_rename import Visible
+from fusefs.store.victim_rename import VisibleRename
 
 _S = 1_000_000_000
 _MODE = 0o700
@@ -30,7 +30,7 @@ _ELSEWHERE = {
 }
 
 
-class Kept(NamedTuple):
+class PinnedOrphan(NamedTuple):
     """An orphan with its new term.
 
     retention_s  from its creation, as the record has it; None: pinned
@@ -42,32 +42,32 @@ class Kept(NamedTuple):
     expires_ns: int | None
 
 
-class Release(NamedTuple):
+class UsualTerm(NamedTuple):
     """The usual term from its creation again, as if no other had been asked for."""
 
 
-class For(NamedTuple):
+class KeepFor(NamedTuple):
     """So many seconds from now; None: until it is released."""
 
     seconds: int | None
 
 
-Term = Release | For
+Term = UsualTerm | KeepFor
 
 
-def keep_by_id(kernel: Kernel, volumes: Sequence[bytes], entry: Entry, term: Term) -> Kept:
+def keep_by_id(kernel: Kernel, volumes: Sequence[bytes], entry: ListedContainer, term: Term) -> PinnedOrphan:
     """Give what a list entry tells of another term, in a process of its owner.
 
     Raises  TrashdError; its record is as before then
     """
 
-    def body(folder: UserFolder, _visible: Visible | None) -> Kept:
+    def body(folder: UserFolder, _visible: VisibleRename | None) -> PinnedOrphan:
         return keep(folder, entry.id, term)
 
-    return act_on(kernel, volumes, entry, body, Kept)
+    return act_on(kernel, volumes, entry, body, PinnedOrphan)
 
 
-def keep(folder: UserFolder, container: ContainerId, term: Term) -> Kept:
+def keep(folder: UserFolder, container: ContainerId, term: Term) -> PinnedOrphan:
     """Write another term into an orphan's record; to be run as the folder's owner.
 
     Raises  Refused for what is no orphan any more; Busy if it is locked; NotFound; BadRecord; OSError
@@ -76,26 +76,26 @@ def keep(folder: UserFolder, container: ContainerId, term: Term) -> Kept:
         held = hold(folder, State.ORPHANS, container)
     except FileNotFoundError as error:
         raise BadRecord(container) from error
-    if held is Lost.BUSY:
+    if held is ClaimLost.BUSY:
         raise Busy(container, "a reap or restore of it begins, or somebody holds a lock on its record")
-    if isinstance(held, Lost):
+    if isinstance(held, ClaimLost):
         raise _gone(folder, container)
     with held:
         now = moment(folder.store.kernel)
         # Where the wall clock was set some go by it and some know better: by both it is kept so long, or not at all.
         ages = held.record.age_ns(now), now.wall_ns - held.record.created_ns
-        retention_s = _retention_s(max(ages) if isinstance(term, For) and term.seconds else min(ages), term)
+        retention_s = _retention_s(max(ages) if isinstance(term, KeepFor) and term.seconds else min(ages), term)
         record = held.record._replace(retention_s=retention_s)
         if record != held.record:
             with_room(folder, FOR_USER, partial(rewrite, held, record))
             folder.store.kernel.chmod(held.fd, _MODE)  # what it was: the reaper's watch of orphans/ tells it
             folder.store.kernel.fsync(held.fd)  # the name too: the pin has to last through a power failure
-        return Kept(container, retention_s, record.expires_ns(now))
+        return PinnedOrphan(container, retention_s, record.expires_ns(now))
 
 
 def _retention_s(age_ns: int, term: Term) -> int | None:
     """A term as records have it: seconds from the creation."""
-    if isinstance(term, Release):
+    if isinstance(term, UsualTerm):
         return DEFAULT_RETENTION_S
     if term.seconds is None:
         return None

@@ -25,8 +25,8 @@ from fusefs.core.errors import (
 )
 from fusefs.core.names import STORE, Name, RelPath
 from fusefs.linux.directory_metadata import (
-    Difference,
-    Likeness,
+    DirectoryMetadata,
+    MetadataDifference,
     apply_likeness,
     differences,
     is_frozen,
@@ -146,7 +146,7 @@ class _Found(NamedTuple):
     path: bytes | None
     exists: bool
     volume: Volume | None
-    unlike: tuple[Difference, ...] = ()
+    unlike: tuple[MetadataDifference, ...] = ()
     error: TrashdError | None = None
 
 
@@ -283,7 +283,7 @@ def _room_at(kernel: Kernel, dir_fd: Fd, base_path: bytes) -> Iterator[Fd]:
 
 def _try_way(
     kernel: Kernel, victim: Victim, room: Fd | None, *, exchanges: bool, unlike: bool
-) -> tuple[Difference, ...]:
+) -> tuple[MetadataDifference, ...]:
     """Make a fresh directory in the room, and do with it, and with one beside the victim, what a swap does; what it
     would lack of the victim's likeness.
 
@@ -339,7 +339,7 @@ def _made(kernel: Kernel, name: Name, place: Fd, *elsewhere: tuple[Fd, Name]) ->
                         kernel.rmdir(at, called)
 
 
-def _likeness(kernel: Kernel, victim: Victim) -> Likeness | None:
+def _likeness(kernel: Kernel, victim: Victim) -> DirectoryMetadata | None:
     """What the fresh directory has to be given; None if the caller can't know it before a swap lends it."""
     try:
         with kernel.open_dir(victim.fd) as readable:
@@ -352,8 +352,8 @@ def _likeness(kernel: Kernel, victim: Victim) -> Likeness | None:
 
 
 def _try_likeness(
-    kernel: Kernel, victim: Victim, fresh: Fd, wanted: Likeness, *, unlike: bool
-) -> tuple[Difference, ...]:
+    kernel: Kernel, victim: Victim, fresh: Fd, wanted: DirectoryMetadata, *, unlike: bool
+) -> tuple[MetadataDifference, ...]:
     """Give a fresh directory the victim's likeness; what can't be had. Raises  NotAlike unless that is accepted"""
     apply_likeness(kernel, fresh, wanted)
     lacking = tuple(differences(wanted, read_likeness(kernel, fresh)))
@@ -362,7 +362,7 @@ def _try_likeness(
     return lacking
 
 
-def _in_words(lacking: tuple[Difference, ...]) -> list[str]:
+def _in_words(lacking: tuple[MetadataDifference, ...]) -> list[str]:
     """What could not be had, in words."""
     return [f"{one.what} {one.got} instead of {one.wanted}" for one in lacking]
 

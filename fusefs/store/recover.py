@@ -29,14 +29,22 @@ from fusefs.core.record import Method
 from fusefs.linux.boot_id import boot_id
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.store.adopt import Problem, take_in
-from fusefs.store.claim import Lost, hold
-from fusefs.store.container import RECORD_NEW, Held, dissolve, drop_empty_tree, drop_prepared, move, superblock_of
+from fusefs.store.adopt import AdoptionProblem, take_in
+from fusefs.store.claim import ClaimLost, hold
+from fusefs.store.container import (
+    RECORD_NEW,
+    HeldContainer,
+    dissolve,
+    drop_empty_tree,
+    drop_prepared,
+    move,
+    superblock_of,
+)
 from fusefs.store.keep_entries import settle_kept
 from fusefs.store.layout import DROP, FRESH, HOISTED, RECORD, TREE, UserFolder
 from fusefs.store.origin import Origin
 from fusefs.store.stage import identify_at, take_back, unmake
-from fusefs.store.victim_rename import Move
+from fusefs.store.victim_rename import VisibleMove
 
 _BOOT = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -45,7 +53,7 @@ class Recovered(NamedTuple):
     """What recovery did: containers completed, undone or swept away, and what it kept."""
 
     settled: tuple[str, ...]
-    problems: tuple[Problem, ...]
+    problems: tuple[AdoptionProblem, ...]
 
 
 def recover(folder: UserFolder, ended: Collection[str] = ()) -> Recovered:
@@ -58,7 +66,7 @@ def recover(folder: UserFolder, ended: Collection[str] = ()) -> Recovered:
     had brought the tree (docs/crash.md).
     """
     settled: list[str] = []
-    problems: list[Problem] = []
+    problems: list[AdoptionProblem] = []
     for state in (State.STAGE, State.RESTORING, State.REAPING, State.ORPHANS):
         names = folder.list(state)
         if names and state is State.ORPHANS:
@@ -70,12 +78,12 @@ def recover(folder: UserFolder, ended: Collection[str] = ()) -> Recovered:
                 told = _settle(folder, state, name, ended)
                 if told:
                     settled.append(f"{where}: {told}")
-            except Kept as kept:
-                problems.append(Problem(where, str(kept), kept.hint))
+            except KeptContainer as kept:
+                problems.append(AdoptionProblem(where, str(kept), kept.hint))
             except TrashdError as error:
-                problems.append(Problem(where, error.message(), error.hint))
+                problems.append(AdoptionProblem(where, error.message(), error.hint))
             except OSError as error:
-                problems.append(Problem(where, from_os(error, where).message(), WAY_OUT))
+                problems.append(AdoptionProblem(where, from_os(error, where).message(), WAY_OUT))
     return Recovered(tuple(settled), tuple(problems))
 
 
@@ -92,7 +100,7 @@ def _is_whole(kernel: Kernel, orphans: Fd, name: bytes) -> bool:
     return True
 
 
-class Kept(Exception):
+class KeptContainer(Exception):
     """Why a container was left as it is."""
 
     def __init__(self, what: str, hint: str = WAY_OUT) -> None:
@@ -104,12 +112,12 @@ def _settle(folder: UserFolder, state: State, name: bytes, ended: Collection[str
     """What was done with one container; empty if there was nothing to do or it is not ours to touch now."""
     text = name.decode("ascii", "replace")
     if not is_container_id(text):
-        raise Kept("not a container of trashd")
+        raise KeptContainer("not a container of trashd")
     try:
         held = hold(folder, state, ContainerId(text))
     except FileNotFoundError:
         return _sweep(folder, state, name)
-    if isinstance(held, Lost):
+    if isinstance(held, ClaimLost):
         return ""
     with held:
         alive = may_be_alive(held, ended)
@@ -152,7 +160,7 @@ def _drop_unfinished_record(kernel: Kernel, fd: Fd) -> bool:
     return True
 
 
-def may_be_alive(held: Held, ended: Collection[str]) -> Kept | None:
+def may_be_alive(held: HeldContainer, ended: Collection[str]) -> KeptContainer | None:
     """Why the process that worked on a container, which we have locked, may still run; None: we would see its lock.
 
     It was on a filesystem of one kernel, or as this very boot of ours has it mounted here: machine ids are cloned, and
@@ -167,21 +175,23 @@ def may_be_alive(held: Held, ended: Collection[str]) -> Kept | None:
     who = "somebody by another mount of this filesystem" if is_of_this_boot else f"host {show(record.host)}"
     what = f"{who}, in boot {show(record.boot)}, may still be working on it"
     if not _BOOT.fullmatch(record.boot):
-        return Kept(what)  # no id of a boot, and not to be typed into a shell
+        return KeptContainer(what)  # no id of a boot, and not to be typed into a shell
     volume = shell_word(held.folder.store.base_path)
-    return Kept(what, f"if nothing of that boot does any more: trashd doctor --repair --ended {record.boot} {volume}")
+    return KeptContainer(
+        what, f"if nothing of that boot does any more: trashd doctor --repair --ended {record.boot} {volume}"
+    )
 
 
-def _found(held: Held, name: Name) -> Identity | None:
+def _found(held: HeldContainer, name: Name) -> Identity | None:
     return identify_at(held.folder.store.kernel, held.fd, name)
 
 
-def _settle_staged(held: Held, origin: Origin) -> str:
+def _settle_staged(held: HeldContainer, origin: Origin) -> str:
     record = held.record
     action = decide_stage(record, _found(held, TREE), _found(held, FRESH), origin.identity())
     match action:
         case StageAction.KEEP:
-            raise Kept("what lies under `tree` is neither the old nor the fresh directory of its record")
+            raise KeptContainer("what lies under `tree` is neither the old nor the fresh directory of its record")
         case StageAction.UNMADE | StageAction.BACK:
             origin.settle_kept()
             origin.take_back(record.lent_mode, record.victim)
@@ -194,7 +204,7 @@ def _settle_staged(held: Held, origin: Origin) -> str:
             return "its victim never came: undone"
         case StageAction.PLACE | StageAction.FORWARD:
             if action is StageAction.PLACE:
-                origin.place(Move.PLACE)
+                origin.place(VisibleMove.PLACE)
             left = origin.settle_kept()
             _remove_prepared(held, FRESH)
             _take_back_tree(held)
@@ -214,7 +224,7 @@ def _settle_staged(held: Held, origin: Origin) -> str:
             assert_never(action)
 
 
-def _remove_prepared(held: Held, name: Name) -> None:
+def _remove_prepared(held: HeldContainer, name: Name) -> None:
     """Remove a fresh directory that no name got; a link in it that is the last of its file is kept.
 
     Raises  OSError if it is not empty, and nothing was to be kept in view
@@ -226,7 +236,7 @@ def _remove_prepared(held: Held, name: Name) -> None:
         _rescue(held, name, held.record.origin, f"what {held.id} was to keep in view, and lost its name meanwhile")
 
 
-def _settle_empty(held: Held, origin: Origin) -> str:
+def _settle_empty(held: HeldContainer, origin: Origin) -> str:
     """Remove an orphan without a tree, if that is where it came from; otherwise the checker tells that it is gone.
 
     Where something dropped came from is not known: it lies in `drop/`, or the user's own mv did not happen either.
@@ -244,7 +254,7 @@ def _settle_empty(held: Held, origin: Origin) -> str:
     return "its tree is where it was: undone"
 
 
-def _take_back_dropped(held: Held) -> None:
+def _take_back_dropped(held: HeldContainer) -> None:
     """End the loan of what lies in `drop/` still: its record names no origin, so it is found by its identity."""
     kernel, record = held.folder.store.kernel, held.record
     if record.lent_mode is None:
@@ -256,14 +266,14 @@ def _take_back_dropped(held: Held) -> None:
                     take_back(held, fd, record.lent_mode)
 
 
-def _take_back_tree(held: Held) -> None:
+def _take_back_tree(held: HeldContainer) -> None:
     if held.record.lent_mode is not None:
         kernel = held.folder.store.kernel
         with kernel.open_beneath(held.fd, TREE) as fd:
             take_back(held, fd, held.record.lent_mode)
 
 
-def settle_restoring(held: Held, origin: Origin, back_to: State = State.ORPHANS) -> str:
+def settle_restoring(held: HeldContainer, origin: Origin, back_to: State = State.ORPHANS) -> str:
     """Complete or undo a restore by what is found; what was done, in words.
 
     back_to  the state that it goes back to if it had not happened
@@ -275,10 +285,10 @@ def settle_restoring(held: Held, origin: Origin, back_to: State = State.ORPHANS)
         drop_prepared(held)
     match action:
         case RestoringAction.KEEP:
-            raise Kept("what lies under `tree` is neither the old nor the fresh directory of its record")
+            raise KeptContainer("what lies under `tree` is neither the old nor the fresh directory of its record")
         case RestoringAction.PLACE:
-            if not origin.place(Move.BACK):
-                raise Kept("its tree can't be put back: the name is taken or its directory is gone")
+            if not origin.place(VisibleMove.BACK):
+                raise KeptContainer("its tree can't be put back: the name is taken or its directory is gone")
             retire_restored(held)
             return "put back at its name"
         case RestoringAction.RETIRE:
@@ -305,7 +315,7 @@ def settle_restoring(held: Held, origin: Origin, back_to: State = State.ORPHANS)
             assert_never(action)
 
 
-def retire_restored(held: Held) -> ContainerId | None:
+def retire_restored(held: HeldContainer) -> ContainerId | None:
     """Remove a container whose tree is back at its name; what was written into the fresh directory is kept.
 
     Returns  the id of the orphan that holds it, if there is any
@@ -316,7 +326,7 @@ def retire_restored(held: Held) -> ContainerId | None:
     return rescued
 
 
-def rescue_fresh(held: Held, name: Name) -> ContainerId | None:
+def rescue_fresh(held: HeldContainer, name: Name) -> ContainerId | None:
     """Remove a fresh directory that came back into a container; if anything is in it, it becomes an orphan.
 
     That orphan has a week: it was not asked for, and perhaps its user does not know of it yet.
@@ -325,12 +335,14 @@ def rescue_fresh(held: Held, name: Name) -> ContainerId | None:
     return _rescue(held, name, held.record.origin, note, held.record.lent_fresh)
 
 
-def rescue_hoisted(held: Held) -> ContainerId | None:
+def rescue_hoisted(held: HeldContainer) -> ContainerId | None:
     """Make an orphan of the directories that a reaper had moved up from deep inside: where they were is unknown."""
     return _rescue(held, HOISTED, None, f"directories from deep inside {held.id}, moved up when it was half-reaped")
 
 
-def _rescue(held: Held, name: Name, origin: RelPath | None, note: str, lent: int | None = None) -> ContainerId | None:
+def _rescue(
+    held: HeldContainer, name: Name, origin: RelPath | None, note: str, lent: int | None = None
+) -> ContainerId | None:
     try:
         held.folder.store.kernel.rmdir(held.fd, name)
     except FileNotFoundError:

@@ -10,7 +10,7 @@ from fusefs.core.errors import IsMountPoint, IsStore, MountInside, NotADirectory
 from fusefs.core.names import STORE, join, shell_word
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.mountinfo import Mount, Place, every_place, mounts_inside, other_namespaces, views
+from fusefs.linux.mountinfo import FilesystemPath, Mount, every_place, mounts_inside, other_namespaces, views
 from fusefs.store.layout import VOLUME, is_stores_own, trusted_owners
 from fusefs.store.locate import Victim
 from fusefs.store.stores_inside import stores_below
@@ -54,7 +54,7 @@ def _mounted(victim: Victim) -> Iterator[TrashdError]:
                     yield MountInside(where)
 
 
-def _places(place: Place, mounts: Iterable[Mount]) -> list[Place]:
+def _places(place: FilesystemPath, mounts: Iterable[Mount]) -> list[FilesystemPath]:
     """Where it is, and where mounts of ours show it: what is mounted on something there is carried away as well."""
     return every_place(place, views(mounts, trusted_owners(os.geteuid())))
 

@@ -21,7 +21,7 @@ _LINE = re.compile(rb"(-|-?\d{1,10}:[0-9a-f]{2,256}) (\d{1,20}) (\d{1,20}) ([0-9
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~/+,:@=")
 
 
-class Line(NamedTuple):
+class RegistryLine(NamedTuple):
     """A line: a store, as it was when it was used last.
 
     identity    of `.trashd`
@@ -36,14 +36,14 @@ class Line(NamedTuple):
     path: bytes
 
 
-def encode(one: Line) -> bytes:
+def encode(one: RegistryLine) -> bytes:
     """Its line, with the newline."""
     quoted = b"".join(b"%c" % byte if byte in _PLAIN else b"%%%02X" % byte for byte in one.path)
     told = f"{in_words(one.identity)} {one.volume} {one.filesystem:x} "
     return told.encode() + quoted + b"\n"
 
 
-def decode(text: bytes) -> list[Line]:
+def decode(text: bytes) -> list[RegistryLine]:
     """What a registry says; what is no line of one is left out. Another user may have written all of it."""
     found = []
     for line in text.split(b"\n", MAX_LINES)[:MAX_LINES]:
@@ -54,7 +54,7 @@ def decode(text: bytes) -> list[Line]:
         path = re.sub(rb"%([0-9A-F]{2})", lambda byte: bytes([int(byte[1], 16)]), quoted)
         if is_volume_id(volume.decode()) and _is_plain(path):
             identity = from_words(handle, ino, btime_ns)
-            found.append(Line(identity, VolumeId(volume.decode()), int(filesystem, 16), path))
+            found.append(RegistryLine(identity, VolumeId(volume.decode()), int(filesystem, 16), path))
     return found
 
 
@@ -93,7 +93,7 @@ def open_directory(path: bytes) -> Fd:
     return Fd(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
 
-def registered() -> list[Line]:
+def registered() -> list[RegistryLine]:
     """What the caller's own registry names, the newest last; nothing without one that can be the caller's."""
     try:
         return decode(read_own())

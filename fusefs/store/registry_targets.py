@@ -20,12 +20,12 @@ from fusefs.linux.untrusted_path import open_way
 from fusefs.store.backing_and_mount import READABLE
 from fusefs.store.layout import Store, open_store
 from fusefs.store.mounted_paths import shown_of
-from fusefs.store.registry_lines import Line
+from fusefs.store.registry_lines import RegistryLine
 
 _MISSING = (errno.ENOENT, errno.ENOTDIR)
 
 
-class Lead(Enum):
+class RegistryTarget(Enum):
     """What is found at the end of a line.
 
     ABSENT  not there; the disk may not be mounted, so it may come back
@@ -39,11 +39,11 @@ class Lead(Enum):
     SILENT = "silent"
 
 
-class Word(NamedTuple):
+class LineOf(NamedTuple):
     """A line of a registry: of root's own, it is true; of a user's it counts for that user's own store alone."""
 
     uid: int
-    line: Line
+    line: RegistryLine
 
 
 def trusted_on_the_way(uid: int) -> tuple[int, ...]:
@@ -51,7 +51,7 @@ def trusted_on_the_way(uid: int) -> tuple[int, ...]:
     return (0,) if uid == 0 else (0, uid)
 
 
-def follow(kernel: Kernel, words: Sequence[Word], mounts: Sequence[Mount]) -> Iterator[tuple[Word, Lead]]:
+def follow(kernel: Kernel, words: Sequence[LineOf], mounts: Sequence[Mount]) -> Iterator[tuple[LineOf, RegistryTarget]]:
     """Each line, and where it leads; looked at by a child, as a mount may never answer."""
     uid = os.geteuid()
     trusted = trusted_on_the_way(uid)
@@ -59,39 +59,42 @@ def follow(kernel: Kernel, words: Sequence[Word], mounts: Sequence[Mount]) -> It
     if any(word.uid != uid for word in words):
         silent = set(silent)
 
-    def ask(word: Word) -> bytes:
+    def ask(word: LineOf) -> bytes:
         return look(kernel, word.line, mounts, trusted).value.encode()
 
-    def where(word: Word) -> Hashable:
+    def where(word: LineOf) -> Hashable:
         mount = covering(word.line.path, mounts)
         # What one user's path leads to by a link may be silent, where others' paths are not.
         return mount if word.uid == uid or mount in kernel.silent else (word.uid, mount)
 
     for word, answer in ask_each(words, ask, silent, where):
-        yield word, Lead.SILENT if answer is None else Lead(answer.decode() or Lead.ABSENT.value)
+        yield (
+            word,
+            RegistryTarget.SILENT if answer is None else RegistryTarget(answer.decode() or RegistryTarget.ABSENT.value),
+        )
 
 
-def look(kernel: Kernel, one: Line, mounts: Sequence[Mount], trusted: Container[int]) -> Lead:
+def look(kernel: Kernel, one: RegistryLine, mounts: Sequence[Mount], trusted: Container[int]) -> RegistryTarget:
     """Where a line leads. May take for ever"""
     try:
         base = open_way(kernel, one.path, mounts, trusted)
     except OSError as error:
         missing = error.errno in _MISSING and _was_here(kernel, one, mounts, trusted)
-        return Lead.GONE if missing else Lead.ABSENT
+        return RegistryTarget.GONE if missing else RegistryTarget.ABSENT
     with base:
         try:
             with kernel.open_beneath(base, STORE, READABLE) as fd:
                 known = compare(kernel.identify(fd), one.identity)
         except OSError as error:
             if error.errno not in _MISSING:
-                return Lead.ABSENT
+                return RegistryTarget.ABSENT
             known = Likelihood.OTHER
         if known is not Likelihood.OTHER:
-            return Lead.THERE
-        return Lead.GONE if _is_on(base, one) else Lead.ABSENT
+            return RegistryTarget.THERE
+        return RegistryTarget.GONE if _is_on(base, one) else RegistryTarget.ABSENT
 
 
-def _was_here(kernel: Kernel, one: Line, mounts: Sequence[Mount], trusted: Container[int]) -> bool:
+def _was_here(kernel: Kernel, one: RegistryLine, mounts: Sequence[Mount], trusted: Container[int]) -> bool:
     """Whether the lowest directory that is left of a path is on the filesystem that a store was on."""
     path = one.path
     while path != b"/":
@@ -105,11 +108,11 @@ def _was_here(kernel: Kernel, one: Line, mounts: Sequence[Mount], trusted: Conta
     return False
 
 
-def _is_on(fd: Fd, one: Line) -> bool:
+def _is_on(fd: Fd, one: RegistryLine) -> bool:
     return one.filesystem != 0 and os.fstatvfs(fd).f_fsid & (1 << 64) - 1 == one.filesystem
 
 
-def open_registered(kernel: Kernel, word: Word, mounts: list[Mount]) -> Store | None:
+def open_registered(kernel: Kernel, word: LineOf, mounts: list[Mount]) -> Store | None:
     """The store that a line names; None if it does not lead to just that one. May take for ever: ask `follow` before.
 
     Of another's registry it must be that user's own store, and root opens it for that user alone.

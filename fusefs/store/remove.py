@@ -7,18 +7,20 @@ from fusefs.core.names import RelPath
 from fusefs.core.record import Method
 from fusefs.store.layout import TREE, UserFolder
 from fusefs.store.locate import Victim
-from fusefs.store.stage import Options, lend, stage
+from fusefs.store.stage import SwapOptions, lend, stage
 from fusefs.store.swap import Swapped, finish, give_back, unstage
-from fusefs.store.victim_rename import Move, Visible
+from fusefs.store.victim_rename import VisibleMove, VisibleRename
 
 
-def remove(folder: UserFolder, victim: Victim, relative: RelPath, options: Options, visible: Visible) -> Swapped:
+def remove(
+    folder: UserFolder, victim: Victim, relative: RelPath, options: SwapOptions, visible: VisibleRename
+) -> Swapped:
     """Move the victim into a user's folder of a store; arguments and errors as for `swap`."""
     kernel = folder.store.kernel
     with stage(folder, victim, relative, Method.REMOVED, options) as staged:
         try:
             lend(staged.held, victim.fd, staged.held.record.lent_mode, visible)
-            visible.make(Move.ASIDE, staged.held)
+            visible.make(VisibleMove.ASIDE, staged.held)
         except (OSError, TrashdError):
             unstage(staged, victim, visible)
             raise

@@ -34,19 +34,19 @@ from fusefs.core.record import NOTE_MAX_CHARS
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.adopt import take_in
-from fusefs.store.backing_and_mount import Sides, between, open_shown_as
+from fusefs.store.backing_and_mount import BackingAndMount, between, open_shown_as
 from fusefs.store.check import check_container
-from fusefs.store.claim import Lost, hold
-from fusefs.store.container import RECORD_NEW, Held
+from fusefs.store.claim import ClaimLost, hold
+from fusefs.store.container import RECORD_NEW, HeldContainer
 from fusefs.store.discover import discover
 from fusefs.store.find_orphans import act_on, each_folder, opened_folder
 from fusefs.store.layout import FRESH, RECORD, TREE, UNMOUNT, UserFolder, is_stores_own
-from fusefs.store.list_orphans import Entry, unreadable
+from fusefs.store.list_orphans import ListedContainer, unreadable
 from fusefs.store.mounted_paths import open_shown
 from fusefs.store.recover import may_be_alive, recover
 from fusefs.store.spare_space import FOR_USER, with_room
 from fusefs.store.user_folders import MOUNTED
-from fusefs.store.victim_rename import Visible
+from fusefs.store.victim_rename import VisibleRename
 
 _LEAST_CHARS = 4
 _MOST_TOLD = 20
@@ -79,7 +79,7 @@ class Forgotten(NamedTuple):
     orphan: ContainerId
 
 
-def find_thing(kernel: Kernel, volumes: Sequence[bytes], wanted: bytes) -> Entry:
+def find_thing(kernel: Kernel, volumes: Sequence[bytes], wanted: bytes) -> ListedContainer:
     """The one thing of that name in the directory of a state, understood or not; nothing of it is read.
 
     wanted  its name, as it is or as it is printed; of a container's id a beginning or end will do. `STATE/NAME` where
@@ -91,7 +91,7 @@ def find_thing(kernel: Kernel, volumes: Sequence[bytes], wanted: bytes) -> Entry
     lost: list[TrashdError] = []
     named = {
         entry.path: entry
-        for part in each_folder(discover(kernel, volumes), partial(_named, state, name), list[Entry], lost)
+        for part in each_folder(discover(kernel, volumes), partial(_named, state, name), list[ListedContainer], lost)
         for entry in part
     }
     listed = list(named.values())
@@ -105,7 +105,7 @@ def find_thing(kernel: Kernel, volumes: Sequence[bytes], wanted: bytes) -> Entry
     return found[0]
 
 
-def _named(state: bytes, wanted: bytes, folder: UserFolder) -> list[Entry]:
+def _named(state: bytes, wanted: bytes, folder: UserFolder) -> list[ListedContainer]:
     return [
         unreadable(folder, one, name, "")
         for one in State
@@ -120,7 +120,9 @@ def _is_cut(name: bytes, wanted: bytes) -> bool:
     return is_long_enough and (name.startswith(wanted) or name.endswith(wanted))
 
 
-def rescue(kernel: Kernel, volumes: Sequence[bytes], entry: Entry, to: bytes, ended: Collection[str] = ()) -> Rescued:
+def rescue(
+    kernel: Kernel, volumes: Sequence[bytes], entry: ListedContainer, to: bytes, ended: Collection[str] = ()
+) -> Rescued:
     """Take something that is not understood out of its store, to a name that is free.
 
     entry   as found by `find_thing`
@@ -142,13 +144,13 @@ def rescue(kernel: Kernel, volumes: Sequence[bytes], entry: Entry, to: bytes, en
     return Rescued(entry.id, printable(entry.path), why, to, holds)
 
 
-def forget(kernel: Kernel, volumes: Sequence[bytes], entry: Entry, ended: Collection[str] = ()) -> Forgotten:
+def forget(kernel: Kernel, volumes: Sequence[bytes], entry: ListedContainer, ended: Collection[str] = ()) -> Forgotten:
     """Give something up that is not understood: an orphan that has expired, of the same owner; errors as for `rescue`.
 
     Its owner's process does it, and reaps it with that user's rights.
     """
 
-    def body(folder: UserFolder, _visible: Visible | None) -> Forgotten:
+    def body(folder: UserFolder, _visible: VisibleRename | None) -> Forgotten:
         why = _look(folder, entry, ended)
         state, name = _state_of(entry), Name(os.path.basename(entry.path))
         note = f"given up by trashd doctor --forget: {state.value}/{printable(name)}: {why}"[:NOTE_MAX_CHARS]
@@ -161,16 +163,18 @@ def forget(kernel: Kernel, volumes: Sequence[bytes], entry: Entry, ended: Collec
         raise from_os(error, entry.path) from error
 
 
-def why_stuck(kernel: Kernel, volumes: Sequence[bytes], entry: Entry, ended: Collection[str] = ()) -> str:
+def why_stuck(kernel: Kernel, volumes: Sequence[bytes], entry: ListedContainer, ended: Collection[str] = ()) -> str:
     """What is wrong with it, so that it may be rescued or forgotten; errors as for `rescue`."""
     return act_on(kernel, volumes, entry, partial(_look_as_owner, entry, ended), str)
 
 
-def _look_as_owner(entry: Entry, ended: Collection[str], folder: UserFolder, _visible: Visible | None) -> str:
+def _look_as_owner(
+    entry: ListedContainer, ended: Collection[str], folder: UserFolder, _visible: VisibleRename | None
+) -> str:
     return _look(folder, entry, ended)
 
 
-def _look(folder: UserFolder, entry: Entry, ended: Collection[str]) -> str:
+def _look(folder: UserFolder, entry: ListedContainer, ended: Collection[str]) -> str:
     """What is wrong with it, after what can be completed or undone was; to be run as its owner.
 
     Raises  Refused if nothing is, or nothing is in it; Busy; NotFound if it is not there any more
@@ -204,9 +208,9 @@ def _ask_holder(folder: UserFolder, state: State, container: ContainerId, ended:
         held = hold(folder, state, container)
     except (OSError, TrashdError):
         return  # that is what is wrong with it
-    if held is Lost.BUSY:
+    if held is ClaimLost.BUSY:
         raise Busy(container)
-    if isinstance(held, Held):
+    if isinstance(held, HeldContainer):
         with held:
             alive = may_be_alive(held, ended) if state in _UNSETTLED else None
         if alive is not None:
@@ -228,7 +232,7 @@ def _is_bare(kernel: Kernel, state_fd: Fd, name: bytes) -> bool:
     return True
 
 
-def _state_of(entry: Entry) -> State:
+def _state_of(entry: ListedContainer) -> State:
     return State(os.path.basename(os.path.dirname(entry.path)).decode())
 
 
@@ -239,7 +243,9 @@ def _give_up(folder: UserFolder, state: State, name: Name, note: str) -> Contain
         return take_in(folder, state_fd, name, origin=None, retention_s=0, note=note)
 
 
-def _take_out(folder: UserFolder, entry: Entry, above: Sides, name: Name, to: bytes) -> tuple[bytes, ...]:
+def _take_out(
+    folder: UserFolder, entry: ListedContainer, above: BackingAndMount, name: Name, to: bytes
+) -> tuple[bytes, ...]:
     """Rename it; the first names in it. Raises  TrashdError, OSError; it is where it was then"""
     kernel, store = folder.store.kernel, folder.store
     old = os.path.basename(entry.path)
@@ -256,7 +262,7 @@ def _take_out(folder: UserFolder, entry: Entry, above: Sides, name: Name, to: by
         mounted = open_shown_as(kernel, _same_mount(kernel, store.base.mounted, above.mounted), upper, state_fd)
         if mounted is not None:
             owned.enter_context(mounted)
-        source, target = between(Sides(state_fd, mounted), above)
+        source, target = between(BackingAndMount(state_fd, mounted), above)
         try:
             kernel.rename_free(source, old, target, name)
         except FileExistsError as error:
@@ -308,7 +314,7 @@ def _lock(kernel: Kernel, thing: Fd, owned: ExitStack) -> None:
 
 
 @contextmanager
-def _open_target(kernel: Kernel, to: bytes) -> Iterator[tuple[Sides, Name]]:
+def _open_target(kernel: Kernel, to: bytes) -> Iterator[tuple[BackingAndMount, Name]]:
     """The directory in which something is to get a name, and the name. Raises  TrashdError"""
     parent, name = os.path.split(to.rstrip(b"/"))
     if name in (b"", b".", b".."):

@@ -17,17 +17,25 @@ from fusefs.linux.boot_id import boot_id, host_id
 from fusefs.linux.directory_metadata import make_like, read_likeness
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.store.backing_and_mount import DIRECTORY, Sides, between, open_shown_as, refresh
-from fusefs.store.claim import Lost, hold, look_at_record
-from fusefs.store.container import Held, drop_prepared, flush_directory, move, rewrite, superblock_of, unfinished_name
+from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount, between, open_shown_as, refresh
+from fusefs.store.claim import ClaimLost, hold, look_at_record
+from fusefs.store.container import (
+    HeldContainer,
+    drop_prepared,
+    flush_directory,
+    move,
+    rewrite,
+    superblock_of,
+    unfinished_name,
+)
 from fusefs.store.keep_entries import holds_only_kept, missing
 from fusefs.store.layout import FRESH, TREE, UserFolder
 from fusefs.store.origin import Origin
-from fusefs.store.recover import Kept, rescue_hoisted, retire_restored, settle_restoring
+from fusefs.store.recover import KeptContainer, rescue_hoisted, retire_restored, settle_restoring
 from fusefs.store.root_rename import ITS_OWNERS, why_other
 from fusefs.store.spare_space import FOR_USER, with_room
 from fusefs.store.stage import lend, loan, take_back
-from fusefs.store.victim_rename import NO_EXCHANGE, Direct, Move, Visible
+from fusefs.store.victim_rename import NO_EXCHANGE, DirectRename, VisibleMove, VisibleRename
 
 _UNKNOWABLE = (
     "this filesystem does not tell whether that is the fresh directory of the swap, in which something was written: "
@@ -60,14 +68,14 @@ class Restored(NamedTuple):
     closed_uid: int | None = None
 
 
-class Claim(NamedTuple):
+class RestoreClaim(NamedTuple):
     """A container in restoring/, locked, and what its claim took.
 
     source  the state that it came from
     tree    its tree, open since then (O_PATH): wherever that is now, it is known; None if there was none
     """
 
-    held: Held
+    held: HeldContainer
     source: State
     tree: Fd | None
 
@@ -80,7 +88,7 @@ class Claim(NamedTuple):
         self.held.owned.close()
 
 
-class Destination(NamedTuple):
+class RestoreDestination(NamedTuple):
     """Where a tree shall go.
 
     visible    what renames there
@@ -91,7 +99,7 @@ class Destination(NamedTuple):
     by_root    whether root renames for the tree's owner, which then needs no loan
     """
 
-    visible: Visible
+    visible: VisibleRename
     path: bytes
     parent_fd: Fd
     name: Name
@@ -115,7 +123,7 @@ def check_for_root(folder: UserFolder, container: ContainerId) -> None:
                 raise Refused(f"{container}: {why}", ITS_OWNERS)
 
 
-def claim_for_restore(folder: UserFolder, container: ContainerId) -> Claim:
+def claim_for_restore(folder: UserFolder, container: ContainerId) -> RestoreClaim:
     """The container in restoring/, locked.
 
     Raises  NotFound; Busy if a process works on it, or may: from reaping/ it comes only when the reaper has let go
@@ -126,9 +134,9 @@ def claim_for_restore(folder: UserFolder, container: ContainerId) -> Claim:
                 raise Busy(f"{container}: a reaper has begun on it", _UNSEEN)
             continue
         held = hold(folder, source, container)
-        if held is Lost.BUSY:
+        if held is ClaimLost.BUSY:
             raise Busy(container)
-        if isinstance(held, Held):
+        if isinstance(held, HeldContainer):
             try:
                 # First the mark, then the move: killed in between it must not look whole again.
                 record = held.record._replace(partial=held.record.partial or source is not State.ORPHANS)
@@ -145,7 +153,7 @@ def claim_for_restore(folder: UserFolder, container: ContainerId) -> Claim:
                 raise
             if held.record.partial:
                 _let_forget(held)
-            return Claim(held, source, tree)
+            return RestoreClaim(held, source, tree)
     raise _elsewhere(folder, container)
 
 
@@ -155,21 +163,21 @@ def _elsewhere(folder: UserFolder, container: ContainerId) -> NotFound | Busy | 
         if container.encode() in folder.list(state):
             with suppress(OSError, TrashdError):
                 held = hold(folder, state, container)
-                if held is Lost.BUSY:
+                if held is ClaimLost.BUSY:
                     return Busy(container)
-                if isinstance(held, Held):
+                if isinstance(held, HeldContainer):
                     held.owned.close()
             return Refused(f"{container} is half done, in {state.value}/", SETTLE)
     return NotFound(container)
 
 
-def _open_tree(held: Held) -> Fd | None:
+def _open_tree(held: HeldContainer) -> Fd | None:
     with suppress(FileNotFoundError):
         return held.owned.enter_context(held.folder.store.kernel.open_beneath(held.fd, TREE))
     return None
 
 
-def _let_forget(held: Held) -> None:
+def _let_forget(held: HeldContainer) -> None:
     """Let a mount forget the names in a tree that a reaper has worked on behind it: they would come back with it.
 
     The kernel drops all that it has below a directory when it looks for that where it last was, in vain.
@@ -184,7 +192,7 @@ def _let_forget(held: Held) -> None:
                 store.kernel.stat(store.base.mounted, held.folder.way_to(state, held.name()))
 
 
-def restore(claim: Claim, destination: Destination) -> Restored:
+def restore(claim: RestoreClaim, destination: RestoreDestination) -> Restored:
     """Put a claimed container's tree to its destination; the container ends. Takes over `claim`.
 
     Raises  Occupied, or OSError as the kernel refused: it is again where it was claimed then
@@ -216,7 +224,7 @@ def restore(claim: Claim, destination: Destination) -> Restored:
     return Restored(held.id, destination.path, rescued, held.record.partial, tuple(warnings), closed_uid=closed(held))
 
 
-def _take_kept(held: Held, tree: Fd, destination: Destination) -> list[str]:
+def _take_kept(held: HeldContainer, tree: Fd, destination: RestoreDestination) -> list[str]:
     """Take back what the swap kept in view, from a fresh directory that made way; what is not there, in words."""
     told = []
     if destination.at_origin:
@@ -228,7 +236,7 @@ def _take_kept(held: Held, tree: Fd, destination: Destination) -> list[str]:
     return told
 
 
-def _with_loan(kernel: Kernel, held: Held, tree: Fd, destination: Destination) -> Held:
+def _with_loan(kernel: Kernel, held: HeldContainer, tree: Fd, destination: RestoreDestination) -> HeldContainer:
     """The container with the loan that its tree needs, or with none, in its record; the loan made.
 
     Raises  NotPermitted if recovery could not find the tree to end the loan
@@ -243,7 +251,7 @@ def _with_loan(kernel: Kernel, held: Held, tree: Fd, destination: Destination) -
     return held
 
 
-def settle(claim: Claim) -> None:
+def settle(claim: RestoreClaim) -> None:
     """Do what recovery would with a claimed container: back where it was claimed, or finished if its tree got through.
 
     An error in the middle of a restore doesn't tell how far it came; what is found does. Recovery goes by identities
@@ -256,23 +264,23 @@ def settle(claim: Claim) -> None:
         try:
             with Origin(held) as origin:
                 settle_restoring(held, origin, back_to)
-        except Kept:
+        except KeptContainer:
             if claim.tree is not None and _is_untouched(held, claim.tree):
                 drop_prepared(held)
                 take_back(held, claim.tree, held.record.lent_mode)
                 move(held, back_to)
 
 
-def _is_untouched(held: Held, tree: Fd) -> bool:
+def _is_untouched(held: HeldContainer, tree: Fd) -> bool:
     """Whether nothing was moved, or all is back: the tree is in its place, and no fresh directory beside it."""
     kernel = held.folder.store.kernel
     return kernel.is_named(tree, held.fd, TREE) and FRESH not in kernel.list(held.fd)
 
 
-def _put(kernel: Kernel, held: Held, destination: Destination) -> Held:
+def _put(kernel: Kernel, held: HeldContainer, destination: RestoreDestination) -> HeldContainer:
     """The container after its tree went; a fresh directory that came for it may still have a loan."""
     try:
-        destination.visible.make(Move.BACK, held)
+        destination.visible.make(VisibleMove.BACK, held)
     except FileExistsError:
         pass
     else:
@@ -300,7 +308,7 @@ def _put(kernel: Kernel, held: Held, destination: Destination) -> Held:
     return held
 
 
-def _check_our_fresh(kernel: Kernel, held: Held, fd: Fd, destination: Destination) -> None:
+def _check_our_fresh(kernel: Kernel, held: HeldContainer, fd: Fd, destination: RestoreDestination) -> None:
     """Raise Occupied unless the name has the directory that the swap put there.
 
     Where identities prove nothing (network filesystems without attributes), any directory may make way that holds
@@ -317,11 +325,11 @@ def _check_our_fresh(kernel: Kernel, held: Held, fd: Fd, destination: Destinatio
             raise Occupied(destination.path, _UNKNOWABLE)
 
 
-def _exchange_back(kernel: Kernel, held: Held, destination: Destination, fresh: Fd) -> None:
+def _exchange_back(kernel: Kernel, held: HeldContainer, destination: RestoreDestination, fresh: Fd) -> None:
     """Where the filesystem turns out not to exchange, though it was seen to, two renames do it."""
     with kernel.open_beneath(held.fd, TREE) as tree:
         try:
-            destination.visible.make(Move.EXCHANGE, held)
+            destination.visible.make(VisibleMove.EXCHANGE, held)
         except OSError as error:
             if error.errno not in NO_EXCHANGE:
                 raise
@@ -335,22 +343,22 @@ def _exchange_back(kernel: Kernel, held: Held, destination: Destination, fresh: 
         if kernel.is_named(tree, held.fd, TREE):
             _rename_back(kernel, held, destination, fresh)
             return
-    destination.visible.make(Move.EXCHANGE, held)
+    destination.visible.make(VisibleMove.EXCHANGE, held)
     raise Occupied(destination.path, "something else took its name at that moment; it was given back")
 
 
-def _rename_back(kernel: Kernel, held: Held, destination: Destination, fresh: Fd) -> None:
-    destination.visible.make(Move.ASIDE_FRESH, held)
+def _rename_back(kernel: Kernel, held: HeldContainer, destination: RestoreDestination, fresh: Fd) -> None:
+    destination.visible.make(VisibleMove.ASIDE_FRESH, held)
     try:
         if not kernel.is_named(fresh, held.fd, FRESH):
             raise Occupied(destination.path, "something else took its name at that moment; it was given back")
-        destination.visible.make(Move.BACK, held)
+        destination.visible.make(VisibleMove.BACK, held)
     except BaseException:
-        destination.visible.make(Move.PLACE, held)
+        destination.visible.make(VisibleMove.PLACE, held)
         raise
 
 
-def restore_inside(claim: Claim, inside: RelPath, elsewhere: Destination | None) -> Restored:
+def restore_inside(claim: RestoreClaim, inside: RelPath, elsewhere: RestoreDestination | None) -> Restored:
     """Put a part of a claimed container's tree back; the rest is where it was claimed. Takes over `claim`.
 
     inside     path in the tree
@@ -369,10 +377,10 @@ def restore_inside(claim: Claim, inside: RelPath, elsewhere: Destination | None)
             thing = stack.enter_context(kernel.open_beneath(source, name))
             if elsewhere is not None:
                 names, path = elsewhere.visible, elsewhere.path
-                assert isinstance(names, Direct)
+                assert isinstance(names, DirectRename)
             else:
                 target = stack.enter_context(way_back(kernel, held, tree, parents))
-                names = Direct(kernel, target, name)
+                names = DirectRename(kernel, target, name)
             if loan(kernel.fstat(thing)) is not None:
                 # A loan needs a record of it, and a record has room for its tree's alone.
                 raise NotPermitted(path, f"moving it needs write permission on it: chmod u+w {_there(held, inside)}")
@@ -392,18 +400,18 @@ def restore_inside(claim: Claim, inside: RelPath, elsewhere: Destination | None)
     return Restored(held.id, path, None, held.record.partial, tuple(warnings), closed_uid=closed(held))
 
 
-def closed(held: Held) -> int | None:
+def closed(held: HeldContainer) -> int | None:
     """The uid that the directories may have that a reaper had entered; how many, only a walk of the tree could tell."""
     return held.folder.uid if held.record.partial else None
 
 
-def _there(held: Held, inside: RelPath) -> str:
+def _there(held: HeldContainer, inside: RelPath) -> str:
     """Where something of a tree lies while it is an orphan, for people."""
     folder = os.path.join(held.folder.path(), State.ORPHANS.value.encode(), held.name())
     return printable(os.path.join(folder, join(TREE, inside)))
 
 
-def way_back(kernel: Kernel, held: Held, tree: Fd, parents: list[Name]) -> Sides:
+def way_back(kernel: Kernel, held: HeldContainer, tree: Fd, parents: list[Name]) -> BackingAndMount:
     """The directory at the origin that corresponds to one in the tree; missing ones are made like the tree's.
 
     At most six fds are open at a time, however deep it is.
@@ -426,7 +434,9 @@ def way_back(kernel: Kernel, held: Held, tree: Fd, parents: list[Name]) -> Sides
     return here
 
 
-def _descend(kernel: Kernel, held: Held, here: Sides, like: Fd, name: Name) -> tuple[Sides, Fd]:
+def _descend(
+    kernel: Kernel, held: HeldContainer, here: BackingAndMount, like: Fd, name: Name
+) -> tuple[BackingAndMount, Fd]:
     """One level down on both sides; closes the two that it starts from."""
     with here, like, ExitStack() as owned:
         model = owned.enter_context(kernel.open_beneath(like, name, DIRECTORY))
@@ -435,7 +445,7 @@ def _descend(kernel: Kernel, held: Held, here: Sides, like: Fd, name: Name) -> t
     return made, model
 
 
-def _enter(kernel: Kernel, held: Held, above: Sides, name: Name, like: Fd) -> Sides:
+def _enter(kernel: Kernel, held: HeldContainer, above: BackingAndMount, name: Name, like: Fd) -> BackingAndMount:
     """A directory of that name; made in the container if it is missing, where none can be put in its place."""
     try:
         return above.beneath(kernel, name)
@@ -449,7 +459,7 @@ def _enter(kernel: Kernel, held: Held, above: Sides, name: Name, like: Fd) -> Si
             shown = open_shown_as(kernel, held.folder.store.base.mounted, held.way(), held.fd)
         if shown is not None:
             owned.enter_context(shown)
-        source, target = between(Sides(held.fd, shown), above)
+        source, target = between(BackingAndMount(held.fd, shown), above)
         make_like(kernel, held.fd, new, wanted, partial(kernel.rename_free, source, new, target, name))
     if above.mounted is not None:
         refresh(kernel, above.mounted, name)

@@ -16,25 +16,25 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import below, is_inside
 from fusefs.store.find_orphans import act_on
 from fusefs.store.layout import UserFolder
-from fusefs.store.list_orphans import Entry
+from fusefs.store.list_orphans import ListedContainer
 from fusefs.store.merge import merge_back
 from fusefs.store.mounted_paths import open_shown
 from fusefs.store.origin import Origin
 from fusefs.store.restore import (
-    Claim,
-    Destination,
+    RestoreClaim,
     Restored,
+    RestoreDestination,
     check_for_root,
     claim_for_restore,
     restore,
     restore_inside,
     settle,
 )
-from fusefs.store.victim_rename import Direct, Visible
+from fusefs.store.victim_rename import DirectRename, VisibleRename
 
 
 def restore_by_id(
-    kernel: Kernel, volumes: Sequence[bytes], entry: Entry, inside: bytes | None, to: bytes | None
+    kernel: Kernel, volumes: Sequence[bytes], entry: ListedContainer, inside: bytes | None, to: bytes | None
 ) -> Restored:
     """Restore what a list entry tells of, whole or a part, to its origin or elsewhere.
 
@@ -57,12 +57,12 @@ def restore_by_id(
     except OSError as error:
         raise from_os(error, to) from error
     with above:
-        visible = Direct(kernel, above, Name(name))
+        visible = DirectRename(kernel, above, Name(name))
         body = partial(_elsewhere, entry, within, to, above.fd)
         return _explained(entry, lambda: act_on(kernel, volumes, entry, body, Restored, visible), to)
 
 
-def _explained(entry: Entry, act: Callable[[], Restored], to: bytes | None = None) -> Restored:
+def _explained(entry: ListedContainer, act: Callable[[], Restored], to: bytes | None = None) -> Restored:
     try:
         return act()
     except OSError as error:
@@ -73,7 +73,9 @@ def _explained(entry: Entry, act: Callable[[], Restored], to: bytes | None = Non
         raise from_os(error, entry.origin or entry.id) from error
 
 
-def _home(entry: Entry, inside: RelPath | None, folder: UserFolder, _visible: Visible | None) -> Restored:
+def _home(
+    entry: ListedContainer, inside: RelPath | None, folder: UserFolder, _visible: VisibleRename | None
+) -> Restored:
     claim = claim_for_restore(folder, entry.id)
     held = claim.held
     if held.record.method is Method.SWEEP:
@@ -86,11 +88,11 @@ def _home(entry: Entry, inside: RelPath | None, folder: UserFolder, _visible: Vi
             raise NotFound(entry.origin or entry.id, "its directory is gone, or it was dropped: use --to PATH")
         visible = owned.enter_context(origin.visible())
         path = os.path.join(folder.store.base_path, held.record.origin or b"")
-        there = Destination(visible, path, origin.parent_fd, origin.name, None, at_origin=True, by_root=False)
+        there = RestoreDestination(visible, path, origin.parent_fd, origin.name, None, at_origin=True, by_root=False)
         return restore(claim, there)
 
 
-def _origin_of(claim: Claim) -> Origin:
+def _origin_of(claim: RestoreClaim) -> Origin:
     try:
         return Origin(claim.held)
     except OSError:
@@ -99,21 +101,21 @@ def _origin_of(claim: Claim) -> Origin:
 
 
 def _elsewhere(
-    entry: Entry,
+    entry: ListedContainer,
     inside: RelPath | None,
     to: bytes,
     parent_fd: Fd,
     folder: UserFolder,
-    visible: Visible | None,
+    visible: VisibleRename | None,
 ) -> Restored:
     assert visible is not None
     name = Name(os.path.basename(to.rstrip(b"/")))
     target = _relative(folder, parent_fd, name)
-    by_root = not isinstance(visible, Direct)
+    by_root = not isinstance(visible, DirectRename)
     if by_root:
         check_for_root(folder, entry.id)
     claim = claim_for_restore(folder, entry.id)
-    destination = Destination(visible, to, parent_fd, name, target, at_origin=False, by_root=by_root)
+    destination = RestoreDestination(visible, to, parent_fd, name, target, at_origin=False, by_root=by_root)
     if inside is not None:
         return restore_inside(claim, inside, destination)
     return restore(claim, destination)

@@ -19,7 +19,7 @@ from fusefs.core.names import Name, is_container_id, join
 from fusefs.core.record import Method
 from fusefs.linux.fd import Fd
 from fusefs.store.layout import TREE, UserFolder
-from fusefs.store.victim_rename import Direct, Move
+from fusefs.store.victim_rename import DirectRename, VisibleMove
 
 _FILES_TOO = (Method.REMOVED, Method.DROPPED)
 _KINDS = {
@@ -37,7 +37,7 @@ ITS_OWNERS = "look at it with ls; its owner can restore it himself: trashd resto
 """A hint for what root does not put into place."""
 
 
-class Question(msgspec.Struct):
+class RenameQuestion(msgspec.Struct):
     """What a child asks of root: that its tree gets the name, what has that, or that the mount looks at it again.
 
     wanted, method  of the record: the tree's identity, and how it came
@@ -50,7 +50,7 @@ class Question(msgspec.Struct):
     method: Method = Method.EXCHANGE
 
 
-class Answer(msgspec.Struct):
+class RenameAnswer(msgspec.Struct):
     """What became of it; `refused` is root's own word, `errno` the kernel's."""
 
     errno: int = 0
@@ -62,10 +62,10 @@ class _NotWanted(Exception):
     """Why something does not get the name."""
 
 
-class Hand:
+class RootRename:
     """Gives the name to what lies in one user's containers."""
 
-    def __init__(self, folder: UserFolder, visible: Direct | None) -> None:
+    def __init__(self, folder: UserFolder, visible: DirectRename | None) -> None:
         """visible: the name; None if the administrator gave none."""
         self._folder = folder
         self._visible = visible
@@ -74,50 +74,50 @@ class Hand:
     def answer(self, message: bytes) -> bytes:
         """Do what a child asks, if it is a move between the name and a container of that user."""
         try:
-            question = msgspec.json.decode(message, type=Question)
+            question = msgspec.json.decode(message, type=RenameQuestion)
             if self._visible is None:
                 raise PermissionError(errno.EPERM, "no name was given")
             answer = self._obey(self._visible, question)
         except _NotWanted as refused:
-            answer = Answer(refused=str(refused))
+            answer = RenameAnswer(refused=str(refused))
         except OSError as error:
-            answer = Answer(errno=error.errno or errno.EIO)
+            answer = RenameAnswer(errno=error.errno or errno.EIO)
         except (msgspec.MsgspecError, KeyError):
-            answer = Answer(errno=errno.EINVAL)
+            answer = RenameAnswer(errno=errno.EINVAL)
         return msgspec.json.encode(answer)
 
-    def _obey(self, visible: Direct, question: Question) -> Answer:
+    def _obey(self, visible: DirectRename, question: RenameQuestion) -> RenameAnswer:
         if question.what == "found":
-            return Answer(found=visible.found())
+            return RenameAnswer(found=visible.found())
         if not is_container_id(question.container):
             raise KeyError(question.container)
         name = question.container.encode()
         if question.what == "refresh":
             visible.refresh_in(self._folder, question.state, name)
-            return Answer()
-        if Move[question.what] is not Move.BACK:
+            return RenameAnswer()
+        if VisibleMove[question.what] is not VisibleMove.BACK:
             raise PermissionError(errno.EPERM, "nothing else gets the name")
         with self._kernel.open_dir(self._folder.fd, join(question.state.value.encode(), name)) as container:
             if self._kernel.fstat(container).st_uid != self._folder.uid:
                 raise PermissionError(errno.EPERM, "not that user's container")
             self._bring(visible, question, container)
-        return Answer()
+        return RenameAnswer()
 
-    def _bring(self, visible: Direct, question: Question, container: Fd) -> None:
+    def _bring(self, visible: DirectRename, question: RenameQuestion, container: Fd) -> None:
         """Let the container's tree get the name, and nothing else, whatever its user does meanwhile."""
         kernel, name = self._kernel, question.container.encode()
         with kernel.open_beneath(container, TREE) as tree:
             why = why_other(question.method, question.wanted, kernel.fstat(tree), kernel.identify(tree))
             if why:
                 raise _NotWanted(f"{name.decode()}: {why}")
-            visible.make_in(Move.BACK, self._folder, question.state, name, container)
+            visible.make_in(VisibleMove.BACK, self._folder, question.state, name, container)
             if visible.has(tree):
                 return
         self._take_away(visible, question.state, name, container)
         told = "its owner put something else in its place at that moment; it was given back"
         raise _NotWanted(f"{name.decode()}: {told}")
 
-    def _take_away(self, visible: Direct, state: State, name: bytes, container: Fd) -> None:
+    def _take_away(self, visible: DirectRename, state: State, name: bytes, container: Fd) -> None:
         """Give what got the name wrongly back to its user: to where it was, or beside that if it is taken.
 
         If the user removed the container, it goes to where root alone removes anything. Raises  OSError

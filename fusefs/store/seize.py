@@ -19,23 +19,23 @@ from fusefs.core.names import ContainerId, Name, RelPath, join
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import place_of, read_mounts
-from fusefs.store.backing_and_mount import Scope, Sides
-from fusefs.store.claim import Lost
+from fusefs.store.backing_and_mount import BackingAndMount, Scope
+from fusefs.store.claim import ClaimLost
 from fusefs.store.layout import RECORD, UserFolder
 from fusefs.store.locate import Victim, mount_of
 from fusefs.store.refused_folders import not_proven
 from fusefs.store.remove import remove
-from fusefs.store.stage import Options, Taken
+from fusefs.store.stage import SwapOptions, TakenContainer
 from fusefs.store.swap import Swapped
 from fusefs.store.swap_path import explain
-from fusefs.store.victim_rename import Direct
+from fusefs.store.victim_rename import DirectRename
 
 _QUARANTINE = Name(State.QUARANTINE.value.encode())
 
 
 def seize(
     folder: UserFolder, container: ContainerId, own: UserFolder, note: str, retention_s: int | None = None
-) -> Swapped | Lost:
+) -> Swapped | ClaimLost:
     """Make an orphan of root's of a container in a user's quarantine; to be run as root.
 
     folder   the user's; nothing is made in it
@@ -57,25 +57,25 @@ def seize(
             fd = owned.enter_context(kernel.open_dir(parent, name))
             record = owned.enter_context(_open_to_lock(kernel, fd, folder.uid))
         except (FileNotFoundError, NotADirectoryError):
-            return Lost.GONE
+            return ClaimLost.GONE
         if not kernel.lock(record):
-            return Lost.BUSY
+            return ClaimLost.BUSY
         if not (kernel.is_named(fd, parent, name) and kernel.is_named(record, fd, RECORD)):
-            return Lost.GONE
+            return ClaimLost.GONE
         victim = _victim(folder, parent, name, fd)
         try:
             # It looks again after the rename: what was put to the name meanwhile is given back.
-            options = Options(retention_s, note, taken=_taken(kernel, fd, folder.uid))
-            return remove(own, victim, victim.parent.relative, options, Direct(kernel, victim.parent.sides, name))
+            options = SwapOptions(retention_s, note, taken=_taken(kernel, fd, folder.uid))
+            return remove(own, victim, victim.parent.relative, options, DirectRename(kernel, victim.parent.sides, name))
         except OSError as error:
             raise explain(error, victim) from error
 
 
-def _taken(kernel: Kernel, fd: Fd, uid: int) -> Taken:
+def _taken(kernel: Kernel, fd: Fd, uid: int) -> TakenContainer:
     """What came into a user's container later than it was made is judged by root's reaper (reaper/late_arrivals.py)."""
     st = kernel.fstat(fd)
     is_his_alone = st.st_uid == uid and stat.S_IMODE(st.st_mode) == stat.S_IRWXU
-    return Taken(max(0, kernel.statx(fd, asks=True).btime_ns), uid if is_his_alone else None)
+    return TakenContainer(max(0, kernel.statx(fd, asks=True).btime_ns), uid if is_his_alone else None)
 
 
 def _open_to_lock(kernel: Kernel, container_fd: Fd, uid: int) -> Fd:
@@ -97,5 +97,7 @@ def _victim(folder: UserFolder, parent: Fd, name: Name, fd: Fd) -> Victim:
     mount = mount_of(kernel, fd, mounts, store.base_path)
     relative = RelPath(join(folder.way(), _QUARANTINE))
     place = place_of(os.readlink(b"/proc/self/fd/%d" % store.base.fd), mount)
-    above = Scope(Sides(store.base.fd), store.base_path, place, relative, Sides(parent), mount, tuple(mounts))
+    above = Scope(
+        BackingAndMount(store.base.fd), store.base_path, place, relative, BackingAndMount(parent), mount, tuple(mounts)
+    )
     return Victim(above, name, fd, st)

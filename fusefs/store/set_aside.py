@@ -19,8 +19,8 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.adopt import take_in
 from fusefs.store.backing_and_mount import DIRECTORY, FULL, READABLE
-from fusefs.store.claim import Lost, hold
-from fusefs.store.container import Held, rewrite
+from fusefs.store.claim import ClaimLost, hold
+from fusefs.store.container import HeldContainer, rewrite
 from fusefs.store.layout import (
     CACHEDIR_TAG,
     DROP,
@@ -38,7 +38,7 @@ from fusefs.store.layout import (
 from fusefs.store.make_folder import make_user
 from fusefs.store.make_store import LOCK, remove_folder
 from fusefs.store.spare_space import FOR_USER, with_room
-from fusefs.store.user_folders import Refusal, find_user, names_in, open_user
+from fusefs.store.user_folders import FolderRefusal, find_user, names_in, open_user
 
 WAITS = "it waits for its owner's next command"
 STAYS = "root's name in it proves nothing: whoever made that store could put it there"
@@ -53,7 +53,7 @@ def old_stores(store: Store) -> list[Name]:
     return [Name(name) for name in store.kernel.list_anew(store.fd) if name.startswith(OLD)]
 
 
-def waiting(store: Store, only: int | None = None) -> list[Refusal]:
+def waiting(store: Store, only: int | None = None) -> list[FolderRefusal]:
     """The folders that wait there for their owners, of all users or of one. Raises  OSError"""
     kernel, told = store.kernel, []
     for old in old_stores(store):
@@ -65,7 +65,7 @@ def waiting(store: Store, only: int | None = None) -> list[Refusal]:
                     if only not in (None, uid):
                         continue
                     why = WAITS if uid else STAYS
-                    told += [Refusal(Name(join(old, area)), name, uid, None, why) for name in names]
+                    told += [FolderRefusal(Name(join(old, area)), name, uid, None, why) for name in names]
     return told
 
 
@@ -116,9 +116,9 @@ def _move(old: UserFolder, part: Name, folder: UserFolder) -> None:
             if is_container_id(text := name.decode("ascii", "replace")) and part in _STATES:
                 with suppress(BadRecord):
                     held = hold(old, State(part.decode()), ContainerId(text))
-                    if held is Lost.BUSY:
+                    if held is ClaimLost.BUSY:
                         continue
-                    if not isinstance(held, Lost):
+                    if not isinstance(held, ClaimLost):
                         owned.enter_context(held)
                         if not _keep(held, folder):
                             continue
@@ -131,7 +131,7 @@ def _move(old: UserFolder, part: Name, folder: UserFolder) -> None:
                 kernel.rename_free(source, name, place, name)
 
 
-def _keep(held: Held, folder: UserFolder) -> bool:
+def _keep(held: HeldContainer, folder: UserFolder) -> bool:
     """Have a container of an old store kept until it is asked for; whether there was room to note that.
 
     folder  where it goes

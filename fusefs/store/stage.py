@@ -13,13 +13,13 @@ from fusefs.core.errors import NotPermitted
 from fusefs.core.identity import Identity, Likelihood, compare
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S, State
 from fusefs.core.names import ContainerId, RelPath, join
-from fusefs.core.record import Heir, Method, Record
+from fusefs.core.record import Method, NewOwner, Record
 from fusefs.linux.boot_id import boot_id, host_id
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import FULL
 from fusefs.store.container import (
-    Held,
+    HeldContainer,
     create_record,
     fill_record,
     make_directory,
@@ -31,7 +31,7 @@ from fusefs.store.layout import FRESH, RECORD, TREE, UserFolder
 from fusefs.store.locate import Victim
 from fusefs.store.reserve import SPARE, ensure_reserve, move_to_stage, take_reserve
 from fusefs.store.spare_space import FOR_USER, ensure_ballast, with_room
-from fusefs.store.victim_rename import Visible
+from fusefs.store.victim_rename import VisibleRename
 
 ATTEMPTS = 8
 _LOAN = 0o700
@@ -41,7 +41,7 @@ Draft = Callable[[ContainerId, Fd | None], Record]
 """Writes the record of a container with that id and that prepared directory."""
 
 
-class Taken(NamedTuple):
+class TakenContainer(NamedTuple):
     """What root knows itself of a user's container that it takes over.
 
     born_ns  when it was made: its tree came later, and this can't be set
@@ -52,7 +52,7 @@ class Taken(NamedTuple):
     uid: int | None
 
 
-class Options(NamedTuple):
+class SwapOptions(NamedTuple):
     """What a person may ask of swap and rm.
 
     retention_s  seconds until it may be reaped; None for never unless asked
@@ -68,7 +68,7 @@ class Options(NamedTuple):
     durable: bool = True
     unlike: bool = False
     keep: tuple[str, ...] = ()
-    taken: Taken | None = None
+    taken: TakenContainer | None = None
     heir: int | None = None
 
 
@@ -78,7 +78,7 @@ class Staged(NamedTuple):
     For a sweep that is its own `tree`, which things are put into.
     """
 
-    held: Held
+    held: HeldContainer
     fresh: Fd | None
 
     def __enter__(self) -> Self:
@@ -90,7 +90,7 @@ class Staged(NamedTuple):
         self.held.owned.close()
 
 
-def stage(folder: UserFolder, victim: Victim, relative: RelPath, method: Method, options: Options) -> Staged:
+def stage(folder: UserFolder, victim: Victim, relative: RelPath, method: Method, options: SwapOptions) -> Staged:
     """A container for the victim, made new or, on a full volume, from the reserve, or in place of the spare file.
 
     relative  the victim's parent relative to the store's base
@@ -139,7 +139,7 @@ def stage_new(folder: UserFolder, name: bytes, method: Method, draft: Draft) -> 
                 if isinstance(error, FileNotFoundError) and attempt < ATTEMPTS - 1:
                     continue
                 raise
-            return Staged(Held(folder, container, State.STAGE, fd, record, owned.pop_all()), fresh)
+            return Staged(HeldContainer(folder, container, State.STAGE, fd, record, owned.pop_all()), fresh)
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 
@@ -200,7 +200,7 @@ def _stage_reserve(folder: UserFolder, name: bytes, method: Method, draft: Draft
         fill_record(kernel, spare, record)
         kernel.rename(fd, SPARE, fd, RECORD)
         move_to_stage(folder, container)
-        return Staged(Held(folder, container, State.STAGE, fd, record, owned.pop_all()), prepared)
+        return Staged(HeldContainer(folder, container, State.STAGE, fd, record, owned.pop_all()), prepared)
 
 
 def _record(
@@ -208,7 +208,7 @@ def _record(
     victim: Victim,
     relative: RelPath,
     method: Method,
-    options: Options,
+    options: SwapOptions,
     container: ContainerId,
     fresh: Fd | None,
 ) -> Record:
@@ -228,7 +228,7 @@ def _record(
         retention_s=options.retention_s if options.heir is None else None,
         note=options.note,
         lent_mode=loan(victim.stat),
-        heir=None if options.heir is None else Heir(options.heir, options.retention_s),
+        heir=None if options.heir is None else NewOwner(options.heir, options.retention_s),
         kept=None if victim.staying is None else victim.staying.directories,
         moved_ns=None if options.taken is None else options.taken.born_ns,
         taken_from=None if options.taken is None else options.taken.uid,
@@ -256,7 +256,7 @@ def loan(st: os.stat_result) -> int | None:
     return stat.S_IMODE(st.st_mode)
 
 
-def lend(held: Held, fd: Fd, mode: int | None, visible: Visible | None = None) -> None:
+def lend(held: HeldContainer, fd: Fd, mode: int | None, visible: VisibleRename | None = None) -> None:
     """Give the owner what the move needs; the record says so already, so that recovery takes it back.
 
     visible  of a name that others see; the mount would go by the mode that it remembers
@@ -272,7 +272,7 @@ def lend(held: Held, fd: Fd, mode: int | None, visible: Visible | None = None) -
         visible.refresh(held)
 
 
-def take_back(held: Held, fd: Fd, mode: int | None, visible: Visible | None = None) -> None:
+def take_back(held: HeldContainer, fd: Fd, mode: int | None, visible: VisibleRename | None = None) -> None:
     """The mode as it was before the loan; nothing is touched if it is that already.
 
     For a set-group-id directory of a group that its owner is not in even the same mode again would drop the bit.

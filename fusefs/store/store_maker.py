@@ -31,7 +31,7 @@ _CANNOT = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.EACCES, errno.E2BI
 _NOTED = re.compile(rb"(-|-?\d{1,10}:[0-9a-f]{2,256}|mark:[0-9a-f]{32}) (\d{1,20}) (\d{1,20})")
 
 
-class Made(Enum):
+class StoreMaker(Enum):
     """Which user made a store, as far as that can be known.
 
     COPY     of a store that root made, by a user who could give it root's attribute
@@ -54,7 +54,7 @@ def note_made(kernel: Kernel, fd: Fd) -> bool:
     return True
 
 
-def who_made(kernel: Kernel, fd: Fd, places: Collection[bytes] = ()) -> Made:
+def who_made(kernel: Kernel, fd: Fd, places: Collection[bytes] = ()) -> StoreMaker:
     """Which user made the store of an opened `.trashd` of root's.
 
     places  paths of the directory that holds it, for which the caller, who is root, believes root's registry of stores
@@ -63,11 +63,11 @@ def who_made(kernel: Kernel, fd: Fd, places: Collection[bytes] = ()) -> Made:
     found = kernel.identify(fd)
     noted = _decode(kernel.get_xattr(fd, XATTR) or b"")
     if noted is not None and compare(noted, found) is not Likelihood.OTHER:
-        return Made.BY_ROOT
+        return StoreMaker.BY_ROOT
     named = (line.identity for line in (registered() if places else ()) if line.path in places)
     if any(compare(one, found) is not Likelihood.OTHER for one in named):
-        return Made.BY_ROOT
-    return Made.UNKNOWN if noted is None else Made.COPY
+        return StoreMaker.BY_ROOT
+    return StoreMaker.UNKNOWN if noted is None else StoreMaker.COPY
 
 
 def way_out(base_path: bytes) -> str:

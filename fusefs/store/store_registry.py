@@ -12,14 +12,14 @@ from fusefs.core.identity import Identity, Likelihood, compare
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.runtime_directories import HOME, lasting_dir
 from fusefs.store.layout import Store
-from fusefs.store.registry_lines import Line, decode, encode, read_own
-from fusefs.store.store_maker import Made, note_made
+from fusefs.store.registry_lines import RegistryLine, decode, encode, read_own
+from fusefs.store.store_maker import StoreMaker, note_made
 
 
-def describe(store: Store) -> Line:
+def describe(store: Store) -> RegistryLine:
     """What a registry is to say of a store. Raises  OSError"""
     filesystem = os.fstatvfs(store.fd).f_fsid & (1 << 64) - 1
-    return Line(store.kernel.identify(store.fd), store.volume.id, filesystem, place_of_store(store))
+    return RegistryLine(store.kernel.identify(store.fd), store.volume.id, filesystem, place_of_store(store))
 
 
 def place_of_store(store: Store) -> bytes:
@@ -78,7 +78,7 @@ def _has_place() -> bool:
     return os.access(path, os.W_OK | os.X_OK)
 
 
-def is_same(one: Line, other: Line) -> bool:
+def is_same(one: RegistryLine, other: RegistryLine) -> bool:
     """Whether two lines mean one store at one place."""
     known = compare(one.identity, other.identity)
     return known is not Likelihood.OTHER and (one.volume, one.path) == (other.volume, other.path)
@@ -97,7 +97,7 @@ def remember(store: Store) -> str:
     """
     if os.geteuid() == 0 != store.owner:
         return "it is a user's own: he notes it"
-    if os.geteuid() == 0 and store.made is not Made.BY_ROOT:
+    if os.geteuid() == 0 and store.made is not StoreMaker.BY_ROOT:
         return "nobody can tell that root made it"
     try:
         one = describe(store)
@@ -117,7 +117,7 @@ def remember(store: Store) -> str:
 
 def vouch(store: Store) -> bool:
     """Have it known from now on, durably, that root made a store; whether it is. Needs root. Raises  OSError"""
-    if store.judged().made is Made.BY_ROOT:
+    if store.judged().made is StoreMaker.BY_ROOT:
         return True
     if note_made(store.kernel, store.fd):
         store.kernel.fsync(store.fd)

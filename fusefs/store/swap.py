@@ -11,22 +11,22 @@ from fusefs.core.errors import NotAlike, Refused, TrashdError, Unsettled
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, RelPath, printable
 from fusefs.core.record import Method
-from fusefs.linux.directory_metadata import Difference, apply_likeness, differences, read_likeness
-from fusefs.store.container import Held, dissolve, move
+from fusefs.linux.directory_metadata import MetadataDifference, apply_likeness, differences, read_likeness
+from fusefs.store.container import HeldContainer, dissolve, move
 from fusefs.store.layout import FRESH, TREE, UserFolder
 from fusefs.store.locate import Victim
 from fusefs.store.stage import (
     ATTEMPTS,
-    Options,
     Staged,
+    SwapOptions,
     lend,
     stage,
     take_back,
 )
-from fusefs.store.victim_rename import NO_EXCHANGE, Move, Visible
+from fusefs.store.victim_rename import NO_EXCHANGE, VisibleMove, VisibleRename
 
 if TYPE_CHECKING:
-    from fusefs.store.keep_entries import Keeping
+    from fusefs.store.keep_entries import KeptLinks
 
 
 class Swapped(NamedTuple):
@@ -46,7 +46,7 @@ class Swapped(NamedTuple):
     store: bytes
     method: Method
     gap_ns: int | None
-    unlike: tuple[Difference, ...]
+    unlike: tuple[MetadataDifference, ...]
     warnings: tuple[str, ...]
     volume: bytes | None = None
     kept: tuple[bytes, ...] = ()
@@ -61,17 +61,17 @@ class Adopted(NamedTuple):
     warnings: tuple[str, ...] = ()
 
 
-def adopt(held: Held) -> Adopted:
+def adopt(held: HeldContainer) -> Adopted:
     """Make an orphan of it, in the folder where it is."""
     move(held, State.ORPHANS)
     return Adopted(held.id, held.folder.path())
 
 
-Adopt = Callable[[Held], Adopted]
+Adopt = Callable[[HeldContainer], Adopted]
 """What is done with a container that has its victim, before its lock goes."""
 
 
-class Outcome(Enum):
+class ExchangeOutcome(Enum):
     """What an exchange turned out to have done."""
 
     DONE = "both are where they belong"
@@ -83,8 +83,8 @@ def swap(
     folder: UserFolder,
     victim: Victim,
     relative: RelPath,
-    options: Options,
-    visible: Visible,
+    options: SwapOptions,
+    visible: VisibleRename,
     adopt: Adopt = adopt,
 ) -> Swapped:
     """Swap the victim into a user's folder of a store.
@@ -105,8 +105,8 @@ def _by_exchange(
     folder: UserFolder,
     victim: Victim,
     relative: RelPath,
-    options: Options,
-    visible: Visible,
+    options: SwapOptions,
+    visible: VisibleRename,
     adopt: Adopt,
     n_attempts: int = ATTEMPTS,
 ) -> Swapped | None:
@@ -115,7 +115,7 @@ def _by_exchange(
         try:
             unlike = make_alike(staged, victim, options, visible)
             keeping = _keep(staged, victim)
-            visible.make(Move.EXCHANGE, staged.held)
+            visible.make(VisibleMove.EXCHANGE, staged.held)
         except (OSError, TrashdError) as error:
             # Not for a Ctrl-C, which may come when all is done already: recovery settles that.
             is_swept = isinstance(error, FileNotFoundError) and not _has_fresh(staged)
@@ -127,17 +127,17 @@ def _by_exchange(
                 return None
             raise
         match _judge(staged, victim, visible):
-            case Outcome.NOTHING:
+            case ExchangeOutcome.NOTHING:
                 unstage(staged, victim, visible)
                 return None
-            case Outcome.RACED:
+            case ExchangeOutcome.RACED:
                 _undo_exchange(staged, victim, visible)
-            case Outcome.DONE:
+            case ExchangeOutcome.DONE:
                 pass
         return finish(staged, victim, options, visible, unlike, 0, keeping, adopt)
 
 
-def _keep(staged: Staged, victim: Victim) -> Keeping | None:
+def _keep(staged: Staged, victim: Victim) -> KeptLinks | None:
     """Link what stays in view into the fresh directory. Raises  NotKept, OSError"""
     if victim.staying is None:
         return None
@@ -146,7 +146,7 @@ def _keep(staged: Staged, victim: Victim) -> Keeping | None:
     return keep(staged, victim)
 
 
-def unstage(staged: Staged, victim: Victim, visible: Visible) -> None:
+def unstage(staged: Staged, victim: Victim, visible: VisibleRename) -> None:
     """Undo a staging whose victim never came: links, loan, prepared directory, record, container, in this order.
 
     Raises  OSError if it came after all (a kernel may say that a rename failed which it did): the container
@@ -169,7 +169,9 @@ def _has_fresh(staged: Staged) -> bool:
     return staged.held.folder.store.kernel.is_named(staged.fresh, staged.held.fd, TREE)
 
 
-def make_alike(staged: Staged, victim: Victim, options: Options, visible: Visible) -> tuple[Difference, ...]:
+def make_alike(
+    staged: Staged, victim: Victim, options: SwapOptions, visible: VisibleRename
+) -> tuple[MetadataDifference, ...]:
     """Give the fresh directory the victim's likeness; what could not be had.
 
     Raises  NotAlike if that is the owner, group, mode, an ACL, a label or the project, and not accepted
@@ -188,28 +190,28 @@ def make_alike(staged: Staged, victim: Victim, options: Options, visible: Visibl
     return unlike
 
 
-def _judge(staged: Staged, victim: Victim, visible: Visible) -> Outcome:
+def _judge(staged: Staged, victim: Victim, visible: VisibleRename) -> ExchangeOutcome:
     """Verify both sides by the fds held since before."""
     kernel = staged.held.folder.store.kernel
     assert staged.fresh is not None
     if kernel.is_named(victim.fd, staged.held.fd, TREE):
         # Whatever has the name now: the user may already have moved the fresh directory, rightly.
-        return Outcome.DONE
+        return ExchangeOutcome.DONE
     fresh = kernel.fstat(staged.fresh)
     name_is_fresh = visible.found() == (fresh.st_dev, fresh.st_ino)
     if kernel.is_named(staged.fresh, staged.held.fd, TREE) and not name_is_fresh:
-        return Outcome.NOTHING
-    return Outcome.RACED
+        return ExchangeOutcome.NOTHING
+    return ExchangeOutcome.RACED
 
 
-def _undo_exchange(staged: Staged, victim: Victim, visible: Visible) -> None:
+def _undo_exchange(staged: Staged, victim: Victim, visible: VisibleRename) -> None:
     """Give the name back to what had it, then raise; where that can't be done, keep all and say so."""
     kernel = staged.held.folder.store.kernel
     assert staged.fresh is not None
     fresh = kernel.fstat(staged.fresh)
     where = printable(victim.path())
     if visible.found() == (fresh.st_dev, fresh.st_ino):
-        visible.make(Move.EXCHANGE, staged.held)
+        visible.make(VisibleMove.EXCHANGE, staged.held)
         if kernel.is_named(staged.fresh, staged.held.fd, TREE):
             unstage(staged, victim, visible)
             raise Refused(where, "something else took its name at that moment; it was given back, try again")
@@ -219,11 +221,11 @@ def _undo_exchange(staged: Staged, victim: Victim, visible: Visible) -> None:
 def finish(
     staged: Staged,
     victim: Victim,
-    options: Options,
-    visible: Visible,
-    unlike: tuple[Difference, ...],
+    options: SwapOptions,
+    visible: VisibleRename,
+    unlike: tuple[MetadataDifference, ...],
     gap_ns: int | None,
-    keeping: Keeping | None = None,
+    keeping: KeptLinks | None = None,
     adopt: Adopt = adopt,
 ) -> Swapped:
     """After the victim came: bring what stays in view, take back loans, flush, adopt.
@@ -247,7 +249,7 @@ def finish(
     return Swapped(adopted.id, victim.path(), adopted.store, method, gap_ns, unlike, told, kept=kept)
 
 
-def _flush(held: Held) -> None:
+def _flush(held: HeldContainer) -> None:
     """Make exchange and adoption durable.
 
     One flush of the container carries all that came before it on ext4, xfs and btrfs. Not one of stage/ or
@@ -256,7 +258,7 @@ def _flush(held: Held) -> None:
     held.folder.store.kernel.fsync(held.fd)
 
 
-def _take_back_both(staged: Staged, victim: Victim, visible: Visible) -> None:
+def _take_back_both(staged: Staged, victim: Victim, visible: VisibleRename) -> None:
     lent = staged.held.record.lent_mode
     if staged.fresh is not None:
         take_back(staged.held, staged.fresh, lent)
@@ -264,7 +266,7 @@ def _take_back_both(staged: Staged, victim: Victim, visible: Visible) -> None:
 
 
 def _by_two_renames(
-    folder: UserFolder, victim: Victim, relative: RelPath, options: Options, visible: Visible, adopt: Adopt
+    folder: UserFolder, victim: Victim, relative: RelPath, options: SwapOptions, visible: VisibleRename, adopt: Adopt
 ) -> Swapped:
     """Where there is no exchange: the name is missing between two renames, and the result says how long."""
     kernel = folder.store.kernel
@@ -273,7 +275,7 @@ def _by_two_renames(
             unlike = make_alike(staged, victim, options, visible)
             keeping = _keep(staged, victim)
             began_ns = time.monotonic_ns()
-            visible.make(Move.ASIDE, staged.held)
+            visible.make(VisibleMove.ASIDE, staged.held)
         except (OSError, TrashdError):
             unstage(staged, victim, visible)
             raise
@@ -288,14 +290,14 @@ def _by_two_renames(
     return swapped._replace(warnings=(*swapped.warnings, told))
 
 
-def _place(staged: Staged, victim: Victim, visible: Visible) -> bool:
+def _place(staged: Staged, victim: Victim, visible: VisibleRename) -> bool:
     """Put the fresh directory to the name; if that fails, the victim comes back and the error goes on.
 
     Returns  False if another process took the name in the gap; it has it now, the old tree an orphan like any other
     """
     kernel = staged.held.folder.store.kernel
     try:
-        visible.make(Move.PLACE, staged.held)
+        visible.make(VisibleMove.PLACE, staged.held)
     except FileExistsError:
         if victim.staying is not None:
             from fusefs.store.keep_entries import withdraw
@@ -305,7 +307,7 @@ def _place(staged: Staged, victim: Victim, visible: Visible) -> bool:
         return False
     except OSError as error:
         try:
-            visible.make(Move.BACK, staged.held)
+            visible.make(VisibleMove.BACK, staged.held)
         except OSError:
             where = printable(victim.path())
             raise Unsettled(f"{where} is missing ({error.strerror}); its tree is {staged.held.id} in stage/") from error
@@ -314,11 +316,11 @@ def _place(staged: Staged, victim: Victim, visible: Visible) -> bool:
     return True
 
 
-def give_back(staged: Staged, victim: Victim, visible: Visible) -> None:
+def give_back(staged: Staged, victim: Victim, visible: VisibleRename) -> None:
     """Put back what a rename aside caught instead of the victim, then raise."""
     where = printable(victim.path())
     try:
-        visible.make(Move.BACK, staged.held)
+        visible.make(VisibleMove.BACK, staged.held)
     except OSError as error:
         raise Unsettled(f"{where}: something else had the name; it is kept as {staged.held.id} in stage/") from error
     unstage(staged, victim, visible)

@@ -23,19 +23,19 @@ from fusefs.linux.act_as_user import Ask, user_name
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.as_owner import as_owner, ask_owner, make_folder_of
-from fusefs.store.backing_and_mount import Sides, open_shown_as
+from fusefs.store.backing_and_mount import BackingAndMount, open_shown_as
 from fusefs.store.claim import hold
-from fusefs.store.container import Held, dissolve, move
+from fusefs.store.container import HeldContainer, dissolve, move
 from fusefs.store.layout import FRESH, TREE, Store, UserFolder
 from fusefs.store.locate import Victim
 from fusefs.store.pointers import add_pointer
-from fusefs.store.stage import Options, identify_at, stage_as
+from fusefs.store.stage import SwapOptions, identify_at, stage_as
 from fusefs.store.swap import Adopted, Swapped, swap
 from fusefs.store.swap_path import into_a_store, own_folder, point_own
-from fusefs.store.victim_rename import Direct, Move
+from fusefs.store.victim_rename import DirectRename, VisibleMove
 
 
-def swap_for_owner(kernel: Kernel, path: bytes, options: Options) -> Swapped:
+def swap_for_owner(kernel: Kernel, path: bytes, options: SwapOptions) -> Swapped:
     """Swap the directory at a path into its owner's folder; needs root.
 
     Raises  TrashdError as `swap_path`; where its owner does not take it, that is a warning: root keeps it
@@ -43,7 +43,7 @@ def swap_for_owner(kernel: Kernel, path: bytes, options: Options) -> Swapped:
 
     def transact(store: Store, victim: Victim, relative: RelPath) -> Swapped:
         uid = victim.stat.st_uid
-        visible = Direct(kernel, victim.parent.sides, victim.name)
+        visible = DirectRename(kernel, victim.parent.sides, victim.name)
         with own_folder(store) as own:
             if uid == own.uid:
                 return swap(own, victim, relative, options, visible)
@@ -68,7 +68,7 @@ def give_what_is_left(folder: UserFolder) -> list[str]:
         if is_container_id(text):
             try:
                 held = hold(folder, State.STAGE, ContainerId(text))
-                if isinstance(held, Held):
+                if isinstance(held, HeldContainer):
                     with held:
                         if _is_to_be_given(held):
                             told += give(held).warnings
@@ -79,14 +79,14 @@ def give_what_is_left(folder: UserFolder) -> list[str]:
     return told
 
 
-def _is_to_be_given(held: Held) -> bool:
+def _is_to_be_given(held: HeldContainer) -> bool:
     kernel, record = held.folder.store.kernel, held.record
     if record.heir is None or FRESH in kernel.list(held.fd):
         return False
     return decide_stage(record, identify_at(kernel, held.fd, TREE), None, None) is StageAction.FORWARD
 
 
-def give(held: Held) -> Adopted:
+def give(held: HeldContainer) -> Adopted:
     """Let the heir of a container of root's have its tree; if that user does not take it, it is an orphan of root's.
 
     Raises  OSError; it is where it was then, or the heir's
@@ -95,7 +95,7 @@ def give(held: Held) -> Adopted:
     assert heir is not None
     try:
         with make_folder_of(held.folder.store, heir.uid) as his, kernel.open_beneath(held.fd, TREE) as tree:
-            giver = _Giver(held, his, tree)
+            giver = _RenameToOwner(held, his, tree)
             take = partial(_take, his, held.record._replace(heir=None, retention_s=heir.retention_s))
             try:
                 ask_owner(heir.uid, take, None, giver.answer)
@@ -132,13 +132,13 @@ def _take(his: UserFolder, record: Record, ask: Ask) -> None:
         his.store.kernel.fsync(held.fd)
 
 
-class _Giver:
+class _RenameToOwner:
     """Root's side: one rename, from a container of root's into one of the heir's.
 
     taken  the container that has the tree; None if none has
     """
 
-    def __init__(self, held: Held, his: UserFolder, tree: Fd) -> None:
+    def __init__(self, held: HeldContainer, his: UserFolder, tree: Fd) -> None:
         self._held = held
         self._his = his
         self._tree = tree
@@ -166,7 +166,7 @@ class _Giver:
             mounted = open_shown_as(kernel, his.store.base.mounted, his.way_to(State.STAGE, name), there)
             if mounted is not None:
                 owned.enter_context(mounted)
-            Direct(kernel, Sides(there, mounted), TREE).make(Move.BACK, held)
+            DirectRename(kernel, BackingAndMount(there, mounted), TREE).make(VisibleMove.BACK, held)
             if kernel.is_named(self._tree, held.fd, TREE):
                 raise OSError(errno.EIO, os.strerror(errno.EIO))  # this filesystem says 0 and does nothing
         self.taken = container

@@ -16,12 +16,12 @@ from fusefs.store.backing_and_mount import Scope
 from fusefs.store.layout import Store, UserFolder
 from fusefs.store.locate import Victim, existing_stores, find_victim, stores_for
 from fusefs.store.refusals import refusals
-from fusefs.store.stage import Options, restock
+from fusefs.store.stage import SwapOptions, restock
 from fusefs.store.store_maker import way_out
 from fusefs.store.store_registry import is_remembered, place_of_store, remember
 from fusefs.store.swap import Swapped, swap
 from fusefs.store.user_folders import NOT_MADE, open_user
-from fusefs.store.victim_rename import Direct, Visible
+from fusefs.store.victim_rename import DirectRename, VisibleRename
 
 Transact = Callable[[Store, Victim, RelPath], Swapped]
 """Takes a victim into a store; gets the victim's parent relative to the store's base. Tried store by store."""
@@ -30,7 +30,7 @@ Point = Callable[[Store, Victim, RelPath], None]
 """Notes in an upper store that a lower one, told relative to the upper one's base, gets the victim."""
 
 
-def swap_path(kernel: Kernel, path: bytes, options: Options) -> Swapped:
+def swap_path(kernel: Kernel, path: bytes, options: SwapOptions) -> Swapped:
     """Swap the directory at a path.
 
     Raises  TrashdError; the directory is where it was unless it is Unsettled
@@ -38,7 +38,7 @@ def swap_path(kernel: Kernel, path: bytes, options: Options) -> Swapped:
     return into_a_store(kernel, path, _own(options, swap), directory=True, keep=options.keep)
 
 
-def remove_path(kernel: Kernel, path: bytes, options: Options) -> Swapped:
+def remove_path(kernel: Kernel, path: bytes, options: SwapOptions) -> Swapped:
     """Remove whatever is at a path, restorably; errors as for `swap_path`."""
     from fusefs.store.remove import remove
 
@@ -46,12 +46,12 @@ def remove_path(kernel: Kernel, path: bytes, options: Options) -> Swapped:
 
 
 def _own(
-    options: Options,
-    transaction: Callable[[UserFolder, Victim, RelPath, Options, Visible], Swapped],
+    options: SwapOptions,
+    transaction: Callable[[UserFolder, Victim, RelPath, SwapOptions, VisibleRename], Swapped],
 ) -> Transact:
     def transact(store: Store, victim: Victim, relative: RelPath) -> Swapped:
         with own_folder(store) as folder:
-            visible = Direct(store.kernel, victim.parent.sides, victim.name)
+            visible = DirectRename(store.kernel, victim.parent.sides, victim.name)
             return transaction(folder, victim, relative, options, visible)
 
     return transact

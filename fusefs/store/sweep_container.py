@@ -19,14 +19,14 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, Name, RelPath
 from fusefs.core.record import Method, Record
 from fusefs.linux.boot_id import boot_id, host_id
-from fusefs.linux.directory_metadata import Likeness, apply_likeness, make_like, read_likeness
+from fusefs.linux.directory_metadata import DirectoryMetadata, apply_likeness, make_like, read_likeness
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import below
-from fusefs.store.backing_and_mount import DIRECTORY, READABLE, Scope, Sides, check_wholly
+from fusefs.store.backing_and_mount import DIRECTORY, READABLE, BackingAndMount, Scope, check_wholly
 from fusefs.store.container import (
     RECORD_NEW,
-    Held,
+    HeldContainer,
     come,
     dissolve,
     drop_empty_tree,
@@ -41,11 +41,11 @@ from fusefs.store.layout import TREE, Store, UserFolder
 from fusefs.store.locate import stores_for, unmake_at
 from fusefs.store.pointers import add_pointer
 from fusefs.store.spare_space import FOR_USER, with_room
-from fusefs.store.stage import Options, Staged, stage_as
+from fusefs.store.stage import Staged, SwapOptions, stage_as
 from fusefs.store.swap_path import own_folder, point_to, shows_another, volume_to_tell
 
 
-class Basket(NamedTuple):
+class SweepContainer(NamedTuple):
     """A locked container in stage/ that a sweep puts things into; workers that are forked have it too.
 
     scope   the directory that is swept
@@ -55,21 +55,23 @@ class Basket(NamedTuple):
     """
 
     scope: Scope
-    held: Held
-    tree: Sides
-    options: Options
+    held: HeldContainer
+    tree: BackingAndMount
+    options: SwapOptions
     volume: bytes | None
     made: RelPath | None
 
-    def into(self, upper: bytes, ways: DeepOpeners) -> Sides:
+    def into(self, upper: bytes, ways: DeepOpeners) -> BackingAndMount:
         """The directory that what is taken from a directory goes to; its caller's. Made if missing, like that one.
 
         upper   path of the directory in the one that is swept
         Raises  OSError: ENOENT if that directory is not there any more
         """
-        return ways.into(self.tree).wholly(upper, partial(self._make_way, ways.into(Sides(self.scope.sides.fd))))
+        return ways.into(self.tree).wholly(
+            upper, partial(self._make_way, ways.into(BackingAndMount(self.scope.sides.fd)))
+        )
 
-    def _make_way(self, models: DeepOpener, above: Sides, way: bytes, missing: bytes) -> None:
+    def _make_way(self, models: DeepOpener, above: BackingAndMount, way: bytes, missing: bytes) -> None:
         kernel = self.held.folder.store.kernel
         make = partial(make_missing, kernel, above.fd, way, missing, models, self._make_like)
         with_room(self.held.folder, FOR_USER, make)
@@ -103,7 +105,7 @@ class Basket(NamedTuple):
 
 
 @contextmanager
-def open_basket(kernel: Kernel, scope: Scope, options: Options) -> Iterator[Basket]:
+def open_basket(kernel: Kernel, scope: Scope, options: SwapOptions) -> Iterator[SweepContainer]:
     """A container for what is taken out of a directory, in the first store that can have it.
 
     Left without `finish` it is as a killed sweep leaves it: recovery adopts what is in there.
@@ -119,7 +121,7 @@ def open_basket(kernel: Kernel, scope: Scope, options: Options) -> Iterator[Bask
         yield basket
 
 
-def _open_first(kernel: Kernel, scope: Scope, options: Options, owned: ExitStack) -> Basket:
+def _open_first(kernel: Kernel, scope: Scope, options: SwapOptions, owned: ExitStack) -> SweepContainer:
     crossed = False
     try:
         for relative, store, is_made in stores_for(kernel, scope, scope.path()):
@@ -156,10 +158,10 @@ def _open(
     scope: Scope,
     folder: UserFolder,
     relative: RelPath,
-    options: Options,
+    options: SwapOptions,
     made: RelPath | None,
     owned: ExitStack,
-) -> Basket | None:
+) -> SweepContainer | None:
     """The container in one store; None if nothing can be renamed into it from there."""
     origin = RelPath(below(scope.relative, relative))
     name = os.path.basename(scope.path())
@@ -177,11 +179,11 @@ def _open(
     except (OSError, TrashdError):
         _discard(staged)
         raise
-    return Basket(scope, staged.held, tree, options, volume_to_tell(folder.store, scope.mounts), made)
+    return SweepContainer(scope, staged.held, tree, options, volume_to_tell(folder.store, scope.mounts), made)
 
 
 def _record(
-    folder: UserFolder, scope: Scope, origin: RelPath, options: Options, container: ContainerId, tree: Fd | None
+    folder: UserFolder, scope: Scope, origin: RelPath, options: SwapOptions, container: ContainerId, tree: Fd | None
 ) -> Record:
     kernel = folder.store.kernel
     assert tree is not None
@@ -209,14 +211,14 @@ def _discard(staged: Staged) -> None:
         dissolve(staged.held)
 
 
-def _tree_of(kernel: Kernel, staged: Staged, scope: Scope) -> Sides:
+def _tree_of(kernel: Kernel, staged: Staged, scope: Scope) -> BackingAndMount:
     """The container's tree, on both sides if the directory that is swept is. Raises  OSError ESTALE if it can't be"""
     if scope.sides.mounted is None:
-        return Sides(kernel.open_beneath(staged.held.fd, TREE, DIRECTORY))
+        return BackingAndMount(kernel.open_beneath(staged.held.fd, TREE, DIRECTORY))
     return check_wholly(scope.sides, open_inside(staged.held, TREE), scope.path())
 
 
-def _likeness_of(kernel: Kernel, model: Fd) -> Likeness | None:
+def _likeness_of(kernel: Kernel, model: Fd) -> DirectoryMetadata | None:
     """What a directory of ours takes over from another one, None if we may not look; we can write in it, though.
 
     The original may have been closed to its owner's writing: things below it were taken. A tree of ours that we can't
@@ -231,7 +233,7 @@ def _likeness_of(kernel: Kernel, model: Fd) -> Likeness | None:
     return wanted if os.geteuid() == 0 else wanted._replace(mode=wanted.mode | stat.S_IRWXU)
 
 
-def _can_take(kernel: Kernel, scope: Scope, held: Held) -> bool:
+def _can_take(kernel: Kernel, scope: Scope, held: HeldContainer) -> bool:
     """Whether a rename from the directory can lead here; what that says before anything has moved.
 
     A file that is made there without a name is linked into the container for a moment: the kernel asks the same of
@@ -247,7 +249,7 @@ def _can_take(kernel: Kernel, scope: Scope, held: Held) -> bool:
     return True
 
 
-def _prune(kernel: Kernel, tree: Sides) -> None:
+def _prune(kernel: Kernel, tree: BackingAndMount) -> None:
     """Remove the directories below one, as far as there is nothing in them but directories."""
     with DeepOpener(kernel, tree) as anchors:
 

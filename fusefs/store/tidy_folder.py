@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection
 
 from fusefs.core.errors import TrashdError, from_os
-from fusefs.store.adopt import Problem, adopt_dropped
+from fusefs.store.adopt import AdoptionProblem, adopt_dropped
 from fusefs.store.layout import Store, UserFolder
 from fusefs.store.recover import recover
 from fusefs.store.refused_folders import passed_over_below
@@ -43,6 +43,6 @@ def prepared(store: Store, lost: list[TrashdError]) -> Store:
     return store
 
 
-def told(problem: Problem) -> str:
+def told(problem: AdoptionProblem) -> str:
     """A problem in one line."""
     return f"{problem.where}: {problem.what} ({problem.hint})"

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from fusefs.core.errors import IsMountPoint
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.mountinfo import Mount, Place, View, below, every_place, find_place, read_mounts, views
-from fusefs.linux.tree_users import Holder, find_holders, serves_fuse
+from fusefs.linux.mountinfo import FilesystemPath, Mount, MountView, below, every_place, find_place, read_mounts, views
+from fusefs.linux.tree_users import TreeHolder, find_holders, serves_fuse
 from fusefs.store.backing_and_mount import patiently
 from fusefs.store.layout import trusted_owners
 from fusefs.store.locate import find_victim
@@ -20,7 +20,7 @@ class HeldTree(NamedTuple):
     """The holders of one tree."""
 
     path: bytes
-    holders: tuple[Holder, ...]
+    holders: tuple[TreeHolder, ...]
 
 
 def holders_of(paths: list[bytes]) -> list[HeldTree]:
@@ -31,7 +31,7 @@ def holders_of(paths: list[bytes]) -> list[HeldTree]:
     mounts = read_mounts()
     ours = views(mounts, trusted_owners(os.geteuid()))
     places = {path: _places(path, mounts, ours) for path in paths}
-    found: dict[Place, list[Holder]] = {place: [] for several in places.values() for place in several}
+    found: dict[FilesystemPath, list[TreeHolder]] = {place: [] for several in places.values() for place in several}
     for place, holder in find_holders(list(found)):
         found[place].append(holder)
     daemons = {pid for pid in {h.pid for several in found.values() for h in several} if ours and serves_fuse(pid)}
@@ -41,7 +41,7 @@ def holders_of(paths: list[bytes]) -> list[HeldTree]:
     ]
 
 
-def _places(path: bytes, mounts: list[Mount], ours: list[View]) -> list[Place]:
+def _places(path: bytes, mounts: list[Mount], ours: list[MountView]) -> list[FilesystemPath]:
     """Where a path is on the backing filesystem and in the mounts of ours that show it."""
     place = find_place(path, mounts)
     if place is None:

@@ -22,9 +22,9 @@ from fusefs.core.names import Name, is_container_id, printable
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import DIRECTORY, READABLE
-from fusefs.store.folder_registry import Registered, read_registered
+from fusefs.store.folder_registry import RegisteredFolder, read_registered
 from fusefs.store.layout import FIRST_FORMAT, FOLDER_MODE, FOLDERS, USERS, Areas, Store, UserFolder
-from fusefs.store.store_maker import Made
+from fusefs.store.store_maker import StoreMaker
 
 _HEX = frozenset(b"0123456789abcdef")
 N_HEX = 12
@@ -43,7 +43,7 @@ _ROOTS = "root makes his own where nobody else does"
 _STRANGERS = "this filesystem lets strangers move what is not theirs: only what root makes is proven"
 
 
-class Refusal(NamedTuple):
+class FolderRefusal(NamedTuple):
     """A name in a store that is a user's by what it says, and not that user's folder, or not proven to be.
 
     area     which of the areas it is in
@@ -67,14 +67,14 @@ class Refusal(NamedTuple):
         return f"not used as a folder of uid {self.uid}: {self.why}"
 
 
-class Census(NamedTuple):
+class FolderCensus(NamedTuple):
     """The folders that are served: their inode numbers by uid; and what is refused, or not proven."""
 
     inos: dict[int, int]
-    refused: list[Refusal]
+    refused: list[FolderRefusal]
 
 
-class Found(NamedTuple):
+class FoundFolder(NamedTuple):
     """A user's folder (O_PATH); the rest as UserFolder has it."""
 
     area: Name
@@ -84,7 +84,7 @@ class Found(NamedTuple):
     doubt: str
 
 
-class _Look(NamedTuple):
+class _FolderLook(NamedTuple):
     """What one look at a user goes by.
 
     is_own    whether the store is the user's own
@@ -94,7 +94,7 @@ class _Look(NamedTuple):
     kernel: Kernel
     areas: Areas
     uid: int
-    registered: Registered
+    registered: RegisteredFolder
     dev: int
     is_own: bool
     trusts_modes: bool
@@ -113,7 +113,7 @@ def whose(name: bytes) -> int | None:
 
 def find_user(
     kernel: Kernel, areas: Areas, uid: int, *, trusts_modes: bool = True, is_first: bool = False
-) -> Found | None:
+) -> FoundFolder | None:
     """A user's folder in any store, trusted or not, for the caller to close; None if there is none.
 
     It is what root registered below `u/`, or the first of the other names there and in `new/` that is not refused.
@@ -127,7 +127,7 @@ def find_user(
             if area != USERS and name != plain_name(uid):
                 continue
             found = _look_at(look, area, fd, name)
-            if isinstance(found, Found):
+            if isinstance(found, FoundFolder):
                 if found.is_proven or not look.registered.name:
                     return found
                 found.fd.close()
@@ -146,7 +146,7 @@ def _told(store: Store) -> tuple[bool, bool]:
     return store.volume.strangers_refused is not False, store.volume.format == FIRST_FORMAT
 
 
-def all_users(store: Store, refused: list[Refusal], only: int | None = None) -> Iterator[UserFolder]:
+def all_users(store: Store, refused: list[FolderRefusal], only: int | None = None) -> Iterator[UserFolder]:
     """The folders of all users, one a user, each opened when it is asked for; the caller closes each.
 
     refused  gets what is no folder, and what will never be proven to be one
@@ -160,10 +160,10 @@ def all_users(store: Store, refused: list[Refusal], only: int | None = None) -> 
     for uid, names in _names_of(kernel, areas).items():
         if only is None or uid == only:
             is_noted = noted is not None and plain_name(uid) in noted
-            registered = read_registered(kernel, areas.registry_fd, uid) if is_noted else Registered(uid)
+            registered = read_registered(kernel, areas.registry_fd, uid) if is_noted else RegisteredFolder(uid)
             is_own = areas.new_fd is None and st.st_uid == uid
             found, others = _choose(
-                _Look(kernel, areas, uid, registered, st.st_dev, is_own, trusts_modes, is_first), names
+                _FolderLook(kernel, areas, uid, registered, st.st_dev, is_own, trusts_modes, is_first), names
             )
             refused.extend(others)
             if found is None and not others:  # root has moved it since it was listed
@@ -171,13 +171,13 @@ def all_users(store: Store, refused: list[Refusal], only: int | None = None) -> 
             if found is not None:
                 found = _doubted(store, found)
                 if found.doubt:
-                    refused.append(Refusal(found.area, found.name, uid, uid, found.doubt, is_used=True))
+                    refused.append(FolderRefusal(found.area, found.name, uid, uid, found.doubt, is_used=True))
                 yield _folder(store, uid, found)
 
 
-def take_census(store: Store, only: int | None = None) -> Census:
+def take_census(store: Store, only: int | None = None) -> FolderCensus:
     """Look once at all folders, or at one user's alone. Raises  OSError"""
-    census = Census({}, [])
+    census = FolderCensus({}, [])
     for folder in all_users(store, census.refused, only):
         with folder:
             if folder.is_served_by(os.geteuid()):
@@ -226,31 +226,31 @@ def _names_of(kernel: Kernel, areas: Areas) -> dict[int, list[_Named]]:
     return named
 
 
-def _doubted(store: Store, found: Found) -> Found:
+def _doubted(store: Store, found: FoundFolder) -> FoundFolder:
     """A folder as it counts in a store that may not be root's: what is registered there proves nothing."""
-    if store.made is Made.BY_ROOT:
+    if store.made is StoreMaker.BY_ROOT:
         return found
     return found._replace(is_proven=False, doubt=NOT_MADE if store.is_unknown() else found.doubt or NOT_REGISTERED)
 
 
-def _folder(store: Store, uid: int, found: Found) -> UserFolder:
+def _folder(store: Store, uid: int, found: FoundFolder) -> UserFolder:
     return UserFolder(store, uid, *found)
 
 
-def _look_for(kernel: Kernel, areas: Areas, uid: int, trusts_modes: bool, is_first: bool) -> _Look:
+def _look_for(kernel: Kernel, areas: Areas, uid: int, trusts_modes: bool, is_first: bool) -> _FolderLook:
     registered = read_registered(kernel, areas.registry_fd, uid)
     st = kernel.fstat(areas.all()[0][1])
     is_own = areas.new_fd is None and st.st_uid == uid
-    return _Look(kernel, areas, uid, registered, st.st_dev, is_own, trusts_modes, is_first)
+    return _FolderLook(kernel, areas, uid, registered, st.st_dev, is_own, trusts_modes, is_first)
 
 
-def _choose(look: _Look, names: list[_Named]) -> tuple[Found | None, list[Refusal]]:
+def _choose(look: _FolderLook, names: list[_Named]) -> tuple[FoundFolder | None, list[FolderRefusal]]:
     """Which of a user's names is the folder, for the caller to close; what is refused.
 
     It is the one that is proven, or else the first that is not refused.
     """
-    chosen: Found | None = None
-    refused: list[Refusal] = []
+    chosen: FoundFolder | None = None
+    refused: list[FolderRefusal] = []
     aside: list[tuple[Name, Fd, Name]] = []
     with ExitStack() as owned:
         for area, area_fd, name in names:
@@ -258,7 +258,7 @@ def _choose(look: _Look, names: list[_Named]) -> tuple[Found | None, list[Refusa
                 aside.append((area, area_fd, name))
                 continue
             found = _look_at(look, area, area_fd, name)
-            if isinstance(found, Refusal):
+            if isinstance(found, FolderRefusal):
                 refused.append(found)
             elif found is not None:
                 loser, chosen = (chosen, found) if chosen is None or found.is_proven else (found, chosen)
@@ -273,7 +273,7 @@ def _choose(look: _Look, names: list[_Named]) -> tuple[Found | None, list[Refusa
     return chosen, refused
 
 
-def _look_at(look: _Look, area: Name, area_fd: Fd, name: Name) -> Found | Refusal | None:
+def _look_at(look: _FolderLook, area: Name, area_fd: Fd, name: Name) -> FoundFolder | FolderRefusal | None:
     """What has one of a user's names: the folder, or why it is not; None if nothing has it.
 
     Raises  OSError for what says nothing of it, such as EMFILE
@@ -292,13 +292,13 @@ def _look_at(look: _Look, area: Name, area_fd: Fd, name: Name) -> Found | Refusa
         if not why and look.uid == 0 and area_fd is look.areas.new_fd and not look.is_first:
             why = _ROOTS
         if why:
-            return Refusal(area, name, look.uid, st.st_uid, why)
+            return FolderRefusal(area, name, look.uid, st.st_uid, why)
         is_proven, doubt = _prove(look, area_fd, name, fd)
         owned.pop_all()
-    return Found(area, name, fd, is_proven, doubt)
+    return FoundFolder(area, name, fd, is_proven, doubt)
 
 
-def _prove(look: _Look, area_fd: Fd, name: Name, fd: Fd) -> tuple[bool, str]:
+def _prove(look: _FolderLook, area_fd: Fd, name: Name, fd: Fd) -> tuple[bool, str]:
     """Whether what meets the condition is proven to be the folder, and if it never will be, why."""
     registered = look.registered
     if area_fd is look.areas.u_fd:
@@ -316,13 +316,15 @@ def _prove(look: _Look, area_fd: Fd, name: Name, fd: Fd) -> tuple[bool, str]:
     return False, "" if look.trusts_modes else _STRANGERS
 
 
-def _look_aside(look: _Look, area: Name, area_fd: Fd, name: Name, chosen: Found, *, looks_in: bool) -> Refusal | None:
+def _look_aside(
+    look: _FolderLook, area: Name, area_fd: Fd, name: Name, chosen: FoundFolder, *, looks_in: bool
+) -> FolderRefusal | None:
     """Why a user's name beside the folder is none; None if nothing has it. looks_in: not only from outside"""
     try:
         st = look.kernel.stat(area_fd, name)
         if looks_in and not not_private(st, look.uid):
             found = _look_at(look, area, area_fd, name)
-            if isinstance(found, Found):
+            if isinstance(found, FoundFolder):
                 found.fd.close()
             elif found is not None:
                 return found
@@ -332,19 +334,19 @@ def _look_aside(look: _Look, area: Name, area_fd: Fd, name: Name, chosen: Found,
         return _refused_unopened(look, area, area_fd, name, error)
     used = printable(chosen.area + b"/" + chosen.name)
     why = not_private(st, look.uid) or f"it is one too many: {used} is used"
-    return Refusal(area, name, look.uid, st.st_uid, why)
+    return FolderRefusal(area, name, look.uid, st.st_uid, why)
 
 
-def _refused_unopened(look: _Look, area: Name, area_fd: Fd, name: Name, error: OSError) -> Refusal | None:
+def _refused_unopened(look: _FolderLook, area: Name, area_fd: Fd, name: Name, error: OSError) -> FolderRefusal | None:
     if error.errno == errno.EXDEV:
-        return Refusal(area, name, look.uid, None, MOUNTED)
+        return FolderRefusal(area, name, look.uid, None, MOUNTED)
     if error.errno not in _NO_DIRECTORY:
         raise error
     try:
         owner = look.kernel.stat(area_fd, name).st_uid
     except FileNotFoundError:
         return None
-    return Refusal(area, name, look.uid, owner, f"{_NONE}, but something of uid {owner}")
+    return FolderRefusal(area, name, look.uid, owner, f"{_NONE}, but something of uid {owner}")
 
 
 def why_not(kernel: Kernel, fd: Fd, st: os.stat_result, uid: int, dev: int) -> str:

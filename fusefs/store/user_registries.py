@@ -22,19 +22,19 @@ from fusefs.linux.mountinfo import Mount, covering
 from fusefs.linux.runtime_directories import STATE_BELOW_HOME
 from fusefs.linux.untrusted_path import open_way
 from fusefs.store.registry_lines import STORES, decode, read_registry
-from fusefs.store.registry_targets import Lead, Word, follow
+from fusefs.store.registry_targets import LineOf, RegistryTarget, follow
 
 MOST_ACCOUNTS = 10_000
 _MOST_UNLISTED = 1000
 _FOUND = b"found"
 
 
-class _Home(NamedTuple):
+class _RegistryHome(NamedTuple):
     uid: int
     path: bytes
 
 
-def stores_of_users(kernel: Kernel, mounts: Sequence[Mount], uids: Iterable[int] = ()) -> Iterator[Word]:
+def stores_of_users(kernel: Kernel, mounts: Sequence[Mount], uids: Iterable[int] = ()) -> Iterator[LineOf]:
     """The lines of all users' registries that lead somewhere now; needs root.
 
     uids  of users that may be missing in the accounts' list, as a directory service need not list all
@@ -42,10 +42,10 @@ def stores_of_users(kernel: Kernel, mounts: Sequence[Mount], uids: Iterable[int]
     """
     homes = _homes(kernel, uids)
     words = [word for home in _with_registry(kernel, homes, mounts) for word in _words_of(kernel, home, mounts)]
-    yield from (word for word, lead in follow(kernel, words, mounts) if lead is Lead.THERE)
+    yield from (word for word, lead in follow(kernel, words, mounts) if lead is RegistryTarget.THERE)
 
 
-def _homes(kernel: Kernel, uids: Iterable[int]) -> list[_Home]:
+def _homes(kernel: Kernel, uids: Iterable[int]) -> list[_RegistryHome]:
     """Where the system says that users are at home, in time: a directory service may be far away."""
 
     def ask(uid: int | None) -> bytes:
@@ -61,13 +61,13 @@ def _homes(kernel: Kernel, uids: Iterable[int]) -> list[_Home]:
 
     homes = homes_of((None,))
     homes |= homes_of([*islice((uid for uid in sorted(uids) if uid not in homes), _MOST_UNLISTED)])
-    return [_Home(uid, path) for uid, path in homes.items() if uid != 0 and path.startswith(b"/")]
+    return [_RegistryHome(uid, path) for uid, path in homes.items() if uid != 0 and path.startswith(b"/")]
 
 
-def _with_registry(kernel: Kernel, homes: Sequence[_Home], mounts: Sequence[Mount]) -> list[_Home]:
+def _with_registry(kernel: Kernel, homes: Sequence[_RegistryHome], mounts: Sequence[Mount]) -> list[_RegistryHome]:
     """Those where there seems to be a registry: most accounts have none, and cost a few calls."""
 
-    def ask(home: _Home) -> bytes:
+    def ask(home: _RegistryHome) -> bytes:
         try:
             with _open_place(kernel, home, mounts) as directory:
                 st = os.stat(STORES, dir_fd=directory, follow_symlinks=False)
@@ -81,10 +81,10 @@ def _with_registry(kernel: Kernel, homes: Sequence[_Home], mounts: Sequence[Moun
     return [home for home, answer in asked if answer == _FOUND]
 
 
-def _words_of(kernel: Kernel, home: _Home, mounts: Sequence[Mount]) -> list[Word]:
+def _words_of(kernel: Kernel, home: _RegistryHome, mounts: Sequence[Mount]) -> list[LineOf]:
     """What a user's registry says, read as that user."""
 
-    def ask(_home: _Home) -> bytes:
+    def ask(_home: _RegistryHome) -> bytes:
         try:
             with (
                 _open_place(kernel, home, mounts) as place,
@@ -96,9 +96,9 @@ def _words_of(kernel: Kernel, home: _Home, mounts: Sequence[Mount]) -> list[Word
 
     # A user who stops the child has not made a mount silent: what is learnt of it is that user's alone.
     ((_home, answer),) = ask_each((home,), ask, set(), lambda _home: home.uid, person(home.uid))
-    return [Word(home.uid, line) for line in decode(answer or b"")]
+    return [LineOf(home.uid, line) for line in decode(answer or b"")]
 
 
-def _open_place(kernel: Kernel, home: _Home, mounts: Sequence[Mount]) -> Fd:
+def _open_place(kernel: Kernel, home: _RegistryHome, mounts: Sequence[Mount]) -> Fd:
     """The directory of a user's registry, through no link but root's, for any caller. Raises  OSError"""
     return open_way(kernel, os.path.join(home.path, STATE_BELOW_HOME), mounts, (0,))

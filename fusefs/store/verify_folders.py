@@ -18,7 +18,7 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.subuid import read_subordinates
 from fusefs.store.backing_and_mount import DIRECTORY, FULL
-from fusefs.store.folder_registry import Registered, read_registered, write_registered
+from fusefs.store.folder_registry import RegisteredFolder, read_registered, write_registered
 from fusefs.store.layout import Areas, Store
 from fusefs.store.make_folder import free_name, take_registry
 from fusefs.store.user_folders import MOUNTED, names_in, why_not, why_not_deep
@@ -29,7 +29,7 @@ wait for the next look, and delay no other user's."""
 _NO_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.EACCES)
 
 
-class _Here(NamedTuple):
+class _StoreSeen(NamedTuple):
     """A store of root's, in which root registers. dev: of it (st_dev)"""
 
     kernel: Kernel
@@ -67,7 +67,7 @@ def look_at_new(kernel: Kernel, store_fd: Fd, areas: Areas, *, roots_too: bool =
     """
     if areas.u_fd is None or areas.new_fd is None or areas.registry_fd is None:
         return
-    here = _Here(kernel, areas.u_fd, areas.new_fd, areas.registry_fd, kernel.fstat(store_fd).st_dev)
+    here = _StoreSeen(kernel, areas.u_fd, areas.new_fd, areas.registry_fd, kernel.fstat(store_fd).st_dev)
     # What stood there when a store was brought up to date is looked at before that says so.
     n_left = sys.maxsize if roots_too else _MOST_A_LOOK
     for uid, names in _in_order(names_in(kernel, here.new_fd)):
@@ -79,7 +79,7 @@ def look_at_new(kernel: Kernel, store_fd: Fd, areas: Areas, *, roots_too: bool =
                 break
             if n_left == 0:
                 return
-            with suppress(_Passed):
+            with suppress(_NotAFolder):
                 entry = _look_at(here, entry, name)
                 n_left -= 1
 
@@ -92,11 +92,11 @@ def _in_order(named: dict[int, list[Name]]) -> list[tuple[int, list[Name]]]:
     return sorted(named.items(), key=lambda one: holder_of(one[0]) != one[0])
 
 
-class _Passed(Exception):
+class _NotAFolder(Exception):
     """It is no user's folder, or can't be looked at; nothing needs to be remembered."""
 
 
-def _has_folder(here: _Here, entry: Registered) -> bool:
+def _has_folder(here: _StoreSeen, entry: RegisteredFolder) -> bool:
     """Whether a user's registered folder is there, and is one."""
     if not entry.name:
         return False
@@ -110,28 +110,28 @@ def _has_folder(here: _Here, entry: Registered) -> bool:
         return False
 
 
-def _look_at(here: _Here, entry: Registered, name: Name) -> Registered:
-    """What root knows of a user after a look at one of that user's names. Raises  _Passed; OSError"""
+def _look_at(here: _StoreSeen, entry: RegisteredFolder, name: Name) -> RegisteredFolder:
+    """What root knows of a user after a look at one of that user's names. Raises  _NotAFolder; OSError"""
     kernel = here.kernel
     try:
         fd = kernel.open_beneath(here.new_fd, name, DIRECTORY)
     except OSError as error:
         if error.errno not in _NO_FOLDER:
             raise
-        raise _Passed from error
+        raise _NotAFolder from error
     with fd:
         if kernel.fstat(fd).st_uid != entry.uid:
-            raise _Passed  # this uid could not have made it; and its maker can make thousands
+            raise _NotAFolder  # this uid could not have made it; and its maker can make thousands
         found = kernel.identify(fd)
         if not entry.is_same(found):
             if entry.has_refused(found):
-                raise _Passed
+                raise _NotAFolder
             try:
                 why = why_not_deep(kernel, fd, entry.uid, here.dev)
             except PermissionError as error:
-                raise _Passed from error  # root of another host
+                raise _NotAFolder from error  # root of another host
             if why.endswith(MOUNTED):
-                raise _Passed  # what lies below it can't be seen now
+                raise _NotAFolder  # what lies below it can't be seen now
             if why:
                 entry = entry._replace(refused=(*entry.refused, found))
                 write_registered(kernel, here.registry_fd, entry)
@@ -139,8 +139,8 @@ def _look_at(here: _Here, entry: Registered, name: Name) -> Registered:
         return _register(here, entry, name, fd)
 
 
-def _register(here: _Here, entry: Registered, name: Name, fd: Fd) -> Registered:
-    """Note a folder, then move it to where only root makes names. Raises  _Passed if it has gone; OSError"""
+def _register(here: _StoreSeen, entry: RegisteredFolder, name: Name, fd: Fd) -> RegisteredFolder:
+    """Note a folder, then move it to where only root makes names. Raises  _NotAFolder if it has gone; OSError"""
     kernel = here.kernel
     place = free_name(kernel, here.u_fd, entry.uid)
     entry = entry._replace(name=place, identity=kernel.identify(fd))
@@ -148,12 +148,12 @@ def _register(here: _Here, entry: Registered, name: Name, fd: Fd) -> Registered:
     try:
         kernel.rename_free(here.new_fd, name, here.u_fd, place)
     except FileNotFoundError as error:
-        raise _Passed from error
+        raise _NotAFolder from error
     if not kernel.is_named(fd, here.u_fd, place):
         # Its owner put something else there at that moment: it is not what is registered, and goes back.
         aside = Name(b"%d.%b" % (entry.uid, os.urandom(6).hex().encode()))
         kernel.rename_free(here.u_fd, place, here.new_fd, aside)
-        raise _Passed
+        raise _NotAFolder
     return entry
 
 
@@ -166,7 +166,7 @@ def register_again(store: Store) -> list[str]:
     kernel, areas = store.kernel, store.areas
     if areas.u_fd is None or areas.new_fd is None or areas.registry_fd is None or kernel.is_read_only(store.fd):
         return []
-    here = _Here(kernel, areas.u_fd, areas.new_fd, areas.registry_fd, kernel.fstat(store.fd).st_dev)
+    here = _StoreSeen(kernel, areas.u_fd, areas.new_fd, areas.registry_fd, kernel.fstat(store.fd).st_dev)
     told: list[str] = []
     with ExitStack() as owned:
         if not take_registry(kernel, here.registry_fd, owned):

@@ -14,8 +14,8 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import Name, RelPath, join
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.store.backing_and_mount import DIRECTORY, Sides, is_shown_as, patiently, refresh
-from fusefs.store.container import Held
+from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount, is_shown_as, patiently, refresh
+from fusefs.store.container import HeldContainer
 from fusefs.store.layout import FRESH, TREE, UserFolder
 
 NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTEMPTY, errno.EEXIST)
@@ -24,7 +24,7 @@ _DEAD = (errno.ENOTCONN, errno.ECONNABORTED)
 """Errors of a mount whose daemon has ended."""
 
 
-class Move(Enum):
+class VisibleMove(Enum):
     """What can be done to the name."""
 
     EXCHANGE = "the container's `tree` and the name's thing change places"
@@ -34,20 +34,20 @@ class Move(Enum):
     BACK = "the container's `tree` goes to the name, which is free"
 
 
-class Visible(Protocol):
+class VisibleRename(Protocol):
     """What does it: we ourselves, or root for a user's container."""
 
-    def make(self, move: Move, held: Held) -> None:
+    def make(self, move: VisibleMove, held: HeldContainer) -> None:
         """Do it; OSError as the kernel says."""
 
     def found(self) -> tuple[int, int] | None:
         """Device and inode number of what has the name now; None if nothing has."""
 
-    def refresh(self, held: Held) -> None:
+    def refresh(self, held: HeldContainer) -> None:
         """Tell daemon and kernel, which remember it, of a mode that changed: the name's, or the container's tree's."""
 
 
-class Direct:
+class DirectRename:
     """By our own authority, with the parent opened.
 
     Where a mount of ours shows both the parent and the store, the renames are done on the mount's names: the kernel
@@ -55,29 +55,29 @@ class Direct:
     is on the backing filesystem.
     """
 
-    def __init__(self, kernel: Kernel, parent: Sides, name: Name) -> None:
+    def __init__(self, kernel: Kernel, parent: BackingAndMount, name: Name) -> None:
         """parent: open as long as this is."""
         self._kernel = kernel
         self._parent_fd, self._mounted = parent
         self._name = name
 
-    def make(self, move: Move, held: Held) -> None:
+    def make(self, move: VisibleMove, held: HeldContainer) -> None:
         """See Visible; ESTALE if the mount shows another container."""
         self.make_in(move, held.folder, held.state, held.name(), held.fd)
 
-    def make_in(self, move: Move, folder: UserFolder, state: State, container: bytes, fd: Fd) -> None:
-        """Make a `Move` with a container that is open, but not locked; ESTALE if the mount shows another one."""
+    def make_in(self, move: VisibleMove, folder: UserFolder, state: State, container: bytes, fd: Fd) -> None:
+        """Make a `VisibleMove` with a container that is open, but not locked; ESTALE if the mount shows another one."""
         with self._renamed_at(folder, state, container, fd) as (inside, parent):
             match move:
-                case Move.EXCHANGE:
+                case VisibleMove.EXCHANGE:
                     self._kernel.exchange(inside, TREE, parent, self._name)
-                case Move.ASIDE:
+                case VisibleMove.ASIDE:
                     self._kernel.rename(parent, self._name, inside, TREE)
-                case Move.ASIDE_FRESH:
+                case VisibleMove.ASIDE_FRESH:
                     self._kernel.rename(parent, self._name, inside, FRESH)
-                case Move.PLACE:
+                case VisibleMove.PLACE:
                     self._kernel.rename_free(inside, FRESH, parent, self._name)
-                case Move.BACK:
+                case VisibleMove.BACK:
                     self._kernel.rename_free(inside, TREE, parent, self._name)
 
     def take_away(self, folder: UserFolder, state: State, container: bytes, fd: Fd, to: Name) -> None:
@@ -89,7 +89,7 @@ class Direct:
         """Rename what has the name into a directory of the backing filesystem."""
         self._kernel.rename_free(self._parent_fd, self._name, dir_fd, to)
 
-    def bring(self, held: Held, path: RelPath) -> None:
+    def bring(self, held: HeldContainer, path: RelPath) -> None:
         """Rename a part of a container's tree to the name, which is free."""
         upper, _, last = join(TREE, path).rpartition(b"/")
         with (
@@ -159,7 +159,7 @@ class Direct:
         """Whether the name means what an fd holds."""
         return self._kernel.is_named(fd, self._parent_fd, self._name)
 
-    def refresh(self, held: Held) -> None:
+    def refresh(self, held: HeldContainer) -> None:
         """See Visible."""
         self.refresh_in(held.folder, held.state, held.name())
 

@@ -17,19 +17,19 @@ from fusefs.store.registry_lines import (
     MAX_BYTES,
     MAX_LINES,
     STORES,
-    Line,
+    RegistryLine,
     decode,
     encode,
     open_directory,
     read_registry,
 )
-from fusefs.store.registry_targets import Lead, Word, follow
+from fusefs.store.registry_targets import LineOf, RegistryTarget, follow
 
 _MODE = 0o600
 _GLANCES, _GLANCE_S = 50, 0.01
 
 
-def write(kernel: Kernel, one: Line) -> str:
+def write(kernel: Kernel, one: RegistryLine) -> str:
     """Add a line to the caller's registry; why it does not have it now, a clause for a person, or nothing.
 
     Raises  OSError
@@ -62,20 +62,22 @@ def _lock(path: bytes) -> Fd | None:
     return None
 
 
-def _still_needed(kernel: Kernel, lines: Sequence[Line], one: Line) -> list[Line]:
+def _still_needed(kernel: Kernel, lines: Sequence[RegistryLine], one: RegistryLine) -> list[RegistryLine]:
     """The lines that stay beside a new one; if there are too many, none that leads nowhere at the moment."""
-    words = [Word(os.geteuid(), line) for line in lines]
+    words = [LineOf(os.geteuid(), line) for line in lines]
     followed = [(word.line, lead) for word, lead in follow(kernel, words, read_mounts())]
-    kept = [(line, lead) for line, lead in followed if lead is not Lead.GONE and not _replaces(one, line, lead)]
+    kept = [
+        (line, lead) for line, lead in followed if lead is not RegistryTarget.GONE and not _replaces(one, line, lead)
+    ]
     n_bytes = sum(len(encode(line)) for line, _lead in kept) + len(encode(one))
     if len(kept) >= MAX_LINES or n_bytes > MAX_BYTES:
-        kept = [(line, lead) for line, lead in kept if lead is not Lead.ABSENT]
+        kept = [(line, lead) for line, lead in kept if lead is not RegistryTarget.ABSENT]
     return [line for line, _lead in kept]
 
 
-def _replaces(one: Line, line: Line, lead: Lead) -> bool:
+def _replaces(one: RegistryLine, line: RegistryLine, lead: RegistryTarget) -> bool:
     """Whether a new line says of an old one's store where it is now."""
     if one.volume != line.volume:
         return False
     known = compare(one.identity, line.identity)
-    return one.path == line.path or (known is Likelihood.SAME and lead is not Lead.THERE)
+    return one.path == line.path or (known is Likelihood.SAME and lead is not RegistryTarget.THERE)

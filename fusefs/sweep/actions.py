@@ -9,29 +9,29 @@ from typing import NamedTuple
 
 from fusefs.core.names import join
 from fusefs.core.selection import Field, Selection
-from fusefs.core.sweep_result import Match, Sums
-from fusefs.linux.batched_calls import Looked, look_at_all, rmdir_all
-from fusefs.sweep.request import Ended, Here, Identified, Taken, ToPrint
+from fusefs.core.sweep_result import Match, SweepSums
+from fusefs.linux.batched_calls import StatxResult, look_at_all, rmdir_all
+from fusefs.sweep.request import ActionEnd, ActionPlace, ActionResult, Identified, ToPrint
 
 _TOLD = 5
 
 
-class Deleting(NamedTuple):
+class DeleteMatches(NamedTuple):
     """Deletes (sweep.request.Action)."""
 
     is_single: bool = False
     takes_dirs: bool = False
     avoided: frozenset[Identified] = frozenset()
 
-    def take(self, here: Here, names: Sequence[str]) -> Taken:
+    def take(self, here: ActionPlace, names: Sequence[str]) -> ActionResult:
         """See Action."""
         if here.are_dirs:
-            return Taken(rmdir_all(here.kernel, here.sides.names(), names), "rmdir")
-        return Taken(here.kernel.unlink_all(here.sides.names(), names), "unlink")
+            return ActionResult(rmdir_all(here.kernel, here.sides.names(), names), "rmdir")
+        return ActionResult(here.kernel.unlink_all(here.sides.names(), names), "unlink")
 
-    def end(self, _sums: Sums) -> Ended:
+    def end(self, _sums: SweepSums) -> ActionEnd:
         """See Action."""
-        return Ended()
+        return ActionEnd()
 
 
 class Untellable(Exception):
@@ -43,7 +43,7 @@ class Untellable(Exception):
         self.error = error
 
 
-class Telling:
+class PrintMatches:
     """Tells (sweep.request.Action), in this process alone."""
 
     is_single = True
@@ -53,19 +53,19 @@ class Telling:
     def __init__(self, to: ToPrint) -> None:
         self._to = to
 
-    def take(self, here: Here, names: Sequence[str]) -> Taken:
+    def take(self, here: ActionPlace, names: Sequence[str]) -> ActionResult:
         """See Action. Raises  Untellable"""
         try:
-            return Taken(self._to.tell(here, names), "stat")
+            return ActionResult(self._to.tell(here, names), "stat")
         except OSError as error:
             raise Untellable(error) from error
 
-    def end(self, _sums: Sums) -> Ended:
+    def end(self, _sums: SweepSums) -> ActionEnd:
         """See Action."""
-        return Ended()
+        return ActionEnd()
 
 
-class Counting:
+class CountMatches:
     """Counts (sweep.request.Action), in this process alone; it remembers the largest and the oldest."""
 
     is_single = True
@@ -78,14 +78,14 @@ class Counting:
         self._largest: list[tuple[int, bytes, int]] = []
         self._oldest: list[tuple[int, bytes, int]] = []
 
-    def take(self, here: Here, names: Sequence[str]) -> Taken:
+    def take(self, here: ActionPlace, names: Sequence[str]) -> ActionResult:
         """See Action."""
         looked, refused = look_at_all(here.kernel, here.sides.fd, names, asks_birth=self._field == "btime")
         for one in looked:
             self._count(here.upper, one)
-        return Taken(refused, "stat")
+        return ActionResult(refused, "stat")
 
-    def _count(self, upper: bytes, one: Looked) -> None:
+    def _count(self, upper: bytes, one: StatxResult) -> None:
         n_bytes = one.st_size
         time_ns: int = one.btime_ns if self._field == "btime" else getattr(one, f"st_{self._field}_ns")
         self.n_bytes += n_bytes
@@ -102,9 +102,9 @@ class Counting:
         """The first of all, by time."""
         return tuple(Match(path, n_bytes, -time_ns) for time_ns, path, n_bytes in sorted(self._oldest, reverse=True))
 
-    def end(self, _sums: Sums) -> Ended:
+    def end(self, _sums: SweepSums) -> ActionEnd:
         """See Action."""
-        return Ended()
+        return ActionEnd()
 
 
 def _keep(heap: list[tuple[int, bytes, int]], one: tuple[int, bytes, int]) -> None:

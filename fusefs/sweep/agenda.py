@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from fusefs.core.names import join
 from fusefs.core.record import MAX_FAILURES, Failure
-from fusefs.core.sweep_result import Spared, Sums
-from fusefs.sweep.request import Identified, Taken
+from fusefs.core.sweep_result import Spared, SweepSums
+from fusefs.sweep.request import ActionResult, Identified
 
 _MOST_DIRS = 1024
 _MOST_LISTINGS = 64
@@ -24,7 +24,7 @@ _USELESS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 _MOST_USELESS = 3
 
 
-class Kind(Enum):
+class JobKind(Enum):
     """What a job is."""
 
     ENTER = "open directories, and begin to list them"
@@ -47,7 +47,7 @@ class Job(NamedTuple):
     again   a worker was lost with it: part of it may be done
     """
 
-    kind: Kind
+    kind: JobKind
     upper: bytes
     names: list[str]
     packed: bytes = b""
@@ -66,7 +66,7 @@ class Job(NamedTuple):
         return self._replace(names=os.fsdecode(self.packed).split("/"), packed=b"") if self.packed else self
 
 
-class Share(NamedTuple):
+class SweepSlice(NamedTuple):
     """The work of one slice.
 
     jobs         the next at the end
@@ -82,12 +82,12 @@ class Share(NamedTuple):
         """What goes with it to another process."""
         return [job.fd for job in self.jobs if job.fd >= 0]
 
-    def with_fds(self, fds: Sequence[int]) -> Share:
+    def with_fds(self, fds: Sequence[int]) -> SweepSlice:
         """The value in the process that its fds came to, where they have these numbers."""
         return self._replace(jobs=_with_fds(self.jobs, fds))
 
 
-class Outcome(NamedTuple):
+class SweepSliceResult(NamedTuple):
     """What a slice did.
 
     rest        what it left to do, the next at the end
@@ -97,7 +97,7 @@ class Outcome(NamedTuple):
     busy_s      how long it took
     """
 
-    sums: Sums
+    sums: SweepSums
     failures: tuple[Failure, ...]
     spared: tuple[Spared, ...]
     rest: tuple[Job, ...]
@@ -120,7 +120,7 @@ class Outcome(NamedTuple):
         """What goes with it to another process."""
         return [job.fd for job in self.rest if job.fd >= 0]
 
-    def with_fds(self, fds: Sequence[int]) -> Outcome:
+    def with_fds(self, fds: Sequence[int]) -> SweepSliceResult:
         """The value in the process that its fds came to, where they have these numbers."""
         return self._replace(rest=_with_fds(self.rest, fds))
 
@@ -164,21 +164,21 @@ class Agenda:
         """Whether there is no work that `next` could give."""
         return not self._may_be_more and self._find() is None
 
-    def next(self) -> Share | None:
+    def next(self) -> SweepSlice | None:
         """A slice that may run beside those that do; None if there is none at the moment."""
         at = self._find()
         if at is None:
             return None
         jobs = [self._jobs.pop(at)]
-        if jobs[0].kind is Kind.ENTER:
+        if jobs[0].kind is JobKind.ENTER:
             jobs[0] = self._part(at, jobs[0].unpack())
         # Those further up the same way follow each other; one at a time, each would be walked to from the top.
-        while jobs[0].kind is Kind.AFTER and len(jobs) < _MOST_DIRS and self._may_follow(at - 1):
+        while jobs[0].kind is JobKind.AFTER and len(jobs) < _MOST_DIRS and self._may_follow(at - 1):
             at -= 1
             jobs.insert(0, self._jobs.pop(at))
         self._running += jobs
         is_crowded = sum(one.fd >= 0 for one in self._jobs) > _MOST_LISTINGS
-        return Share(tuple(jobs), self._lists_whole or is_crowded, self._left)
+        return SweepSlice(tuple(jobs), self._lists_whole or is_crowded, self._left)
 
     def _part(self, at: int, job: Job) -> Job:
         """A worker's part of some directories; the others stay."""
@@ -190,7 +190,7 @@ class Agenda:
     def _may_follow(self, at: int) -> bool:
         """Whether a job is one that waits for those alone that are above it, all of which are taken."""
         above = [*self._running, *self._jobs[at + 1 :]]
-        return at >= 0 and self._jobs[at].kind is Kind.AFTER and self._may_run(self._jobs[at], above)
+        return at >= 0 and self._jobs[at].kind is JobKind.AFTER and self._may_run(self._jobs[at], above)
 
     def _find(self) -> int | None:
         passed = [*self._running]
@@ -208,27 +208,27 @@ class Agenda:
 
     def _may_run(self, job: Job, passed: Sequence[Job]) -> bool:
         """Whether a job may begin before these have ended."""
-        if job.kind is Kind.AFTER:
+        if job.kind is JobKind.AFTER:
             return not any(_is_inside(one.upper, job.upper) for one in passed)
-        if self._splits or job.kind is Kind.ENTER:
+        if self._splits or job.kind is JobKind.ENTER:
             return True
-        return not any(one.upper == job.upper and one.kind is not Kind.ENTER for one in passed)
+        return not any(one.upper == job.upper and one.kind is not JobKind.ENTER for one in passed)
 
-    def done(self, share: Share, outcome: Outcome) -> list[int]:
+    def done(self, share: SweepSlice, outcome: SweepSliceResult) -> list[int]:
         """Take in what a slice did; the fds that may be closed now."""
         self._ended(share)
         self._jobs += outcome.rest
         self._left = outcome.left
         return [fd for fd in share.fds() if fd not in outcome.fds()]
 
-    def lost(self, lost: Share) -> None:
+    def lost(self, lost: SweepSlice) -> None:
         """A slice ended with its worker, it is not known how far: all of it is to be done again."""
         self._ended(lost)
         for fd in lost.fds():
             os.lseek(fd, 0, os.SEEK_SET)
         self._jobs += (job._replace(again=True) for job in lost.jobs)
 
-    def _ended(self, share: Share) -> None:
+    def _ended(self, share: SweepSlice) -> None:
         for job in share.jobs:
             self._running.remove(job)
 
@@ -241,23 +241,23 @@ def _is_inside(upper: bytes, directory: bytes) -> bool:
     return not directory or upper == directory or upper.startswith(directory + b"/")
 
 
-class Tally:
+class SliceCounts:
     """Counts, and the first of what is told by name."""
 
     def __init__(self, left: int | None) -> None:
         """left: matches that may still be acted on; None: all."""
         self.left = left
         self.is_limited = False
-        self.sums = Sums()
+        self.sums = SweepSums()
         self.failures: list[Failure] = []
         self.spared: list[Spared] = []
         self._useless: list[int] = []
 
-    def count(self, sums: Sums) -> None:
+    def count(self, sums: SweepSums) -> None:
         """So much more."""
         self.sums = self.sums.plus(sums)
 
-    def add(self, sums: Sums, failures: Iterable[Failure], spared: Iterable[Spared]) -> None:
+    def add(self, sums: SweepSums, failures: Iterable[Failure], spared: Iterable[Spared]) -> None:
         """What a slice did, as well."""
         self.count(sums)
         self.failures += list(failures)[: MAX_FAILURES - len(self.failures)]
@@ -265,17 +265,17 @@ class Tally:
 
     def fail(self, name: bytes, number: int | None, call: str, n: int = 1) -> None:
         """Something could not be done: so many things, one of them by name."""
-        self.count(Sums(n_failed=n))
+        self.count(SweepSums(n_failed=n))
         if len(self.failures) < MAX_FAILURES:
             self.failures.append(Failure(name, number or errno.EIO, call))
 
     def spare(self, name: bytes, why: str) -> None:
         """Something is left alone."""
-        self.count(Sums(n_spared=1))
+        self.count(SweepSums(n_spared=1))
         if len(self.spared) < MAX_FAILURES:
             self.spared.append(Spared(name, why))
 
-    def take(self, upper: bytes, n_names: int, taken: Taken, *, are_matches: bool, has_left: bool) -> None:
+    def take(self, upper: bytes, n_names: int, taken: ActionResult, *, are_matches: bool, has_left: bool) -> None:
         """Take in what became of some names of a directory.
 
         has_left  they still are to be taken from what is left
@@ -284,11 +284,11 @@ class Tally:
         n_tried = n_names - taken.n_left
         n_done = n_tried - len(taken.refused) - len(taken.spared)
         if are_matches:
-            self.count(Sums(n_matched=n_tried, n_done=n_done, n_vanished=vanished))
+            self.count(SweepSums(n_matched=n_tried, n_done=n_done, n_vanished=vanished))
             if self.left is not None and has_left:
                 self.left -= n_done
         else:
-            self.count(Sums(n_inside=n_done))
+            self.count(SweepSums(n_inside=n_done))
         for name, number in failed:
             self.fail(join(upper, os.fsencode(name)), number, taken.call)
         for name, why in taken.spared:
@@ -302,7 +302,7 @@ class Tally:
         return os.strerror(self._useless[-1]) if len(self._useless) >= _MOST_USELESS else ""
 
 
-def _split(taken: Taken) -> tuple[int, list[tuple[str, int]]]:
+def _split(taken: ActionResult) -> tuple[int, list[tuple[str, int]]]:
     """How many vanished, and what failed."""
     no_match = (errno.ENOENT, _OTHER_KIND.get(taken.call, errno.ENOENT))
     failed = [one for one in taken.refused if one[1] not in no_match]

@@ -11,24 +11,24 @@ from typing import NamedTuple
 
 from fusefs.core.names import join
 from fusefs.core.selection import Matcher
-from fusefs.core.sweep_result import Sums
-from fusefs.linux.batched_calls import Looked, look_at_all
+from fusefs.core.sweep_result import SweepSums
+from fusefs.linux.batched_calls import StatxResult, look_at_all
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel, Refused
-from fusefs.store.backing_and_mount import Sides
+from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.layout import is_stores_own
-from fusefs.sweep.agenda import Tally
+from fusefs.sweep.agenda import SliceCounts
 from fusefs.sweep.list_and_match import depth_in, kind_of, kinds_of, wanted_in
 from fusefs.sweep.request import Action, Identified, identify
 
-_NONE = Sums()
+_NONE = SweepSums()
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 """What was listed is no directory any more; what a link leads to is nobody's business here."""
 
 
-def missing(n: int, are_again: bool) -> Sums:
+def missing(n: int, are_again: bool) -> SweepSums:
     """What is counted for listed names that are not there. are_again: a worker had begun with them, and was lost"""
-    return Sums(n_vanished=n) if are_again else Sums(n_missing=n)
+    return SweepSums(n_vanished=n) if are_again else SweepSums(n_missing=n)
 
 
 class Dirs(Enum):
@@ -40,7 +40,7 @@ class Dirs(Enum):
     STRIPPED = "all that they hold is taken, then they are"
 
 
-class Way(NamedTuple):
+class SweepStrategy(NamedTuple):
     """How a sweep goes about it.
 
     window    entries of a directory that are looked at together: memory is bounded by it
@@ -65,7 +65,15 @@ class Way(NamedTuple):
 class Chooser:
     """Looks, and counts what it could not look at."""
 
-    def __init__(self, kernel: Kernel, root: Sides, matcher: Matcher, action: Action, way: Way, tally: Tally) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        root: BackingAndMount,
+        matcher: Matcher,
+        action: Action,
+        way: SweepStrategy,
+        tally: SliceCounts,
+    ) -> None:
         """root: the sweep's directory."""
         self._kernel = kernel
         self._root = root
@@ -76,7 +84,7 @@ class Chooser:
         self._tally = tally
 
     def choose_files(
-        self, upper: bytes, sides: Sides, names: list[str], n_bytes: int | None, *, strips: bool
+        self, upper: bytes, sides: BackingAndMount, names: list[str], n_bytes: int | None, *, strips: bool
     ) -> tuple[list[str], dict[str, int], list[str]]:
         """Of some names of a directory those that are chosen, their sizes if they were looked at, and those for later.
 
@@ -94,7 +102,9 @@ class Chooser:
         n = len(looked) if n_bytes is None else _fitting(looked, n_bytes)
         return _names(looked[:n]), {one.name: one.st_size for one in looked}, _names(looked[n:])
 
-    def choose_dirs(self, upper: bytes, sides: Sides, names: list[str], *, are_listed: bool = False) -> list[str]:
+    def choose_dirs(
+        self, upper: bytes, sides: BackingAndMount, names: list[str], *, are_listed: bool = False
+    ) -> list[str]:
         """Of some directories in a directory those that are chosen."""
         is_last = are_listed or not self._matcher.goes_below(depth_in(upper))
         if self._matcher.needs_stat or self._avoided:
@@ -112,7 +122,7 @@ class Chooser:
         born_ns = self._kernel.statx(fd, asks=self._matcher.needs_birth).btime_ns
         return self._matcher.takes(self._kernel.fstat(fd), born_ns)
 
-    def chosen_still(self, sides: Sides, names: list[str]) -> list[str]:
+    def chosen_still(self, sides: BackingAndMount, names: list[str]) -> list[str]:
         """Of directories that were chosen some time ago those that would be now; and what can't be looked at."""
         if not self._matcher.needs_stat:
             return names
@@ -121,7 +131,7 @@ class Chooser:
         return [name for name in names if name not in others]
 
     def choose(
-        self, upper: bytes, sides: Sides, names: Sequence[str], *, are_again: bool
+        self, upper: bytes, sides: BackingAndMount, names: Sequence[str], *, are_again: bool
     ) -> tuple[list[str], list[str]]:
         """Of names that were listed those that are chosen: files and directories. are_again: see `missing`"""
         wanted = wanted_in(self._matcher, upper)
@@ -134,7 +144,7 @@ class Chooser:
             and not is_stores_own(os.fsencode(name))
         ]
         looked = self._look(upper, sides, names, absent=missing(1, are_again))
-        self._tally.count(Sums(n_seen=len(looked)))
+        self._tally.count(SweepSums(n_seen=len(looked)))
         looked = [one for one in looked if kind_of(one.st_mode) in wanted.kinds]
         files = [one for one in looked if not stat.S_ISDIR(one.st_mode)]
         dirs = [one.name for one in looked if stat.S_ISDIR(one.st_mode)]
@@ -159,17 +169,23 @@ class Chooser:
         """Count names of a directory that can't be looked at, and tell them. tells_mounts: otherwise who enters does"""
         for name, number in refused:
             if number == errno.EXDEV:
-                self._tally.count(Sums(n_mounts=int(tells_mounts)))
+                self._tally.count(SweepSums(n_mounts=int(tells_mounts)))
             else:
                 self._tally.fail(join(upper, os.fsencode(name)), number, "stat")
 
-    def _taken(self, looked: Iterable[Looked]) -> list[Looked]:
+    def _taken(self, looked: Iterable[StatxResult]) -> list[StatxResult]:
         takes = self._matcher.takes
         return [one for one in looked if takes(one, one.btime_ns)]
 
     def _look(
-        self, upper: bytes, sides: Sides, names: Sequence[str], *, absent: Sums = _NONE, tells_mounts: bool = True
-    ) -> list[Looked]:
+        self,
+        upper: bytes,
+        sides: BackingAndMount,
+        names: Sequence[str],
+        *,
+        absent: SweepSums = _NONE,
+        tells_mounts: bool = True,
+    ) -> list[StatxResult]:
         """Those that are there. absent: what is counted for each that is not; tells_mounts: see `refuse`"""
         looked, refused = look_at_all(self._kernel, sides.fd, names, asks_birth=self._matcher.needs_birth)
         there = [one for one in refused if one[1] != errno.ENOENT]
@@ -183,37 +199,37 @@ class Chooser:
         if not self._way.mounts:
             return names
         free = [name for name in names if join(upper, os.fsencode(name)) not in self._way.mounts]
-        self._tally.count(Sums(n_mounts=len(names) - len(free)))
+        self._tally.count(SweepSums(n_mounts=len(names) - len(free)))
         return free
 
     def _is_mounted(self, path: bytes, is_last: bool) -> bool:
         """Whether a mount is in the way, or would be carried away. is_last: it is not entered, which would tell"""
         if path in self._way.mounts:
-            self._tally.count(Sums(n_mounts=int(is_last)))
+            self._tally.count(SweepSums(n_mounts=int(is_last)))
             return True
         holds = self._way.dirs is Dirs.WHOLE and any(mount.startswith(path + b"/") for mount in self._way.mounts)
         if holds:
             self._tally.spare(path, "something is mounted in it")
         return holds
 
-    def _is_empty(self, upper: bytes, sides: Sides, name: str, is_last: bool) -> bool:
+    def _is_empty(self, upper: bytes, sides: BackingAndMount, name: str, is_last: bool) -> bool:
         """Whether a directory is. is_last: it is not entered, which would tell that it may not be read"""
         try:
             with self._kernel.open_dir(sides.fd, os.fsencode(name)) as fd:
                 return self._kernel.is_empty(fd)
         except OSError as error:
             if error.errno == errno.EXDEV:
-                self._tally.count(Sums(n_mounts=int(is_last)))
+                self._tally.count(SweepSums(n_mounts=int(is_last)))
             elif error.errno not in GONE and (is_last or error.errno != errno.EACCES):
                 self._tally.fail(join(upper, os.fsencode(name)), error.errno, "open")
             return False
 
 
-def _names(looked: Iterable[Looked]) -> list[str]:
+def _names(looked: Iterable[StatxResult]) -> list[str]:
     return [one.name for one in looked]
 
 
-def _fitting(looked: Sequence[Looked], n_bytes: int) -> int:
+def _fitting(looked: Sequence[StatxResult], n_bytes: int) -> int:
     """How many of them fit, at least one."""
     for at, one in enumerate(looked):
         n_bytes -= one.st_size

@@ -14,15 +14,15 @@ from contextlib import contextmanager, suppress
 
 from fusefs.core.freed_space import STAT_BLOCK_BYTES
 from fusefs.core.identity import Identity, Likelihood, compare
-from fusefs.linux.copy_inode import Made, Original, is_copy, make_copy, open_like, open_original, verify
+from fusefs.linux.copy_inode import CopySource, UnnamedCopy, is_copy, make_copy, open_like, open_original, verify
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import OTHERS_WRITE
-from fusefs.linux.private_directory import Private
-from fusefs.store.backing_and_mount import Sides
+from fusefs.linux.private_directory import PrivateDirectory
+from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.layout import COPY_PREFIX
 from fusefs.store.make_store import discard_abandoned
-from fusefs.sweep.move_destination import Arrivals, Destination, candidates
-from fusefs.sweep.request import Here, IfExists, Taken
+from fusefs.sweep.move_destination import ArrivedNames, MoveDestination, candidates
+from fusefs.sweep.request import ActionPlace, ActionResult, IfExists
 
 _MOST_BYTES = 64 << 20
 _MOST_FILES = 64
@@ -33,7 +33,7 @@ _NO_LINK = frozenset({errno.EXDEV, errno.EMLINK, errno.EPERM, errno.EOPNOTSUPP})
 class Copier:
     """Copies matches to a destination. For one process and one thread alone: it remembers hard links."""
 
-    def __init__(self, destination: Destination, if_exists: IfExists, arrivals: Arrivals) -> None:
+    def __init__(self, destination: MoveDestination, if_exists: IfExists, arrivals: ArrivedNames) -> None:
         self._destination = destination
         self._if_exists = if_exists
         self._arrivals = arrivals
@@ -41,21 +41,21 @@ class Copier:
         """Where the copy of a file with more names is, from the destination."""
         self._tidied: bytes | None = None
 
-    def take(self, here: Here, names: Sequence[str], target: Fd) -> Taken:
+    def take(self, here: ActionPlace, names: Sequence[str], target: Fd) -> ActionResult:
         """Copy some names of a directory into another, and remove them where they were."""
         if here.are_dirs:
-            return Taken([(name, errno.EISDIR) for name in names], "copy")
-        with here.kernel.open_dir(target) as readable, Private(here.kernel, readable, COPY_PREFIX) as private:
+            return ActionResult([(name, errno.EISDIR) for name in names], "copy")
+        with here.kernel.open_dir(target) as readable, PrivateDirectory(here.kernel, readable, COPY_PREFIX) as private:
             if _is_shown_by_another(here, readable, private):
-                return Taken([(name, errno.EINVAL) for name in names], "copy")
+                return ActionResult([(name, errno.EINVAL) for name in names], "copy")
             self._tidy(here, readable)
-            batch = _Batch(here, readable, private, self._destination, self._if_exists, self._arrivals, self._links)
+            batch = _CopyBatch(here, readable, private, self._destination, self._if_exists, self._arrivals, self._links)
             try:
                 return batch.run(names)
             finally:
                 batch.close()
 
-    def _tidy(self, here: Here, target: Fd) -> None:
+    def _tidy(self, here: ActionPlace, target: Fd) -> None:
         """Remove what copies that were killed have left in a directory, when we come to it: nothing else looks there.
 
         Where others may give names to what is ours nothing is removed.
@@ -67,10 +67,10 @@ class Copier:
         with suppress(OSError):
             st = here.kernel.fstat(target)
             if st.st_uid in (0, os.geteuid()) and (st.st_mode & stat.S_ISVTX or not st.st_mode & OTHERS_WRITE):
-                discard_abandoned(here.kernel, Sides(target), COPY_PREFIX)
+                discard_abandoned(here.kernel, BackingAndMount(target), COPY_PREFIX)
 
 
-def _is_shown_by_another(here: Here, target: Fd, private: Private) -> bool:
+def _is_shown_by_another(here: ActionPlace, target: Fd, private: PrivateDirectory) -> bool:
     """Whether the directory that names go to is the one that they are in, as another mount shows it.
 
     Numbers and times say nothing where a server, or a filesystem below, gives others (sshfs: ctime is mtime): the
@@ -80,7 +80,7 @@ def _is_shown_by_another(here: Here, target: Fd, private: Private) -> bool:
     return not all(map(here.kernel.answers_at_once, sides)) and private.is_in(here.sides.fd)
 
 
-class _Copy:
+class _CopyUnderWay:
     """One name on its way.
 
     names     names that its copy may get; `new` is the one that is tried, or given
@@ -92,14 +92,14 @@ class _Copy:
     replaces  what had the name when it was found, and gives way; None if it was free
     """
 
-    def __init__(self, at: int, original: Original, names: Iterator[bytes]) -> None:
+    def __init__(self, at: int, original: CopySource, names: Iterator[bytes]) -> None:
         self.at = at
         self.original = original
         self.names = names
         self.new = b""
-        self.made: Made | None = None
+        self.made: UnnamedCopy | None = None
         self.other: Fd | None = None
-        self.mate: _Copy | None = None
+        self.mate: _CopyUnderWay | None = None
         self.identity: Identity | None = None
         self.is_there = False
         self.is_put = False
@@ -114,17 +114,17 @@ class _Copy:
         return fd
 
 
-class _Batch:
+class _CopyBatch:
     """Some copies that become durable together, each step for all of them before the next."""
 
     def __init__(
         self,
-        here: Here,
+        here: ActionPlace,
         target: Fd,
-        private: Private,
-        destination: Destination,
+        private: PrivateDirectory,
+        destination: MoveDestination,
         if_exists: IfExists,
-        arrivals: Arrivals,
+        arrivals: ArrivedNames,
         links: dict[Identity, bytes],
     ) -> None:
         """links: where copies of files with more names are, from the destination; more are added."""
@@ -136,15 +136,15 @@ class _Batch:
         self._if_exists = if_exists
         self._arrivals = arrivals
         self._links = links
-        self._copies: list[_Copy] = []
+        self._copies: list[_CopyUnderWay] = []
         self._refused: dict[int, int] = {}
         self._n_bytes = 0
         self._end = 0
         self._raw: list[bytes] = []
-        self._groups: dict[Identity, list[_Copy]] = {}
+        self._groups: dict[Identity, list[_CopyUnderWay]] = {}
         """Those of files with more than one name."""
 
-    def run(self, names: Sequence[str]) -> Taken:
+    def run(self, names: Sequence[str]) -> ActionResult:
         """Take as many of the names as make a batch, at least one."""
         self._raw = [os.fsencode(name) for name in names]
         self._end = len(names)
@@ -159,7 +159,7 @@ class _Batch:
         self._flush()
         self._each(self._remove)
         refused = [(names[at], number) for at, number in sorted(self._refused.items()) if at < self._end]
-        return Taken(refused, "copy", n_left=len(names) - self._end)
+        return ActionResult(refused, "copy", n_left=len(names) - self._end)
 
     def close(self) -> None:
         """Let go of everything; a copy without a name is gone."""
@@ -186,13 +186,13 @@ class _Batch:
             else:
                 self._refused[at] = error.errno or errno.EIO
 
-    def _each(self, step: Callable[[_Copy], None]) -> None:
+    def _each(self, step: Callable[[_CopyUnderWay], None]) -> None:
         for copy in self._copies:
             if self._is_live(copy):
                 with self._answering(copy.at):
                     step(copy)
 
-    def _is_live(self, copy: _Copy) -> bool:
+    def _is_live(self, copy: _CopyUnderWay) -> bool:
         """Whether it is of this batch still: neither refused nor left."""
         return copy.at < self._end and copy.at not in self._refused
 
@@ -204,7 +204,7 @@ class _Batch:
     def _begin(self, at: int) -> None:
         name = self._raw[at]
         original = open_original(self._kernel, self._here.sides.fd, name)
-        copy = _Copy(at, original, candidates(name, self._if_exists))
+        copy = _CopyUnderWay(at, original, candidates(name, self._if_exists))
         self._copies.append(copy)
         self._n_bytes += original.seen.st_blocks * STAT_BLOCK_BYTES
         if original.seen.st_nlink > 1 or self._links:
@@ -213,7 +213,7 @@ class _Batch:
         if not copy.is_there and not self._find_link(copy):
             self._make(copy)
 
-    def _find_name(self, copy: _Copy) -> None:
+    def _find_name(self, copy: _CopyUnderWay) -> None:
         """Find a free name; or one that has its copy, which a command has made that was then killed."""
         for new in copy.names:
             copy.new = new
@@ -236,14 +236,14 @@ class _Batch:
                 return
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
 
-    def _is_copy(self, copy: _Copy, other: Fd) -> bool:
+    def _is_copy(self, copy: _CopyUnderWay, other: Fd) -> bool:
         """Whether what has a name is a copy, and not the original as another mount shows it."""
         original, kernel = copy.original, self._kernel
         if original.may_be(kernel.fstat(other)):
             return False
         return is_copy(kernel, original, other, original.goes_on(kernel, self._goes_on))
 
-    def _find_links(self, copy: _Copy) -> None:
+    def _find_links(self, copy: _CopyUnderWay) -> None:
         """Put it to the other names of the same file, where its filesystem tells which these are.
 
         Elsewhere each is copied by itself, in a batch that ends with it: the end of one name changes what is seen of
@@ -256,7 +256,7 @@ class _Batch:
         elif copy.original.seen.st_nlink > 1:
             self._end = min(self._end, copy.at + 1)
 
-    def _find_link(self, copy: _Copy) -> bool:
+    def _find_link(self, copy: _CopyUnderWay) -> bool:
         """Whether another name of the same file has a copy already, or will have one of this batch."""
         if copy.identity is None:
             return False
@@ -268,13 +268,13 @@ class _Batch:
                 copy.other = open_like(self._kernel, copy.original, root, way)
         return copy.other is not None or copy.mate is not None
 
-    def _make(self, copy: _Copy) -> None:
+    def _make(self, copy: _CopyUnderWay) -> None:
         goes_on = copy.original.goes_on(self._kernel, self._goes_on)
         copy.made = make_copy(self._kernel, copy.original, self._target, self._private, goes_on)
 
     # Its name, and the end of the original.
 
-    def _put(self, copy: _Copy) -> None:
+    def _put(self, copy: _CopyUnderWay) -> None:
         if copy.is_there:
             return
         if copy.made is None:
@@ -287,13 +287,13 @@ class _Batch:
         self._name(copy, copy.made)
         copy.is_put = True
 
-    def _is_linked(self, copy: _Copy) -> bool:
+    def _is_linked(self, copy: _CopyUnderWay) -> bool:
         """Whether a copy could be made as one more link to that of another name."""
         if copy.mate is not None and not self._is_live(copy.mate):
             copy.mate = None
             return False
         try:
-            self._name(copy, Made(copy.fd()))
+            self._name(copy, UnnamedCopy(copy.fd()))
         except OSError as error:
             if error.errno not in _NO_LINK:
                 raise
@@ -301,7 +301,7 @@ class _Batch:
             return False
         return True
 
-    def _name(self, copy: _Copy, made: Made) -> None:
+    def _name(self, copy: _CopyUnderWay, made: UnnamedCopy) -> None:
         if copy.replaces is not None:
             self._check_still_replaceable(copy.new, copy.replaces)
             made.replace(self._kernel, self._private, self._target, copy.new)
@@ -309,7 +309,7 @@ class _Batch:
             self._name_free(copy, made)
         self._arrivals.note([copy.new])
 
-    def _name_free(self, copy: _Copy, made: Made) -> None:
+    def _name_free(self, copy: _CopyUnderWay, made: UnnamedCopy) -> None:
         while True:
             try:
                 made.put(self._kernel, self._target, copy.new)
@@ -346,11 +346,11 @@ class _Batch:
             except OSError as error:
                 self._refused |= dict.fromkeys(live, error.errno or errno.EIO)
 
-    def _flush_named(self, copy: _Copy) -> None:
+    def _flush_named(self, copy: _CopyUnderWay) -> None:
         if copy.original.is_regular():
             self._kernel.fsync(copy.fd())
 
-    def _remove(self, copy: _Copy) -> None:
+    def _remove(self, copy: _CopyUnderWay) -> None:
         """Unlink the original, if it still is what was copied."""
         name, original = self._raw[copy.at], copy.original
         self._check_untouched(copy)
@@ -360,7 +360,7 @@ class _Batch:
         if copy.identity is not None:
             self._note_link(copy, copy.identity)
 
-    def _note_link(self, copy: _Copy, identity: Identity) -> None:
+    def _note_link(self, copy: _CopyUnderWay, identity: Identity) -> None:
         st = self._kernel.fstat(copy.original.fd)
         for other in self._groups[identity]:
             other.original = other.original.after_unlink(st)
@@ -369,6 +369,6 @@ class _Batch:
         else:
             self._links.pop(identity, None)  # its number may be another file's soon
 
-    def _check_untouched(self, copy: _Copy) -> None:
+    def _check_untouched(self, copy: _CopyUnderWay) -> None:
         if not copy.original.is_untouched(self._kernel):
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))

@@ -15,7 +15,7 @@ from fusefs.core.selection import FORMATS, Matcher
 from fusefs.engine.strategy import in_order
 from fusefs.linux.batched_calls import look_at_all, read_on
 from fusefs.linux.fd import Fd
-from fusefs.linux.getdents import Block
+from fusefs.linux.getdents import DirentBlock
 from fusefs.linux.kernel import Kernel, Refused
 from fusefs.store.layout import is_stores_own
 
@@ -38,7 +38,7 @@ _DIR = kind_of(stat.S_IFDIR)
 _ALL = frozenset(map(kind_of, FORMATS.values()))
 
 
-class Wanted(NamedTuple):
+class WantedEntries(NamedTuple):
     """What is looked for in a directory.
 
     is_chosen  by name; None: all are
@@ -53,7 +53,7 @@ class Wanted(NamedTuple):
     enters: bool
 
 
-class Found(NamedTuple):
+class MatchedEntries(NamedTuple):
     """Entries of a directory.
 
     names   chosen, without directories; in the order in which they are to be acted on, from the end
@@ -76,20 +76,22 @@ def depth_in(upper: bytes) -> int:
     return upper.count(b"/") + 2 if upper else 1
 
 
-def wanted_in(matcher: Matcher, upper: bytes) -> Wanted:
+def wanted_in(matcher: Matcher, upper: bytes) -> WantedEntries:
     """What a selection looks for in a directory."""
     depth = depth_in(upper)
     path = os.fsdecode(upper)
     kinds = kinds_of(matcher) if matcher.has_depth(depth) else frozenset()
-    return Wanted(matcher.names_in(path), matcher.pruned_in(path), kinds, matcher.goes_below(depth))
+    return WantedEntries(matcher.names_in(path), matcher.pruned_in(path), kinds, matcher.goes_below(depth))
 
 
-def stripped_in(matcher: Matcher, upper: bytes) -> Wanted:
+def stripped_in(matcher: Matcher, upper: bytes) -> WantedEntries:
     """What goes with a directory that was chosen: all that is not excluded."""
-    return Wanted(None, matcher.pruned_in(os.fsdecode(upper)), _ALL, enters=True)
+    return WantedEntries(None, matcher.pruned_in(os.fsdecode(upper)), _ALL, enters=True)
 
 
-def read_window(kernel: Kernel, fd: Fd, wanted: Wanted, window: int | None, ends_at: float, *, by_inode: bool) -> Found:
+def read_window(
+    kernel: Kernel, fd: Fd, wanted: WantedEntries, window: int | None, ends_at: float, *, by_inode: bool
+) -> MatchedEntries:
     """What the next entries of a directory are.
 
     window   the most that are found together; None: all there are, whatever the time
@@ -125,10 +127,10 @@ def read_window(kernel: Kernel, fd: Fd, wanted: Wanted, window: int | None, ends
         is_late = window is not None and n_seen >= _LEAST and time.monotonic() >= ends_at
         if is_much or is_late:
             break
-    return Found(in_order(names, inos, by_inode=by_inode), dirs, chosen, n_seen, block is None, untold)
+    return MatchedEntries(in_order(names, inos, by_inode=by_inode), dirs, chosen, n_seen, block is None, untold)
 
 
-def _told(kernel: Kernel, fd: Fd, block: Block) -> tuple[Block, Refused]:
+def _told(kernel: Kernel, fd: Fd, block: DirentBlock) -> tuple[DirentBlock, Refused]:
     """A block with the types that the listing left out, as far as a look tells them; what of the others is there."""
     unknown = [name for name, kind in zip(block.names, block.kinds, strict=True) if not kind]
     looked, refused = look_at_all(kernel, fd, unknown)
@@ -138,21 +140,21 @@ def _told(kernel: Kernel, fd: Fd, block: Block) -> tuple[Block, Refused]:
     return _filtered(block._replace(kinds=known), [kind != 0 for kind in known]), there
 
 
-def _without(block: Block, wanted: Wanted) -> Block:
+def _without(block: DirentBlock, wanted: WantedEntries) -> DirentBlock:
     """A block without what is a store's own, or pruned."""
     is_pruned = wanted.is_pruned or (lambda _name: False)
     keeps = [not (is_pruned(name) or (_OWN in name and is_stores_own(os.fsencode(name)))) for name in block.names]
     return _filtered(block, keeps)
 
 
-def _of_kinds(block: Block, kinds: frozenset[int]) -> Block:
+def _of_kinds(block: DirentBlock, kinds: frozenset[int]) -> DirentBlock:
     """What is chosen of it by its type, without directories."""
     if block.kinds.count(stat.S_IFREG >> 12) == len(block.kinds) and stat.S_IFREG >> 12 in kinds:
         return block
     return _filtered(block, [kind in kinds and kind != _DIR for kind in block.kinds])
 
 
-def _filtered(block: Block, keeps: list[bool]) -> Block:
+def _filtered(block: DirentBlock, keeps: list[bool]) -> DirentBlock:
     """What is kept of a block; its text stays."""
     names, inos, kinds = compress(block.names, keeps), compress(block.inos, keeps), compress(block.kinds, keeps)
-    return Block(block.text, list(names), list(inos), list(kinds))
+    return DirentBlock(block.text, list(names), list(inos), list(kinds))

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from fusefs.core.names import RelPath
-from fusefs.core.sweep_result import Sums
+from fusefs.core.sweep_result import SweepSums
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import is_same
 from fusefs.sweep.copy_across import Copier
-from fusefs.sweep.move_destination import Arrivals, Destination, numbered, open_destination
-from fusefs.sweep.request import Action, Ended, Here, Identified, IfExists, Taken, ToMove, Top
+from fusefs.sweep.move_destination import ArrivedNames, MoveDestination, numbered, open_destination
+from fusefs.sweep.request import Action, ActionEnd, ActionPlace, ActionResult, Identified, IfExists, SweepRoot, ToMove
 from fusefs.sweep.store_guard import noted_stores, without_stores
 
 _CLOCK_REALTIME_COARSE = 5  # Python's time doesn't name it
@@ -25,63 +25,63 @@ _MOST_NUMBERS = 10_000
 
 
 @contextmanager
-def open_move(kernel: Kernel, top: Top, to: ToMove) -> Iterator[Action]:
+def open_move(kernel: Kernel, top: SweepRoot, to: ToMove) -> Iterator[Action]:
     """The action that moves; made in the first process, before there are others.
 
     Raises  UsageError, OtherFilesystem, Refused, NotFound
     """
     with open_destination(kernel, top, to.target, flat=to.flat, copies=to.copy) as destination:
-        yield _Mover(destination, to, noted_stores(kernel, top.path))
+        yield _MoveAction(destination, to, noted_stores(kernel, top.path))
 
 
 @contextmanager
-def avoided_by(kernel: Kernel, top: Top, to: ToMove) -> Iterator[frozenset[Identified]]:
+def avoided_by(kernel: Kernel, top: SweepRoot, to: ToMove) -> Iterator[frozenset[Identified]]:
     """What a move would leave alone, without one; it touches nothing, and refuses what `open_move` would."""
     with open_destination(kernel, top, to.target, flat=to.flat, copies=to.copy) as destination:
         yield frozenset({destination.identified})
 
 
-class _Mover:
+class _MoveAction:
     """Moves names of a directory to the one that corresponds to it."""
 
     takes_dirs = True
 
-    def __init__(self, destination: Destination, to: ToMove, noted: frozenset[RelPath]) -> None:
+    def __init__(self, destination: MoveDestination, to: ToMove, noted: frozenset[RelPath]) -> None:
         self._destination = destination
         self._noted = noted
         self._to = to
         replaces = to.if_exists is IfExists.REPLACE
         # What gives files their ctime, a little behind the fine one.
         began_ns = time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
-        self._arrivals = Arrivals(began_ns, remembers=replaces and to.flat)
+        self._arrivals = ArrivedNames(began_ns, remembers=replaces and to.flat)
         self._copier = Copier(destination, to.if_exists, self._arrivals) if to.copy else None
         self._numbers: dict[tuple[bytes, str], int] = {}
         self.avoided = frozenset({destination.identified})
         # Others would not know what one remembers, or has put there just now.
         self.is_single = to.copy or replaces
 
-    def take(self, here: Here, names: Sequence[str]) -> Taken:
+    def take(self, here: ActionPlace, names: Sequence[str]) -> ActionResult:
         """Move some names. Raises  OSError if the directory that they go to can't be had"""
         names, spared = without_stores(here, names, self._noted)
         return self._take(here, names)._replace(spared=spared)
 
-    def _take(self, here: Here, names: Sequence[str]) -> Taken:
+    def _take(self, here: ActionPlace, names: Sequence[str]) -> ActionResult:
         with self._destination.open(here.upper, here.ways) as target:
             if is_same(here.kernel, here.sides.names(), target):
-                return Taken([(name, errno.ENOENT) for name in names], "openat2")
+                return ActionResult([(name, errno.ENOENT) for name in names], "openat2")
             if self._copier is not None and self._destination.is_distant:
                 return self._copier.take(here, names, target)
             refused = here.kernel.rename_all_free(here.sides.names(), target, names)
             self._arrivals.note(map(os.fsencode, set(names).difference(name for name, _number in refused)))
             if not refused:
-                return Taken()
+                return ActionResult()
             return self._copied(here, target, names, self._settled(here, target, refused))
 
-    def end(self, sums: Sums) -> Ended:
+    def end(self, sums: SweepSums) -> ActionEnd:
         """Say where everything is."""
-        return Ended(where=self._destination.path if sums.n_done else None)
+        return ActionEnd(where=self._destination.path if sums.n_done else None)
 
-    def _settled(self, here: Here, target: Fd, refused: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+    def _settled(self, here: ActionPlace, target: Fd, refused: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
         """What is still refused after those whose name was taken got another, or took it."""
         final = []
         for name, number in refused:
@@ -96,7 +96,7 @@ class _Mover:
                 final.append((name, error.errno or errno.EIO))
         return final
 
-    def _number(self, here: Here, target: Fd, name: str) -> None:
+    def _number(self, here: ActionPlace, target: Fd, name: str) -> None:
         key = (self._destination.place(here.upper, b""), name)
         number = self._numbers.get(key, 0)
         old = os.fsencode(name)
@@ -111,7 +111,7 @@ class _Mover:
             self._numbers.clear()
         self._numbers[key] = number
 
-    def _replace(self, here: Here, target: Fd, name: bytes) -> None:
+    def _replace(self, here: ActionPlace, target: Fd, name: bytes) -> None:
         kernel, names = here.kernel, here.sides.names()
         there = self._arrivals.check_replaceable(kernel, target, name)
         if os.path.samestat(there, kernel.stat(names, name)) and not stat.S_ISDIR(there.st_mode):
@@ -120,11 +120,13 @@ class _Mover:
             kernel.rename(names, name, target, name)
         self._arrivals.note([name])
 
-    def _copied(self, here: Here, target: Fd, names: Sequence[str], refused: Sequence[tuple[str, int]]) -> Taken:
+    def _copied(
+        self, here: ActionPlace, target: Fd, names: Sequence[str], refused: Sequence[tuple[str, int]]
+    ) -> ActionResult:
         """Copy what a rename doesn't reach: a subvolume, or another project, within one filesystem."""
         far = [name for name, number in refused if number == errno.EXDEV]
         if self._copier is None or not far:
-            return Taken(refused, "renameat2")
+            return ActionResult(refused, "renameat2")
         if len(far) == len(names):
             return self._copier.take(here, names, target)
         near = [one for one in refused if one[1] != errno.EXDEV]
@@ -132,7 +134,7 @@ class _Mover:
             taken = self._copier.take(here._replace(is_stopped=_never), far, target)
             near += taken.refused
             far = far[len(far) - taken.n_left :]
-        return Taken(near, "copy")
+        return ActionResult(near, "copy")
 
 
 def _never() -> bool:

@@ -20,16 +20,16 @@ from fusefs.linux.directory_metadata import inherited_project, make_like, projec
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import below, is_inside
-from fusefs.linux.private_directory import Private
-from fusefs.store.backing_and_mount import Scope, Sides
+from fusefs.linux.private_directory import PrivateDirectory
+from fusefs.store.backing_and_mount import BackingAndMount, Scope
 from fusefs.store.deep_path import DeepOpener, DeepOpeners, make_missing
 from fusefs.store.layout import COPY_PREFIX, NEW_PREFIX
 from fusefs.store.locate import find_scope
 from fusefs.sweep.open_directories import found_directory
-from fusefs.sweep.request import IfExists, Top, identify
+from fusefs.sweep.request import IfExists, SweepRoot, identify
 
 
-class Destination:
+class MoveDestination:
     """A directory to move to, open.
 
     path        its path, links resolved
@@ -37,10 +37,10 @@ class Destination:
     is_distant  a rename doesn't reach it: it is on another filesystem, or behind a boundary in ours
     """
 
-    def __init__(self, kernel: Kernel, top: Top, scope: Scope, *, flat: bool) -> None:
+    def __init__(self, kernel: Kernel, top: SweepRoot, scope: Scope, *, flat: bool) -> None:
         self._kernel = kernel
         self._top = top
-        self._root = Sides(scope.sides.names())
+        self._root = BackingAndMount(scope.sides.names())
         self._flat = flat
         self.path = scope.path()
         self.identified = identify(kernel, scope.sides.fd)
@@ -56,7 +56,7 @@ class Destination:
         """
         if self._way_back and (upper == self._way_back or upper.startswith(self._way_back + b"/")):
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        make = partial(self._make_way, ways.into(Sides(self._top.sides.fd)))
+        make = partial(self._make_way, ways.into(BackingAndMount(self._top.sides.fd)))
         return ways.into(self._root).beneath(b"" if self._flat else upper, make).fd
 
     def place(self, upper: bytes, name: bytes) -> bytes:
@@ -67,7 +67,7 @@ class Destination:
         """The directory itself. Raises  OSError"""
         return self._root.beneath(self._kernel, b"").fd
 
-    def _make_way(self, models: DeepOpener, above: Sides, way: bytes, missing: bytes) -> None:
+    def _make_way(self, models: DeepOpener, above: BackingAndMount, way: bytes, missing: bytes) -> None:
         make_missing(self._kernel, above.fd, way, missing, models, partial(_make_like, self._kernel))
 
 
@@ -75,13 +75,15 @@ def _make_like(kernel: Kernel, above: Fd, name: Name, model: Fd) -> None:
     """A new directory of that name made like another, unless it is there already."""
     with kernel.open_dir(model) as readable:
         wanted = read_likeness(kernel, readable)._replace(extended=None)  # its project is that of the place
-    with Private(kernel, above, COPY_PREFIX) as private:
+    with PrivateDirectory(kernel, above, COPY_PREFIX) as private:
         place = private.open()
         make_like(kernel, place, name, wanted, partial(kernel.rename_free, place, name, above, name))
 
 
 @contextmanager
-def open_destination(kernel: Kernel, top: Top, path: bytes, *, flat: bool, copies: bool) -> Iterator[Destination]:
+def open_destination(
+    kernel: Kernel, top: SweepRoot, path: bytes, *, flat: bool, copies: bool
+) -> Iterator[MoveDestination]:
     """The directory at a path that a person named; it touches nothing.
 
     copies  what a rename doesn't reach is no reason to refuse it
@@ -93,7 +95,7 @@ def open_destination(kernel: Kernel, top: Top, path: bytes, *, flat: bool, copie
         if os.path.samestat(kernel.fstat(scope.sides.fd), kernel.fstat(top.sides.fd)):
             raise UsageError("--move-to is the swept directory itself")
         try:
-            destination = Destination(kernel, top, scope, flat=flat)
+            destination = MoveDestination(kernel, top, scope, flat=flat)
         except OSError as error:
             raise from_os(error, path) from error
         if destination.is_distant and not copies:
@@ -116,7 +118,7 @@ def _refuse_others_way(kernel: Kernel, scope: Scope, path: bytes) -> None:
             raise NotFound(path, "its directory was moved meanwhile")
 
 
-def _is_distant(kernel: Kernel, here: Sides, there: Sides) -> bool:
+def _is_distant(kernel: Kernel, here: BackingAndMount, there: BackingAndMount) -> bool:
     """Whether a rename from one directory to the other is refused whatever is renamed.
 
     The kernel compares mounts before it looks at names, so that a name of nothing tells of them; filesystems
@@ -155,7 +157,7 @@ def numbered(name: bytes, number: int) -> bytes:
     return b"%s.%d" % (name, number)
 
 
-class Arrivals:
+class ArrivedNames:
     """What came to the destination since the sweep began is not replaced: it may be another match of it."""
 
     def __init__(self, began_ns: int, *, remembers: bool) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from fusefs.core.errors import UsageError
 from fusefs.core.names import split
-from fusefs.sweep.agenda import Job, Kind
+from fusefs.sweep.agenda import Job, JobKind
 
 _TOGETHER = 1024
 _LONGEST = 1 << 20
@@ -40,15 +40,15 @@ def jobs_of(
             continue  # the sweep's directory itself, which find tells first, and which is never chosen
         above, _slash, last = path.rpartition(b"/")
         if above != upper and together:
-            yield Job(Kind.LOOK, upper, together)
+            yield Job(JobKind.LOOK, upper, together)
             together = []
         upper = above
         together.append(os.fsdecode(last))
         if len(together) >= most:
-            yield Job(Kind.LOOK, upper, together)
+            yield Job(JobKind.LOOK, upper, together)
             together = []
     if together:
-        yield Job(Kind.LOOK, upper, together)
+        yield Job(JobKind.LOOK, upper, together)
 
 
 def read_names(fd: int, end: bytes) -> Iterator[bytes]:

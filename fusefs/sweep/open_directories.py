@@ -25,7 +25,7 @@ _LINKS_MAX = 40
 _WILD = frozenset(b"*?[\\")
 
 
-class Directory(NamedTuple):
+class MeantDirectory(NamedTuple):
     """A directory that a pattern means.
 
     path  absolute, links resolved
@@ -36,26 +36,26 @@ class Directory(NamedTuple):
     fd: Fd
 
 
-class Passed(NamedTuple):
+class PassedDirectory(NamedTuple):
     """What a pattern means and is not entered, and why."""
 
     path: bytes
     why: str
 
 
-class _Wild(NamedTuple):
+class _WildComponent(NamedTuple):
     """A component with wildcards."""
 
     text: str
     matches: Callable[[str], bool]
 
 
-_Part = bytes | _Wild
+_Part = bytes | _WildComponent
 
 
 def find_directories(
     kernel: Kernel, pattern: bytes, mounts: Sequence[Mount] | None = None
-) -> Generator[Directory | Passed, None, None]:
+) -> Generator[MeantDirectory | PassedDirectory, None, None]:
     """The directories of an absolute pattern, sorted; each is open until the next is asked for.
 
     mounts  if they were read just now
@@ -65,13 +65,13 @@ def find_directories(
     """
     parts: list[_Part] = [_part(name) for name in pattern.split(b"/") if name]
     with kernel.open_path(b"/") as root:
-        yield from _Search(kernel, root, read_mounts() if mounts is None else mounts).below(
+        yield from _PatternSearch(kernel, root, read_mounts() if mounts is None else mounts).below(
             root, b"/", parts, _LINKS_MAX
         )
 
 
 @contextmanager
-def found_directory(kernel: Kernel, path: bytes, mounts: Sequence[Mount] | None = None) -> Iterator[Directory]:
+def found_directory(kernel: Kernel, path: bytes, mounts: Sequence[Mount] | None = None) -> Iterator[MeantDirectory]:
     """The directory at a path that was typed, by the same way. mounts: as for `find_directories`
 
     Raises  Refused: a link on it is another user's, he has mounted something on it, or it leads to no directory;
@@ -82,14 +82,14 @@ def found_directory(kernel: Kernel, path: bytes, mounts: Sequence[Mount] | None 
         found = next(search, None)
         if found is None:
             raise NotFound(path)
-        if isinstance(found, Passed):
+        if isinstance(found, PassedDirectory):
             raise Refused(found.path, found.why)
         yield found
 
 
 def _part(name: bytes) -> _Part:
     text = os.fsdecode(name)
-    return _Wild(text, compile_glob(text)) if _WILD.intersection(name) else name
+    return _WildComponent(text, compile_glob(text)) if _WILD.intersection(name) else name
 
 
 def _open(directory: Fd, name: bytes) -> Fd:
@@ -104,7 +104,7 @@ def _open(directory: Fd, name: bytes) -> Fd:
         return Fd(os.open(name, way, dir_fd=directory))
 
 
-class _Search:
+class _PatternSearch:
     """One pattern's way from the root."""
 
     def __init__(self, kernel: Kernel, root: Fd, mounts: Sequence[Mount]) -> None:
@@ -113,23 +113,25 @@ class _Search:
         self._ours = (0, os.geteuid())
         self._foreign = {mount.mnt_id: mount.owner for mount in mounts if mount.owner not in self._ours}
 
-    def below(self, fd: Fd, path: bytes, parts: Sequence[_Part], n_links: int) -> Iterator[Directory | Passed]:
+    def below(
+        self, fd: Fd, path: bytes, parts: Sequence[_Part], n_links: int
+    ) -> Iterator[MeantDirectory | PassedDirectory]:
         """What the rest of a pattern means below a directory. n_links: how many may still be followed"""
         match parts:
             case []:
-                yield Directory(path, fd)
-            case [_Wild() as wild, *rest]:
+                yield MeantDirectory(path, fd)
+            case [_WildComponent() as wild, *rest]:
                 try:
                     names = self._matches(fd, wild)
                 except OSError as error:
-                    yield Passed(path, f"it can't be listed: {error.strerror}")
+                    yield PassedDirectory(path, f"it can't be listed: {error.strerror}")
                     return
                 for name in names:
                     yield from self._enter(fd, path, name, rest, n_links, is_named=False)
             case [bytes() as name, *rest]:
                 yield from self._enter(fd, path, name, rest, n_links, is_named=True)
 
-    def _matches(self, fd: Fd, wild: _Wild) -> list[bytes]:
+    def _matches(self, fd: Fd, wild: _WildComponent) -> list[bytes]:
         """The names in a directory that a wildcard stands for."""
         with self._kernel.reopen(fd, os.O_RDONLY | os.O_DIRECTORY) as listed:
             names = self._kernel.list(listed)
@@ -139,23 +141,23 @@ class _Search:
 
     def _enter(
         self, fd: Fd, path: bytes, name: bytes, rest: Sequence[_Part], n_links: int, *, is_named: bool
-    ) -> Iterator[Directory | Passed]:
+    ) -> Iterator[MeantDirectory | PassedDirectory]:
         """Go on in what has a name. is_named: the pattern says it, so that it is told why not"""
         there = os.path.join(path, name)
         if is_stores_own(name):
-            yield Passed(there, "it is a trash store")
+            yield PassedDirectory(there, "it is a trash store")
             return
         try:
             inner = _open(fd, name)
         except OSError as error:
             if is_named:
-                yield Passed(there, error.strerror or "it can't be opened")
+                yield PassedDirectory(there, error.strerror or "it can't be opened")
             return
         with inner:
             # Before anything is asked of it: a user's filesystem may never answer.
             mounter = self._foreign.get(self._kernel.statx(inner).mnt_id)
             if mounter is not None:
-                yield Passed(there, f"uid {mounter} has mounted it")
+                yield PassedDirectory(there, f"uid {mounter} has mounted it")
                 return
             st = self._kernel.fstat(inner)
             if stat.S_ISDIR(st.st_mode):
@@ -163,22 +165,22 @@ class _Search:
             elif stat.S_ISLNK(st.st_mode) and is_named:
                 yield from self._follow(fd, path, name, st, rest, n_links)
             elif is_named:
-                yield Passed(there, "it is not a directory")
+                yield PassedDirectory(there, "it is not a directory")
 
     def _follow(
         self, fd: Fd, path: bytes, name: bytes, link: os.stat_result, rest: Sequence[_Part], n_links: int
-    ) -> Iterator[Directory | Passed]:
+    ) -> Iterator[MeantDirectory | PassedDirectory]:
         """Go where a link leads."""
         there = os.path.join(path, name)
         if not n_links:
-            yield Passed(there, "too many links")
+            yield PassedDirectory(there, "too many links")
             return
         if not is_trusted_link(self._kernel.fstat(fd), link, self._ours):
-            yield Passed(there, "a link that others can change is not followed")
+            yield PassedDirectory(there, "a link that others can change is not followed")
             return
         target = link_target(path, os.readlink(name, dir_fd=fd))
         if target is None:
-            yield Passed(there, "a link that goes down and up again is not followed")
+            yield PassedDirectory(there, "a link that goes down and up again is not followed")
             return
         base, names = target
         way = [part for part in base.split(b"/") if part]

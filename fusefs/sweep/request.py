@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from fusefs.core.names import ContainerId
 from fusefs.core.selection import Selection
-from fusefs.core.sweep_result import Sums
-from fusefs.engine.slice_pace import FULL_SPEED, Leads
+from fusefs.core.sweep_result import SweepSums
+from fusefs.engine.slice_pace import FULL_SPEED, SetsSpeed
 from fusefs.linux.kernel import Kernel, Refused
-from fusefs.store.backing_and_mount import Sides
+from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.deep_path import DeepOpeners
 
 if TYPE_CHECKING:
-    from fusefs.store.stage import Options
+    from fusefs.store.stage import SwapOptions
 
 Identified = tuple[int, int]
 """st_dev and st_ino of a directory that is open as long as this is used."""
@@ -38,7 +38,7 @@ class IfExists(Enum):
 class ToTrash(NamedTuple):
     """The matches become one orphan that keeps their tree. options: None for the usual ones"""
 
-    options: Options | None = None
+    options: SwapOptions | None = None
 
 
 class ToDelete(NamedTuple):
@@ -68,10 +68,10 @@ class ToPrint(NamedTuple):
     """The matches are told, and nothing is done to them.
 
     tell  called in this process with the directory, open, and names in it; gives those that it could not tell, with
-          errnos as in `Taken.refused`; may raise, which ends the sweep
+          errnos as in `ActionResult.refused`; may raise, which ends the sweep
     """
 
-    tell: Callable[[Here, Sequence[str]], Refused]
+    tell: Callable[[ActionPlace, Sequence[str]], Refused]
 
 
 class ToCount(NamedTuple):
@@ -106,12 +106,12 @@ class Request(NamedTuple):
     names: Iterable[bytes] | None = None
     n_workers: int | None = None
     inode: Identified | None = None
-    guard: Guard | None = None
+    guard: DirectoryGuard | None = None
     wraps: Callable[[Action], Action] = lambda action: action
     late: bool = False
 
 
-class Wishes(NamedTuple):
+class SweepWishes(NamedTuple):
     """What the caller wants of a sweep beside that it happens.
 
     leads     how fast, asked before each slice; without one: as fast as the kernel
@@ -119,12 +119,12 @@ class Wishes(NamedTuple):
     stops     asked between slices
     """
 
-    leads: Leads = FULL_SPEED
-    progress: Callable[[Sums], None] = lambda _sums: None
+    leads: SetsSpeed = FULL_SPEED
+    progress: Callable[[SweepSums], None] = lambda _sums: None
     stops: Callable[[], bool] = lambda: False
 
 
-class Top(NamedTuple):
+class SweepRoot(NamedTuple):
     """The directory of a sweep, open.
 
     path    absolute, links resolved
@@ -133,11 +133,11 @@ class Top(NamedTuple):
     """
 
     path: bytes
-    sides: Sides
+    sides: BackingAndMount
     mounts: tuple[bytes, ...] = ()
 
 
-class Here(NamedTuple):
+class ActionPlace(NamedTuple):
     """Where an action is to take something.
 
     sides       the open directory: look by `sides.fd` (readable), change names by `sides.names()`
@@ -148,14 +148,14 @@ class Here(NamedTuple):
     """
 
     kernel: Kernel
-    sides: Sides
+    sides: BackingAndMount
     upper: bytes
     are_dirs: bool
     is_stopped: Callable[[], bool]
     ways: DeepOpeners
 
 
-class Taken(NamedTuple):
+class ActionResult(NamedTuple):
     """What became of the names that an action was given: those neither refused, spared nor left are done.
 
     refused  names and errnos; ENOENT is for one that vanished, which is no failure
@@ -170,7 +170,7 @@ class Taken(NamedTuple):
     n_left: int = 0
 
 
-class Ended(NamedTuple):
+class ActionEnd(NamedTuple):
     """How an action ended; see Swept."""
 
     orphan: ContainerId | None = None
@@ -196,7 +196,7 @@ class Action(Protocol):
     @property
     def avoided(self) -> frozenset[Identified]: ...
 
-    def take(self, here: Here, names: Sequence[str]) -> Taken:
+    def take(self, here: ActionPlace, names: Sequence[str]) -> ActionResult:
         """Do it to some names of a directory (a hundred or so at a time), as os.scandir gives them.
 
         Called in any worker, beside others: threads on network filesystems, otherwise processes. A destination
@@ -204,14 +204,14 @@ class Action(Protocol):
         Raises  nothing for a name: that is in `refused`. An OSError is a failure of all the names
         """
 
-    def end(self, sums: Sums) -> Ended:
+    def end(self, sums: SweepSums) -> ActionEnd:
         """Finish, in the first process, when all workers are gone; also after a stop, or with nothing done."""
 
 
-class Guard(Protocol):
+class DirectoryGuard(Protocol):
     """Who is asked before a directory is looked into; each worker has a copy by fork, or shares it."""
 
-    def spares(self, kernel: Kernel, sides: Sides, upper: bytes) -> str | None:
+    def spares(self, kernel: Kernel, sides: BackingAndMount, upper: bytes) -> str | None:
         """Why a directory is left alone, with all that is in it and its own name; None if it isn't.
 
         sides  the directory, open for reading, for as long as whoever asked is at it

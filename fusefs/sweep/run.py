@@ -12,22 +12,22 @@ from typing import NamedTuple, Self, assert_never
 from fusefs.core.errors import NotFound, from_os
 from fusefs.core.record import Failure
 from fusefs.core.selection import Matcher
-from fusefs.core.slice_budget import Budget
-from fusefs.core.sweep_result import OUTSIDE, Spared, Sums, Swept
-from fusefs.engine.run_slices import Drive
-from fusefs.engine.slice_pace import Pace
+from fusefs.core.slice_budget import SliceBudget
+from fusefs.core.sweep_result import OUTSIDE, Spared, SweepSums, Swept
+from fusefs.engine.run_slices import SliceRunner
+from fusefs.engine.slice_pace import SlicePace
 from fusefs.engine.strategy import Strategy, Workers, choose
-from fusefs.engine.xfs_groups import Groups
+from fusefs.engine.xfs_groups import AllocationGroups
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import below, every_place, mounts_inside, place_of, views
-from fusefs.linux.pressure import Queue
-from fusefs.store.backing_and_mount import Scope, Sides
+from fusefs.linux.pressure import DeviceQueue
+from fusefs.store.backing_and_mount import BackingAndMount, Scope
 from fusefs.store.layout import trusted_owners
 from fusefs.store.locate import find_scope
-from fusefs.sweep.actions import Counting, Deleting, Telling, Untellable
-from fusefs.sweep.agenda import Agenda, Job, Kind, Outcome, Share, Tally
-from fusefs.sweep.chooser import Dirs, Way
+from fusefs.sweep.actions import CountMatches, DeleteMatches, PrintMatches, Untellable
+from fusefs.sweep.agenda import Agenda, Job, JobKind, SliceCounts, SweepSlice, SweepSliceResult
+from fusefs.sweep.chooser import Dirs, SweepStrategy
 from fusefs.sweep.names_from_list import BrokenList, jobs_of
 from fusefs.sweep.open_directories import found_directory
 from fusefs.sweep.request import (
@@ -35,24 +35,24 @@ from fusefs.sweep.request import (
     Action,
     Identified,
     Request,
+    SweepRoot,
+    SweepWishes,
     ToCount,
     ToDelete,
     ToMove,
-    Top,
     ToPrint,
     ToTrash,
-    Wishes,
     identify,
 )
-from fusefs.sweep.sweep_slice import Worker
+from fusefs.sweep.sweep_slice import SweepWorker
 
-NOTHING_SPECIAL = Wishes()
+NOTHING_SPECIAL = SweepWishes()
 _FIRST_S = 0.005
 """The first slice goes to nobody else: most sweeps are done then."""
 _WINDOW = 65_536
 
 
-def run(kernel: Kernel, request: Request, wishes: Wishes = NOTHING_SPECIAL) -> Swept:
+def run(kernel: Kernel, request: Request, wishes: SweepWishes = NOTHING_SPECIAL) -> Swept:
     """Sweep.
 
     Raises  TrashdError, before anything is touched; what its `act.tell` raises. An entry's failure is in the result
@@ -68,14 +68,14 @@ def run(kernel: Kernel, request: Request, wishes: Wishes = NOTHING_SPECIAL) -> S
             raise from_os(error, top.path) from error
         ended = action.end(walked.sums)
         swept = Swept(top.path, **walked._asdict(), **ended._asdict(), looks=walked.sums.n_bytes > 0)
-        if not isinstance(action, Counting):
+        if not isinstance(action, CountMatches):
             return swept
         sums = walked.sums._replace(n_bytes=action.n_bytes)
         return swept._replace(sums=sums, looks=True, largest=action.largest(), oldest=action.oldest())
 
 
 @contextmanager
-def _open(kernel: Kernel, top: Top, request: Request) -> Iterator[Action]:
+def _open(kernel: Kernel, top: SweepRoot, request: Request) -> Iterator[Action]:
     """The action of a request; what it needs more than a walk is imported for it alone."""
     with ExitStack() as owned:
         match request.act:
@@ -84,20 +84,20 @@ def _open(kernel: Kernel, top: Top, request: Request) -> Iterator[Action]:
 
                 yield owned.enter_context(open_trash(kernel, top, to))
             case ToDelete():
-                yield Deleting()
+                yield DeleteMatches()
             case ToMove() as to:
                 from fusefs.sweep.move_action import open_move
 
                 yield owned.enter_context(open_move(kernel, top, to))
             case ToPrint() as to:
-                yield Telling(to)
+                yield PrintMatches(to)
             case ToCount(instead):
                 avoided: frozenset[Identified] = frozenset()
                 if isinstance(instead, ToMove):
                     from fusefs.sweep.move_action import avoided_by
 
                     avoided = owned.enter_context(avoided_by(kernel, top, instead))
-                yield Counting(request.selection, avoided, takes_dirs=_dirs(instead) is Dirs.WHOLE)
+                yield CountMatches(request.selection, avoided, takes_dirs=_dirs(instead) is Dirs.WHOLE)
             case _:
                 assert_never(request.act)
 
@@ -119,7 +119,7 @@ def _dirs(act: Act | None) -> Dirs:
 
 
 @contextmanager
-def _open_top(kernel: Kernel, directory: bytes, inode: Identified | None) -> Iterator[Top]:
+def _open_top(kernel: Kernel, directory: bytes, inode: Identified | None) -> Iterator[SweepRoot]:
     """The directory.
 
     inode   that it must have, on the side that the path leads to; None: any
@@ -138,7 +138,7 @@ def _open_top(kernel: Kernel, directory: bytes, inode: Identified | None) -> Ite
             is_it = True
         if not is_it:
             raise NotFound(directory, "it was moved meanwhile")
-        yield Top(scope.path(), sides, tuple(_mounts(scope)))
+        yield SweepRoot(scope.path(), sides, tuple(_mounts(scope)))
 
 
 def _mounts(scope: Scope) -> Iterator[bytes]:
@@ -153,7 +153,7 @@ def _mounts(scope: Scope) -> Iterator[bytes]:
 class _Walked(NamedTuple):
     """What a walk did; see Swept."""
 
-    sums: Sums
+    sums: SweepSums
     failures: tuple[Failure, ...]
     spared: tuple[Spared, ...]
     is_stopped: bool
@@ -161,7 +161,7 @@ class _Walked(NamedTuple):
     is_limited: bool
 
 
-def _walk(kernel: Kernel, top: Top, request: Request, action: Action, dirs: Dirs, wishes: Wishes) -> _Walked:
+def _walk(kernel: Kernel, top: SweepRoot, request: Request, action: Action, dirs: Dirs, wishes: SweepWishes) -> _Walked:
     """Act on all that a selection chooses below a directory.
 
     Raises  OSError if the directory itself can't be read; nothing for what is in it
@@ -173,24 +173,24 @@ def _walk(kernel: Kernel, top: Top, request: Request, action: Action, dirs: Dirs
         if dirs is Dirs.WHOLE and n_workers is None and strategy.workers is Workers.PROCESSES:
             # The kernel has one lock a filesystem for renames into other directories: two workers are slower.
             strategy = strategy._replace(n_workers=1, group_shift=None)
-        way = Way(dirs, min(_WINDOW, strategy.window), strategy.by_inode, top.mounts)
-        hears = _Stop(wishes)
-        sides = Sides(root, top.sides.mounted)
-        groups = owned.enter_context(Groups(kernel, strategy.group_shift))
+        way = SweepStrategy(dirs, min(_WINDOW, strategy.window), strategy.by_inode, top.mounts)
+        hears = _StopFlag(wishes)
+        sides = BackingAndMount(root, top.sides.mounted)
+        groups = owned.enter_context(AllocationGroups(kernel, strategy.group_shift))
         matcher = Matcher(request.selection)
-        worker = Worker(kernel, sides, matcher, action, way, groups, request.guard, hears.is_asked)
-        queue = Queue(root)
+        worker = SweepWorker(kernel, sides, matcher, action, way, groups, request.guard, hears.is_asked)
+        queue = DeviceQueue(root)
         owned.callback(queue.close)
-        pace = Pace(wishes.leads, queue.is_busy, strategy.afterwork)
-        with _Walk(top, request, wishes, way, strategy, pace, hears) as walking:
-            Drive(walking.agenda, worker, strategy, pace, walking.is_over, walking.done).run(_FIRST_S)
+        pace = SlicePace(wishes.leads, queue.is_busy, strategy.afterwork)
+        with _SweepInProgress(top, request, wishes, way, strategy, pace, hears) as walking:
+            SliceRunner(walking.agenda, worker, strategy, pace, walking.is_over, walking.done).run(_FIRST_S)
             return walking.result()
 
 
-class _Stop:
+class _StopFlag:
     """Whether to stop, in this process and in those that it forks."""
 
-    def __init__(self, wishes: Wishes) -> None:
+    def __init__(self, wishes: SweepWishes) -> None:
         self._wishes = wishes
         self._shared = mmap.mmap(-1, 1)
 
@@ -201,17 +201,24 @@ class _Stop:
         return self._shared[0] != 0
 
 
-class _Walk:
+class _SweepInProgress:
     """One walk under way: what is left to do, and what was done."""
 
     def __init__(
-        self, top: Top, request: Request, wishes: Wishes, way: Way, strategy: Strategy, pace: Pace, stop: _Stop
+        self,
+        top: SweepRoot,
+        request: Request,
+        wishes: SweepWishes,
+        way: SweepStrategy,
+        strategy: Strategy,
+        pace: SlicePace,
+        stop: _StopFlag,
     ) -> None:
         self._wishes = wishes
         self._way = way
         self._pace = pace
         self._stop = stop
-        self._tally = Tally(None)
+        self._tally = SliceCounts(None)
         self._why = ""
         self._is_limited = False
         # Servers that tell an entry's offset by its position pass over some when others go meanwhile.
@@ -229,9 +236,9 @@ class _Walk:
         for fd in self.agenda.fds():
             Fd(fd).close()
 
-    def _first(self, top: Top, request: Request) -> Iterator[Job]:
+    def _first(self, top: SweepRoot, request: Request) -> Iterator[Job]:
         if request.names is None:
-            return iter([Job(Kind.ENTER, b"", [""])])
+            return iter([Job(JobKind.ENTER, b"", [""])])
         tops = dict.fromkeys((os.path.abspath(request.directory), top.path))
         return jobs_of(self._read(request.names), tops, self._refuse, 1 if request.late else None)
 
@@ -249,7 +256,7 @@ class _Walk:
         """Whether it ends here."""
         return (self._is_limited and self._way.ends_at_limit()) or bool(self._why) or self._stop.is_asked()
 
-    def done(self, share: Share, budget: Budget, outcome: Outcome) -> None:
+    def done(self, share: SweepSlice, budget: SliceBudget, outcome: SweepSliceResult) -> None:
         """Take in what a slice did."""
         for fd in self.agenda.done(share, outcome):
             Fd(fd).close()

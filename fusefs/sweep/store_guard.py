@@ -10,7 +10,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.store.locate import find_scope
 from fusefs.store.refusals import holds_store
 from fusefs.store.stores_inside import stores_below
-from fusefs.sweep.request import Here
+from fusefs.sweep.request import ActionPlace
 
 
 def noted_stores(kernel: Kernel, directory: bytes) -> frozenset[RelPath]:
@@ -23,7 +23,7 @@ def noted_stores(kernel: Kernel, directory: bytes) -> frozenset[RelPath]:
 
 
 def without_stores(
-    here: Here, names: Sequence[str], noted: Collection[RelPath]
+    here: ActionPlace, names: Sequence[str], noted: Collection[RelPath]
 ) -> tuple[Sequence[str], list[tuple[str, str]]]:
     """The names that may be taken, and those that are spared, with the reason.
 

@@ -15,23 +15,23 @@ from typing import NamedTuple
 
 from fusefs.core.names import join
 from fusefs.core.selection import Matcher
-from fusefs.core.slice_budget import NAMES_AT_ONCE, Budget
-from fusefs.core.sweep_result import Sums
-from fusefs.engine.xfs_groups import Groups
+from fusefs.core.slice_budget import NAMES_AT_ONCE, SliceBudget
+from fusefs.core.sweep_result import SweepSums
+from fusefs.engine.xfs_groups import AllocationGroups
 from fusefs.linux.batched_calls import look_at_all
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.store.backing_and_mount import READABLE, Sides
+from fusefs.store.backing_and_mount import READABLE, BackingAndMount
 from fusefs.store.deep_path import DeepOpeners
-from fusefs.sweep.agenda import Job, Kind, Outcome, Share, Tally
-from fusefs.sweep.chooser import GONE, Chooser, Dirs, Way, missing
-from fusefs.sweep.list_and_match import Found, read_window, stripped_in, wanted_in
-from fusefs.sweep.request import Action, Guard, Here, Identified, Taken, identify
+from fusefs.sweep.agenda import Job, JobKind, SliceCounts, SweepSlice, SweepSliceResult
+from fusefs.sweep.chooser import GONE, Chooser, Dirs, SweepStrategy, missing
+from fusefs.sweep.list_and_match import MatchedEntries, read_window, stripped_in, wanted_in
+from fusefs.sweep.request import Action, ActionPlace, ActionResult, DirectoryGuard, Identified, identify
 
 _BUNDLE = 2048
 
 
-class Worker(NamedTuple):
+class SweepWorker(NamedTuple):
     """Runs slices of one sweep; in whatever process or thread, as it keeps nothing between them.
 
     root    the sweep's directory
@@ -39,24 +39,24 @@ class Worker(NamedTuple):
     """
 
     kernel: Kernel
-    root: Sides
+    root: BackingAndMount
     matcher: Matcher
     action: Action
-    way: Way
-    groups: Groups
-    guard: Guard | None
+    way: SweepStrategy
+    groups: AllocationGroups
+    guard: DirectoryGuard | None
     is_stopped: Callable[[], bool]
 
-    def run(self, work: Share, budget: Budget) -> Outcome:
+    def run(self, work: SweepSlice, budget: SliceBudget) -> SweepSliceResult:
         """Do a slice. Raises nothing for an entry: what the kernel refuses is in the outcome."""
         with ExitStack() as owned:
-            return _Run(self, work, budget, owned).run()
+            return _SweepRun(self, work, budget, owned).run()
 
 
-class _Run:
+class _SweepRun:
     """One run of one slice."""
 
-    def __init__(self, worker: Worker, work: Share, budget: Budget, owned: ExitStack) -> None:
+    def __init__(self, worker: SweepWorker, work: SweepSlice, budget: SliceBudget, owned: ExitStack) -> None:
         self._kernel = worker.kernel
         self._root = worker.root
         self._matcher = worker.matcher
@@ -71,11 +71,11 @@ class _Run:
         self._budget = budget
         self._began_at = time.monotonic()
         self._ends_at = self._began_at + budget.seconds
-        self._tally = Tally(work.most)
+        self._tally = SliceCounts(work.most)
         self._chooser = Chooser(worker.kernel, worker.root, worker.matcher, worker.action, worker.way, self._tally)
         self._ways = owned.enter_context(DeepOpeners(worker.kernel))
 
-    def run(self) -> Outcome:
+    def run(self) -> SweepSliceResult:
         try:
             while self._jobs:
                 self._step(self._jobs.pop())
@@ -86,7 +86,7 @@ class _Run:
                 self._close(job.fd)
             raise
         tally = self._tally
-        return Outcome(
+        return SweepSliceResult(
             tally.sums,
             tuple(tally.failures),
             tuple(tally.spared),
@@ -111,38 +111,38 @@ class _Run:
 
     def _step(self, job: Job) -> None:
         match job.kind:
-            case Kind.ENTER:
+            case JobKind.ENTER:
                 job = job.unpack()
                 name = job.names.pop()
                 if job.names:
                     self._jobs.append(job)
                 if not self._enter(job, join(job.upper, os.fsencode(name))):
                     job.names.insert(0, name)
-            case Kind.LIST:
+            case JobKind.LIST:
                 self._list_on(job, Fd(job.fd))
-            case Kind.TAKE | Kind.AFTER:
+            case JobKind.TAKE | JobKind.AFTER:
                 sides = self._open_told(job.upper, job.inode)
                 if sides is not None:
                     self._take(job.unpack(), sides)
                     self._leave(sides)
-            case Kind.LOOK:
+            case JobKind.LOOK:
                 self._look(job.unpack())
 
     # Directories.
 
-    def _open(self, upper: bytes) -> Sides:
+    def _open(self, upper: bytes) -> BackingAndMount:
         """A directory, readable, on both sides. Raises  OSError: EXDEV if something is mounted there, or on the way"""
         if self._way.is_hidden(upper):
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
         return self._ways.into(self._root).beneath(upper, flags=READABLE)
 
-    def _open_told(self, upper: bytes, inode: Identified | None = None) -> Sides | None:
+    def _open_told(self, upper: bytes, inode: Identified | None = None) -> BackingAndMount | None:
         """A directory, readable; None if it can't be had, which is told, is another one by now, or must be avoided."""
         try:
             sides = self._open(upper)
         except OSError as error:
             if error.errno == errno.EXDEV:
-                self._tally.count(Sums(n_mounts=1))
+                self._tally.count(SweepSums(n_mounts=1))
             elif error.errno not in GONE:
                 self._tally.fail(upper, error.errno, "open")
             return None
@@ -154,7 +154,7 @@ class _Run:
                 return None
         return sides
 
-    def _leave(self, sides: Sides) -> None:
+    def _leave(self, sides: BackingAndMount) -> None:
         """Be done with a directory."""
         sides.close_mounted()
         self._close(sides.fd)
@@ -178,12 +178,12 @@ class _Run:
         else:
             is_meant = job.strips or not self._is_spared(upper, sides)
         if is_meant:
-            self._list(Job(Kind.LIST, upper, [], fd=sides.fd, strips=job.strips), sides)
+            self._list(Job(JobKind.LIST, upper, [], fd=sides.fd, strips=job.strips), sides)
         else:
             sides.__exit__()
         return True
 
-    def _is_spared(self, upper: bytes, sides: Sides, *, is_told: bool = True) -> bool:
+    def _is_spared(self, upper: bytes, sides: BackingAndMount, *, is_told: bool = True) -> bool:
         """Whether the guard, if there is one, wants a directory left alone; what it can't say is a failure."""
         if self._guard is None:
             return False
@@ -203,9 +203,9 @@ class _Run:
             self._close(fd)
         else:
             sides.fd.close()
-            self._list(job, Sides(fd, sides.mounted))
+            self._list(job, BackingAndMount(fd, sides.mounted))
 
-    def _list(self, job: Job, sides: Sides) -> None:
+    def _list(self, job: Job, sides: BackingAndMount) -> None:
         """Find what is to be done in a directory; in a large one only as much as memory and time allow."""
         way = self._way
         wanted = stripped_in(self._matcher, job.upper) if job.strips else wanted_in(self._matcher, job.upper)
@@ -216,7 +216,7 @@ class _Run:
             self._tally.fail(job.upper, error.errno, "getdents")
             self._leave(sides)
             return
-        self._tally.count(Sums(n_seen=found.n_seen))
+        self._tally.count(SweepSums(n_seen=found.n_seen))
         self._chooser.refuse(job.upper, found.untold)
         if not found.is_all:
             self._jobs.append(job)
@@ -227,7 +227,7 @@ class _Run:
         else:
             sides.close_mounted()
 
-    def _sort_dirs(self, job: Job, found: Found, sides: Sides) -> None:
+    def _sort_dirs(self, job: Job, found: MatchedEntries, sides: BackingAndMount) -> None:
         """Have directories entered or taken, as the action would have it."""
         upper, dirs = job.upper, found.dirs
         if job.strips:
@@ -239,10 +239,10 @@ class _Run:
             case Dirs.WHOLE:
                 dirs = _without(dirs, chosen)
                 self._push_enter(upper, dirs)
-                self._take(Job(Kind.AFTER, upper, chosen), sides)
+                self._take(Job(JobKind.AFTER, upper, chosen), sides)
             case Dirs.FIRST:
                 self._push_enter(upper, dirs)
-                self._take(Job(Kind.AFTER, upper, chosen), sides)
+                self._take(Job(JobKind.AFTER, upper, chosen), sides)
             case Dirs.LAST:
                 self._after(upper, chosen)
                 self._push_enter(upper, _without(dirs, chosen) if self._matcher.needs_emptiness else dirs)
@@ -266,17 +266,17 @@ class _Run:
 
     def _push_enter(self, upper: bytes, dirs: list[str], *, strips: bool = False, is_chosen: bool = False) -> None:
         if dirs:
-            self._jobs.append(Job(Kind.ENTER, upper, list(dirs), strips=strips, is_chosen=is_chosen))
+            self._jobs.append(Job(JobKind.ENTER, upper, list(dirs), strips=strips, is_chosen=is_chosen))
 
     def _after(self, upper: bytes, dirs: list[str], *, strips: bool = False) -> None:
         if dirs:
-            self._jobs.append(Job(Kind.AFTER, upper, list(dirs), strips=strips))
+            self._jobs.append(Job(JobKind.AFTER, upper, list(dirs), strips=strips))
 
     # What is acted on.
 
-    def _sort_files(self, job: Job, names: list[str], sides: Sides) -> None:
+    def _sort_files(self, job: Job, names: list[str], sides: BackingAndMount) -> None:
         """Act on what was found, the first bundle at once; the others are for whoever has time."""
-        here = Job(Kind.TAKE, job.upper, names, strips=job.strips)
+        here = Job(JobKind.TAKE, job.upper, names, strips=job.strips)
         if len(names) > _BUNDLE:
             here = here._replace(inode=identify(self._kernel, sides.fd))
             bundles = [names[at : at + _BUNDLE] for at in range(0, len(names), _BUNDLE)]
@@ -284,7 +284,7 @@ class _Run:
             here = here._replace(names=bundles[-1])
         self._take(here, sides)
 
-    def _take(self, job: Job, sides: Sides) -> None:
+    def _take(self, job: Job, sides: BackingAndMount) -> None:
         """Act on names until the slice is over; the rest is a job again."""
         names = job.names
         while names:
@@ -300,9 +300,9 @@ class _Run:
             del names[-n:]
             names += self._act(job, some, sides)[::-1]
 
-    def _act(self, job: Job, names: list[str], sides: Sides) -> list[str]:
+    def _act(self, job: Job, names: list[str], sides: BackingAndMount) -> list[str]:
         """Act on some names; those that have to be offered again."""
-        tally, are_dirs = self._tally, job.kind is Kind.AFTER
+        tally, are_dirs = self._tally, job.kind is JobKind.AFTER
         again: list[str] = []
         sizes: dict[str, int] = {}
         if are_dirs and job.inode is not None and self._way.dirs is Dirs.WHOLE:
@@ -320,16 +320,16 @@ class _Run:
                 names = self._unspared(job.upper, names, held)
             if not names:
                 return again
-            here = Here(self._kernel, sides, job.upper, are_dirs, self._is_stopped, self._ways)
+            here = ActionPlace(self._kernel, sides, job.upper, are_dirs, self._is_stopped, self._ways)
             taken = self._offer(here, names)
         tally.take(job.upper, len(names), taken, are_matches=not job.strips, has_left=not is_reserved)
         tried, untried = names[: len(names) - taken.n_left], names[len(names) - taken.n_left :]
         if sizes:
             undone = {name for name, _why in (*taken.refused, *taken.spared)}
-            tally.count(Sums(n_bytes=sum(sizes[name] for name in tried if name not in undone)))
+            tally.count(SweepSums(n_bytes=sum(sizes[name] for name in tried if name not in undone)))
         return untried + again
 
-    def _offer(self, here: Here, names: Sequence[str]) -> Taken:
+    def _offer(self, here: ActionPlace, names: Sequence[str]) -> ActionResult:
         try:
             with self._groups.alone_in(here.sides.fd):
                 return self._action.take(here, names)
@@ -338,7 +338,7 @@ class _Run:
             number = errno.ESTALE if error.errno == errno.ENOENT else error.errno or errno.EIO
             looked, _refused = look_at_all(self._kernel, here.sides.fd, names)
             there = {one.name for one in looked}
-            return Taken([(name, number if name in there else errno.ENOENT) for name in names], "open")
+            return ActionResult([(name, number if name in there else errno.ENOENT) for name in names], "open")
 
     def _unspared(self, upper: bytes, names: list[str], held: ExitStack) -> list[str]:
         """The directories that the guard does not want left alone; they stay open, as it may have locked them."""
@@ -367,7 +367,7 @@ class _Run:
             sides = self._open(upper)
         except OSError as error:
             if error.errno == errno.EXDEV:
-                self._tally.count(Sums(n_mounts=1))
+                self._tally.count(SweepSums(n_mounts=1))
             elif error.errno == errno.ENOENT:
                 self._tally.count(missing(len(job.names), job.again))
             else:
@@ -380,8 +380,8 @@ class _Run:
                 self._after(upper, dirs)
                 self._push_enter(upper, dirs, strips=True, is_chosen=True)
             else:
-                self._take(Job(Kind.AFTER, upper, dirs), sides)
-            self._take(Job(Kind.TAKE, upper, files), sides)
+                self._take(Job(JobKind.AFTER, upper, dirs), sides)
+            self._take(Job(JobKind.TAKE, upper, files), sides)
         self._leave(sides)
 
 

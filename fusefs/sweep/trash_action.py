@@ -11,20 +11,20 @@ from functools import partial
 
 from fusefs.core.errors import NotFound
 from fusefs.core.names import Name, RelPath
-from fusefs.core.sweep_result import Sums
+from fusefs.core.sweep_result import SweepSums
 from fusefs.linux.kernel import Kernel
-from fusefs.store.backing_and_mount import FULL, Sides, between, is_same
+from fusefs.store.backing_and_mount import FULL, BackingAndMount, between, is_same
 from fusefs.store.locate import find_scope
 from fusefs.store.merge import bring
 from fusefs.store.spare_space import FOR_USER, with_room
-from fusefs.store.stage import Options
-from fusefs.store.sweep_container import Basket, open_basket
-from fusefs.sweep.request import Action, Ended, Here, Identified, Taken, Top, ToTrash
+from fusefs.store.stage import SwapOptions
+from fusefs.store.sweep_container import SweepContainer, open_basket
+from fusefs.sweep.request import Action, ActionEnd, ActionPlace, ActionResult, Identified, SweepRoot, ToTrash
 from fusefs.sweep.store_guard import noted_stores, without_stores
 
 
 @contextmanager
-def open_trash(kernel: Kernel, top: Top, to: ToTrash) -> Iterator[Action]:
+def open_trash(kernel: Kernel, top: SweepRoot, to: ToTrash) -> Iterator[Action]:
     """The action, with a container for what it takes; what came into that is an orphan in the end, even if killed.
 
     Raises  TrashdError; nothing is left behind then
@@ -32,43 +32,43 @@ def open_trash(kernel: Kernel, top: Top, to: ToTrash) -> Iterator[Action]:
     with find_scope(kernel, top.path) as scope:
         if not os.path.samestat(kernel.fstat(scope.sides.fd), kernel.fstat(top.sides.fd)):
             raise NotFound(top.path, "it was moved meanwhile")
-        with open_basket(kernel, scope, to.options or Options()) as basket:
-            yield _Trash(basket, noted_stores(kernel, top.path))
+        with open_basket(kernel, scope, to.options or SwapOptions()) as basket:
+            yield _TrashAction(basket, noted_stores(kernel, top.path))
 
 
-class _Trash:
+class _TrashAction:
     """See Action. All that it keeps is there before any worker is, and shared by them."""
 
     is_single = False
     takes_dirs = True
     avoided: frozenset[Identified] = frozenset()
 
-    def __init__(self, basket: Basket, noted: frozenset[RelPath]) -> None:
+    def __init__(self, basket: SweepContainer, noted: frozenset[RelPath]) -> None:
         self._basket = basket
         self._noted = noted
         self._has_joined = mmap.mmap(-1, 1)
         """Whether something may have come by a merge, which counts as nothing done if it could not come wholly."""
 
-    def take(self, here: Here, names: Sequence[str]) -> Taken:
+    def take(self, here: ActionPlace, names: Sequence[str]) -> ActionResult:
         """See Action: one rename a name."""
         names, told = without_stores(here, names, self._noted)
         try:
             into = self._basket.into(here.upper, here.ways)
         except FileNotFoundError:
             # The directory has another path by now: what is in it is not where it was asked for.
-            return Taken([(name, errno.ENOENT) for name in names], "openat2", told)
+            return ActionResult([(name, errno.ENOENT) for name in names], "openat2", told)
         with into:
             if is_same(here.kernel, here.sides.fd, into.fd):
-                return Taken([(name, errno.ENOENT) for name in names], "openat2", told)
+                return ActionResult([(name, errno.ENOENT) for name in names], "openat2", told)
             source, target = between(here.sides, into)
             refused = [
                 (name, left)
                 for name, number in here.kernel.rename_all_free(source, target, names)
                 if (left := self._once_more(here, into, Name(os.fsencode(name)), number))
             ]
-            return Taken(refused, "renameat2", told)
+            return ActionResult(refused, "renameat2", told)
 
-    def _once_more(self, here: Here, into: Sides, name: Name, number: int) -> int:
+    def _once_more(self, here: ActionPlace, into: BackingAndMount, name: Name, number: int) -> int:
         """What is left of an error; 0 if the name could be taken all the same."""
         if number == errno.EEXIST and here.are_dirs:
             # Something was taken from it before, so that there is one of its name: the rest joins that.
@@ -84,7 +84,7 @@ class _Trash:
             return error.errno or errno.EIO
         return 0
 
-    def end(self, sums: Sums) -> Ended:
+    def end(self, sums: SweepSums) -> ActionEnd:
         """See Action."""
         orphan, warnings = self._basket.finish(is_empty=not (sums.n_done or self._has_joined[0]))
-        return Ended(orphan, self._basket.volume, warnings=warnings)
+        return ActionEnd(orphan, self._basket.volume, warnings=warnings)

@@ -12,12 +12,12 @@ from typing import NamedTuple, Self, assert_never
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import NotFound, TrashdError
 from fusefs.core.events import show
-from fusefs.core.freed_space import Kind, Reason, Survey, Waited, total
+from fusefs.core.freed_space import SpaceKeeper, SpaceKept, Survey, Waited, total
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, join, printable
 from fusefs.core.report import Progress
-from fusefs.core.service_status import Phase, VolumeStatus
-from fusefs.core.space_goal import Goal, Met, explain_impossible, is_reached
+from fusefs.core.service_status import VolumePhase, VolumeStatus
+from fusefs.core.space_goal import GoalReached, SpaceGoal, explain_impossible, is_reached
 from fusefs.engine.count_tree import survey
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
@@ -26,14 +26,14 @@ from fusefs.linux.mountinfo import find_place, is_inside, read_mounts
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME, runtime_dir
 from fusefs.service.status_file import read_status
 from fusefs.store.as_owner import as_owner
-from fusefs.store.claim import Lost, hold, look_at_record
+from fusefs.store.claim import ClaimLost, hold, look_at_record
 from fusefs.store.container import move
 from fusefs.store.discover import discover, folders
 from fusefs.store.layout import RECORD, TREE, Store, UserFolder
 from fusefs.store.list_orphans import explain_failure
 from fusefs.store.spare_space import FOR_REAPER, with_room
 from fusefs.store.swap import Swapped
-from fusefs.waiting.wait_for_space import Gauge, wait_for_goal
+from fusefs.waiting.wait_for_space import FreeSpaceGauge, wait_for_goal
 
 _PAUSE_S = 0.2
 _ASK_S = 1.0
@@ -47,7 +47,7 @@ _MARKED_MAX = 200
 """So many trees are remembered by an fd each, to tell a restore from a reap."""
 
 
-class Handed(NamedTuple):
+class LeftToReaper(NamedTuple):
     """How an orphan was left to the reaper.
 
     survey     of what was in it; None if another process had it
@@ -60,7 +60,7 @@ class Handed(NamedTuple):
 
 def hand_over(
     folder: UserFolder, container: ContainerId, progress: Progress, stops: Callable[[], bool], *, keeps: bool
-) -> Handed:
+) -> LeftToReaper:
     """Count what is in an orphan, and let the reaper have it; to be run as the folder's owner.
 
     It is counted while we have its lock, so that nothing of it goes meanwhile, and then claimed: what lies in
@@ -70,17 +70,17 @@ def hand_over(
     Raises  BadRecord, OSError
     """
     held = hold(folder, State.ORPHANS, container)
-    if isinstance(held, Lost):
-        return Handed(None, False)
+    if isinstance(held, ClaimLost):
+        return LeftToReaper(None, False)
     with held:
         seen = survey(folder.store.kernel, held.fd, progress, with_shared=True, stops=stops)
         is_handed = not keeps and not stops()
         if is_handed:
             with_room(folder, FOR_REAPER, lambda: move(held, State.REAPING))
-    return Handed(seen, is_handed)
+    return LeftToReaper(seen, is_handed)
 
 
-def _explain_left(folder: UserFolder, container: ContainerId) -> Reason:
+def _explain_left(folder: UserFolder, container: ContainerId) -> SpaceKept:
     """What of a quarantined orphan is left, and why; to be run as the folder's owner.
 
     Raises  BadRecord, OSError; FileNotFoundError if it is not in quarantine any more
@@ -93,7 +93,7 @@ def _explain_left(folder: UserFolder, container: ContainerId) -> Reason:
     if failures:
         more = f", and {len(failures) - 1} more" if len(failures) > 1 else ""
         why = f": {explain_failure(failures[0])}{more}"
-    return Reason(Kind.LEFT, n_bytes, f"could not be removed, in quarantine{why}")
+    return SpaceKept(SpaceKeeper.LEFT, n_bytes, f"could not be removed, in quarantine{why}")
 
 
 def _expires_ns(folder: UserFolder, container: ContainerId) -> int | None:
@@ -104,7 +104,7 @@ def _expires_ns(folder: UserFolder, container: ContainerId) -> int | None:
     return look_at_record(folder, State.ORPHANS, container).expires_ns()
 
 
-class Orphan:
+class FollowedOrphan:
     """One that is followed: where it is, and when it is nowhere, whether it was put back.
 
     survey  of what was in it, as far as it was counted
@@ -139,27 +139,27 @@ class Orphan:
                     return state
         return None
 
-    def ended(self) -> Reason | None:
+    def ended(self) -> SpaceKept | None:
         """Of one that is nowhere: why its space does not come, if it was put back."""
         is_somewhere = self._tree is not None and self.folder.store.kernel.fstat(self._tree).st_nlink > 0
         self.close()
-        return Reason(Kind.RESTORED, self.survey.n_bytes, f"{self.id} was restored") if is_somewhere else None
+        return SpaceKept(SpaceKeeper.RESTORED, self.survey.n_bytes, f"{self.id} was restored") if is_somewhere else None
 
-    def left(self) -> Reason:
+    def left(self) -> SpaceKept:
         """Of one in quarantine: what is left, and why."""
         explain = partial(_explain_left, self.folder, self.id)
-        return as_owner(self.folder, lambda _visible: explain(), Reason)
+        return as_owner(self.folder, lambda _visible: explain(), SpaceKept)
 
-    def why_untouched(self) -> Reason | None:
+    def why_untouched(self) -> SpaceKept | None:
         """Of one that is due and still an orphan: what keeps it, if that can be seen."""
         read = partial(_expires_ns, self.folder, self.id)
         with suppress(FileNotFoundError):
             if as_owner(self.folder, lambda _visible: read(), int | None) is None:
-                return Reason(Kind.PINNED, self.survey.n_bytes, f"{self.id} is to be kept (trashd keep)")
+                return SpaceKept(SpaceKeeper.PINNED, self.survey.n_bytes, f"{self.id} is to be kept (trashd keep)")
             record = self.folder.store.kernel.stat(self.folder.fd, self._way(State.ORPHANS, RECORD))
             for pid in flock_holders(record.st_ino):
                 holder = f"{printable(os.fsencode(command_of(pid)))} (pid {pid})"
-                return Reason(Kind.PINNED, self.survey.n_bytes, f"{holder} holds the lock of {self.id}")
+                return SpaceKept(SpaceKeeper.PINNED, self.survey.n_bytes, f"{holder} holds the lock of {self.id}")
         return None
 
     def _way(self, state: State, *names: bytes) -> bytes:
@@ -173,14 +173,14 @@ class Followed(NamedTuple):
     kept       why some of the space will not come
     """
 
-    hindrance: Reason | None
-    kept: tuple[Reason, ...]
+    hindrance: SpaceKept | None
+    kept: tuple[SpaceKept, ...]
 
 
 def follow(
-    orphans: Sequence[Orphan],
-    gauge: Gauge,
-    goal: Goal,
+    orphans: Sequence[FollowedOrphan],
+    gauge: FreeSpaceGauge,
+    goal: SpaceGoal,
     *,
     tell: Callable[[str], None] = lambda _what: None,
     stops: Callable[[], bool] = lambda: False,
@@ -193,7 +193,7 @@ def follow(
     stops  asked after each pause: whoever says yes gets what is known by then
     """
     expected = total(orphan.survey for orphan in orphans)
-    left, kept = list(orphans), list[Reason]()
+    left, kept = list(orphans), list[SpaceKept]()
     asked_s = late_s = served_s = clock()
     reaper = _find_reaper(orphans[0].folder.store)
     while True:
@@ -205,9 +205,9 @@ def follow(
         if not left or is_reached(goal, expected, gauge.courses) or stops():
             return Followed(None, tuple(kept))
         now = clock()
-        if not isinstance(reaper, Reason):
+        if not isinstance(reaper, SpaceKept):
             served_s = now
-        elif reaper.kind is not Kind.NOBODY or now - served_s > _RESTART_S:
+        elif reaper.kind is not SpaceKeeper.NOBODY or now - served_s > _RESTART_S:
             return Followed(reaper, tuple(kept))
         waits_s = _waits_s(left[0])
         if waits_s > 0 or left[0].state() is not State.ORPHANS:
@@ -223,7 +223,7 @@ def follow(
             asked_s, reaper = now, _find_reaper(left[0].folder.store)
 
 
-def _end_of(orphan: Orphan) -> list[Reason] | None:
+def _end_of(orphan: FollowedOrphan) -> list[SpaceKept] | None:
     """None of one that has not ended; of one that has, why its space does not come, if it does not."""
     state = orphan.state()
     if state is None:
@@ -239,12 +239,12 @@ def _end_of(orphan: Orphan) -> list[Reason] | None:
     return [reason]
 
 
-def _waits_s(orphan: Orphan) -> float:
+def _waits_s(orphan: FollowedOrphan) -> float:
     return (orphan.due_ns - time.time_ns()) / 1e9
 
 
-def _describe(reaper: VolumeStatus | Reason, waits_s: float) -> str:
-    if isinstance(reaper, Reason):
+def _describe(reaper: VolumeStatus | SpaceKept, waits_s: float) -> str:
+    if isinstance(reaper, SpaceKept):
         return reaper.detail
     if waits_s > 0:
         return f"may be reaped in {format_duration(round(waits_s))}"
@@ -253,7 +253,7 @@ def _describe(reaper: VolumeStatus | Reason, waits_s: float) -> str:
     return f"{reaper.phase.value}{rate}{why}"
 
 
-class Ways(NamedTuple):
+class WaitCallbacks(NamedTuple):
     """How whoever waits is told, and may end it.
 
     counting  gets the entries and bytes that are counted, about every thousand
@@ -266,7 +266,7 @@ class Ways(NamedTuple):
     stops: Callable[[], bool]
 
 
-class Outcome(NamedTuple):
+class WaitResult(NamedTuple):
     """How the waiting for one volume ended.
 
     base    the directory that holds the store
@@ -275,18 +275,18 @@ class Outcome(NamedTuple):
     """
 
     base: bytes
-    met: Met
+    met: GoalReached
     ids: tuple[ContainerId, ...]
     spared: tuple[ContainerId, ...]
 
 
-class _Volume:
+class _AwaitedVolume:
     """The directory that holds a store, what was free when its first victim was gone, and what is waited for."""
 
     def __init__(self, kernel: Kernel, folder: UserFolder) -> None:
         self.store = folder.store
-        self.gauge = Gauge(kernel, folder.store.base.fd)
-        self.orphans: list[Orphan] = []
+        self.gauge = FreeSpaceGauge(kernel, folder.store.base.fd)
+        self.orphans: list[FollowedOrphan] = []
         self.handed: set[ContainerId] = set()
 
     def expected(self) -> Survey:
@@ -297,21 +297,21 @@ class _Volume:
         """What came of their space until the last look."""
         return max(self.gauge.courses.space.came(), 0)
 
-    def unmet(self, goal: Goal, *reasons: Reason) -> Met:
+    def unmet(self, goal: SpaceGoal, *reasons: SpaceKept) -> GoalReached:
         """What to tell where the goal is not reached, for these reasons."""
         waited = Waited(self.came_bytes(), self.expected().n_bytes, reasons, False)
-        return Met(goal, False, waited, self.gauge.courses.came_inodes())
+        return GoalReached(goal, False, waited, self.gauge.courses.came_inodes())
 
 
-class Awaiting:
+class SwapWait:
     """The volumes of one command."""
 
-    def __init__(self, goal: Goal, keep_for: int) -> None:
+    def __init__(self, goal: SpaceGoal, keep_for: int) -> None:
         """keep_for: the retention in seconds that the user asked for; 0 if it is given up."""
         self._goal = goal
         self._keep_for = keep_for
         self._kernel = Kernel()
-        self._volumes: dict[bytes, _Volume] = {}
+        self._volumes: dict[bytes, _AwaitedVolume] = {}
         self._folders: dict[bytes, UserFolder] = {}
         self._n_marked = 0
         self._owned = ExitStack()
@@ -332,8 +332,8 @@ class Awaiting:
         base = folder.store.base_path
         volume = self._volumes.get(base)
         if volume is None:
-            volume = self._volumes[base] = _Volume(self._kernel, folder)
-        orphan = Orphan(folder, swapped.id, time.time_ns() + self._keep_for * 1_000_000_000)
+            volume = self._volumes[base] = _AwaitedVolume(self._kernel, folder)
+        orphan = FollowedOrphan(folder, swapped.id, time.time_ns() + self._keep_for * 1_000_000_000)
         self._owned.callback(orphan.close)
         if self._n_marked < _MARKED_MAX:
             self._n_marked += 1
@@ -358,7 +358,7 @@ class Awaiting:
         """The volumes, each by the directory that holds its store."""
         return self._volumes.keys()
 
-    def wait_for(self, base: bytes, ways: Ways) -> Outcome:
+    def wait_for(self, base: bytes, ways: WaitCallbacks) -> WaitResult:
         """Wait for one of them.
 
         Raises  TrashdError, OSError of what can't be counted or followed
@@ -366,11 +366,11 @@ class Awaiting:
         volume = self._volumes[base]
         ids = tuple(orphan.id for orphan in volume.orphans)
         met = self._wait_for(volume, ways)
-        return Outcome(base, met, ids, tuple(one for one in ids if one not in volume.handed))
+        return WaitResult(base, met, ids, tuple(one for one in ids if one not in volume.handed))
 
-    def _wait_for(self, volume: _Volume, ways: Ways) -> Met:
+    def _wait_for(self, volume: _AwaitedVolume, ways: WaitCallbacks) -> GoalReached:
         reaper = _find_reaper(volume.store)
-        if isinstance(reaper, Reason) and reaper.kind is Kind.NOBODY:
+        if isinstance(reaper, SpaceKept) and reaper.kind is SpaceKeeper.NOBODY:
             return volume.unmet(self._goal, reaper)  # nobody would take them, so that nothing is given up
         kept = self._hand_over(volume, ways)
         expected = volume.expected()
@@ -397,7 +397,7 @@ class Awaiting:
             stops=ways.stops,
         )
 
-    def _hand_over(self, volume: _Volume, ways: Ways) -> list[Reason]:
+    def _hand_over(self, volume: _AwaitedVolume, ways: WaitCallbacks) -> list[SpaceKept]:
         """Let the reaper have all of a volume; why some of their space will not come."""
         kept = []
         for orphan in list(volume.orphans):
@@ -410,18 +410,20 @@ class Awaiting:
                 orphan.survey = handed.survey
             elif orphan.state() is not State.REAPING:
                 volume.orphans.remove(orphan)
-                kept.append(orphan.why_untouched() or Reason(Kind.PINNED, 0, f"somebody else has {orphan.id}"))
+                kept.append(
+                    orphan.why_untouched() or SpaceKept(SpaceKeeper.PINNED, 0, f"somebody else has {orphan.id}")
+                )
         return kept
 
-    def _hand_over_one(self, orphan: Orphan, ways: Ways) -> Handed:
+    def _hand_over_one(self, orphan: FollowedOrphan, ways: WaitCallbacks) -> LeftToReaper:
         keeps = self._keep_for > 0
         act = partial(hand_over, orphan.folder, orphan.id, ways.counting, ways.stops, keeps=keeps)
-        return as_owner(orphan.folder, lambda _visible: act(), Handed)
+        return as_owner(orphan.folder, lambda _visible: act(), LeftToReaper)
 
 
-def _find_reaper(store: Store) -> VolumeStatus | Reason:
+def _find_reaper(store: Store) -> VolumeStatus | SpaceKept:
     """What the reaper of a store's volume says, root's or else the caller's own; or why nothing is reaped there."""
-    reason = Reason(Kind.NOBODY, 0, f"no reaper serves {printable(store.base_path)}")
+    reason = SpaceKept(SpaceKeeper.NOBODY, 0, f"no reaper serves {printable(store.base_path)}")
     for directory in dict.fromkeys((SYSTEM_RUNTIME, runtime_dir())):
         with suppress(TrashdError, OSError):  # of another version, or not ours to read
             seen = read_status(directory)
@@ -453,17 +455,24 @@ def _find(store: Store, volumes: tuple[VolumeStatus, ...]) -> VolumeStatus | Non
     return None
 
 
-def _explain_hindrance(volume: VolumeStatus) -> Reason | None:
+def _explain_hindrance(volume: VolumeStatus) -> SpaceKept | None:
     """Why a reaper that serves a volume does not reap there; None if it does, or will without anybody's doing."""
     match volume.phase:
-        case Phase.IDLE | Phase.LOOKING | Phase.REAPING | Phase.YIELDING | Phase.HURRYING | Phase.WINDOW:
+        case (
+            VolumePhase.IDLE
+            | VolumePhase.LOOKING
+            | VolumePhase.REAPING
+            | VolumePhase.YIELDING
+            | VolumePhase.HURRYING
+            | VolumePhase.WINDOW
+        ):
             return None
-        case Phase.PAUSED:
-            return Reason(Kind.PAUSED, 0, _told("the reaper is paused", volume))
-        case Phase.BROKEN:
-            return Reason(Kind.BROKEN, 0, _told("the reaper rests after too many errors", volume))
-        case Phase.ELSEWHERE | Phase.GONE | Phase.UNPROVEN:
-            return Reason(Kind.NOBODY, 0, _told("the reaper has let go of the volume", volume))
+        case VolumePhase.PAUSED:
+            return SpaceKept(SpaceKeeper.PAUSED, 0, _told("the reaper is paused", volume))
+        case VolumePhase.BROKEN:
+            return SpaceKept(SpaceKeeper.BROKEN, 0, _told("the reaper rests after too many errors", volume))
+        case VolumePhase.ELSEWHERE | VolumePhase.GONE | VolumePhase.UNPROVEN:
+            return SpaceKept(SpaceKeeper.NOBODY, 0, _told("the reaper has let go of the volume", volume))
     assert_never(volume.phase)
 
 

@@ -8,12 +8,12 @@ from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from contextlib import suppress
 
 from fusefs.core.freed_space import (
-    Course,
-    Kind,
-    Reason,
-    Step,
+    SpaceCourse,
+    SpaceKeeper,
+    SpaceKept,
     Survey,
     Waited,
+    WaitStep,
     begin,
     conclude,
     describe_unknown,
@@ -21,8 +21,8 @@ from fusefs.core.freed_space import (
     look,
 )
 from fusefs.core.names import STORE, ContainerId, printable
-from fusefs.core.space_goal import Courses, Goal, Met, conclude_goal, decide_goal, is_reached
-from fusefs.linux.deleted_files import Deleted, device_of, find_deleted
+from fusefs.core.space_goal import GoalReached, SpaceCourses, SpaceGoal, conclude_goal, decide_goal, is_reached
+from fusefs.linux.deleted_files import DeletedFile, device_of, find_deleted
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.tree_users import find_named, serves_fuse
 
@@ -34,7 +34,7 @@ Tell = Callable[[int, int], None]
 """Called with the bytes that came, and those that are expected."""
 
 
-class Gauge:
+class FreeSpaceGauge:
     """How the free space of a volume went since a moment, as far as it was looked at."""
 
     def __init__(
@@ -50,7 +50,7 @@ class Gauge:
         self._fd = fd
         self._clock = clock
         before_inodes, now = kernel.free_inodes(fd), clock()
-        self.courses = Courses(
+        self.courses = SpaceCourses(
             begin(kernel.free_bytes(fd) if before_bytes is None else before_bytes, now),
             None if before_inodes is None else begin(before_inodes, now),
         )
@@ -62,26 +62,26 @@ class Gauge:
         free_inodes, inodes = self._kernel.free_inodes(self._fd), before.inodes
         if inodes is not None and free_inodes is not None:
             inodes = look(inodes, expected_bytes, free_inodes, now)
-        self.courses = Courses(space, inodes)
+        self.courses = SpaceCourses(space, inodes)
         return space.grown > before.space.grown
 
 
 def wait_for_goal(
     kernel: Kernel,
     fd: int,
-    gauge: Gauge,
-    goal: Goal,
+    gauge: FreeSpaceGauge,
+    goal: SpaceGoal,
     survey: Survey,
     *,
     left_bytes: int = 0,
-    known: Sequence[Reason] = (),
+    known: Sequence[SpaceKept] = (),
     containers: Collection[ContainerId] = (),
     patience_s: float = PATIENCE_S,
     tell: Tell = lambda _came, _expected: None,
     stops: Callable[[], bool] = lambda: False,
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
-) -> Met:
+) -> GoalReached:
     """Wait until so much of the space that reaped trees took is there; or say what keeps the rest.
 
     Run it as who typed the command: processes are seen as far as that user may look.
@@ -95,7 +95,7 @@ def wait_for_goal(
     tell          before each pause
     stops         asked after each pause: whoever says yes gets what is known by then
     """
-    waiting = _Waiting(kernel, fd, survey.n_bytes, [*foreseen(survey, left_bytes), *known], containers)
+    waiting = _SpaceWait(kernel, fd, survey.n_bytes, [*foreseen(survey, left_bytes), *known], containers)
     pause_s = _FIRST_PAUSE_S
     while True:
         has_grown = gauge.look(survey.n_bytes)
@@ -107,7 +107,7 @@ def wait_for_goal(
             gauge.look(survey.n_bytes)
             reasons = waiting.reasons()
         step = decide_goal(goal, survey, gauge.courses, reasons, clock(), patience_s)
-        if stops() or step is not Step.KEEP_WAITING:
+        if stops() or step is not WaitStep.KEEP_WAITING:
             waited = waiting.conclude(gauge.courses.space, reasons)
             return conclude_goal(goal, survey, gauge.courses, waited)
         tell(gauge.courses.space.came(), survey.n_bytes)
@@ -115,11 +115,11 @@ def wait_for_goal(
         pause_s = _FIRST_PAUSE_S if has_grown else min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
-class _Waiting:
+class _SpaceWait:
     """What stays the same while we wait."""
 
     def __init__(
-        self, kernel: Kernel, fd: int, expected_bytes: int, known: list[Reason], containers: Collection[ContainerId]
+        self, kernel: Kernel, fd: int, expected_bytes: int, known: list[SpaceKept], containers: Collection[ContainerId]
     ) -> None:
         self._kernel = kernel
         self._fd = fd
@@ -128,7 +128,7 @@ class _Waiting:
         self._parts = [b"/%s/" % name.encode() for name in containers] or [b"/%s/" % STORE]
         self.known = known
 
-    def is_missing_some(self, course: Course) -> bool:
+    def is_missing_some(self, course: SpaceCourse) -> bool:
         """Whether not everything came."""
         return not conclude(course, self._expected, (), "").is_complete
 
@@ -138,7 +138,7 @@ class _Waiting:
             with suppress(OSError), self._kernel.open_dir(self._fd) as directory:
                 self._kernel.syncfs(directory)
 
-    def reasons(self) -> list[Reason]:
+    def reasons(self) -> list[SpaceKept]:
         """All that are known now."""
         device = device_of(self._fd)
         if device is None:
@@ -148,18 +148,18 @@ class _Waiting:
     def _is_ours(self, path: bytes) -> bool:
         return any(part in path for part in self._parts)
 
-    def conclude(self, course: Course, reasons: list[Reason]) -> Waited:
+    def conclude(self, course: SpaceCourse, reasons: list[SpaceKept]) -> Waited:
         """What to tell."""
         unknown = describe_unknown(is_local=self._is_local, sees_all=os.geteuid() == 0)
         return conclude(course, self._expected, reasons, unknown)
 
 
-def _held_open(found: Iterable[Deleted], is_ours: Callable[[bytes], bool]) -> list[Reason]:
+def _held_open(found: Iterable[DeletedFile], is_ours: Callable[[bytes], bool]) -> list[SpaceKept]:
     """A reason for each process. A file that several have counts for the first one: each of them must let go of it.
 
     is_ours  whether a path, in whatever mount, leads to what was reaped
     """
-    by_process: dict[int, list[Deleted]] = {}
+    by_process: dict[int, list[DeletedFile]] = {}
     for deleted in found:
         by_process.setdefault(deleted.pid, []).append(deleted)
     counted: set[tuple[int, int]] = set()
@@ -169,16 +169,18 @@ def _held_open(found: Iterable[Deleted], is_ours: Callable[[bytes], bool]) -> li
         counted.update(file.inode for file in files)
         what = _describe(pid, files)
         if not serves_fuse(pid):
-            reasons.append(Reason(Kind.OPEN, n_bytes, what))
+            reasons.append(SpaceKept(SpaceKeeper.OPEN, n_bytes, what))
         elif clients := _clients(by_process, is_ours):
-            reasons.append(Reason(Kind.OPEN, n_bytes, f"{what}, for who uses its mount: {clients}"))
+            reasons.append(SpaceKept(SpaceKeeper.OPEN, n_bytes, f"{what}, for who uses its mount: {clients}"))
         else:
-            reasons.append(Reason(Kind.SERVED, n_bytes, f"{what}, until the kernel has forgotten that"))
+            reasons.append(SpaceKept(SpaceKeeper.SERVED, n_bytes, f"{what}, until the kernel has forgotten that"))
     reasons.sort(key=lambda reason: -reason.n_bytes)
     if len(reasons) > _MOST_TOLD:
         rest = reasons[_MOST_TOLD - 1 :]
         n_bytes = sum(reason.n_bytes for reason in rest)
-        reasons[_MOST_TOLD - 1 :] = [Reason(Kind.OPEN, n_bytes, f"{len(rest)} more processes have deleted files open")]
+        reasons[_MOST_TOLD - 1 :] = [
+            SpaceKept(SpaceKeeper.OPEN, n_bytes, f"{len(rest)} more processes have deleted files open")
+        ]
     return reasons
 
 
@@ -190,7 +192,7 @@ def _clients(holders: Container[int], is_ours: Callable[[bytes], bool]) -> str:
     return ", ".join(told[:_MOST_CLIENTS]) + (f" and {more} more" if more > 0 else "")
 
 
-def _describe(pid: int, files: list[Deleted]) -> str:
+def _describe(pid: int, files: list[DeletedFile]) -> str:
     largest = max(files, key=lambda file: file.n_bytes)
     what = "a deleted file" if len(files) == 1 else f"{len(files)} deleted files"
     where = f": {printable(largest.path)}" if largest.path else ""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.service_status import Phase
+from fusefs.core.service_status import VolumePhase
 from tests.support.command import TRASHD, done_well, environment, trashd
 from tests.support.service import places, service
 from tests.support.users import run_as
@@ -112,7 +112,7 @@ def test_where_roots_reaper_serves_nobody_else_pauses(
     base: Path, volume: Path, tmp_path: Path, words: tuple[str, ...], way: str
 ) -> None:
     with service(base, volume) as running, tmpfs_volume() as there, bind_mount(volume, there):
-        running.until_phase(volume, Phase.IDLE)
+        running.until_phase(volume, VolumePhase.IDLE)
         named = {"its path": [volume], "another mount of it": [there], "all": []}[way]
         done = by_alice(tmp_path, "pause", *words, *named)
     assert (done.returncode, done.stdout) == (4, b"")
@@ -131,7 +131,7 @@ def test_his_own_volumes_everybody_pauses(base: Path, volume: Path, tmp_path: Pa
 
 def test_his_own_store_everybody_pauses_though_it_has_the_id_of_roots(base: Path, volume: Path, tmp_path: Path) -> None:
     with service(base, volume) as running, tmpfs_volume() as own:
-        running.until_phase(volume, Phase.IDLE)
+        running.until_phase(volume, VolumePhase.IDLE)
         os.chown(own, ALICE, ALICE)
         assert by_alice(tmp_path, "init", own).returncode == 0
         text = (volume / ".trashd/volume.json").read_bytes()

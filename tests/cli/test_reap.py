@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.cli.reap_foreground import How, has_expired, is_unpinned, reap_all
-from fusefs.cli.swap_fast_lane import Batch, swap_all
+from fusefs.cli.reap_foreground import ReapOptions, has_expired, is_unpinned, reap_all
+from fusefs.cli.swap_fast_lane import SwapBatch, swap_all
 from fusefs.linux.kernel import Kernel
 from fusefs.store.find_orphans import find_container
 from fusefs.store.swap_path import remove_path
@@ -135,7 +135,7 @@ def test_what_was_kept_after_it_was_chosen_is_not_reaped(volume: Path, capsys: p
     chosen = [find_container(Kernel(), (raw(volume),), make_orphan(volume, name)) for name in ("kept", "over")]
     for entry, word in zip(chosen, ("7d", "0"), strict=True):
         done_well("keep", entry.id, "--for", word, "--volume", volume)
-    assert reap_all(Kernel(), (raw(volume),), chosen, How(is_meant=has_expired), as_json=False) == 0
+    assert reap_all(Kernel(), (raw(volume),), chosen, ReapOptions(is_meant=has_expired), as_json=False) == 0
     told = capsys.readouterr().out.splitlines()
     assert told[:2] == [f"{chosen[0].id}: skipped, it is kept by now", f"{chosen[1].id}: 4 entries removed"]
     assert os.listdir(volume / ".trashd/u/0/orphans") == [chosen[0].id]
@@ -144,7 +144,7 @@ def test_what_was_kept_after_it_was_chosen_is_not_reaped(volume: Path, capsys: p
 def test_what_was_pinned_after_it_was_chosen_is_left_by_all(volume: Path, capsys: pytest.CaptureFixture[str]) -> None:
     chosen = find_container(Kernel(), (raw(volume),), make_orphan(volume))
     done_well("keep", chosen.id, "--volume", volume)
-    assert reap_all(Kernel(), (raw(volume),), [chosen], How(is_meant=is_unpinned), as_json=False) == 0
+    assert reap_all(Kernel(), (raw(volume),), [chosen], ReapOptions(is_meant=is_unpinned), as_json=False) == 0
     assert capsys.readouterr().out == f"{chosen.id}: skipped, it is kept by now\n"
     assert os.listdir(volume / ".trashd/u/0/orphans") == [chosen.id]
 
@@ -336,7 +336,7 @@ def test_signal_that_ends_a_reap_ends_the_whole_command(volume: Path) -> None:
     first, second = volume / "first", volume / "second"
     first.mkdir()
     second.mkdir()
-    batch = Batch([bytes(first), bytes(second)], verb=remove_path, after=lambda _removed: 130)
+    batch = SwapBatch([bytes(first), bytes(second)], verb=remove_path, after=lambda _removed: 130)
     assert swap_all(batch) == 130
     assert not first.exists()
     assert second.exists()

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.cli.service_files import Piece, unit_word
-from fusefs.cli.service_install import Outcome, decide
+from fusefs.cli.service_files import InstalledFile, unit_word
+from fusefs.cli.service_install import FileOutcome, decide
 from tests.support.command import Done, done_well, trashd
 from tests.support.systemd import REPO
 from tests.support.users import run_as
@@ -39,7 +39,7 @@ def uninstall(root: Path, *words: str) -> dict[str, str]:
 def outcomes(root: Path, objects: list[dict[str, str]]) -> dict[str, str]:
     """By the paths without `root`, below which all are told to be."""
     assert all(one["path"].startswith(f"{root}/") for one in objects)
-    return {one["path"].removeprefix(str(root)): Outcome(one["outcome"]).name for one in objects}
+    return {one["path"].removeprefix(str(root)): FileOutcome(one["outcome"]).name for one in objects}
 
 
 def files_of(root: Path) -> set[str]:
@@ -181,12 +181,12 @@ def test_a_manifest_that_nobody_understands_stops_it(tmp_path: Path) -> None:
 
 @given(st.sampled_from([None, "wanted", "ours", "theirs"]), st.sampled_from([None, "wanted", "ours"]), st.booleans())
 def test_nothing_is_overwritten_but_our_own(found: str | None, ours: str | None, is_example: bool) -> None:
-    outcome = decide(found, "wanted", ours, Piece("/path", b"", is_example=is_example))
-    assert outcome in (Outcome.WRITTEN, Outcome.UNCHANGED, Outcome.KEPT)
-    if outcome is Outcome.WRITTEN:
+    outcome = decide(found, "wanted", ours, InstalledFile("/path", b"", is_example=is_example))
+    assert outcome in (FileOutcome.WRITTEN, FileOutcome.UNCHANGED, FileOutcome.KEPT)
+    if outcome is FileOutcome.WRITTEN:
         assert found is None or (found == ours and not is_example)
     if found == "theirs":
-        assert outcome is (Outcome.UNCHANGED if is_example else Outcome.KEPT)
+        assert outcome is (FileOutcome.UNCHANGED if is_example else FileOutcome.KEPT)
 
 
 @pytest.mark.parametrize(

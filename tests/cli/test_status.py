@@ -15,8 +15,16 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from fusefs.cli.status_watch import View
-from fusefs.core.service_status import Current, Fault, PassedOver, Phase, Seen, Status, VolumeStatus
+from fusefs.cli.status_watch import StatusView
+from fusefs.core.service_status import (
+    CurrentReap,
+    PassedOver,
+    SeenStatus,
+    Status,
+    StatusFault,
+    VolumePhase,
+    VolumeStatus,
+)
 from fusefs.linux import service_lock
 from fusefs.linux.fd import Fd
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME, make_dir
@@ -32,12 +40,13 @@ SOMEBODY = 54321
 EVIL = "\x1b[2J\x07\u202e"
 NOW_NS = time.time_ns()
 VOLUME = VolumeStatus(
-    path="/scratch", filesystem="ext4", phase=Phase.YIELDING, why="others wait 31 % of the time for the disk",
+    path="/scratch", filesystem="ext4", phase=VolumePhase.YIELDING, why="others wait 31 % of the time for the disk",
     n_users=3, n_orphans=12, n_due=4, n_quarantined=1, entries_per_s=12345.0, bytes_per_s=float(120 << 20),
     tempo_entries_per_s=20_000, io=0.31, memory=0.0, cpu=0.05, probe_ms=1.23, unlink_us=14.2, eta_s=720.0,
     oldest_overdue_s=7300.0, free_bytes=412 << 30, total_bytes=1800 << 30, free_inodes=98, total_inodes=100,
     free_trend_bytes_per_s=400_000.0, removed_entries=1_234_567, freed_bytes=45 << 30, n_reaped=12,
-    current=(Current(1000, "2fe7e4cb8ba8", 5),), faults=(Fault(NOW_NS, "EIO at a claim"), Fault(NOW_NS, "EIO again")),
+    current=(CurrentReap(1000, "2fe7e4cb8ba8", 5),),
+    faults=(StatusFault(NOW_NS, "EIO at a claim"), StatusFault(NOW_NS, "EIO again")),
 )  # fmt: skip
 
 
@@ -48,7 +57,7 @@ def status_of(*volumes: VolumeStatus, pid: int = os.getpid(), age_s: float = 0) 
     )  # fmt: skip
 
 
-def phased(phase: Phase) -> VolumeStatus:
+def phased(phase: VolumePhase) -> VolumeStatus:
     return msgspec.structs.replace(VOLUME, phase=phase)
 
 
@@ -110,10 +119,10 @@ def test_a_service_that_says_nothing_is_14(alive: bytes) -> None:
     assert "journalctl" in done.err
 
 
-@pytest.mark.parametrize("phase", Phase)
-def test_only_a_broken_volume_is_14(alive: bytes, phase: Phase) -> None:
+@pytest.mark.parametrize("phase", VolumePhase)
+def test_only_a_broken_volume_is_14(alive: bytes, phase: VolumePhase) -> None:
     write_status(alive, status_of(VOLUME, phased(phase)))
-    assert trashd("status").code == (14 if phase is Phase.BROKEN else 0)
+    assert trashd("status").code == (14 if phase is VolumePhase.BROKEN else 0)
 
 
 def test_json_is_one_object_with_the_volumes_own_name(alive: bytes) -> None:
@@ -125,7 +134,7 @@ def test_json_is_one_object_with_the_volumes_own_name(alive: bytes) -> None:
 
 def test_json_is_as_promised(alive: bytes) -> None:
     odd = PassedOver("/scratch/.trashd/u/1000", "not used as a folder of uid 1000: it belongs to uid 1001", "look")
-    volume = msgspec.structs.replace(VOLUME, faults=(Fault(1, "EIO at a claim"),), refused=(odd,))
+    volume = msgspec.structs.replace(VOLUME, faults=(StatusFault(1, "EIO at a claim"),), refused=(odd,))
     write_status(alive, status_of(volume))
     (told,) = trashd("status", "--json").objects()
     for key in ("pid", "started_ns", "updated_ns", "updated_boot_ns", "age_s"):
@@ -171,7 +180,7 @@ def test_a_status_that_is_none_is_an_error_without_a_traceback(alive: bytes) -> 
 
 
 def test_no_word_of_it_moves_a_cursor(alive: bytes) -> None:
-    volume = msgspec.structs.replace(VOLUME, path="/%1B[2J", why=EVIL, filesystem=EVIL, faults=(Fault(0, EVIL),))
+    volume = msgspec.structs.replace(VOLUME, path="/%1B[2J", why=EVIL, filesystem=EVIL, faults=(StatusFault(0, EVIL),))
     volume = msgspec.structs.replace(volume, refused=(PassedOver(EVIL, EVIL, EVIL),))
     write_status(alive, status_of(volume))
     assert all(line.isprintable() for line in trashd("status").out.splitlines())
@@ -196,8 +205,8 @@ def test_watch_is_for_a_terminal(alive: bytes, words: tuple[str, ...]) -> None:
 def drawn(*volumes: VolumeStatus, n_lines: int = 24, is_ascii: bool = False, is_running: bool = True) -> list[str]:
     """The lines of the live view on 80 columns, without colours."""
     console = Console(width=80, height=n_lines, color_system=None, force_terminal=True)
-    view = View(is_ascii=is_ascii)
-    services = [(b"/run", Seen(status_of(*volumes), is_running))]
+    view = StatusView(is_ascii=is_ascii)
+    services = [(b"/run", SeenStatus(status_of(*volumes), is_running))]
     with console.capture() as capture:
         console.print(view.draw(services, time.time_ns(), n_lines))
     return capture.get().splitlines()
@@ -220,11 +229,11 @@ def test_the_view_of_a_volume_is_whole_on_80_columns() -> None:
 
 
 def test_the_view_shows_first_what_needs_somebody() -> None:
-    volumes = [msgspec.structs.replace(VOLUME, path=f"/{phase.value}", phase=phase) for phase in Phase]
+    volumes = [msgspec.structs.replace(VOLUME, path=f"/{phase.value}", phase=phase) for phase in VolumePhase]
     text = "\n".join(drawn(*volumes))
-    shown = sorted(Phase, key=lambda phase: text.find(f"/{phase.value}") % 10_000)
-    assert shown[:2] == [Phase.BROKEN, Phase.HURRYING]
-    assert all(f"/{phase.value}" in text for phase in (Phase.REAPING, Phase.YIELDING))
+    shown = sorted(VolumePhase, key=lambda phase: text.find(f"/{phase.value}") % 10_000)
+    assert shown[:2] == [VolumePhase.BROKEN, VolumePhase.HURRYING]
+    assert all(f"/{phase.value}" in text for phase in (VolumePhase.REAPING, VolumePhase.YIELDING))
 
 
 def test_the_view_of_an_idle_volume_tells_no_rate() -> None:
@@ -239,7 +248,7 @@ def test_the_view_of_a_poor_terminal_is_ascii_inside_its_frames() -> None:
 
 def test_the_view_of_hostile_words_moves_no_cursor() -> None:
     volume = msgspec.structs.replace(
-        VOLUME, path="/%1B[2J", why=f"{EVIL}[bold]", filesystem=EVIL, faults=(Fault(0, EVIL),)
+        VOLUME, path="/%1B[2J", why=f"{EVIL}[bold]", filesystem=EVIL, faults=(StatusFault(0, EVIL),)
     )
     lines = drawn(volume)
     assert all(line.isprintable() for line in lines)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from fusefs.cli.reap_wait import tell_came
-from fusefs.core.service_status import Phase
+from fusefs.core.service_status import VolumePhase
 from tests.support.command import TRASHD, Done, environment, trashd
 from tests.support.mounted import trashd_mount
 from tests.support.small_reaper import own_runtime_dir, small_reaper
@@ -175,13 +175,13 @@ def test_the_command_that_it_tells_frees_the_space(volume: Path) -> None:
 @pytest.mark.parametrize(
     ("phase", "kind", "hint"),
     [
-        (Phase.PAUSED, "paused", "trashd resume"),
-        (Phase.BROKEN, "broken", "trashd status"),
-        (Phase.ELSEWHERE, "nobody", "trashd reap --now"),
-        (Phase.GONE, "nobody", "trashd reap --now"),
+        (VolumePhase.PAUSED, "paused", "trashd resume"),
+        (VolumePhase.BROKEN, "broken", "trashd status"),
+        (VolumePhase.ELSEWHERE, "nobody", "trashd reap --now"),
+        (VolumePhase.GONE, "nobody", "trashd reap --now"),
     ],
 )
-def test_a_reaper_that_does_not_reap_says_why(volume: Path, phase: Phase, kind: str, hint: str) -> None:
+def test_a_reaper_that_does_not_reap_says_why(volume: Path, phase: VolumePhase, kind: str, hint: str) -> None:
     with small_reaper(volume, phase, "the reason", reaps=False):
         done, told = waited("--wait", make_victim(volume))
     assert (done.code, told["is_reached"], kinds(told)) == (13, False, [kind])
@@ -190,7 +190,7 @@ def test_a_reaper_that_does_not_reap_says_why(volume: Path, phase: Phase, kind: 
 
 
 def test_a_paused_reaper_takes_it_when_it_goes_on(volume: Path) -> None:
-    with small_reaper(volume, Phase.PAUSED, reaps=False):
+    with small_reaper(volume, VolumePhase.PAUSED, reaps=False):
         trashd("swap", "--wait", make_victim(volume))
     assert len(orphans(volume, "reaping")) == 1
 
@@ -298,7 +298,7 @@ def test_the_tree_is_counted_before_the_reaper_may_have_it(volume: Path) -> None
 
 def test_a_terminal_shows_what_the_reaper_waits_for(volume: Path) -> None:
     victim = make_victim(volume)
-    with small_reaper(volume, Phase.WINDOW, "until 22:00\x1b[31m", reaps=False):
+    with small_reaper(volume, VolumePhase.WINDOW, "until 22:00\x1b[31m", reaps=False):
         ours, theirs = pty.openpty()
         words = [TRASHD, "swap", "--wait", str(victim)]
         with subprocess.Popen(words, env=environment({}), stdout=subprocess.DEVNULL, stderr=theirs) as process:
@@ -316,7 +316,7 @@ def test_a_terminal_shows_what_the_reaper_waits_for(volume: Path) -> None:
 
 
 def test_a_retention_that_was_asked_for_is_kept_and_told(volume: Path) -> None:
-    with small_reaper(volume, Phase.PAUSED, reaps=False):
+    with small_reaper(volume, VolumePhase.PAUSED, reaps=False):
         done = trashd("swap", "--keep-for", "2h", "--wait", make_victim(volume))
     assert "nothing may be reaped before its retention ends, in 2h" in done.err
     assert "undo" in done.out

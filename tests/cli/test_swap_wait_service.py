@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fusefs.core.service_status import Phase
+from fusefs.core.service_status import VolumePhase
 from tests.support.command import TRASHD, Done, done_well, environment, trashd
 from tests.support.service import places, service
 from tests.support.tree import IMMUTABLE, make_tree, set_flags
@@ -50,7 +50,7 @@ def kinds(told: dict[str, Any]) -> list[str]:
 def test_a_running_service_takes_it_at_once(base: Path, volume: Path, goal: str) -> None:
     done_well("swap", make_victim(volume, "before"))  # a plain one stays
     with service(base, volume) as running:
-        running.until_phase(volume, Phase.IDLE)
+        running.until_phase(volume, VolumePhase.IDLE)
         done = trashd("swap", "--json", goal, make_victim(volume))  # by its poll it would take ten minutes
     assert (done.code, last(done)["is_reached"]) == (0, True)
     (kept,) = done_well("list", "--json", "--volume", volume).objects()
@@ -63,7 +63,7 @@ def test_a_user_whom_the_service_never_saw_is_served_too(base: Path, volume: Pat
     for path in (victim, *victim.rglob("*")):
         os.chown(path, USER, USER)
     with service(base, volume) as running:
-        running.until_phase(volume, Phase.IDLE)
+        running.until_phase(volume, VolumePhase.IDLE)
         done = run_as(USER, [TRASHD, "swap", "--json", "--wait", victim], env=environment({}))
     assert done.returncode == 0, done
     assert json.loads(done.stdout.splitlines()[-1])["is_complete"]
@@ -72,9 +72,9 @@ def test_a_user_whom_the_service_never_saw_is_served_too(base: Path, volume: Pat
 def test_a_pause_is_told_and_what_it_left_goes_when_it_ends(base: Path, volume: Path) -> None:
     make_victim(volume)
     with service(base, volume) as running:
-        running.until_phase(volume, Phase.IDLE)
+        running.until_phase(volume, VolumePhase.IDLE)
         done_well("pause", volume)
-        running.until_phase(volume, Phase.PAUSED)
+        running.until_phase(volume, VolumePhase.PAUSED)
         done = trashd("swap", "--json", "--wait", volume / "victim")
         assert (done.code, kinds(last(done))) == (13, ["paused"])
         done_well(*last(done)["hint"].split()[1:])
@@ -85,7 +85,7 @@ def test_what_the_service_could_not_remove_is_told(base: Path, volume: Path) -> 
     victim = make_victim(volume)
     set_flags(victim / "file", IMMUTABLE)
     with service(base, volume) as running:
-        running.until_phase(volume, Phase.IDLE)
+        running.until_phase(volume, VolumePhase.IDLE)
         done = trashd("swap", "--json", "--wait", victim)
     (orphan,) = volume.glob(".trashd/u/0/quarantine/*")
     set_flags(orphan / "tree/file", IMMUTABLE, on=False)
@@ -94,7 +94,7 @@ def test_what_the_service_could_not_remove_is_told(base: Path, volume: Path) -> 
 
 def test_a_retention_that_was_asked_for_is_kept_by_the_service_too(base: Path, volume: Path) -> None:
     with service(base, volume) as running:
-        running.until_phase(volume, Phase.IDLE)
+        running.until_phase(volume, VolumePhase.IDLE)
         began = time.monotonic()
         done = trashd("swap", "--json", "--keep-for", "1s", "--wait", make_victim(volume))
         assert time.monotonic() - began > 1
@@ -104,7 +104,7 @@ def test_a_retention_that_was_asked_for_is_kept_by_the_service_too(base: Path, v
 def test_a_service_that_is_killed_while_somebody_waits_ends_it(base: Path, volume: Path) -> None:
     window = f'[[volume]]\npath = "{volume}"\nwindows = ["{_closed_window()}"]\n'
     with service(base, volume, config=window) as running:
-        running.until_phase(volume, Phase.WINDOW)
+        running.until_phase(volume, VolumePhase.WINDOW)
         words = [TRASHD, "swap", "--json", "--wait", str(make_victim(volume))]
         with subprocess.Popen(words, env=environment({}), stdout=subprocess.PIPE) as process:
             running.until(lambda: list(volume.glob(".trashd/u/0/reaping/*")))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusefs.store.stage import Options
+from fusefs.store.stage import SwapOptions
 from tests.crash.powerfail_law import Shape
 from tests.crash.powerfail_work import Cut, Scenario
 from tests.support.store import restore, swap
@@ -25,7 +25,7 @@ def restore_kept_round(cut: Cut, k: int) -> None:
 def _swap_keeping(cut: Cut, k: int) -> str:
     cut.begin(k)
     cut.may(k, Shape.LINKED, Shape.SHOWN, Shape.KEPT)
-    done = swap(cut.name(k), cut.kernel, Options(keep=("f0", "part")))
+    done = swap(cut.name(k), cut.kernel, SwapOptions(keep=("f0", "part")))
     assert not done.warnings, done.warnings
     cut.stands(k, Shape.KEPT)
     return done.id

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from fusefs.core.errors import TrashdError
 from fusefs.core.record import RECORD_MAX_BYTES
 from fusefs.store.layout import CACHEDIR_TEXT, decode_volume
-from fusefs.store.list_orphans import Entry
+from fusefs.store.list_orphans import ListedContainer
 from tests.support.store import entries, init, problems, reap_now, recover_all
 
 MODE = 0o550  # of every tree and its fresh directory; its owner needs a loan to move it
@@ -231,19 +231,19 @@ def _check_modes(root: Path, allowed: dict[int, set[Shape]]) -> str | None:
     return f"not its mode: {wrong}" if wrong else None
 
 
-def _check_listed(root: Path, listed: Sequence[Entry], marks: Sequence[str]) -> str | None:
+def _check_listed(root: Path, listed: Sequence[ListedContainer], marks: Sequence[str]) -> str | None:
     """What is wrong with a list of the volume's, or with the reaps that it shows; a list costs a child of each user."""
     return _check_list(root, listed) or _check_pins(listed, marks) or _finish_reaps(root, listed)
 
 
-def _check_list(root: Path, listed: Sequence[Entry]) -> str | None:
+def _check_list(root: Path, listed: Sequence[ListedContainer]) -> str | None:
     """Whatever store has an orphan, a list of the volume's shows it with its origin: pointers lead there."""
     shown = {os.fsdecode(entry.path) for entry in listed if not entry.problem}
     there = {str(path) for path in (*root.glob(_ORPHANS), *root.glob(f"lower/{_ORPHANS}"))}
     return None if there <= shown else f"not listed: {there - shown}"
 
 
-def _check_pins(listed: Sequence[Entry], marks: Sequence[str]) -> str | None:
+def _check_pins(listed: Sequence[ListedContainer], marks: Sequence[str]) -> str | None:
     """What was pinned stays pinned."""
     pinned = {int(mark.split()[1]) for mark in marks if mark.startswith("pinned ")}
     for entry in listed:
@@ -259,7 +259,7 @@ def _check_reserves(root: Path) -> str | None:
     return f"without blocks: {poor}" if poor else None
 
 
-def _finish_reaps(root: Path, listed: Sequence[Entry]) -> str | None:
+def _finish_reaps(root: Path, listed: Sequence[ListedContainer]) -> str | None:
     """What a reaper had begun can be ended by the next one."""
     begun = [entry.id for entry in listed if entry.state.value == "reaping"]
     for identifier in begun:

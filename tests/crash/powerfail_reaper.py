@@ -5,14 +5,14 @@ from __future__ import annotations
 from contextlib import closing, suppress
 
 from fusefs.core.names import ContainerId
-from fusefs.core.pacing import Caps
-from fusefs.engine.pressure_pacer import Pacer
+from fusefs.core.pacing import RateCaps
+from fusefs.engine.pressure_pacer import PressurePacer
 from fusefs.linux.kernel import Gate, Kernel
 from fusefs.service.child_answers import ForRoot
 from fusefs.service.open_volume import open_volume
 from fusefs.service.root_takeover import take_over
 from fusefs.store.find_orphans import find_container
-from fusefs.store.pin import For, keep_by_id
+from fusefs.store.pin import KeepFor, keep_by_id
 from tests.crash.powerfail_keeping import KEEPING
 from tests.crash.powerfail_law import Shape
 from tests.crash.powerfail_work import USER, VERBS, Cut, Scenario
@@ -50,7 +50,7 @@ def service_reap_round(cut: Cut, k: int) -> None:
     with open_volume(cut.kernel, raw(cut.base)) as volume:
         with suppress(_Stopped):
             reap_now(cut.base, identifier, Kernel(_stop_at(2, "unlink")))
-        with closing(Pacer(cut.kernel, volume.hold, Caps())) as pacer:
+        with closing(PressurePacer(cut.kernel, volume.hold, RateCaps())) as pacer:
             pacer.probe()
         assert reap_now(cut.base, identifier, cut.kernel).report.n_failed == 0
 
@@ -59,7 +59,7 @@ def keep_round(cut: Cut, k: int) -> None:
     cut.begin(k)
     identifier = cut.swapped(k)
     entry = find_container(cut.kernel, [raw(cut.base)], identifier)
-    keep_by_id(cut.kernel, [raw(cut.base)], entry, For(None))
+    keep_by_id(cut.kernel, [raw(cut.base)], entry, KeepFor(None))
     cut.volume.mark(f"pinned {k}")
 
 

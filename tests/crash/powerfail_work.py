@@ -10,9 +10,9 @@ from typing import NamedTuple, TypeVar
 
 from fusefs.linux.atomic_files import replace_file
 from fusefs.linux.kernel import Kernel
-from fusefs.store.backing_and_mount import Sides
+from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.init_store import initialise
-from fusefs.store.stage import Options
+from fusefs.store.stage import SwapOptions
 from fusefs.store.swap_for_owner import swap_for_owner
 from fusefs.store.swap_path import own_folder
 from tests.crash.powerfail_law import MODE, STORE_DURABLE, Shape, check_state, text_of
@@ -129,7 +129,7 @@ class Cut:
         finally:
             os.close(fd)
 
-    def swapped(self, k: int, options: Options = Options()) -> str:  # noqa: B008  a value
+    def swapped(self, k: int, options: SwapOptions = SwapOptions()) -> str:  # noqa: B008  a value
         """Swap by the watched kernel, durable if the options say so; the id."""
         self.may(k, Shape.SWAPPED)
         done = swap(self.name(k), self.kernel, options)
@@ -149,7 +149,7 @@ def swap_round(cut: Cut, k: int) -> None:
 
 def swap_no_fsync_round(cut: Cut, k: int) -> None:
     cut.begin(k)
-    cut.swapped(k, Options(durable=False))
+    cut.swapped(k, SwapOptions(durable=False))
     cut.flush_unrelated()
     cut.stands(k, Shape.SWAPPED, sync=True)
 
@@ -200,7 +200,7 @@ def rm_no_fsync_round(cut: Cut, k: int) -> None:
 
 def _remove_no_fsync(cut: Cut, k: int) -> None:
     cut.may(k, Shape.REMOVED)
-    remove(cut.name(k), cut.kernel, Options(durable=False))
+    remove(cut.name(k), cut.kernel, SwapOptions(durable=False))
     cut.flush_unrelated()
     cut.stands(k, Shape.REMOVED, sync=True)
 
@@ -296,7 +296,7 @@ def for_owner_round(cut: Cut, k: int) -> None:
     """Root swaps, and gives the old tree to its owner."""
     cut.begin(k)
     cut.may(k, Shape.SWAPPED)
-    done = swap_for_owner(cut.kernel, os.fsencode(cut.name(k)), Options())
+    done = swap_for_owner(cut.kernel, os.fsencode(cut.name(k)), SwapOptions())
     assert not done.warnings, done.warnings
     cut.stands(k, Shape.SWAPPED)
     cut.may(k, Shape.HOME)
@@ -340,7 +340,7 @@ def _sweep(cut: Cut, k: int) -> str:
 def init_round(cut: Cut, _k: int) -> None:
     """The store is durable before the caller's folder is made: registering that flushes a file, on ext4 and xfs all."""
     base = os.fsencode(cut.base)
-    store, _done = initialise(cut.kernel, Sides(cut.kernel.open_path(base)), base)
+    store, _done = initialise(cut.kernel, BackingAndMount(cut.kernel.open_path(base)), base)
     cut.volume.mark(STORE_DURABLE)
     with store:
         own_folder(store).fd.close()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux.kernel import Kernel
-from fusefs.store.stage import Options
+from fusefs.store.stage import SwapOptions
 from fusefs.store.swap_for_owner import swap_for_owner
 from tests.support.acts import LATE, READ_ONLY, TREE, killed_after, only_id
 from tests.support.laws import hold_when_failing, hold_when_killed
@@ -22,7 +22,7 @@ from tests.support.volumes import loop_volume
 pytestmark = pytest.mark.needs("root")
 
 USER = 1000
-KEEP = Options(keep=("a", "sub"))
+KEEP = SwapOptions(keep=("a", "sub"))
 Contents = dict[str, bytes | None]
 Look = tuple[Contents, tuple[Contents, ...]]
 """What is at the name, and in each orphan."""

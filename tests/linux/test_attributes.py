@@ -16,7 +16,7 @@ import pytest
 
 from fusefs.core.inode_attributes import Attributes
 from fusefs.linux.fd import Fd
-from fusefs.linux.statx import Looker, look_at, open_handle, peek, peek_at
+from fusefs.linux.statx import StatxReader, look_at, open_handle, peek, peek_at
 from fusefs.linux.syscalls import handle_of
 from tests.support.volumes import tmpfs_volume
 
@@ -40,7 +40,7 @@ def fd(top: Path) -> Iterator[Fd]:
 
 
 def identified(dir_fd: int, name: bytes) -> Attributes:
-    return Looker().identify(dir_fd, name)[0]
+    return StatxReader().identify(dir_fd, name)[0]
 
 
 def peeked(dir_fd: int, name: bytes) -> Attributes:
@@ -48,7 +48,7 @@ def peeked(dir_fd: int, name: bytes) -> Attributes:
 
 
 def looked(dir_fd: int, name: bytes) -> Attributes:
-    return Looker().look(dir_fd, name)
+    return StatxReader().look(dir_fd, name)
 
 
 ways = pytest.mark.parametrize("look", [look_at, looked, identified, peeked])
@@ -158,7 +158,7 @@ def test_a_failed_look_has_its_errno_and_its_name(top: Path, fd: Fd, name: bytes
 
 def test_after_a_failure_the_next_look_is_right(top: Path, fd: Fd) -> None:
     (top / "it").touch()
-    looker = Looker()
+    looker = StatxReader()
     with pytest.raises(FileNotFoundError):
         looker.identify(fd, b"none")
     assert looker.identify(fd, b"it") == (look_at(fd, b"it"), handle_of(fd, b"it"))
@@ -166,7 +166,7 @@ def test_after_a_failure_the_next_look_is_right(top: Path, fd: Fd) -> None:
 
 def test_a_missing_name_is_not_found(top: Path, fd: Fd) -> None:
     (top / "it").touch()
-    looker = Looker()
+    looker = StatxReader()
     assert looker.find(fd, b"none") is None
     assert (looker.find(fd, b"it"), looker.handle_of(fd, b"it")) == looker.identify(fd, b"it")
     with pytest.raises(NotADirectoryError):
@@ -181,11 +181,11 @@ def test_an_fd_tells_by_its_handle_too(top: Path) -> None:
 def test_an_fd_tells_of_itself(top: Path) -> None:
     (top / "link").symlink_to("nowhere")
     with Fd(os.open(top / "link", os.O_PATH | os.O_NOFOLLOW)) as link:
-        assert told(Looker().look(link)) == told(look_at(link)) == of_stat(top / "link")
+        assert told(StatxReader().look(link)) == told(look_at(link)) == of_stat(top / "link")
 
 
 def test_a_looker_tells_devices_apart(top: Path, fd: Fd) -> None:
-    looker = Looker()
+    looker = StatxReader()
     with tmpfs_volume() as other, Fd(os.open(other, os.O_PATH)) as other_fd:
         for _ in range(2):
             assert looker.look(fd).dev == os.stat(top).st_dev
@@ -196,7 +196,7 @@ def test_a_looker_tells_devices_apart(top: Path, fd: Fd) -> None:
 def test_a_handle_finds_what_was_looked_at(top: Path, fd: Fd, kind: str) -> None:
     make(kind, top / "it")
     with Fd(os.open(top, os.O_RDONLY)) as mount:
-        for seen, handle in (Looker().identify(fd, b"it"), peek(fd, b"it")):
+        for seen, handle in (StatxReader().identify(fd, b"it"), peek(fd, b"it")):
             assert handle == handle_of(fd, b"it")
             with open_handle(mount, handle, os.O_PATH | os.O_NOFOLLOW) as found:
                 assert look_at(found) == seen
@@ -205,7 +205,7 @@ def test_a_handle_finds_what_was_looked_at(top: Path, fd: Fd, kind: str) -> None
 def test_a_looker_takes_handles_of_any_length(top: Path, fd: Fd) -> None:
     """They differ from filesystem to filesystem; some have none."""
     (top / "it").touch()
-    looker = Looker()
+    looker = StatxReader()
     with Fd(os.open("/proc/self", os.O_PATH)) as proc, Fd(os.open("/", os.O_PATH)) as disk:
         for _ in range(2):
             assert looker.identify(proc, b"status")[1] == b""

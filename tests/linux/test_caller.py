@@ -11,7 +11,7 @@ import pytest
 
 from fusefs.linux.capabilities import Capability, are_ours
 from fusefs.linux.fuse_caller import Caller, Rights, is_capable, keeps_group, rights_of
-from fusefs.linux.thread_credentials import Identity, call_as
+from fusefs.linux.thread_credentials import ThreadCredentials, call_as
 from tests.support.asking import Somebody
 from tests.support.people import HE
 from tests.support.rights import FIRST, as_root_in_there, keep_only
@@ -107,7 +107,7 @@ def test_a_threads_groups_are_not_those_of_its_process() -> None:
     told: list[Rights] = []
 
     def ask() -> None:
-        call_as(Identity(HE, HE, TEAM), lambda: told.append(rights(HE, threading.get_native_id())))
+        call_as(ThreadCredentials(HE, HE, TEAM), lambda: told.append(rights(HE, threading.get_native_id())))
 
     thread = threading.Thread(target=ask)
     thread.start()

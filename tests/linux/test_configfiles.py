@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from fusefs.core.config import Config
-from fusefs.core.errors import BadConfig, Problem
+from fusefs.core.errors import BadConfig, ConfigProblem
 from fusefs.core.toml_reader import TEXT_MAX_BYTES
 from fusefs.linux.config_files import Loaded, base_config, check_files, config_dir, load_config
 from tests.support.users import as_user
@@ -40,7 +40,7 @@ def load(etc: Path) -> Loaded:
     return load_config(bytes(etc))
 
 
-def problems(act: Callable[[], Loaded]) -> list[Problem]:
+def problems(act: Callable[[], Loaded]) -> list[ConfigProblem]:
     """What is wrong with the files."""
     with pytest.raises(BadConfig) as caught:
         act()

@@ -12,7 +12,7 @@ from fusefs.linux.copy_contents import copy_contents, is_same_content
 from fusefs.linux.copy_inode import make_copy, open_original, verify
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.private_directory import Private
+from fusefs.linux.private_directory import PrivateDirectory
 from fusefs.linux.shared_extents import has_same_blocks, shared_bytes
 from tests.support.copying import PREFIX, copy, opened, yes
 from tests.support.store import Counting
@@ -107,7 +107,7 @@ def test_content_differs_in_a_byte_or_in_a_hole(source: Path) -> None:
 def test_a_copy_that_is_none_is_refused(source: Path, target: Path) -> None:
     file = source / "file"
     file.write_bytes(b"a" * 5000)
-    with opened(source) as above, opened(target) as place, Private(Kernel(), place, PREFIX) as private:
+    with opened(source) as above, opened(target) as place, PrivateDirectory(Kernel(), place, PREFIX) as private:
         original = open_original(Kernel(), above, b"file")
         made = make_copy(Kernel(), original, place, private, yes)
         with original.fd, made.fd:

@@ -16,9 +16,9 @@ from typing import cast
 import pytest
 
 from fusefs.linux.capabilities import Capability, drop_capabilities
-from fusefs.linux.copy_inode import Made
+from fusefs.linux.copy_inode import UnnamedCopy
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.private_directory import Private
+from fusefs.linux.private_directory import PrivateDirectory
 from tests.support.acls import (
     ACCESS,
     CAN_BIND,
@@ -208,11 +208,11 @@ def test_a_copy_that_has_the_name_already_replaces_itself_and_leaves_nothing(tar
     kernel = Kernel()
     with (
         kernel.open_path(raw(target), os.O_RDONLY | os.O_DIRECTORY) as place,
-        Private(kernel, place, b".private-") as private,
+        PrivateDirectory(kernel, place, b".private-") as private,
         kernel.create_unnamed(place) as fd,
     ):
-        Made(fd).put(kernel, place, b"a")
-        Made(fd).replace(kernel, private, place, b"a")
+        UnnamedCopy(fd).put(kernel, place, b"a")
+        UnnamedCopy(fd).replace(kernel, private, place, b"a")
     assert os.listdir(target) == ["a"]
 
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusefs.linux import fanotify, syscalls
-from fusefs.linux.fanotify import Change, parse_changes, read_changes, watch_filesystem
+from fusefs.linux.fanotify import FanotifyChange, parse_changes, read_changes, watch_filesystem
 from fusefs.linux.fd import Fd
 from fusefs.linux.syscalls import handle_of
 from tests.support.filesystem_params import ALL_FILESYSTEMS
@@ -49,7 +49,7 @@ def handle(path: Path) -> bytes:
         return handle_of(fd)
 
 
-def told_of(top: Path, act: Callable[[], object], but_of: int = NOT_ME) -> list[Change]:
+def told_of(top: Path, act: Callable[[], object], but_of: int = NOT_ME) -> list[FanotifyChange]:
     """All that is told while something is done."""
     with opened(top) as fd, watch_filesystem(fd) as watch:
         act()
@@ -85,7 +85,7 @@ def test_a_change_comes_with_the_handles_that_name_to_handle_at_gives(
 def test_a_new_name_comes_with_the_handle_of_what_was_made(top: Path) -> None:
     changes = told_of(top, (top / "new").mkdir)
     assert changes == [
-        Change(fanotify.FAN_CREATE | fanotify.FAN_ONDIR, os.getpid(), handle(top), b"new", handle(top / "new"))
+        FanotifyChange(fanotify.FAN_CREATE | fanotify.FAN_ONDIR, os.getpid(), handle(top), b"new", handle(top / "new"))
     ]
 
 
@@ -185,7 +185,10 @@ SAMPLE = event(0x100, record(2, H1, b"name", pad=3), record(1, H2)) + event(2, r
 
 
 def test_records_of_other_kinds_are_passed_over() -> None:
-    assert parse_changes(SAMPLE, NOT_ME) == [Change(0x100, 7, H1, b"name", H2), Change(2, 7, b"", b"", H2)]
+    assert parse_changes(SAMPLE, NOT_ME) == [
+        FanotifyChange(0x100, 7, H1, b"name", H2),
+        FanotifyChange(2, 7, b"", b"", H2),
+    ]
 
 
 def test_a_buffer_that_is_cut_off_is_an_error_and_no_half_change() -> None:

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from fusefs.linux.capabilities import Capability
-from fusefs.linux.thread_credentials import Identity, call_as, in_no_group
+from fusefs.linux.thread_credentials import ThreadCredentials, call_as, in_no_group
 from tests.support.users import as_user
 
 pytestmark = pytest.mark.needs("root")
 
 ALICE, TEAM = 70_001, 70_100
-WHOLE = Identity(ALICE, TEAM, (71_001, 71_002), 1 << Capability.FOWNER, 0o027)
+WHOLE = ThreadCredentials(ALICE, TEAM, (71_001, 71_002), 1 << Capability.FOWNER, 0o027)
 _FIELDS = ("Uid:", "Gid:", "Groups:", "CapEff:", "CapPrm:", "Umask:")
 
 
@@ -56,17 +56,17 @@ def test_all_of_an_identity_is_there_for_the_call() -> None:
 def test_who_has_another_uid_has_no_capability_over_files(tmp_path: Path) -> None:
     (tmp_path / "closed").mkdir(0o700)
     with pytest.raises(PermissionError):
-        call_as(Identity(ALICE), os.listdir, tmp_path / "closed")
+        call_as(ThreadCredentials(ALICE), os.listdir, tmp_path / "closed")
     assert os.listdir(tmp_path / "closed") == []
 
 
 def test_root_without_capabilities_is_an_owner_like_others(tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(0o700)
-    assert call_as(Identity(capabilities=0), os.listdir, closed) == []
+    assert call_as(ThreadCredentials(capabilities=0), os.listdir, closed) == []
     os.chown(closed, ALICE, ALICE)
     with pytest.raises(PermissionError):
-        call_as(Identity(capabilities=0), os.listdir, closed)
+        call_as(ThreadCredentials(capabilities=0), os.listdir, closed)
 
 
 def test_a_bit_of_roots_group_goes_with_a_change_by_who_is_in_no_group(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_thread_acts_alone() -> None:
         acting.set()
         assert looks.wait(60)
 
-    thread = threading.Thread(target=call_as, args=(Identity(ALICE, TEAM), act))
+    thread = threading.Thread(target=call_as, args=(ThreadCredentials(ALICE, TEAM), act))
     thread.start()
     assert acting.wait(60)
     seen.append(identity())
@@ -113,7 +113,7 @@ def test_who_can_not_be_had_does_not_act() -> None:
 
     def act() -> str:
         with pytest.raises(PermissionError):
-            call_as(Identity(ALICE + 1), os.getcwd)
+            call_as(ThreadCredentials(ALICE + 1), os.getcwd)
         return identity()["Uid:"]
 
     assert as_user(ALICE, act).split() == [str(ALICE)] * 4

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux.fd import Fd
-from fusefs.linux.inotify import Event, Happened, open_inotify, read_events, unwatch, watch
+from fusefs.linux.inotify import InotifyEvent, InotifyMask, open_inotify, read_events, unwatch, watch
 from tests.support.volumes import tmpfs_volume, unmount
 
-WANTED = Happened.MOVED_TO | Happened.MOVED_FROM | Happened.CREATE | Happened.DELETE
+WANTED = InotifyMask.MOVED_TO | InotifyMask.MOVED_FROM | InotifyMask.CREATE | InotifyMask.DELETE
 
 
 @contextmanager
@@ -32,13 +32,13 @@ def inotify() -> Iterator[Fd]:
         yield fd
 
 
-def events(inotify: Fd) -> list[Event]:
+def events(inotify: Fd) -> list[InotifyEvent]:
     """What has come; something has."""
     assert select.select([inotify], [], [], 10)[0]
     return read_events(inotify)
 
 
-def watched(inotify: Fd, path: Path, wanted: Happened = WANTED) -> int:
+def watched(inotify: Fd, path: Path, wanted: InotifyMask = WANTED) -> int:
     """The number of a watch on a directory that nobody has open any more."""
     with opened(path) as fd:
         return watch(inotify, fd, wanted)
@@ -50,10 +50,10 @@ def test_names_that_come_and_go_are_told(inotify: Fd, tmp_path: Path) -> None:
     (tmp_path / "a").rename(tmp_path / "b")
     (tmp_path / "b").rmdir()
     assert events(inotify) == [
-        Event(number, Happened.CREATE, b"a"),
-        Event(number, Happened.MOVED_FROM, b"a"),
-        Event(number, Happened.MOVED_TO, b"b"),
-        Event(number, Happened.DELETE, b"b"),
+        InotifyEvent(number, InotifyMask.CREATE, b"a"),
+        InotifyEvent(number, InotifyMask.MOVED_FROM, b"a"),
+        InotifyEvent(number, InotifyMask.MOVED_TO, b"b"),
+        InotifyEvent(number, InotifyMask.DELETE, b"b"),
     ]
 
 
@@ -70,7 +70,7 @@ def test_nothing_to_read_is_no_event(inotify: Fd) -> None:
 
 
 def test_what_is_not_wanted_is_not_told(inotify: Fd, tmp_path: Path) -> None:
-    watched(inotify, tmp_path, Happened.DELETE)
+    watched(inotify, tmp_path, InotifyMask.DELETE)
     (tmp_path / "a").mkdir()
     assert read_events(inotify) == []
 
@@ -83,7 +83,7 @@ def test_end_of_a_directory_is_the_end_of_its_watch(inotify: Fd, tmp_path: Path)
     (tmp_path / "gone").mkdir()
     number = watched(inotify, tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    assert [event.happened for event in events(inotify)] == [Happened.DELETE_SELF, Happened.IGNORED]
+    assert [event.happened for event in events(inotify)] == [InotifyMask.DELETE_SELF, InotifyMask.IGNORED]
     with pytest.raises(OSError, match=os.strerror(errno.EINVAL)):
         unwatch(inotify, number)
 
@@ -92,14 +92,14 @@ def test_directory_that_moves_away_says_so(inotify: Fd, tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     watched(inotify, tmp_path / "here")
     (tmp_path / "here").rename(tmp_path / "there")
-    assert [event.happened for event in events(inotify)] == [Happened.MOVE_SELF]
+    assert [event.happened for event in events(inotify)] == [InotifyMask.MOVE_SELF]
 
 
 def test_unwatched_directory_tells_nothing_but_the_end_of_its_watch(inotify: Fd, tmp_path: Path) -> None:
     number = watched(inotify, tmp_path)
     unwatch(inotify, number)
     (tmp_path / "a").mkdir()
-    assert events(inotify) == [Event(number, Happened.IGNORED, b"")]
+    assert events(inotify) == [InotifyEvent(number, InotifyMask.IGNORED, b"")]
 
 
 @pytest.mark.needs("root")
@@ -110,8 +110,8 @@ def test_watch_keeps_no_filesystem_busy_and_ends_with_it(inotify: Fd) -> None:
         assert not unmount(volume), "it was busy"
         told = events(inotify)
     assert {event.watch for event in told} == {number}
-    assert Happened.IGNORED in told[-1].happened
-    assert any(event.happened & Happened.UNMOUNT for event in told)
+    assert InotifyMask.IGNORED in told[-1].happened
+    assert any(event.happened & InotifyMask.UNMOUNT for event in told)
 
 
 def test_only_directories_are_watched(inotify: Fd, tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_lost_events_are_told_as_lost(inotify: Fd, tmp_path: Path) -> None:
     for _ in range(most // 4 + 1):
         os.rename(here, there)
         os.rename(there, here)
-    told: list[Event] = []
+    told: list[InotifyEvent] = []
     while more := read_events(inotify):
         told += more
-    assert told[-1] == Event(-1, Happened.OVERFLOW, b"")
+    assert told[-1] == InotifyEvent(-1, InotifyMask.OVERFLOW, b"")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.linux.systemd import Notifier
+from fusefs.linux.systemd import SystemdNotifier
 
 
 @pytest.fixture(params=["path", "abstract"])
@@ -27,7 +27,7 @@ def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[so
 
 def test_the_manager_hears_each_message(manager: tuple[socket.socket, str]) -> None:
     ours, name = manager
-    with closing(Notifier({"NOTIFY_SOCKET": name})) as notifier:
+    with closing(SystemdNotifier({"NOTIFY_SOCKET": name})) as notifier:
         assert notifier.is_heard()
         notifier.ready("serving 2 volumes")
         notifier.status("reaping")
@@ -41,7 +41,7 @@ def test_the_manager_hears_each_message(manager: tuple[socket.socket, str]) -> N
 def test_a_reload_says_when_it_began(manager: tuple[socket.socket, str]) -> None:
     ours, name = manager
     before_us = time.monotonic_ns() // 1000
-    with closing(Notifier({"NOTIFY_SOCKET": name})) as notifier:
+    with closing(SystemdNotifier({"NOTIFY_SOCKET": name})) as notifier:
         notifier.reloading()
     reloading, moment = ours.recv(4096).decode().splitlines()
     assert reloading == "RELOADING=1"
@@ -50,21 +50,21 @@ def test_a_reload_says_when_it_began(manager: tuple[socket.socket, str]) -> None
 
 def test_a_status_cannot_say_more_than_a_status(manager: tuple[socket.socket, str]) -> None:
     ours, name = manager
-    with closing(Notifier({"NOTIFY_SOCKET": name})) as notifier:
+    with closing(SystemdNotifier({"NOTIFY_SOCKET": name})) as notifier:
         notifier.status("it is\nSTOPPING=1 \udcff")
     assert ours.recv(4096) == b"STATUS=it is STOPPING=1 \\udcff"
 
 
 @pytest.mark.parametrize("variables", [{}, {"NOTIFY_SOCKET": ""}, {"NOTIFY_SOCKET": "vsock:2:1234"}])
 def test_without_a_manager_nothing_is_said(variables: dict[str, str]) -> None:
-    with closing(Notifier(variables)) as notifier:
+    with closing(SystemdNotifier(variables)) as notifier:
         assert not notifier.is_heard()
         notifier.ready()
         notifier.alive()
 
 
 def test_a_manager_that_is_gone_is_no_reason_to_stop(tmp_path: Path) -> None:
-    with closing(Notifier({"NOTIFY_SOCKET": str(tmp_path / "nobody")})) as notifier:
+    with closing(SystemdNotifier({"NOTIFY_SOCKET": str(tmp_path / "nobody")})) as notifier:
         notifier.ready()
 
 
@@ -80,5 +80,5 @@ def test_a_manager_that_is_gone_is_no_reason_to_stop(tmp_path: Path) -> None:
     ],
 )
 def test_the_watchdog_is_ours_if_it_names_us(variables: dict[str, str], seconds: float | None) -> None:
-    with closing(Notifier(variables)) as notifier:
+    with closing(SystemdNotifier(variables)) as notifier:
         assert notifier.watchdog_s() == seconds

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.linux.act_as_user import Person
+from fusefs.linux.act_as_user import UserCredentials
 from fusefs.linux.answer_timeout import ask_each
 from tests.support.silent import silent_fuse
 from tests.support.volumes import tmpfs_volume
@@ -67,7 +67,7 @@ def test_nothing_of_ours_is_open_in_the_child() -> None:
 
 @pytest.mark.needs("root")
 def test_it_is_asked_as_whoever_is_named_with_his_home() -> None:
-    person = Person(4711, 4711, [], b"/home/him")
+    person = UserCredentials(4711, 4711, [], b"/home/him")
     ((_question, told),) = ask_each(
         ("HOME",), lambda name: f"{os.geteuid()} {os.environ[name]}".encode(), set(), lambda _question: 0, person
     )

@@ -14,7 +14,7 @@ import pytest
 from fusefs.core.inode_attributes import Attributes
 from fusefs.linux.fd import Fd
 from fusefs.linux.statx import look_at, peek, peek_closely
-from fusefs.linux.statx_uring import DEPTH, Peeked, Peeks, are_possible
+from fusefs.linux.statx_uring import DEPTH, Peeked, StatxUring, are_possible
 from tests.support.acls import ACCESS, GROUP_OBJ, NOBODY, OTHER, USER_OBJ, acl
 from tests.support.bulk import fill
 from tests.support.denied import printed_without_uring
@@ -38,8 +38,11 @@ def volume() -> Iterator[Path]:
 
 
 @contextmanager
-def peeking(n: int = N_AT_A_TIME, *, has_handles: bool = True) -> Iterator[tuple[Peeks[bytes], Fd]]:
-    with Fd(os.eventfd(0, os.EFD_CLOEXEC)) as bell, Peeks[bytes](bell, n, asked_of, has_handles=has_handles) as peeks:
+def peeking(n: int = N_AT_A_TIME, *, has_handles: bool = True) -> Iterator[tuple[StatxUring[bytes], Fd]]:
+    with (
+        Fd(os.eventfd(0, os.EFD_CLOEXEC)) as bell,
+        StatxUring[bytes](bell, n, asked_of, has_handles=has_handles) as peeks,
+    ):
         yield peeks, bell
 
 
@@ -48,7 +51,9 @@ def asked_of(seen: Attributes) -> list[bytes]:
     return [ACL] if stat.S_ISFIFO(seen.mode) else XATTRS
 
 
-def look(peeks: Peeks[bytes], dir_fd: int, names: Iterable[bytes], *, is_close: bool = False) -> dict[bytes, Found]:
+def look(
+    peeks: StatxUring[bytes], dir_fd: int, names: Iterable[bytes], *, is_close: bool = False
+) -> dict[bytes, Found]:
     """What is found of some names, as many at a time as there is room for."""
     found: dict[bytes, Found] = {}
     left = list(names)

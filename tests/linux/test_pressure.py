@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.pacing import Requests
-from fusefs.linux.pressure import Device, Psi, Queue
+from fusefs.linux.pressure import DeviceCounters, DeviceQueue, Psi
 from tests.support.mounted import until
 from tests.support.volumes import loop_volume, tmpfs_volume
 
@@ -33,10 +33,10 @@ def append_durably(path: Path) -> None:
         os.close(fd)
 
 
-def device_of(root: Path) -> Device | None:
+def device_of(root: Path) -> DeviceCounters | None:
     fd = os.open(root, os.O_RDONLY)
     try:
-        return Device.of(fd)
+        return DeviceCounters.of(fd)
     finally:
         os.close(fd)
 
@@ -91,7 +91,7 @@ def test_a_volume_in_memory_has_no_device() -> None:
     with tmpfs_volume() as root:
         assert device_of(root) is None
         fd = os.open(root, os.O_RDONLY)
-        queue = Queue(fd)
+        queue = DeviceQueue(fd)
         assert not queue.is_busy()
         queue.close()
         os.close(fd)
@@ -101,7 +101,7 @@ def test_a_volume_in_memory_has_no_device() -> None:
 def test_a_queue_is_busy_while_somebody_waits_for_the_device_and_not_when_nobody_does() -> None:
     with loop_volume("ext4") as root:
         fd = os.open(root, os.O_RDONLY)
-        queue = Queue(fd)
+        queue = DeviceQueue(fd)
         assert until(lambda: not queue.is_busy())  # the mount may have left something to write
         is_seen = threading.Event()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.private_directory import Private
+from fusefs.linux.private_directory import PrivateDirectory
 
 PREFIX = b".private-"
 READABLE = os.O_RDONLY | os.O_DIRECTORY
@@ -18,7 +18,7 @@ def test_it_is_gone_in_the_end_with_what_was_made_in_it_moved_out(tmp_path: Path
     kernel = Kernel()
     with (
         kernel.open_path(bytes(tmp_path), READABLE) as above,
-        Private(kernel, above, PREFIX) as private,
+        PrivateDirectory(kernel, above, PREFIX) as private,
     ):
         os.close(os.open("x", os.O_CREAT | os.O_WRONLY, dir_fd=private.open()))
         assert [path.name.startswith(".private-") for path in tmp_path.iterdir()] == [True]
@@ -39,7 +39,7 @@ def test_one_that_was_taken_for_abandoned_before_it_was_locked_is_made_again(tmp
     kernel = Kernel(take)
     with (
         kernel.open_path(bytes(tmp_path), READABLE) as above,
-        Private(kernel, above, PREFIX) as private,
+        PrivateDirectory(kernel, above, PREFIX) as private,
     ):
         os.close(os.open("x", os.O_CREAT | os.O_WRONLY, dir_fd=private.open()))
         (made,) = tmp_path.iterdir()

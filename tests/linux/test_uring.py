@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux.fd import Fd
-from fusefs.linux.io_uring import OPENAT, READ, Ring
+from fusefs.linux.io_uring import OPENAT, READ, IoUring
 from tests.support.denied import printed_without_uring
 
 pytestmark = pytest.mark.needs("uring")
@@ -22,8 +22,8 @@ LIMIT_S = 10.0
 
 
 @pytest.fixture
-def ring() -> Iterator[Ring]:
-    with Ring(N_ENTRIES, 2) as ring:
+def ring() -> Iterator[IoUring]:
+    with IoUring(N_ENTRIES, 2) as ring:
         yield ring
 
 
@@ -33,14 +33,14 @@ def top(tmp_path: Path) -> Iterator[Fd]:
         yield fd
 
 
-def results(ring: Ring, n: int) -> dict[int, int]:
+def results(ring: IoUring, n: int) -> dict[int, int]:
     found: dict[int, int] = {}
     while len(found) < n:
         found.update(ring.enter(n - len(found), LIMIT_S))
     return found
 
 
-def test_what_was_opened_is_told_by_its_token(ring: Ring, top: Fd, tmp_path: Path) -> None:
+def test_what_was_opened_is_told_by_its_token(ring: IoUring, top: Fd, tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"content")
     name = ctypes.create_string_buffer(b"x")
     ring.submit(OPENAT, top, 77, address=ctypes.addressof(name), flags=os.O_RDONLY | os.O_CLOEXEC)
@@ -50,13 +50,13 @@ def test_what_was_opened_is_told_by_its_token(ring: Ring, top: Fd, tmp_path: Pat
         assert os.read(opened, 100) == b"content"
 
 
-def test_a_failure_is_a_negative_errno(ring: Ring, top: Fd) -> None:
+def test_a_failure_is_a_negative_errno(ring: IoUring, top: Fd) -> None:
     name = ctypes.create_string_buffer(b"missing")
     ring.submit(OPENAT, top, 1, address=ctypes.addressof(name), flags=os.O_PATH)
     assert results(ring, 1) == {1: -errno.ENOENT}
 
 
-def test_places_are_used_again_and_again(ring: Ring, top: Fd) -> None:
+def test_places_are_used_again_and_again(ring: IoUring, top: Fd) -> None:
     name = ctypes.create_string_buffer(b"missing")
     for number in range(10 * N_ENTRIES):
         tokens = range(number * N_ENTRIES, (number + 1) * N_ENTRIES)
@@ -65,7 +65,7 @@ def test_places_are_used_again_and_again(ring: Ring, top: Fd) -> None:
         assert results(ring, N_ENTRIES) == dict.fromkeys(tokens, -errno.ENOENT)
 
 
-def test_the_wait_ends_with_its_time(ring: Ring) -> None:
+def test_the_wait_ends_with_its_time(ring: IoUring) -> None:
     with Fd(os.eventfd(0, os.EFD_CLOEXEC)) as never:
         into = ctypes.create_string_buffer(8)
         ring.submit(READ, never, 5, address=ctypes.addressof(into), length=8)
@@ -78,7 +78,7 @@ def test_the_wait_ends_with_its_time(ring: Ring) -> None:
 def test_a_closed_ring_leaves_no_fd() -> None:
     before = os.listdir("/proc/self/fd")
     for _ in range(10):
-        with Ring(N_ENTRIES, 1):
+        with IoUring(N_ENTRIES, 1):
             pass
     assert os.listdir("/proc/self/fd") == before
 

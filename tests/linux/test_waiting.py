@@ -8,16 +8,16 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from queue import SimpleQueue
 
-from fusefs.linux.thread_progress import Progress
+from fusefs.linux.thread_progress import ThreadProgress
 from tests.support.mounted import until
 
 
-def in_thread(stack: ExitStack, act: Callable[[], object]) -> Progress:
+def in_thread(stack: ExitStack, act: Callable[[], object]) -> ThreadProgress:
     """A thread that does something after it has noted that it begins."""
-    made: SimpleQueue[Progress] = SimpleQueue()
+    made: SimpleQueue[ThreadProgress] = SimpleQueue()
 
     def run() -> None:
-        progress = Progress()
+        progress = ThreadProgress()
         progress.note()
         made.put(progress)
         act()

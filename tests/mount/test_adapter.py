@@ -15,10 +15,10 @@ import pytest
 
 from fusefs.core.inode_table import ROOT
 from fusefs.mount import vfs_files
-from fusefs.mount.counters import Stats
-from fusefs.mount.pyfuse3_handlers import Adapter
-from fusefs.mount.pyfuse3_threads import Hands
-from fusefs.mount.tables_lock import Gate
+from fusefs.mount.counters import Counters
+from fusefs.mount.pyfuse3_handlers import Pyfuse3Handlers
+from fusefs.mount.pyfuse3_threads import Pyfuse3Threads
+from fusefs.mount.tables_lock import TablesLock
 from tests.support.broken import Broken
 from tests.support.messages import a_real
 
@@ -37,7 +37,7 @@ FMODE_EXEC = 0x20
 """include/linux/fs.h, among the flags of OPEN: the file is run."""
 
 
-class AtOnce(Hands):
+class AtOnce(Pyfuse3Threads):
     """No threads: there is no trio here."""
 
     async def wait_for(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -45,7 +45,7 @@ class AtOnce(Hands):
         return act(*args, **kwargs)
 
 
-class Busy(Hands):
+class Busy(Pyfuse3Threads):
     """All threads have something else to do for a while."""
 
     async def wait_for(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -68,8 +68,8 @@ class Context:
 def answer_of(name: str, error: Exception) -> int:
     """The errno that a handler answers with when all below it raises that."""
     broken: Any = Broken(error)
-    stats = Stats.in_memory()
-    adapter = Adapter(broken, broken, AtOnce(Gate(), stats, 1), broken, stats)
+    stats = Counters.in_memory()
+    adapter = Pyfuse3Handlers(broken, broken, AtOnce(TablesLock(), stats, 1), broken, stats)
     handler: Callable[..., object] = getattr(adapter, name)
     values = {"ctx": Context(), "name": b"a", "inode_list": [(2, 1)], "attr": pyfuse3.EntryAttributes()}
     values |= {"fields": pyfuse3.SetattrFields(), "token": pyfuse3.ReaddirToken(), "buf": b"", "datasync": False}
@@ -86,7 +86,7 @@ def answer_of(name: str, error: Exception) -> int:
 
 
 def test_every_handler_is_ours_but_those_that_nobody_needs() -> None:
-    ours = {name for name in HANDLERS if getattr(Adapter, name) is not getattr(pyfuse3.Operations, name)}
+    ours = {name for name in HANDLERS if getattr(Pyfuse3Handlers, name) is not getattr(pyfuse3.Operations, name)}
     assert set(HANDLERS) - ours == NOT_HANDLED
 
 
@@ -115,7 +115,9 @@ def test_what_has_run_may_be_written_at_once_whatever_its_release_waits_for() ->
         with pytest.raises(OSError, match=os.strerror(errno.ETXTBSY)):
             vfs_files.open_(vfs, nodeid, os.O_WRONLY | os.O_TRUNC, Context())
         nobody: Any = None
-        adapter = Adapter(vfs, nobody, Busy(Gate(is_slow=True), stats := Stats.in_memory(), 1), nobody, stats)
+        adapter = Pyfuse3Handlers(
+            vfs, nobody, Busy(TablesLock(is_slow=True), stats := Counters.in_memory(), 1), nobody, stats
+        )
         releasing = adapter.release(pyfuse3.FileHandleT(run.fh))
         releasing.send(None)
         written = vfs_files.open_(vfs, nodeid, os.O_WRONLY | os.O_TRUNC, Context())

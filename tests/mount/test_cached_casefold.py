@@ -11,8 +11,8 @@ from fusefs.core.inode_table import ROOT
 from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd
 from fusefs.mount import readdir, vfs_write
-from fusefs.mount.counters import Stats
-from fusefs.mount.tables_lock import Gate
+from fusefs.mount.counters import Counters
+from fusefs.mount.tables_lock import TablesLock
 from fusefs.mount.vfs import Vfs
 from tests.support.asking import Somebody
 from tests.support.foldingfs import folding_volume
@@ -42,7 +42,7 @@ def test_each_spelling_is_found_as_below(backing: str) -> None:
 
 def remembered(root: Fd) -> Vfs:
     """A tree whose names the kernel may believe for an hour, where it may at all."""
-    return Vfs(root, Gate(), Stats.in_memory(), max_fds=100, timeout_s=3600)
+    return Vfs(root, TablesLock(), Counters.in_memory(), max_fds=100, timeout_s=3600)
 
 
 @pytest.fixture

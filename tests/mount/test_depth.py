@@ -21,7 +21,7 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.syscalls import RENAME_EXCHANGE
 from fusefs.mount import no_opendir, readdir
 from fusefs.mount.vfs import Vfs
-from fusefs.mount.vfs_files import Opened
+from fusefs.mount.vfs_files import OpenedFile
 from fusefs.mount.vfs_write import create, mkdir, mknod, rename, rmdir, unlink
 from tests.support.asking import Somebody
 from tests.support.chains import make_chain, walk_chain
@@ -96,7 +96,7 @@ def everything(vfs: Vfs, directory: int) -> list[int]:
     step(mknod, vfs, directory, b"f", stat.S_IFREG | 0o644, 0, ME)
     opened = step(create, vfs, directory, b"o", 0o644, os.O_RDWR, ME)
     assert isinstance(opened, tuple)
-    assert isinstance(opened[0], Opened)
+    assert isinstance(opened[0], OpenedFile)
     step(vfs.release, opened[0].fh)
     for name in (b"a", b"f", b"none"):
         step(look, vfs, directory, name)

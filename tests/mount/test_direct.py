@@ -19,12 +19,12 @@ import pytest
 from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import Opcode
 from fusefs.linux.fd import Fd
-from fusefs.mount.act_as import Asking
-from fusefs.mount.counters import Stats
-from fusefs.mount.fuse_requests import Direct
+from fusefs.mount.act_as import RequestCaller
+from fusefs.mount.counters import Counters
+from fusefs.mount.fuse_requests import FuseRequests
 from fusefs.mount.pyfuse3_threads import PART
-from fusefs.mount.reply_patching import Replies
-from fusefs.mount.xattr_operations import Xattrs
+from fusefs.mount.reply_patching import ReplyPatching
+from fusefs.mount.xattr_operations import XattrOperations
 from tests.support.acls import ACCESS
 from tests.support.broken import Later
 from tests.support.messages import Told, a_broken, a_real
@@ -210,7 +210,7 @@ def test_what_is_remembered_of_a_slow_filesystem_is_answered_without_pyfuse3() -
     with a_real() as (kernel, vfs, path):
         (path / "a").touch()
         os.setxattr(path / "a", "user.a", b"1")
-        gate, asking = kernel.direct._gate, Asking()
+        gate, asking = kernel.direct._gate, RequestCaller()
         gate.is_slow = True
         ask_acl = struct.pack("=II", 100, 0) + ACCESS.encode() + b"\0"
 
@@ -348,15 +348,15 @@ def test_a_handle_that_nobody_waits_for_is_released(flags: str, monkeypatch: pyt
         options = f"fd={int(device)},rootmode=40000,user_id=0,group_id=0".encode()
         assert _libc.mount(b"test", os.fsencode(point), b"fuse", ctypes.c_ulong(0), options) == 0
         stack.callback(unmount, Path(point))
-        replies = Replies(device)
+        replies = ReplyPatching(device)
         stack.callback(replies.close)
         later = Later()
-        direct = Direct(
+        direct = FuseRequests(
             vfs,
-            Xattrs(vfs, are_shown=False, are_for_all=True),
+            XattrOperations(vfs, are_shown=False, are_for_all=True),
             vfs.gate,
             replies,
-            Stats.in_memory(),
+            Counters.in_memory(),
             later,
         )
         unique = struct.unpack_from("=Q", os.read(device, MIB), 8)[0]

@@ -14,7 +14,7 @@ from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import Opcode
 from fusefs.core.inode_table import ROOT
 from fusefs.linux.fd import Fd
-from fusefs.mount.tables_lock import Gate
+from fusefs.mount.tables_lock import TablesLock
 from fusefs.mount.vfs import Vfs
 from tests.support.asking import Somebody
 from tests.support.messages import Kernel, a_real
@@ -23,8 +23,8 @@ ME = Somebody(0, 0, os.getpid(), 0o22)
 
 
 @pytest.fixture
-def gate() -> Gate:
-    gate = Gate()
+def gate() -> TablesLock:
+    gate = TablesLock()
     gate.watch()
     return gate
 
@@ -36,7 +36,7 @@ def in_thread(act: Callable[[], object]) -> None:
     thread.join()
 
 
-def taken(gate: Gate, act: Callable[[], object]) -> None:
+def taken(gate: TablesLock, act: Callable[[], object]) -> None:
     """What is under way is taken away, something is done, and the call goes on: a call of the loop's own thread."""
 
     def take() -> None:
@@ -48,7 +48,7 @@ def taken(gate: Gate, act: Callable[[], object]) -> None:
     in_thread(take)
 
 
-def test_others_have_the_tables_while_he_waits_and_he_has_them_when_he_comes_back(gate: Gate) -> None:
+def test_others_have_the_tables_while_he_waits_and_he_has_them_when_he_comes_back(gate: TablesLock) -> None:
     seen: list[bool] = []
     with gate.lock:
         gate.begin()
@@ -60,7 +60,7 @@ def test_others_have_the_tables_while_he_waits_and_he_has_them_when_he_comes_bac
     assert not gate.lock.locked()
 
 
-def test_nothing_is_taken_from_who_is_in_another_call(gate: Gate) -> None:
+def test_nothing_is_taken_from_who_is_in_another_call(gate: TablesLock) -> None:
     seen: list[object] = []
     with gate.lock:
         gate.call(lambda _number: seen.append(gate.under_way()), 1)
@@ -70,7 +70,7 @@ def test_nothing_is_taken_from_who_is_in_another_call(gate: Gate) -> None:
     assert not gate.take_away(None)
 
 
-def test_what_fails_while_he_is_away_fails_for_him(gate: Gate) -> None:
+def test_what_fails_while_he_is_away_fails_for_him(gate: TablesLock) -> None:
     def fail() -> None:
         taken(gate, lambda: None)
         raise FileNotFoundError
@@ -80,7 +80,7 @@ def test_what_fails_while_he_is_away_fails_for_him(gate: Gate) -> None:
     assert not gate.lock.locked()
 
 
-def test_what_he_was_lent_stays_open_until_his_next_operation(gate: Gate) -> None:
+def test_what_he_was_lent_stays_open_until_his_next_operation(gate: TablesLock) -> None:
     fd, other = (Fd(os.open("/", os.O_PATH)) for _ in range(2))
     with gate.lock:
         gate.begin()

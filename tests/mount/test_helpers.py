@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from fusefs.mount.thread_pool import Helpers, Key, Task
+from fusefs.mount.thread_pool import Key, PoolTask, ThreadPool
 from tests.support.mounted import until
 
 N_THREADS = 40
@@ -20,7 +20,7 @@ class Crowd:
     """Tasks that wait until they are let go, and what has become of them."""
 
     def __init__(self, n_threads: int) -> None:
-        self.helpers = Helpers(n_threads)
+        self.helpers = ThreadPool(n_threads)
         self.goes_on = threading.Event()
         self.begun: list[int] = []
         self.waited: list[bool] = []
@@ -31,8 +31,8 @@ class Crowd:
             self.waited.append(has_waited)
             self.goes_on.wait()
 
-        def task(number: int) -> Task:
-            return Task(key, lambda has_waited: act(number, has_waited), number, n_bytes=n_bytes)
+        def task(number: int) -> PoolTask:
+            return PoolTask(key, lambda has_waited: act(number, has_waited), number, n_bytes=n_bytes)
 
         return [self.helpers.do(task(number)) for number in numbers]
 

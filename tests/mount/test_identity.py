@@ -17,8 +17,8 @@ import trio
 from fusefs.core.inode_table import NodeId
 from fusefs.linux.syscalls import RENAME_EXCHANGE, handle_of
 from fusefs.mount.pyfuse3_loop import own_number
-from fusefs.mount.tables_lock import Gate
-from fusefs.mount.validity import NOTHING, Known
+from fusefs.mount.tables_lock import TablesLock
+from fusefs.mount.validity import NOTHING, EntryParam
 from tests.support.mounted import trashd_mount, until
 from tests.support.oracle import Oracle
 from tests.support.tree import Spec, make_tree
@@ -148,20 +148,20 @@ class Busy:
     """A tree on a machine that lets nobody work for long; what was just made may have its number at the third look."""
 
     def __init__(self) -> None:
-        self.gate, self.n_looks = Gate(), 0
+        self.gate, self.n_looks = TablesLock(), 0
 
-    def renumbered(self, known: Known) -> Known:
+    def renumbered(self, known: EntryParam) -> EntryParam:
         time.sleep(0.05)
         self.n_looks += 1
         return known if self.n_looks < 3 else known._replace(nodeid=NodeId(known.attributes.ino))
 
-    def lacks_its_number(self, known: Known) -> bool:
+    def lacks_its_number(self, known: EntryParam) -> bool:
         return known.nodeid != known.attributes.ino
 
 
 def test_a_busy_machine_costs_a_new_file_no_number() -> None:
     vfs: Any = Busy()
-    known = Known(NodeId(1 << 62), NOTHING._replace(ino=7), 1.0)
+    known = EntryParam(NodeId(1 << 62), NOTHING._replace(ino=7), 1.0)
     assert trio.run(own_number, vfs, known).nodeid == 7
 
 

@@ -12,7 +12,7 @@ import pytest
 from fusefs.core.fuse_protocol import Opcode
 from fusefs.linux.fd import Fd
 from fusefs.linux.getdents import Dirents
-from fusefs.mount.readdir import Jumps, Reader
+from fusefs.mount.readdir import DirectoryReader, ReplySizes
 from tests.support.messages import a_real
 from tests.support.mounted import SHARED_LIMIT_S, Mounted, trashd_mount
 from tests.support.volumes import loop_volume, tmpfs_volume
@@ -20,18 +20,18 @@ from tests.support.volumes import loop_volume, tmpfs_volume
 N_NAMES = 2000
 ROOM, A_NAME = 32 << 10, 280
 """What libc has room for; and who wants to have one entry."""
-A, B = Reader(7, 100), Reader(7, 101)
+A, B = DirectoryReader(7, 100), DirectoryReader(7, 101)
 
 
 def test_who_reads_from_the_beginning_is_told_as_much_as_there_is_room_for() -> None:
-    jumps = Jumps()
+    jumps = ReplySizes()
     for offset in range(0, 1000, 100):
         assert jumps.room(A, offset, ROOM) == ROOM
         jumps.told(A, offset + 100, ROOM)
 
 
 def test_who_jumps_is_told_little_and_more_if_he_reads_on() -> None:
-    jumps = Jumps()
+    jumps = ReplySizes()
     rooms = []
     for offset in range(500, 900, 100):
         rooms.append(jumps.room(A, offset, ROOM))
@@ -42,7 +42,7 @@ def test_who_jumps_is_told_little_and_more_if_he_reads_on() -> None:
 
 
 def test_who_goes_on_before_the_end_of_what_he_was_told_jumps() -> None:
-    jumps = Jumps()
+    jumps = ReplySizes()
     for offset in range(1, 100):
         room = jumps.room(A, offset, ROOM)
         assert room < ROOM / 16
@@ -50,7 +50,7 @@ def test_who_goes_on_before_the_end_of_what_he_was_told_jumps() -> None:
 
 
 def test_readers_of_one_directory_are_told_apart() -> None:
-    jumps = Jumps()
+    jumps = ReplySizes()
     for offset in range(0, 1000, 100):
         for reader in (A, B):
             assert jumps.room(reader, offset, ROOM) == ROOM
@@ -58,9 +58,9 @@ def test_readers_of_one_directory_are_told_apart() -> None:
 
 
 def test_where_many_readers_were_is_not_remembered_for_ever() -> None:
-    jumps = Jumps()
+    jumps = ReplySizes()
     for pid in range(100_000):
-        jumps.told(Reader(7, pid), 100, ROOM)
+        jumps.told(DirectoryReader(7, pid), 100, ROOM)
     assert len(vars(jumps)["_told"]) < 5000
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 import pytest
 
 from fusefs.linux.syscalls import FALLOC_FL_KEEP_SIZE, fallocate
-from fusefs.linux.thread_credentials import Identity, call_as
+from fusefs.linux.thread_credentials import ThreadCredentials, call_as
 from tests.support.command import switched_off
 from tests.support.mounted import SHARED_LIMIT_S, Mounted, trashd_mount, until
 from tests.support.passing import may_be_written
@@ -297,7 +297,7 @@ def test_the_bit_of_roots_group_goes_whoever_opened_the_file_first(
     """Whose group may not execute it. All who have it open are passed through as who opened it first."""
     openers: list[Callable[[Path], int]] = [
         lambda path: os.open(path, os.O_RDWR),
-        lambda path: call_as(Identity(OWNER, GROUP), os.open, path, os.O_RDWR),
+        lambda path: call_as(ThreadCredentials(OWNER, GROUP), os.open, path, os.O_RDWR),
     ]
     seen = []
     for top in (volume, mount.path):

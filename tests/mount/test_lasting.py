@@ -18,11 +18,11 @@ from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd
 from fusefs.linux.statx import look_at
 from fusefs.mount import vfs_write
-from fusefs.mount.counters import Stats
-from fusefs.mount.tables_lock import Gate
-from fusefs.mount.validity import Known, Lasting
+from fusefs.mount.counters import Counters
+from fusefs.mount.tables_lock import TablesLock
+from fusefs.mount.validity import AttrTimeouts, EntryParam
 from fusefs.mount.vfs import Vfs
-from fusefs.mount.xattr_operations import Xattrs
+from fusefs.mount.xattr_operations import XattrOperations
 from tests.support.asking import Somebody
 from tests.support.mounted import trashd_mount
 from tests.support.volumes import tmpfs_volume
@@ -37,7 +37,7 @@ N_CHANGES = 400
 class Device:
     """A socket for /dev/fuse, and what the kernel is told by it."""
 
-    def __init__(self, lasting: Lasting) -> None:
+    def __init__(self, lasting: AttrTimeouts) -> None:
         self._end, self._session = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._end.setblocking(False)
         lasting.connect(self._session.fileno())
@@ -86,7 +86,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tree]:
     (tmp_path / "top/file").touch()
     (tmp_path / "top/link").symlink_to("file")
     with Fd(os.open(tmp_path, os.O_PATH)) as root:
-        vfs = Vfs(root, Gate(), Stats.in_memory(), max_fds=1000, timeout_s=HOUR_S)
+        vfs = Vfs(root, TablesLock(), Counters.in_memory(), max_fds=1000, timeout_s=HOUR_S)
         tree = Tree(vfs, tmp_path)
         assert tree.tell(ROOT, tree.top, tree.sub) == [HOUR_S] * 3
         yield tree
@@ -196,7 +196,7 @@ def test_it_lasts_again_when_nothing_has_changed_for_a_second(tree: Tree, monkey
 
 
 def test_an_extended_attribute_makes_answers_void(tree: Tree) -> None:
-    xattrs = Xattrs(tree.vfs, are_shown=True, are_for_all=True)
+    xattrs = XattrOperations(tree.vfs, are_shown=True, are_for_all=True)
     file = tree.vfs.lookup(tree.top, b"file", ME).nodeid
     xattrs.set(file, b"user.name", b"value", ME)
     xattrs.remove(file, b"user.name", ME)
@@ -217,13 +217,13 @@ def test_a_node_that_has_ended_is_nobodys(tree: Tree) -> None:
     assert tree.device.voided() == []
 
 
-def known_of(path: Path, **changes: object) -> Known:
+def known_of(path: Path, **changes: object) -> EntryParam:
     with Fd(os.open(path, os.O_PATH)) as fd:
-        return Known(NodeId(2), look_at(fd), HOUR_S)._replace(**changes)  # type: ignore[arg-type]
+        return EntryParam(NodeId(2), look_at(fd), HOUR_S)._replace(**changes)  # type: ignore[arg-type]
 
 
 def test_without_a_session_nothing_of_a_directory_lasts(tmp_path: Path) -> None:
-    lasting, known = Lasting(), known_of(tmp_path)
+    lasting, known = AttrTimeouts(), known_of(tmp_path)
     assert lasting.lifetimes(known) == (HOUR_S, SECOND_S)
     lasting.changed(Node(NodeId(2), (1, b"x"), known.attributes))
     lasting.renew(Node(NodeId(2), (1, b"x"), known.attributes))
@@ -233,7 +233,7 @@ def test_what_else_does_not_last(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "twice").touch()
     (tmp_path / "other").hardlink_to(tmp_path / "twice")
-    lasting = Lasting()
+    lasting = AttrTimeouts()
     assert lasting.lifetimes(known_of(tmp_path / "file")) == (HOUR_S, HOUR_S)
     assert lasting.lifetimes(known_of(tmp_path / "twice")) == (HOUR_S, SECOND_S)
     assert lasting.lifetimes(known_of(tmp_path / "file", is_steady=False)) == (HOUR_S, 0)

@@ -18,7 +18,7 @@ import trio
 from fusefs.linux.fanotify import watch_filesystem
 from fusefs.linux.fd import Fd
 from fusefs.mount import vfs_write
-from fusefs.mount.invalidation import Watched, notify
+from fusefs.mount.invalidation import ChangeSource, notify
 from fusefs.mount.invalidation_process import ANSWER, MESSAGE_MAX
 from fusefs.mount.vfs import Vfs
 from tests.support.asking import Somebody
@@ -77,11 +77,11 @@ def notices_of(message: bytes) -> list[Notice]:
 
 
 @contextmanager
-def watched(top: Path) -> Iterator[tuple[Watched, socket.socket]]:
+def watched(top: Path) -> Iterator[tuple[ChangeSource, socket.socket]]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs, Fd(os.open(top, os.O_PATH)) as fd, watch_filesystem(fd) as changes:
         ours.setblocking(False)
-        yield Watched(changes, ours), theirs
+        yield ChangeSource(changes, ours), theirs
 
 
 def told(known: Known, act: Callable[[], object], *, up_to: Notice = END) -> list[Notice]:

@@ -4,10 +4,12 @@ import pytest
 
 from fusefs.core.errors import UsageError
 from fusefs.core.fast_paths import FastPath
-from fusefs.core.mount_options import Backing, Coherence, Options, Passthrough, parse_options
+from fusefs.core.mount_options import BackingSpeed, Coherence, MountOptions, PassthroughMode, parse_options
 
 
-def parse(*texts: str, as_root: bool = True, is_sloppy: bool = False, usual: Coherence = Coherence.SHARED) -> Options:
+def parse(
+    *texts: str, as_root: bool = True, is_sloppy: bool = False, usual: Coherence = Coherence.SHARED
+) -> MountOptions:
     return parse_options(texts, as_root=as_root, is_sloppy=is_sloppy, usual=usual)
 
 
@@ -63,15 +65,15 @@ def test_extended_attributes_are_there_unless_somebody_wants_none() -> None:
     assert not parse("no_xattr").has_xattrs
 
 
-@pytest.mark.parametrize("backing", Backing)
-def test_it_is_found_out_how_the_backing_answers_unless_somebody_says(backing: Backing) -> None:
-    assert parse().backing is Backing.AUTO
+@pytest.mark.parametrize("backing", BackingSpeed)
+def test_it_is_found_out_how_the_backing_answers_unless_somebody_says(backing: BackingSpeed) -> None:
+    assert parse().backing is BackingSpeed.AUTO
     assert parse(f"backing={backing.value}").backing is backing
 
 
-@pytest.mark.parametrize("passthrough", Passthrough)
-def test_reads_and_writes_pass_through_where_they_can_unless_somebody_says(passthrough: Passthrough) -> None:
-    assert parse().passthrough is Passthrough.AUTO
+@pytest.mark.parametrize("passthrough", PassthroughMode)
+def test_reads_and_writes_pass_through_where_they_can_unless_somebody_says(passthrough: PassthroughMode) -> None:
+    assert parse().passthrough is PassthroughMode.AUTO
     assert parse(f"passthrough={passthrough.value}").passthrough is passthrough
 
 

@@ -19,7 +19,7 @@ from fusefs.mount.reply_patching import (
     INIT_BITS,
     NAME_ONLY_GENERATION,
     Patch,
-    Replies,
+    ReplyPatching,
     beginning,
     create_through,
     keep_listing,
@@ -49,7 +49,7 @@ class Wire:
     def __init__(self) -> None:
         self.session_fd = os.memfd_create("session")
         self.device = os.dup(self.session_fd)
-        self.replies = Replies(self.session_fd)
+        self.replies = ReplyPatching(self.session_fd)
 
     def reply(self, *parts: bytes, error: int = 0) -> bytes:
         """What libfuse writes, head and parts; the message."""
@@ -169,7 +169,7 @@ def test_a_reply_that_nobody_waits_for_is_told_of() -> None:
         stack.callback(os.close, session_fd)
         assert _libc.mount(b"test", os.fsencode(point), b"fuse", ctypes.c_ulong(0), options) == 0
         stack.callback(unmount, Path(point))
-        replies = Replies(session_fd)
+        replies = ReplyPatching(session_fd)
         stack.callback(replies.close)
         replies.patch_next(open_through(1), lambda: lost.append("open"))
         os.write(session_fd, HEAD.pack(HEAD.size + OPEN_OUT.size, 0, 7) + OPEN_OUT.pack(3, 0, 0))

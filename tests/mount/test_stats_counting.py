@@ -6,31 +6,40 @@ import pytest
 import trio
 import trio.testing
 
-from fusefs.core.mount_counters import BOUNDS_NS, Gauges, Layout, Remembered, Sort, Table, decode, encode
-from fusefs.mount.counters import CELL_OF, Stats
+from fusefs.core.mount_counters import (
+    BOUNDS_NS,
+    CounterLayout,
+    CounterTable,
+    Gauges,
+    Remembered,
+    Remembering,
+    decode,
+    encode,
+)
+from fusefs.mount.counters import CELL_OF, Counters
 
 
 @pytest.fixture
-def counted() -> tuple[Stats, bytearray]:
+def counted() -> tuple[Counters, bytearray]:
     """Numbers, and the file that they are."""
-    table = Table(version="", pid=0, started_ns=0)
+    table = CounterTable(version="", pid=0, started_ns=0)
     data = bytearray(encode(table))
-    return Stats(memoryview(data)[-8 * Layout(table).n_cells :].cast("Q")), data
+    return Counters(memoryview(data)[-8 * CounterLayout(table).n_cells :].cast("Q")), data
 
 
-def test_what_is_remembered_is_counted_by_sort(counted: tuple[Stats, bytearray]) -> None:
+def test_what_is_remembered_is_counted_by_sort(counted: tuple[Counters, bytearray]) -> None:
     stats, data = counted
-    for i, sort in enumerate(Sort):
+    for i, sort in enumerate(Remembering):
         for _ in range(i):
             stats.hit(sort)
         stats.miss(sort)
-    assert decode(data).remembered == {sort.label(): Remembered(i, 1) for i, sort in enumerate(Sort)}
+    assert decode(data).remembered == {sort.label(): Remembered(i, 1) for i, sort in enumerate(Remembering)}
 
 
 @pytest.mark.parametrize(
     "took_ns", [1, BOUNDS_NS[0] - 1, BOUNDS_NS[0], BOUNDS_NS[0] + 1, BOUNDS_NS[-1] - 1, BOUNDS_NS[-1], 10**12]
 )
-def test_an_answer_is_counted_in_the_bucket_of_its_time(counted: tuple[Stats, bytearray], took_ns: int) -> None:
+def test_an_answer_is_counted_in_the_bucket_of_its_time(counted: tuple[Counters, bytearray], took_ns: int) -> None:
     stats, data = counted
     stats.count(CELL_OF["read"], took_ns, has_failed=True)
     told = decode(data).operations
@@ -40,7 +49,7 @@ def test_an_answer_is_counted_in_the_bucket_of_its_time(counted: tuple[Stats, by
     assert sum(one.n() for one in told.values()) == 1
 
 
-def test_an_idle_daemon_is_not_woken(counted: tuple[Stats, bytearray]) -> None:
+def test_an_idle_daemon_is_not_woken(counted: tuple[Counters, bytearray]) -> None:
     """Gauges are looked at after something happened, once for all that happened, and then no more."""
     stats, data = counted
     n_looks = 0
@@ -67,7 +76,7 @@ def test_an_idle_daemon_is_not_woken(counted: tuple[Stats, bytearray]) -> None:
     assert decode(data).gauges["n_nodes"] == n_looks == 3
 
 
-def test_gauges_are_new_before_it_is_told_that_they_are(counted: tuple[Stats, bytearray]) -> None:
+def test_gauges_are_new_before_it_is_told_that_they_are(counted: tuple[Counters, bytearray]) -> None:
     stats, data = counted
     told: list[int] = []
 
@@ -88,7 +97,7 @@ def test_gauges_are_new_before_it_is_told_that_they_are(counted: tuple[Stats, by
     assert decode(data).updated_ns > 0
 
 
-def test_gauges_follow_the_end_of_threads_that_nobody_tells(counted: tuple[Stats, bytearray]) -> None:
+def test_gauges_follow_the_end_of_threads_that_nobody_tells(counted: tuple[Counters, bytearray]) -> None:
     stats, data = counted
     at_work = [2, 2, 1, 0]
 

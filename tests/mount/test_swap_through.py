@@ -13,8 +13,8 @@ import trio.testing
 
 from fusefs.linux.kernel import Kernel
 from fusefs.mount.counters import kept
-from fusefs.mount.pyfuse3_threads import Hands
-from fusefs.mount.tables_lock import Gate
+from fusefs.mount.pyfuse3_threads import Pyfuse3Threads
+from fusefs.mount.tables_lock import TablesLock
 from tests.support.mounted import Mounted, trashd_mount
 from tests.support.store import init, recover_all, swap
 from tests.support.volumes import tmpfs_volume
@@ -99,7 +99,7 @@ def test_forgetting_many_names_leaves_others_their_turns_and_is_done_by_one_at_a
             await trio.lowlevel.checkpoint()
             n_turns += 1
 
-    async def forget_all(hands: Hands) -> None:
+    async def forget_all(hands: Pyfuse3Threads) -> None:
         async with trio.open_nursery() as others:
             others.start_soon(take_turns)
             async with trio.open_nursery() as nursery:
@@ -109,7 +109,7 @@ def test_forgetting_many_names_leaves_others_their_turns_and_is_done_by_one_at_a
             others.cancel_scope.cancel()
 
     with kept(os.fsencode(tmp_path)) as stats:
-        trio.run(forget_all, Hands(Gate(), stats, 1))
+        trio.run(forget_all, Pyfuse3Threads(TablesLock(), stats, 1))
     assert len(forgotten) == 3 * N_FORGOTTEN
     assert sum(one != before for before, one in pairwise(forgotten)) == 2
     assert n_turns > 3 * N_FORGOTTEN / 100

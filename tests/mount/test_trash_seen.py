@@ -22,7 +22,7 @@ from fusefs.linux.runtime_directories import HOME
 from fusefs.store.discover import discover
 from fusefs.store.make_store import make_store, unmake_store
 from fusefs.store.mounted_paths import open_shown
-from fusefs.store.stage import Options
+from fusefs.store.stage import SwapOptions
 from fusefs.store.swap_for_owner import swap_for_owner
 from fusefs.store.tidy_folder import tend
 from fusefs.store.user_folders import open_user
@@ -292,7 +292,7 @@ def test_the_fresh_directory_of_a_swap_for_its_owner_shows_its_mode(place: Place
     job = place.job(0o555)
     os.chown(job, ALICE, NOGROUP)
     place.look()
-    swap_for_owner(Kernel(AtChmod(2, job.stat)), raw(job), Options())
+    swap_for_owner(Kernel(AtChmod(2, job.stat)), raw(job), SwapOptions())
     assert job.stat().st_mode & 0o7777 == 0o555
     place.assert_seen()
 

@@ -15,7 +15,7 @@ from fusefs.core.inode_attributes import Attributes
 from fusefs.core.inode_table import InodeTable, Node
 from fusefs.core.names import STORE
 from fusefs.linux.kernel import Kernel
-from fusefs.mount.trashd_dir import Drops, drop_of, is_below, is_drop, is_hidden, prepare_store, user_of, zone_in
+from fusefs.mount.trashd_dir import DropLinks, drop_of, is_below, is_drop, is_hidden, prepare_store, user_of, zone_in
 from tests.support.asking import Somebody
 from tests.support.store import assert_silent, init, raw, recover_all
 from tests.support.tree import Dir, make_tree, remove_tree_hard
@@ -115,10 +115,10 @@ def volume() -> Iterator[Path]:
 
 
 @contextmanager
-def drops(volume: Path) -> Iterator[Drops]:
+def drops(volume: Path) -> Iterator[DropLinks]:
     """The links of a volume."""
     with Kernel().open_path(raw(volume)) as root:
-        yield Drops(Kernel(), root)
+        yield DropLinks(Kernel(), root)
 
 
 needs_root = pytest.mark.needs("root")

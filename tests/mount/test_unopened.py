@@ -15,8 +15,8 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.getdents import read_on
 from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, renameat2
 from fusefs.mount import no_opendir
-from fusefs.mount.counters import Stats
-from fusefs.mount.tables_lock import Gate
+from fusefs.mount.counters import Counters
+from fusefs.mount.tables_lock import TablesLock
 from fusefs.mount.vfs import Vfs
 from tests.support.mounted import SHARED_LIMIT_S, Mounted, trashd_mount, until
 from tests.support.passing import held
@@ -144,7 +144,7 @@ def test_a_filesystem_that_has_become_slow_tells_names_alone() -> None:
     with tmpfs_volume() as volume, Fd(os.open(volume, os.O_PATH)) as root:
         for name in ("a", "b", ".trashd"):
             (volume / name).touch()
-        vfs = Vfs(root, Gate(is_slow=True), Stats.in_memory(), max_fds=100)
+        vfs = Vfs(root, TablesLock(is_slow=True), Counters.in_memory(), max_fds=100)
         found, at = set(), 0
         while more := vfs.gate.run(no_opendir.read_names, vfs, ROOT, at, 4096):
             found |= {name for name, *_ in more}

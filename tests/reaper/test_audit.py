@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.core.events import Event, Kind
+from fusefs.core.events import Event, EventKind
 from fusefs.service.audit_log import Audit, log_event
 from tests.support.volumes import tmpfs_volume
 from tests.unit.test_events import EVENTS
@@ -28,7 +28,7 @@ def lines(path: Path) -> list[dict[str, object]]:
 
 
 def reaped(n: int) -> Event:
-    return Event(Kind.REAPED, 0, b"/v", 1000, "id", b"/v/job", n_entries=n)
+    return Event(EventKind.REAPED, 0, b"/v", 1000, "id", b"/v/job", n_entries=n)
 
 
 @pytest.fixture
@@ -141,9 +141,9 @@ def test_a_full_disk_costs_lines_and_is_told_once(full: Path, caplog: pytest.Log
 @pytest.mark.allows_warnings
 @pytest.mark.parametrize(
     ("kind", "level"),
-    [(Kind.REAPED, logging.INFO), (Kind.QUARANTINED, logging.WARNING), (Kind.BROKEN, logging.ERROR)],
+    [(EventKind.REAPED, logging.INFO), (EventKind.QUARANTINED, logging.WARNING), (EventKind.BROKEN, logging.ERROR)],
 )
-def test_an_event_is_logged_by_its_weight(kind: Kind, level: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_event_is_logged_by_its_weight(kind: EventKind, level: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     log_event(Event(kind, 0, b"/v", origin=b"/v/\x1b[2J"))
     (record,) = caplog.records

@@ -7,14 +7,14 @@ import threading
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from fusefs.service.own_store_limits import Berths
+from fusefs.service.own_store_limits import OwnStoreLimits
 from fusefs.service.shared_context import in_time
 
 ALICE, BOB = 1001, 1002
 HOME, DISK = 1, 2
 
 
-async def _open(berths: Berths, uid: int, mnt_id: int, opened: list[int], end: trio.Event) -> None:
+async def _open(berths: OwnStoreLimits, uid: int, mnt_id: int, opened: list[int], end: trio.Event) -> None:
     async with berths.of(uid, mnt_id).taken():
         opened.append(uid)
         await end.wait()
@@ -22,7 +22,7 @@ async def _open(berths: Berths, uid: int, mnt_id: int, opened: list[int], end: t
 
 def test_two_stores_of_a_user_are_open_at_a_time_and_others_are_not_kept_waiting() -> None:
     async def body() -> None:
-        berths, opened, end = Berths(), list[int](), trio.Event()
+        berths, opened, end = OwnStoreLimits(), list[int](), trio.Event()
         async with trio.open_nursery() as nursery:
             for uid in (ALICE, ALICE, ALICE, BOB):
                 nursery.start_soon(_open, berths, uid, HOME, opened, end)
@@ -38,7 +38,7 @@ def test_two_stores_of_a_user_are_open_at_a_time_and_others_are_not_kept_waiting
 
 def test_many_users_on_one_mount_keep_nobody_waiting_on_another() -> None:
     async def body() -> None:
-        berths, opened, end = Berths(), list[int](), trio.Event()
+        berths, opened, end = OwnStoreLimits(), list[int](), trio.Event()
         async with trio.open_nursery() as nursery:
             for uid in range(2000, 2100):
                 nursery.start_soon(_open, berths, uid, HOME, opened, end)
@@ -53,7 +53,7 @@ def test_many_users_on_one_mount_keep_nobody_waiting_on_another() -> None:
 
 
 def test_more_stores_have_less_remembered_of_each() -> None:
-    berths = Berths()
+    berths = OwnStoreLimits()
     berths.n_stores = 10
     assert berths.of(ALICE, HOME).most_remembered() == 2000
     berths.n_stores = 10_000

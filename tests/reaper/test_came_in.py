@@ -19,15 +19,15 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId
 from fusefs.core.report import CAME_IN, Reaped
 from fusefs.core.selection import Selection
-from fusefs.core.slice_budget import Tempo
-from fusefs.engine.slice_pace import Constant
+from fusefs.core.slice_budget import Speed
+from fusefs.engine.slice_pace import ConstantSpeed
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.reap import reap
-from fusefs.reaper.remove_tree import Wishes
+from fusefs.reaper.remove_tree import RemovalWishes
 from fusefs.service.child_answers import ForRoot
 from fusefs.service.open_volume import open_volume
 from fusefs.service.root_takeover import take_over
-from fusefs.store.backing_and_mount import Sides
+from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.layout import open_store
 from fusefs.store.swap_path import own_folder
 from fusefs.sweep.request import ToTrash
@@ -75,7 +75,7 @@ from tests.support.volumes import btrfs_subvolume
 
 pytestmark = pytest.mark.needs("root")
 
-SLOWLY = Constant(Tempo(entries_per_s=1))
+SLOWLY = ConstantSpeed(Speed(entries_per_s=1))
 
 
 @pytest.fixture(params=FILESYSTEMS)
@@ -442,7 +442,7 @@ def test_a_snapshot_in_the_orphan_is_no_gift() -> None:
 def parked(asker: int, volume: Path, identifier: str, n_slices: int) -> Reaped:
     """A reap in small slices that is told to stop after some."""
     asked = iter(range(n_slices))
-    wishes = Wishes(n_workers=1, pace=SLOWLY, stops=lambda: next(asked, None) is None)
+    wishes = RemovalWishes(n_workers=1, pace=SLOWLY, stops=lambda: next(asked, None) is None)
     return reap_as(asker, volume, identifier, wishes)
 
 
@@ -470,8 +470,8 @@ def stopped_in_bobs(volume: Path, project: Path) -> str:
         names[:] = os.listdir(folder_of(volume, ALICE) / f"reaping/{identifier}/tree/bobs")
         return len(names) < 3000
 
-    pace = Constant(Tempo(entries_per_s=10_000))
-    reaped = reap_as(ALICE, volume, identifier, Wishes(n_workers=1, pace=pace, stops=stops))
+    pace = ConstantSpeed(Speed(entries_per_s=10_000))
+    reaped = reap_as(ALICE, volume, identifier, RemovalWishes(n_workers=1, pace=pace, stops=stops))
     assert reaped.report.stopped
     assert 0 < len(os.listdir(place(volume, identifier) / "tree/bobs")) < 3000
     return identifier
@@ -532,10 +532,10 @@ def reap_and_die(asker: int, volume: Path, identifier: str, n: int) -> bool:
 
     def act() -> bool:
         kernel = Kernel(DyingAt(n))
-        store = open_store(kernel, Sides(kernel.open_path(raw(volume))), raw(volume))
+        store = open_store(kernel, BackingAndMount(kernel.open_path(raw(volume))), raw(volume))
         assert store is not None
         with store, own_folder(store) as folder:
-            reap(folder, ContainerId(identifier), Wishes(n_workers=1))
+            reap(folder, ContainerId(identifier), RemovalWishes(n_workers=1))
         return False
 
     with suppress(ChildDied):

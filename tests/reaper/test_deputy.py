@@ -17,14 +17,26 @@ import pytest
 import trio
 import trio.testing
 
-from fusefs.core.slice_budget import AT_ONCE, HOLD, Tempo
+from fusefs.core.slice_budget import AT_ONCE, HOLD, Speed
 from fusefs.linux.act_as_user import person
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.service.child_handle import LOST_S, SILENT_S, Deputy, DeputyLost
-from fusefs.service.due_queue import Chosen
+from fusefs.service.child_handle import LOST_S, SILENT_S, ChildGone, ChildHandle
+from fusefs.service.due_queue import DueContainer
 from fusefs.service.forker import Born, Forker
-from fusefs.service.messages import Answer, Done, Ended, Look, Order, Page, Reap, Seen, Tend, Tended, encode
+from fusefs.service.messages import (
+    Answer,
+    Order,
+    OrderDone,
+    OrphanEnded,
+    Page,
+    ReadRecords,
+    Reap,
+    SeenContainer,
+    Tend,
+    Tended,
+    encode,
+)
 from fusefs.service.open_volume import open_volume
 from tests.support.bulk import fill
 from tests.support.orphans import EXPIRED, OTHER, ids, orphan_in, orphan_of
@@ -36,18 +48,18 @@ pytestmark = pytest.mark.needs("root")
 LIMIT_S = 60.0
 RATE = 20.0  # of a clock that passes quickly; children have the real one
 IDLE_POLICY = 5  # SCHED_IDLE
-SLOW = Tempo(entries_per_s=10)
+SLOW = Speed(entries_per_s=10)
 """What is large is never done by the time that somebody looks."""
 
 
 @asynccontextmanager
-async def deputy_of(uid: int, volume: Path, limit_s: float = LIMIT_S) -> AsyncIterator[Deputy]:
+async def deputy_of(uid: int, volume: Path, limit_s: float = LIMIT_S) -> AsyncIterator[ChildHandle]:
     """A user's child on a volume, listened to and led at full speed."""
     with trio.fail_after(limit_s), Forker() as forker, open_volume(Kernel(), os.fsencode(volume)) as opened:
         folder = opened.folder(uid)
         assert folder is not None
         with folder:
-            deputy = Deputy(uid, await forker.fork(folder, person(uid)))
+            deputy = ChildHandle(uid, await forker.fork(folder, person(uid)))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(deputy.listen)
             deputy.lead(AT_ONCE)
@@ -57,7 +69,7 @@ async def deputy_of(uid: int, volume: Path, limit_s: float = LIMIT_S) -> AsyncIt
                 deputy.close()
 
 
-async def all_answers(deputy: Deputy, order: Order) -> list[Answer]:
+async def all_answers(deputy: ChildHandle, order: Order) -> list[Answer]:
     """All that it answers to an order."""
     return [answer async for answer in deputy.answers(order)]
 
@@ -87,7 +99,7 @@ def large_in(volume: Path, n_files: int = 5000) -> str:
 
 def reap(volume: Path, *identifiers: str) -> Reap:
     """The order to reap these, which have expired."""
-    return Reap(os.fsencode(volume), [Chosen(identifier, 0) for identifier in identifiers])
+    return Reap(os.fsencode(volume), [DueContainer(identifier, 0) for identifier in identifiers])
 
 
 def test_child_has_one_users_rights_and_no_more(volume: Path) -> None:
@@ -126,7 +138,7 @@ def test_orders_are_answered_one_after_the_other(volume: Path) -> None:
     async def body() -> list[Answer]:
         async with deputy_of(0, volume) as deputy:
             answers = await all_answers(deputy, Tend())
-            answers += await all_answers(deputy, Look(os.fsencode(volume)))
+            answers += await all_answers(deputy, ReadRecords(os.fsencode(volume)))
             return answers + await all_answers(deputy, reap(volume, orphan.id))
 
     tended, page, ended = trio.run(body)
@@ -135,10 +147,10 @@ def test_orders_are_answered_one_after_the_other(volume: Path) -> None:
     assert isinstance(page, Page)
     assert (page.n_orphans, page.last, page.n_quarantined) == (1, "", 0)
     (seen,) = page.seen
-    assert seen == Seen(
+    assert seen == SeenContainer(
         orphan.id, False, seen.created_ns, 0, os.fsencode(volume / "job"), orphan.method, boot_ns=seen.boot_ns
     )
-    assert isinstance(ended, Ended)
+    assert isinstance(ended, OrphanEnded)
     assert (ended.id, ended.lost, ended.n_removed, ended.n_failed, ended.stopped) == (orphan.id, "", 5, 0, False)
     assert ids(volume) == set()
 
@@ -155,7 +167,7 @@ def test_what_is_gone_by_now_is_told(volume: Path) -> None:
             return answers
 
     (ended,) = trio.run(body)
-    assert isinstance(ended, Ended)
+    assert isinstance(ended, OrphanEnded)
     assert ended.lost == "gone"
 
 
@@ -167,7 +179,7 @@ def test_another_term_than_the_service_knows_is_respected(volume: Path) -> None:
             return await all_answers(deputy, reap(volume, orphan.id))
 
     (ended,) = trio.run(body)
-    assert isinstance(ended, Ended)
+    assert isinstance(ended, OrphanEnded)
     assert ended.lost == "changed"
     assert ids(volume) == {orphan.id}
 
@@ -176,8 +188,8 @@ def test_error_of_a_store_is_an_error_of_the_order_alone(volume: Path) -> None:
     async def body() -> list[Answer]:
         async with deputy_of(0, volume) as deputy:
             with pytest.raises(OSError, match="No such file"):
-                await all_answers(deputy, Look(b"/elsewhere"))
-            return await all_answers(deputy, Look(os.fsencode(volume)))
+                await all_answers(deputy, ReadRecords(b"/elsewhere"))
+            return await all_answers(deputy, ReadRecords(os.fsencode(volume)))
 
     assert len(trio.run(body)) == 1
 
@@ -200,8 +212,8 @@ def test_parked_it_leaves_the_orphan_where_it_is_and_the_next_one_goes_on(volume
             return parked, await all_answers(deputy, reap(volume, large))
 
     (ended,), (rest,) = trio.run(body)
-    assert isinstance(ended, Ended)
-    assert isinstance(rest, Ended)
+    assert isinstance(ended, OrphanEnded)
+    assert isinstance(rest, OrphanEnded)
     assert ended.stopped
     assert (rest.stopped, rest.lost) == (False, "")
     assert ended.n_removed + rest.n_removed == 5001
@@ -228,11 +240,11 @@ def test_held_it_does_nothing_and_goes_on_where_it_was(volume: Path) -> None:
         return answers
 
     (ended,) = trio.run(body)
-    assert isinstance(ended, Ended)
+    assert isinstance(ended, OrphanEnded)
     assert ended.n_removed == 5001
 
 
-def lost_after(volume: Path, harm: Callable[[Deputy], Awaitable[None]]) -> str:
+def lost_after(volume: Path, harm: Callable[[ChildHandle], Awaitable[None]]) -> str:
     """Why a child is lost to which something is done in the middle of a reap; the next one goes on."""
     large = large_in(volume)
 
@@ -245,7 +257,7 @@ def lost_after(volume: Path, harm: Callable[[Deputy], Awaitable[None]]) -> str:
                 await harm(deputy)
 
             nursery.start_soon(do)
-            with pytest.raises(DeputyLost) as caught:
+            with pytest.raises(ChildGone) as caught:
                 await all_answers(deputy, reap(volume, large))
         async with deputy_of(0, volume, LIMIT_S * RATE) as deputy:
             await all_answers(deputy, reap(volume, large))
@@ -256,12 +268,12 @@ def lost_after(volume: Path, harm: Callable[[Deputy], Awaitable[None]]) -> str:
     return why
 
 
-async def kill(deputy: Deputy) -> None:
+async def kill(deputy: ChildHandle) -> None:
     """kill -9."""
     os.kill(deputy.pid, signal.SIGKILL)
 
 
-async def stop(deputy: Deputy) -> None:
+async def stop(deputy: ChildHandle) -> None:
     """SIGSTOP, and what the service does every now and then."""
     os.kill(deputy.pid, signal.SIGSTOP)
     await until(lambda: status_of(deputy.pid)["State"].startswith("T"))  # on a busy machine not at once
@@ -284,7 +296,7 @@ def lost_with(order: Order, *, says: bytes = b"", looks_after: bool = False) -> 
     ours.setblocking(False)
 
     async def body(child: subprocess.Popen[bytes]) -> str:
-        deputy = Deputy(OTHER, Born(child.pid, Fd(os.pidfd_open(child.pid)), ours))
+        deputy = ChildHandle(OTHER, Born(child.pid, Fd(os.pidfd_open(child.pid)), ours))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(deputy.listen)
             if looks_after:
@@ -292,7 +304,7 @@ def lost_with(order: Order, *, says: bytes = b"", looks_after: bool = False) -> 
             if says:
                 theirs.send(says)
                 theirs.shutdown(socket.SHUT_WR)
-            with pytest.raises(DeputyLost) as caught:
+            with pytest.raises(ChildGone) as caught:
                 await all_answers(deputy, order)
             nursery.cancel_scope.cancel()
         deputy.close()
@@ -304,7 +316,7 @@ def lost_with(order: Order, *, says: bytes = b"", looks_after: bool = False) -> 
     return why
 
 
-async def look_after(deputy: Deputy, theirs: socket.socket) -> None:
+async def look_after(deputy: ChildHandle, theirs: socket.socket) -> None:
     """What the service does every now and then; a process that is gone says nothing more."""
     while True:
         await trio.sleep(SILENT_S)
@@ -323,17 +335,17 @@ def test_child_that_says_nonsense_is_killed(packet: bytes) -> None:
 
 
 def test_child_that_answers_what_nobody_asked_is_killed() -> None:
-    other = encode(Ended("20260101T000000.000Z-other-0123456789ab"))
+    other = encode(OrphanEnded("20260101T000000.000Z-other-0123456789ab"))
     assert lost_with(Tend(), says=other) == "it answered what nobody asked"
 
 
 def test_error_number_that_there_is_not_is_no_fault_of_ours() -> None:
-    packet = encode(Done("?", (1 << 63) - 1))
+    packet = encode(OrderDone("?", (1 << 63) - 1))
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
 
     async def body(pid: int) -> None:
-        deputy = Deputy(OTHER, Born(pid, Fd(os.pidfd_open(pid)), ours))
+        deputy = ChildHandle(OTHER, Born(pid, Fd(os.pidfd_open(pid)), ours))
         with trio.fail_after(LIMIT_S):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(deputy.listen)

@@ -16,17 +16,17 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.report import Reaped, Report
-from fusefs.core.slice_budget import CUT_BYTES, Tempo
+from fusefs.core.slice_budget import CUT_BYTES, Speed
 from fusefs.core.slices import Slice
-from fusefs.engine.slice_pace import Constant
+from fusefs.engine.slice_pace import ConstantSpeed
 from fusefs.engine.strategy import Workers, choose
 from fusefs.engine.workers import crew_of
-from fusefs.engine.xfs_groups import Groups
+from fusefs.engine.xfs_groups import AllocationGroups
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.reap import reap
-from fusefs.reaper.remove_slice import Stripper
-from fusefs.reaper.remove_tree import Wishes
+from fusefs.reaper.remove_slice import SliceRemover
+from fusefs.reaper.remove_tree import RemovalWishes
 from tests.support.command import TRASHD, environment
 from tests.support.leases import is_broken_into
 from tests.support.orphans import ids
@@ -48,7 +48,7 @@ def fill(path: Path, n_files: int) -> Path:
     return path
 
 
-IN_PARTS = Constant(Tempo(entries_per_s=100_000))
+IN_PARTS = ConstantSpeed(Speed(entries_per_s=100_000))
 """No slice does more than 10,000, on whatever machine."""
 
 
@@ -62,7 +62,7 @@ def container(parent: Path) -> Iterator[tuple[Path, Fd]]:
         yield path, fd
 
 
-def reap_with(volume: Path, identifier: str, wishes: Wishes, kernel: Kernel | None = None) -> Reaped:
+def reap_with(volume: Path, identifier: str, wishes: RemovalWishes, kernel: Kernel | None = None) -> Reaped:
     with own(volume) as folder:
         if kernel is not None:
             folder = folder._replace(store=folder.store._replace(kernel=kernel))
@@ -133,7 +133,7 @@ def test_crew_removes_what_one_would(volume: Path, workers: Workers) -> None:
             fill(path / "tree" / str(number) / "deep", 100)
         strategy = choose(Kernel(), fd)._replace(n_workers=3, workers=workers)
         with crew_of(
-            3, workers, Stripper(Kernel(), fd, strategy, Groups(Kernel(), None), all_given(Kernel(), fd))
+            3, workers, SliceRemover(Kernel(), fd, strategy, AllocationGroups(Kernel(), None), all_given(Kernel(), fd))
         ) as crew:
             report = drive(crew.submit, fd)
         assert (report.removed, report.n_failed, os.listdir(path)) == (20 * 102 + 1, 0, ["record.json"])
@@ -141,13 +141,13 @@ def test_crew_removes_what_one_would(volume: Path, workers: Workers) -> None:
 
 def drive(submit: Callable[..., object], fd: Fd) -> Report:
     """Run a plan with a crew, one slice after the other, each of them short."""
-    from fusefs.core.slice_budget import Budget
-    from fusefs.core.slices import Plan, Work
+    from fusefs.core.slice_budget import SliceBudget
+    from fusefs.core.slices import SlicePlan, SliceWork
 
-    plan = Plan(3, splits_names=True)
-    plan.add(fd, b"", Work(names=["tree"]))
+    plan = SlicePlan(3, splits_names=True)
+    plan.add(fd, b"", SliceWork(names=["tree"]))
     while (job := plan.next()) is not None:
-        outcome = submit(job, Budget(seconds=0.0)).result()  # type: ignore[attr-defined]
+        outcome = submit(job, SliceBudget(seconds=0.0)).result()  # type: ignore[attr-defined]
         for spare in plan.done(job, outcome):
             os.close(spare.fd)
     return plan.report(paced=False, stopped=False)
@@ -157,7 +157,7 @@ def test_workers_that_are_killed_cost_nothing_but_time(volume: Path) -> None:
     with container(volume) as (path, fd):
         for number in range(30):
             fill(path / "tree" / str(number), 2000)
-        report = empty_container(Kernel(EndsWorkers(5000)), fd, Wishes(n_workers=2))
+        report = empty_container(Kernel(EndsWorkers(5000)), fd, RemovalWishes(n_workers=2))
         assert (report.n_failed, report.stopped, os.listdir(path)) == (0, False, ["record.json"])
 
 
@@ -170,7 +170,7 @@ def test_no_worker_outlives_its_reaper(volume: Path) -> None:
             seen.update(children() - before)
 
         before = children()
-        empty_container(Kernel(), fd, Wishes(n_workers=2, pace=IN_PARTS, progress=look))
+        empty_container(Kernel(), fd, RemovalWishes(n_workers=2, pace=IN_PARTS, progress=look))
         assert seen, "no worker was ever forked"
         assert children() <= before
 
@@ -195,7 +195,7 @@ def test_slices_hand_back_all_fds(volume: Path) -> None:
         deepest.mkdir(parents=True)
         fill(path / "tree/wide", 20_000)
         before = len(os.listdir("/proc/self/fd"))
-        empty_container(Kernel(), fd, Wishes(n_workers=2))
+        empty_container(Kernel(), fd, RemovalWishes(n_workers=2))
         assert len(os.listdir("/proc/self/fd")) <= before
         assert os.listdir(path) == ["record.json"]
 
@@ -211,10 +211,10 @@ def test_stopped_reap_is_finished_by_the_next(volume: Path) -> None:
         asked.append(None)
         return len(asked) > 3
 
-    first = reap_with(volume, swapped.id, Wishes(stops=stops, pace=IN_PARTS))
+    first = reap_with(volume, swapped.id, RemovalWishes(stops=stops, pace=IN_PARTS))
     assert (first.report.stopped, first.report.n_failed) == (True, 0)
     assert 0 < first.report.removed < 30_000
-    second = reap_with(volume, swapped.id, Wishes())
+    second = reap_with(volume, swapped.id, RemovalWishes())
     assert not second.report.stopped
     assert first.report.removed + second.report.removed == 30_001
     assert ids(volume) == set()
@@ -234,7 +234,7 @@ def test_signal_ends_a_reap_between_two_slices_and_the_next_one_goes_on(volume: 
     assert b"stopped; the next reap goes on" in out, out
     assert b"stopping" in err
     assert 0 < len(os.listdir(tree)) < 2000
-    assert not reap_with(volume, swapped.id, Wishes()).report.n_failed
+    assert not reap_with(volume, swapped.id, RemovalWishes()).report.n_failed
     assert ids(volume) == set()
 
 
@@ -245,7 +245,7 @@ def test_pace_is_kept(volume: Path) -> None:
     with container(volume) as (path, fd):
         fill(path / "tree", 600)
         began = time.monotonic()
-        report = empty_container(Kernel(), fd, Wishes(pace=Constant(Tempo(entries_per_s=1000))))
+        report = empty_container(Kernel(), fd, RemovalWishes(pace=ConstantSpeed(Speed(entries_per_s=1000))))
         assert time.monotonic() - began >= 0.5
         assert (report.removed, report.n_bytes, os.listdir(path)) == (601, 0, ["record.json"])
 
@@ -258,7 +258,7 @@ def test_pace_in_bytes_counts_what_is_freed() -> None:
         sync(volume)
         n_bytes = sum(os.stat(path / f"tree/{number}").st_blocks * 512 for number in range(20))
         began = time.monotonic()
-        report = empty_container(Kernel(), fd, Wishes(pace=Constant(Tempo(bytes_per_s=4 << 20))))
+        report = empty_container(Kernel(), fd, RemovalWishes(pace=ConstantSpeed(Speed(bytes_per_s=4 << 20))))
         assert time.monotonic() - began >= 0.4
         assert report.n_bytes == n_bytes
         assert os.listdir(path) == ["record.json"]
@@ -281,7 +281,7 @@ def large(path: Path, n_steps: int = 3) -> Path:
     return path
 
 
-PACED = Wishes(n_workers=1, pace=Constant(Tempo(bytes_per_s=1 << 40)))
+PACED = RemovalWishes(n_workers=1, pace=ConstantSpeed(Speed(bytes_per_s=1 << 40)))
 """By ourselves to the end: what a gate of a forked worker counts is not ours."""
 
 
@@ -301,7 +301,7 @@ def test_large_file_is_not_cut_when_nothing_is_limited() -> None:
     with loop_volume("ext4", 256) as volume, container(volume) as (path, fd):
         large(path / "tree")
         gate = Noting()
-        assert empty_container(Kernel(gate), fd, Wishes(n_workers=1)).removed == 1
+        assert empty_container(Kernel(gate), fd, RemovalWishes(n_workers=1)).removed == 1
         assert gate.truncated == 0
 
 
@@ -400,16 +400,18 @@ def test_large_file_is_left_whole_where_there_are_no_leases(monkeypatch: pytest.
 
 
 def test_slice_ends_at_its_deadline_and_leaves_the_rest(volume: Path) -> None:
-    from fusefs.core.slice_budget import Budget
-    from fusefs.core.slices import Work
+    from fusefs.core.slice_budget import SliceBudget
+    from fusefs.core.slices import SliceWork
 
     with container(volume) as (path, fd):
         fill(path / "tree", 1000)
-        stripper = Stripper(Kernel(), fd, choose(Kernel(), fd), Groups(Kernel(), None), all_given(Kernel(), fd))
-        outcome = stripper.run(Slice(0, fd, b"", Work(names=["tree"]), 10, False), Budget(seconds=0.0))
+        stripper = SliceRemover(
+            Kernel(), fd, choose(Kernel(), fd), AllocationGroups(Kernel(), None), all_given(Kernel(), fd)
+        )
+        outcome = stripper.run(Slice(0, fd, b"", SliceWork(names=["tree"]), 10, False), SliceBudget(seconds=0.0))
         assert outcome.removed == 0
         assert outcome.rest.subdirs == ["tree"]
-        outcome = stripper.run(Slice(0, fd, b"", outcome.rest, 10, False), Budget(n_entries=100))
+        outcome = stripper.run(Slice(0, fd, b"", outcome.rest, 10, False), SliceBudget(n_entries=100))
         assert outcome.removed == 100
         (left,) = outcome.left
         assert left.name == "tree"

@@ -6,13 +6,13 @@ import logging
 
 import pytest
 
-from fusefs.service.event_limit import Flood
+from fusefs.service.event_limit import EventLimit
 
 MOST = 1000
 
 
 def test_what_one_user_does_is_bounded_and_others_are_not() -> None:
-    flood = Flood()
+    flood = EventLimit()
     told = [flood.lets_pass(1001, 100.0) for _ in range(3 * MOST)]
     assert sum(told) == MOST
     assert flood.lets_pass(1002, 100.0)
@@ -20,7 +20,7 @@ def test_what_one_user_does_is_bounded_and_others_are_not() -> None:
 
 @pytest.mark.allows_warnings
 def test_what_was_not_told_is_told_as_a_number(caplog: pytest.LogCaptureFixture) -> None:
-    flood = Flood()
+    flood = EventLimit()
     for _ in range(MOST + 7):
         flood.lets_pass(1001, 100.0)
     with caplog.at_level(logging.WARNING):

@@ -12,15 +12,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fusefs.core.freed_space import Kind
-from fusefs.core.service_status import Phase, volume_status
+from fusefs.core.freed_space import SpaceKeeper
+from fusefs.core.service_status import VolumePhase, volume_status
 from fusefs.core.space_goal import ALL
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.service_lock import take
-from fusefs.store.stage import Options
+from fusefs.store.stage import SwapOptions
 from fusefs.store.swap import Swapped
-from fusefs.waiting.wait_for_reaper import Followed, Handed, Orphan, follow, hand_over
-from fusefs.waiting.wait_for_space import Gauge
+from fusefs.waiting.wait_for_reaper import Followed, FollowedOrphan, LeftToReaper, follow, hand_over
+from fusefs.waiting.wait_for_space import FreeSpaceGauge
 from tests.support.small_reaper import own_runtime_dir, tell
 from tests.support.store import forge, own, place, raw, reap_now, restore, swap, tree_of
 from tests.support.tree import make_tree
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.needs("root")
 class Following:
     """One orphan in the hands of a reaper that does what the test does at a time of its clock."""
 
-    def __init__(self, volume: Path, orphan: Orphan, acts: Mapping[float, Callable[[], object]]) -> None:
+    def __init__(self, volume: Path, orphan: FollowedOrphan, acts: Mapping[float, Callable[[], object]]) -> None:
         self.volume = volume
         self.orphan = orphan
         self.acts = dict(acts)
@@ -48,7 +48,7 @@ class Following:
         with kernel.open_path(raw(self.volume)) as fd:
             return follow(
                 [self.orphan],
-                Gauge(kernel, fd),
+                FreeSpaceGauge(kernel, fd),
                 ALL,
                 tell=self.told.append,
                 stops=lambda: self.now_s > until_s,
@@ -58,7 +58,7 @@ class Following:
 
 
 @contextmanager
-def served(volume: Path, phase: Phase = Phase.REAPING) -> Iterator[Callable[[Phase], None]]:
+def served(volume: Path, phase: VolumePhase = VolumePhase.REAPING) -> Iterator[Callable[[VolumePhase], None]]:
     """This process is the service; how it says something else."""
     with own_runtime_dir() as directory:
         lock = take(directory)
@@ -66,7 +66,7 @@ def served(volume: Path, phase: Phase = Phase.REAPING) -> Iterator[Callable[[Pha
         with own(volume) as folder, lock:
             status = msgspec.structs.replace(volume_status(raw(volume)), id=folder.store.volume.id)
 
-            def say(phase: Phase) -> None:
+            def say(phase: VolumePhase) -> None:
                 tell(directory, msgspec.structs.replace(status, phase=phase))
 
             say(phase)
@@ -78,9 +78,9 @@ def followed(
     volume: Path, *, due_ns: int = 0, keeps: bool = False, **acts: Callable[[Swapped], object]
 ) -> Iterator[tuple[Following, Swapped]]:
     """An orphan that was left to the reaper; `at_5=...` does something after 5 seconds."""
-    swapped = swap(make_tree(volume / "victim", {"file": b"x" * 100_000}), options=Options(retention_s=3600))
+    swapped = swap(make_tree(volume / "victim", {"file": b"x" * 100_000}), options=SwapOptions(retention_s=3600))
     with own(volume) as folder:
-        orphan = Orphan(folder, swapped.id, due_ns)
+        orphan = FollowedOrphan(folder, swapped.id, due_ns)
         orphan.mark()
         handed = hand_over(folder, swapped.id, lambda _entries, _bytes: None, lambda: False, keeps=keeps)
         assert handed.survey is not None
@@ -112,7 +112,7 @@ def test_what_somebody_has_is_not_left_to_the_reaper(volume: Path) -> None:
         flock(record, LOCK_EX)
         with own(volume) as folder:
             handed = hand_over(folder, swapped.id, lambda _entries, _bytes: None, lambda: False, keeps=False)
-    assert handed == Handed(None, False)
+    assert handed == LeftToReaper(None, False)
     assert tree_of(swapped).exists()
 
 
@@ -133,20 +133,23 @@ def test_a_service_that_stays_away_is_gone(volume: Path) -> None:
     with own_runtime_dir(), followed(volume) as (following, _):
         hindrance = following.follow().hindrance
     assert hindrance is not None
-    assert hindrance.kind is Kind.NOBODY
+    assert hindrance.kind is SpaceKeeper.NOBODY
     assert 5 < following.now_s < 7
 
 
 def test_a_pause_ends_it_at_once(volume: Path) -> None:
-    with served(volume) as say, followed(volume, at_3=lambda _one: say(Phase.PAUSED)) as (following, _):
+    with served(volume) as say, followed(volume, at_3=lambda _one: say(VolumePhase.PAUSED)) as (following, _):
         hindrance = following.follow().hindrance
     assert hindrance is not None
-    assert hindrance.kind is Kind.PAUSED
+    assert hindrance.kind is SpaceKeeper.PAUSED
     assert following.now_s < 5
 
 
 def test_a_window_is_waited_for_and_told(volume: Path) -> None:
-    with served(volume, Phase.WINDOW), followed(volume, at_50=lambda one: reap_now(volume, one.id)) as (following, _):
+    with (
+        served(volume, VolumePhase.WINDOW),
+        followed(volume, at_50=lambda one: reap_now(volume, one.id)) as (following, _),
+    ):
         assert following.follow() == Followed(None, ())
     assert set(following.told) == {"window"}
 
@@ -168,7 +171,7 @@ def test_of_an_orphan_that_nobody_takes_the_lock_s_holder_is_named(volume: Path)
         flock(record, LOCK_EX)
         hindrance = following.follow().hindrance
     assert hindrance is not None
-    assert hindrance.kind is Kind.PINNED
+    assert hindrance.kind is SpaceKeeper.PINNED
     assert f"(pid {os.getpid()}) holds the lock of {swapped.id}" in hindrance.detail
     assert 10 < following.now_s < 12
 
@@ -177,7 +180,9 @@ def test_a_restore_ends_it_and_its_space_is_not_expected(volume: Path) -> None:
     with served(volume), followed(volume, at_3=lambda one: restore(volume, one.id)) as (following, swapped):
         hindrance, kept = following.follow()
     assert hindrance is None
-    assert [(reason.kind, reason.n_bytes) for reason in kept] == [(Kind.RESTORED, following.orphan.survey.n_bytes)]
+    assert [(reason.kind, reason.n_bytes) for reason in kept] == [
+        (SpaceKeeper.RESTORED, following.orphan.survey.n_bytes)
+    ]
     assert kept[0].detail == f"{swapped.id} was restored"
 
 
@@ -195,6 +200,6 @@ def test_what_a_user_wrote_about_a_quarantined_orphan_is_told_without_harm(volum
         forge(container / "record.json", failures=failures)
         container.rename(container.parent.with_name("quarantine") / container.name)
         _hindrance, (reason,) = following.follow()
-    assert reason.kind is Kind.LEFT
+    assert reason.kind is SpaceKeeper.LEFT
     assert reason.n_bytes >= 100_000
     assert reason.detail == rf"could not be removed, in quarantine: \x1b[2J a\x1b[31m: error {10**18}"

@@ -13,10 +13,10 @@ from random import Random
 import pytest
 
 from fusefs.engine.strategy import choose
-from fusefs.engine.xfs_groups import Groups, group_shift
+from fusefs.engine.xfs_groups import AllocationGroups, group_shift
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.remove_tree import Wishes
+from fusefs.reaper.remove_tree import RemovalWishes
 from tests.support.bulk import fill
 from tests.support.reapers import empty_container
 from tests.support.volumes import loop_volume, tmpfs_volume
@@ -38,9 +38,9 @@ def open_dir(path: Path) -> Fd:
 
 
 @pytest.fixture
-def groups(volume: Path) -> Iterator[Groups]:
+def groups(volume: Path) -> Iterator[AllocationGroups]:
     """The groups of the volume."""
-    with open_dir(volume) as root, Groups(Kernel(), group_shift(Kernel(), root)) as groups:
+    with open_dir(volume) as root, AllocationGroups(Kernel(), group_shift(Kernel(), root)) as groups:
         yield groups
 
 
@@ -78,7 +78,7 @@ def test_groups_are_an_xfs_matter(volume: Path) -> None:
 
 
 @pytest.fixture
-def other(groups: Groups, directories: list[Fd]) -> Iterator[int]:
+def other(groups: AllocationGroups, directories: list[Fd]) -> Iterator[int]:
     """The pid of somebody who is at work in the group of the first directory."""
     reading, writing = os.pipe()
     pid = os.fork()
@@ -98,7 +98,7 @@ def other(groups: Groups, directories: list[Fd]) -> Iterator[int]:
 
 
 def test_group_is_crowded_for_the_others_until_who_is_in_it_dies(
-    groups: Groups, directories: list[Fd], other: int
+    groups: AllocationGroups, directories: list[Fd], other: int
 ) -> None:
     shift = group_shift(Kernel(), directories[0])
     assert shift is not None
@@ -110,7 +110,7 @@ def test_group_is_crowded_for_the_others_until_who_is_in_it_dies(
 
 
 @pytest.mark.usefixtures("other")
-def test_only_so_many_directories_are_passed_over_in_a_row(groups: Groups, directories: list[Fd]) -> None:
+def test_only_so_many_directories_are_passed_over_in_a_row(groups: AllocationGroups, directories: list[Fd]) -> None:
     passed_over = [groups.is_crowded(directories[0]) for _ in range(20)]
     assert 1 < passed_over.index(False) < 10
 
@@ -145,5 +145,5 @@ def make_tree_of(volume: Path, n_directories: int) -> Path:
 
 def assert_goes(tree: Path, n_entries: int, n_workers: int) -> None:
     with open_dir(tree.parent) as container:
-        report = empty_container(Kernel(), container, Wishes(n_workers=n_workers))
+        report = empty_container(Kernel(), container, RemovalWishes(n_workers=n_workers))
     assert (report.removed, report.n_failed, os.listdir(tree.parent)) == (n_entries, 0, [])

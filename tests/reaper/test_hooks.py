@@ -15,11 +15,11 @@ import pytest
 import trio
 import trio.testing
 
-from fusefs.core.config import Hooks
-from fusefs.core.events import Event, Kind
-from fusefs.service.hooks import HookRunner, Tally
+from fusefs.core.config import HooksConfig
+from fusefs.core.events import Event, EventKind
+from fusefs.service.hooks import HookCounts, HookRunner
 
-REAPED = Event(Kind.REAPED, 1, b"/v", 1000, "an-id", b"/v/\n\xff job", 7, 4096, 1.5)
+REAPED = Event(EventKind.REAPED, 1, b"/v", 1000, "an-id", b"/v/\n\xff job", 7, 4096, 1.5)
 PATIENCE_S = 30
 
 
@@ -55,10 +55,10 @@ def listening(n_wanted: int) -> Iterator[_Told]:
         logger.setLevel(before)
 
 
-def run(hooks: Hooks, *events: Event) -> tuple[list[str], Tally]:
+def run(hooks: HooksConfig, *events: Event) -> tuple[list[str], HookCounts]:
     """What is logged of these events' hooks, and their tally, when all have ended."""
 
-    async def main() -> tuple[list[str], Tally]:
+    async def main() -> tuple[list[str], HookCounts]:
         runner = HookRunner(hooks)
         with listening(len(events)) as told, trio.fail_after(PATIENCE_S):
             async with trio.open_nursery() as nursery:
@@ -75,8 +75,8 @@ def run(hooks: Hooks, *events: Event) -> tuple[list[str], Tally]:
 
 def output(script: str, event: Event = REAPED, user: str = "nobody") -> str:
     """What a hook that ends well prints."""
-    (text,), tally = run(Hooks(on_reaped=shell(script), user=user), event)
-    assert tally == Tally(1, 0, 0), text
+    (text,), tally = run(HooksConfig(on_reaped=shell(script), user=user), event)
+    assert tally == HookCounts(1, 0, 0), text
     return text.partition("ended well")[2].removeprefix(": ")
 
 
@@ -110,7 +110,7 @@ def test_a_hook_reads_the_event_as_json() -> None:
 
 
 def test_no_word_of_an_event_is_read_by_a_shell() -> None:
-    hooks = Hooks(on_reaped=("/bin/echo", "$TRASHD_ID", ";", "id"))
+    hooks = HooksConfig(on_reaped=("/bin/echo", "$TRASHD_ID", ";", "id"))
     (text,), _tally = run(hooks, REAPED)
     assert text.endswith("ended well: $TRASHD_ID ; id")
 
@@ -150,13 +150,13 @@ def test_a_hook_is_killed_with_all_it_started_at_its_time_limit(tmp_path: Path) 
     os.mkfifo(lives)
     fd = os.open(lives, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        hooks = Hooks(on_reaped=shell(f"exec 3> {lives}; sleep 1000 & wait"), timeout_s=1, user="root")
+        hooks = HooksConfig(on_reaped=shell(f"exec 3> {lives}; sleep 1000 & wait"), timeout_s=1, user="root")
         (text,), tally = run(hooks, REAPED)
         assert text.endswith("was killed after 1 s")
         assert nobody_writes_to(fd)
     finally:
         os.close(fd)
-    assert tally == Tally(1, 1, 0)
+    assert tally == HookCounts(1, 1, 0)
 
 
 def nobody_writes_to(fd: int) -> bool:
@@ -168,7 +168,7 @@ def nobody_writes_to(fd: int) -> bool:
 
 
 def test_what_a_hook_leaves_running_keeps_nobody_waiting() -> None:
-    hooks = Hooks(on_reaped=shell("sleep 1000 & echo $!"), timeout_s=1000)
+    hooks = HooksConfig(on_reaped=shell("sleep 1000 & echo $!"), timeout_s=1000)
     (text,), _tally = run(hooks, REAPED)
     os.kill(int(text.rpartition(" ")[2]), 9)
 
@@ -196,61 +196,61 @@ def test_a_hooks_words_move_no_cursor() -> None:
     ids=["exit code", "signal", "missing", "a directory"],
 )
 def test_a_failure_is_logged_with_its_reason(argv: tuple[str, ...], told: str) -> None:
-    texts, tally = run(Hooks(on_reaped=argv), REAPED)
+    texts, tally = run(HooksConfig(on_reaped=argv), REAPED)
     assert texts == [told]
-    assert tally == Tally(1, 1, 0)
+    assert tally == HookCounts(1, 1, 0)
 
 
 @pytest.mark.needs("root")
 @pytest.mark.allows_warnings
 def test_a_user_who_is_not_there_runs_nothing() -> None:
-    (text,), _tally = run(Hooks(on_reaped=shell("id"), user="no-such-user"), REAPED)
+    (text,), _tally = run(HooksConfig(on_reaped=shell("id"), user="no-such-user"), REAPED)
     assert "could not be started" in text
 
 
 @pytest.mark.parametrize(
     ("kind", "hook"),
     [
-        (Kind.SWAPPED, "on_swap"),
-        (Kind.REMOVED, "on_swap"),
-        (Kind.DROPPED, "on_swap"),
-        (Kind.SWEPT, "on_swap"),
-        (Kind.REAPED, "on_reaped"),
-        (Kind.QUARANTINED, "on_quarantine"),
-        (Kind.LOW_SPACE, "on_low_space"),
+        (EventKind.SWAPPED, "on_swap"),
+        (EventKind.REMOVED, "on_swap"),
+        (EventKind.DROPPED, "on_swap"),
+        (EventKind.SWEPT, "on_swap"),
+        (EventKind.REAPED, "on_reaped"),
+        (EventKind.QUARANTINED, "on_quarantine"),
+        (EventKind.LOW_SPACE, "on_low_space"),
     ],
 )
-def test_a_kind_has_its_hook(kind: Kind, hook: str) -> None:
-    reaped, quarantine, low_space, swap = (shell(f"echo {name} $TRASHD_EVENT") for name in Hooks._fields[:4])
-    hooks = Hooks(reaped, quarantine, low_space, swap)
+def test_a_kind_has_its_hook(kind: EventKind, hook: str) -> None:
+    reaped, quarantine, low_space, swap = (shell(f"echo {name} $TRASHD_EVENT") for name in HooksConfig._fields[:4])
+    hooks = HooksConfig(reaped, quarantine, low_space, swap)
     (text,), _tally = run(hooks, Event(kind, 0))
     assert text.endswith(f": {hook} {kind.value}")
 
 
-@pytest.mark.parametrize("kind", [Kind.FOUND, Kind.STARTED, Kind.RESTORED])
-def test_an_event_without_a_hook_is_not_even_queued(kind: Kind) -> None:
-    runner = HookRunner(Hooks(on_reaped=shell("id")))
+@pytest.mark.parametrize("kind", [EventKind.FOUND, EventKind.STARTED, EventKind.RESTORED])
+def test_an_event_without_a_hook_is_not_even_queued(kind: EventKind) -> None:
+    runner = HookRunner(HooksConfig(on_reaped=shell("id")))
     for _ in range(2000):
         runner(Event(kind, 0))
-    assert runner.tally() == Tally()
+    assert runner.tally() == HookCounts()
 
 
 @pytest.mark.allows_warnings
 def test_hooks_that_are_far_behind_cost_events_and_that_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    runner = HookRunner(Hooks(on_reaped=shell("id")))
+    runner = HookRunner(HooksConfig(on_reaped=shell("id")))
     for _ in range(1003):
         runner(REAPED)
-    assert runner.tally() == Tally(0, 0, 3)
+    assert runner.tally() == HookCounts(0, 0, 3)
     (record,) = caplog.records
     assert "more are dropped" in record.getMessage()
 
 
 def test_a_reload_changes_the_hooks_of_what_waits() -> None:
     async def main() -> list[str]:
-        runner = HookRunner(Hooks(on_reaped=shell("echo old")))
+        runner = HookRunner(HooksConfig(on_reaped=shell("echo old")))
         with listening(1) as told, trio.fail_after(PATIENCE_S):
             runner(REAPED)
-            runner.configure(Hooks(on_reaped=shell("echo new")))
+            runner.configure(HooksConfig(on_reaped=shell("echo new")))
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(runner.run)
                 await told.enough.wait()
@@ -269,7 +269,7 @@ def started(tmp_path: Path, script: str, then: Callable[[trio.CancelScope, Path]
     script = script.replace("SPOKEN", str(spoken)).replace("GATE", str(gate))
 
     async def main() -> str:
-        runner = HookRunner(Hooks(on_reaped=shell(script), user="root"))
+        runner = HookRunner(HooksConfig(on_reaped=shell(script), user="root"))
         said = b""
         fd = os.open(spoken, os.O_RDWR | os.O_NONBLOCK)
         with listening(8) as told, trio.fail_after(PATIENCE_S):

@@ -12,7 +12,7 @@ import pytest
 
 from fusefs.core.lifecycle import State
 from fusefs.core.report import PINNED, STORE, Reaped
-from fusefs.store.stage import Options
+from fusefs.store.stage import SwapOptions
 from tests.support.given import tick
 from tests.support.inner_stores import (
     made_elsewhere,
@@ -40,7 +40,7 @@ def told(reaped: Reaped) -> list[tuple[bytes, str]]:
     return [(failure.name, failure.call) for failure in reaped.report.failures]
 
 
-def team_in(volume: Path, options: Options | None = None) -> tuple[str, str]:
+def team_in(volume: Path, options: SwapOptions | None = None) -> tuple[str, str]:
     """The id of an orphan with a store of its own deep in it; and of the orphan that this holds."""
     make_tree(volume / "team", {"a": "1", "deep": {"proj": {"b": "2"}}})
     inner = store_in(volume, volume / "team/deep/proj", options)

@@ -11,7 +11,7 @@ import pytest
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId
 from fusefs.core.report import STORE
-from fusefs.core.service_status import Phase
+from fusefs.core.service_status import VolumePhase
 from fusefs.linux.kernel import Kernel
 from fusefs.service.child_answers import ForRoot
 from fusefs.service.open_volume import open_volume
@@ -60,7 +60,7 @@ def with_her_store(volume: Path, n_of_roots: int = 1) -> tuple[str, str]:
 def until_done(running: Service, volume: Path) -> None:
     """Nothing waits to be reaped, and what root takes over is taken."""
     running.until(lambda: {entry.state for entry in entries(volume)} <= {State.QUARANTINE})
-    running.until_phase(volume, Phase.IDLE)
+    running.until_phase(volume, VolumePhase.IDLE)
 
 
 def assert_whole(volume: Path, inner: str) -> None:
@@ -130,7 +130,7 @@ def test_why_nobody_noted_is_no_reason_for_root_to_take_it(base: Path, volume: P
     folder = folder_of(volume, ALICE)
     (folder / "orphans" / team).rename(folder / "quarantine" / team)
     with service(base, volume, config=AS_ROOT) as running:
-        running.until_phase(volume, Phase.IDLE)
+        running.until_phase(volume, VolumePhase.IDLE)
         as_user(ALICE, lambda: remove(make_tree(volume / "alice/later", {}), options=EXPIRED))
         until_done(running, volume)
     assert {(entry.id, entry.uid) for entry in entries(volume)} == {(team, ALICE)}

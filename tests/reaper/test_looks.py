@@ -9,25 +9,25 @@ import pytest
 
 from fusefs.core.record import Method
 from fusefs.linux.clocks import clocks_ns
-from fusefs.service.messages import Look, Page, Seen
-from fusefs.service.user_state import User
+from fusefs.service.messages import Page, ReadRecords, SeenContainer
+from fusefs.service.user_state import UserState
 from tests.reaper.test_user import BASE, looked_at, new_intake, new_user, part_of
 
 ONE = "20260101T000000.000Z-job-000000000001"
 S = 1_000_000_000
 
 
-def look_at_it(user: User) -> Look:
+def look_at_it(user: UserState) -> ReadRecords:
     """The order that is given when it fell in."""
     part_of(user).look_at(ONE)
     order = user.next_order(0.0)
-    assert isinstance(order, Look)
+    assert isinstance(order, ReadRecords)
     return order
 
 
 def told_of_it(*, is_claimed: bool = False) -> Page:
     """The answer of a child that saw it: it is due in an hour, or is being reaped."""
-    seen = Seen(ONE, is_claimed, time.time_ns(), 3600, b"/volume/job", Method.EXCHANGE)
+    seen = SeenContainer(ONE, is_claimed, time.time_ns(), 3600, b"/volume/job", Method.EXCHANGE)
     return Page(BASE, [seen], "", 1, 0)
 
 

@@ -16,21 +16,22 @@ import trio.testing
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from fusefs.core.events import Event, Kind
-from fusefs.core.service_status import Phase, Status, VolumeStatus, volume_status
-from fusefs.service.hooks import Tally
+from fusefs.core.events import Event, EventKind
+from fusefs.core.service_status import Status, VolumePhase, VolumeStatus, volume_status
+from fusefs.service.hooks import HookCounts
 from fusefs.service.metrics_http import serve
-from fusefs.service.prometheus import Metrics
+from fusefs.service.prometheus import PrometheusMetrics
 
 DOCS = Path(__file__).parents[2] / "docs"
 UNITS = ("_seconds", "_bytes", "_ratio", "_per_second", "_total", "_orphans", "_users", "_inodes", "_info", "_phase")
 VOLUME = VolumeStatus(
-    path="/v", phase=Phase.YIELDING, n_users=2, n_orphans=5, n_due=3, n_quarantined=1, tempo_entries_per_s=100, io=0.25,
+    path="/v", phase=VolumePhase.YIELDING, n_users=2, n_orphans=5, n_due=3, n_quarantined=1,
+    tempo_entries_per_s=100, io=0.25,
     memory=0.0, cpu=0.5, probe_ms=2.0, unlink_us=20.0, eta_s=60.0, oldest_overdue_s=7.0, free_bytes=10, total_bytes=100,
     free_inodes=4, total_inodes=8, removed_entries=1000, freed_bytes=4096, n_reaped=9,
 )  # fmt: skip
 SOME = Status(version="0.1", pid=1, boot_id="b", started_ns=10**9, updated_ns=2 * 10**9, volumes=(VOLUME,))
-NO_HOOKS = Tally()
+NO_HOOKS = HookCounts()
 
 
 def read(path: Path) -> dict[str, Metric]:
@@ -49,9 +50,9 @@ def labels_of(metric: Metric) -> list[dict[str, str]]:
 
 
 def publish(
-    path: Path, status: Status = SOME, tally: Tally = NO_HOOKS, events: tuple[Event, ...] = ()
+    path: Path, status: Status = SOME, tally: HookCounts = NO_HOOKS, events: tuple[Event, ...] = ()
 ) -> dict[str, Metric]:
-    metrics = Metrics(os.fsencode(path))
+    metrics = PrometheusMetrics(os.fsencode(path))
     for event in events:
         metrics(event)
     metrics.publish(status, tally)
@@ -77,7 +78,7 @@ def test_a_volumes_values_have_base_units(textfile: Path) -> None:
 
 
 def test_every_metric_has_a_help_and_a_unit(textfile: Path) -> None:
-    told = publish(textfile, events=(Event(Kind.REAPED, 0, b"/v"),))
+    told = publish(textfile, events=(Event(EventKind.REAPED, 0, b"/v"),))
     assert len(told) > 20
     assert [name for name in told if not name.startswith("trashd_") or not name.endswith(UNITS)] == []
     assert [name for name, metric in told.items() if not metric.documentation.endswith(".")] == []
@@ -91,7 +92,7 @@ def test_what_is_not_known_is_absent(textfile: Path) -> None:
 
 def test_one_phase_is_true(textfile: Path) -> None:
     phases = publish(textfile)["trashd_phase"].samples
-    assert {sample.labels["phase"] for sample in phases} == {phase.value for phase in Phase}
+    assert {sample.labels["phase"] for sample in phases} == {phase.value for phase in VolumePhase}
     assert [sample.labels["phase"] for sample in phases if sample.value] == ["yielding"]
 
 
@@ -103,14 +104,14 @@ def test_stalls_are_told_by_resource(textfile: Path) -> None:
 
 
 def test_events_are_counted_by_volume_and_kind(textfile: Path) -> None:
-    events = (Event(Kind.REAPED, 0, b"/v"), Event(Kind.REAPED, 0, b"/v"), Event(Kind.STARTED, 0))
+    events = (Event(EventKind.REAPED, 0, b"/v"), Event(EventKind.REAPED, 0, b"/v"), Event(EventKind.STARTED, 0))
     told = publish(textfile, events=events)["trashd_events_total"]
     assert value(told, volume="/v", event="reaped") == 2
     assert value(told, volume="", event="started") == 1
 
 
 def test_hooks_are_counted(textfile: Path) -> None:
-    told = publish(textfile, tally=Tally(5, 2, 1))
+    told = publish(textfile, tally=HookCounts(5, 2, 1))
     names = ("trashd_hooks_total", "trashd_failed_hooks_total", "trashd_dropped_hooks_total")
     assert [value(told[name]) for name in names] == [5, 2, 1]
 
@@ -132,8 +133,8 @@ def test_the_file_is_readable_for_the_exporter_whatever_the_umask(textfile: Path
 
 
 def test_a_stopped_service_leaves_no_values(textfile: Path) -> None:
-    metrics = Metrics(os.fsencode(textfile))
-    metrics.publish(SOME, Tally())
+    metrics = PrometheusMetrics(os.fsencode(textfile))
+    metrics.publish(SOME, HookCounts())
     metrics.close()
     metrics.close()
     assert not textfile.exists()
@@ -141,9 +142,9 @@ def test_a_stopped_service_leaves_no_values(textfile: Path) -> None:
 
 @pytest.mark.allows_warnings
 def test_a_file_that_cannot_be_written_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    metrics = Metrics(os.fsencode(tmp_path / "missing" / "trashd.prom"))
-    metrics.publish(SOME, Tally())
-    metrics.publish(SOME, Tally())
+    metrics = PrometheusMetrics(os.fsencode(tmp_path / "missing" / "trashd.prom"))
+    metrics.publish(SOME, HookCounts())
+    metrics.publish(SOME, HookCounts())
     (record,) = caplog.records
     assert "No such file" in record.getMessage()
 
@@ -155,8 +156,8 @@ def served(act: Callable[[int], Awaitable[None]]) -> None:
     """
 
     async def main() -> None:
-        metrics = Metrics()
-        metrics.publish(SOME, Tally())
+        metrics = PrometheusMetrics()
+        metrics.publish(SOME, HookCounts())
         async with trio.open_nursery() as nursery:
             (listener,) = await nursery.start(serve, "127.0.0.1", 0, metrics.registry)
             port: int = listener.socket.getsockname()[1]
@@ -255,7 +256,7 @@ def test_a_port_that_is_taken_is_told_and_ends_nothing(caplog: pytest.LogCapture
         with trio.socket.socket() as taken:
             await taken.bind(("127.0.0.1", 0))
             taken.listen()
-            await serve("127.0.0.1", taken.getsockname()[1], Metrics().registry)
+            await serve("127.0.0.1", taken.getsockname()[1], PrometheusMetrics().registry)
 
     trio.run(main)
     (record,) = caplog.records
@@ -296,5 +297,5 @@ def test_the_journals_fields_are_documented() -> None:
     from fusefs.core.events import variables
 
     text = (DOCS / "monitoring.md").read_text(encoding="utf-8")
-    assert [name for name in variables(Event(Kind.STARTED, 0)) if f"`{name}`" not in text] == []
-    assert [kind.value for kind in Kind if f"`{kind.value}`" not in text] == []
+    assert [name for name in variables(Event(EventKind.STARTED, 0)) if f"`{name}`" not in text] == []
+    assert [kind.value for kind in EventKind if f"`{kind.value}`" not in text] == []

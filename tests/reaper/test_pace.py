@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.pacing import rest_at
-from fusefs.core.slice_budget import AT_ONCE, HOLD, SIP_S, SLICE_S, Budget, Tempo
-from fusefs.core.slices import Outcome, Work
-from fusefs.engine.slice_pace import Constant, Pace
+from fusefs.core.slice_budget import AT_ONCE, HOLD, SIP_S, SLICE_S, SliceBudget, Speed
+from fusefs.core.slices import RemovalSliceResult, SliceWork
+from fusefs.engine.slice_pace import ConstantSpeed, SlicePace
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.remove_tree import Wishes
+from fusefs.reaper.remove_tree import RemovalWishes
 from tests.support.reapers import empty_container
 
-YIELDING = Tempo(is_alone=False, share=0.1)
+YIELDING = Speed(is_alone=False, share=0.1)
 _LIMIT_S = 60.0
 _N_TRIES = 5
 """Of what a busy machine may spoil, by giving the processor to somebody else in the middle of a slice."""
@@ -22,13 +22,13 @@ _N_TRIES = 5
 class Waiter:
     """Leads at one tempo, and knows how long the work took, and where slices began."""
 
-    def __init__(self, tempo: Tempo) -> None:
+    def __init__(self, tempo: Speed) -> None:
         self.now = tempo
         self.busy_s = 0.0
         self.n_entries = 0
         self.begun_in_rests = 0
 
-    def tempo(self) -> Tempo:
+    def tempo(self) -> Speed:
         return self.now
 
     def done(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
@@ -44,16 +44,16 @@ class Waiter:
         time.sleep(seconds)
 
 
-def outcome(n_removed: int, busy_s: float) -> Outcome:
-    return Outcome(n_removed, 0, (), 0, Work(), busy_s=busy_s)
+def outcome(n_removed: int, busy_s: float) -> RemovalSliceResult:
+    return RemovalSliceResult(n_removed, 0, (), 0, SliceWork(), busy_s=busy_s)
 
 
-def next_budget(pace: Pace) -> Budget:
+def next_budget(pace: SlicePace) -> SliceBudget:
     """The next one that there is."""
     return next_at(pace)[1]
 
 
-def next_at(pace: Pace) -> tuple[float, Budget]:
+def next_at(pace: SlicePace) -> tuple[float, SliceBudget]:
     """The moment before it was asked for, and the next budget that there is."""
     until_s = time.monotonic() + _LIMIT_S
     while (began_s := time.monotonic()) < until_s:
@@ -72,16 +72,16 @@ def removed(volume: Path, leads: Waiter, n_files: int) -> float:
         (tree / f"{i}").touch()
     began = time.monotonic()
     with Kernel().open_path(bytes(tree.parent)) as container:
-        assert empty_container(Kernel(), container, Wishes(pace=leads)).n_failed == 0
+        assert empty_container(Kernel(), container, RemovalWishes(pace=leads)).n_failed == 0
     return time.monotonic() - began
 
 
 def test_alone_a_slice_has_no_limit_but_time() -> None:
-    assert Pace(Constant(AT_ONCE)).budget() == Budget(SLICE_S, None, None)
+    assert SlicePace(ConstantSpeed(AT_ONCE)).budget() == SliceBudget(SLICE_S, None, None)
 
 
 def test_beside_others_a_slice_is_a_sip() -> None:
-    pace = Pace(Constant(YIELDING))
+    pace = SlicePace(ConstantSpeed(YIELDING))
     for _ in range(20):
         budget = next_budget(pace)
         assert budget.seconds <= SIP_S
@@ -91,7 +91,7 @@ def test_beside_others_a_slice_is_a_sip() -> None:
 
 
 def test_a_slow_entry_is_a_sip_of_its_own() -> None:
-    pace = Pace(Constant(YIELDING))
+    pace = SlicePace(ConstantSpeed(YIELDING))
     for _ in range(3):
         budget = next_budget(pace)
         assert budget.n_entries == 1
@@ -99,7 +99,7 @@ def test_a_slow_entry_is_a_sip_of_its_own() -> None:
 
 
 def test_after_a_sip_there_is_a_pause() -> None:
-    pace = Pace(Constant(YIELDING))
+    pace = SlicePace(ConstantSpeed(YIELDING))
     budget = next_budget(pace)
     began = time.monotonic()
     pace.done(budget, outcome(1, 0.05))
@@ -110,12 +110,12 @@ def test_after_a_sip_there_is_a_pause() -> None:
 def test_a_sip_waits_for_a_gap_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fusefs.engine.slice_pace._PATIENCE_S", _LIMIT_S)
     looks = [True] * 5 + [False]
-    next_budget(Pace(Constant(YIELDING), lambda: looks.pop(0)))
+    next_budget(SlicePace(ConstantSpeed(YIELDING), lambda: looks.pop(0)))
     assert not looks
 
 
 def test_a_device_without_gaps_starves_nobody() -> None:
-    pace = Pace(Constant(YIELDING), lambda: True)
+    pace = SlicePace(ConstantSpeed(YIELDING), lambda: True)
     assert next_budget(pace).n_entries == 1
 
 
@@ -123,11 +123,11 @@ def test_alone_nobody_looks_at_the_device() -> None:
     def never() -> bool:
         raise AssertionError
 
-    assert Pace(Constant(AT_ONCE), never).budget() is not None
+    assert SlicePace(ConstantSpeed(AT_ONCE), never).budget() is not None
 
 
 def test_who_holds_gets_at_most_one_entry() -> None:
-    pace = Pace(Constant(HOLD))
+    pace = SlicePace(ConstantSpeed(HOLD))
     n_entries = 0
     for _ in range(10):
         budget = pace.budget()
@@ -139,7 +139,7 @@ def test_who_holds_gets_at_most_one_entry() -> None:
 
 @pytest.mark.needs("root")
 def test_caps_are_kept_beside_others_too(volume: Path) -> None:
-    leads = Waiter(Tempo(entries_per_s=500, is_alone=False, share=0.5))
+    leads = Waiter(Speed(entries_per_s=500, is_alone=False, share=0.5))
     assert removed(volume, leads, 200) >= 0.3
 
 
@@ -147,7 +147,7 @@ def test_caps_are_kept_beside_others_too(volume: Path) -> None:
 @pytest.mark.parametrize("share", [0.1, 0.4])
 def test_the_work_is_no_more_than_its_share_of_the_time(volume: Path, share: float) -> None:
     def keeps_to_it() -> bool:
-        leads = Waiter(Tempo(is_alone=False, share=share))
+        leads = Waiter(Speed(is_alone=False, share=share))
         seconds = removed(volume, leads, 2000)
         assert leads.n_entries == 2001
         return leads.busy_s <= 1.5 * share * seconds
@@ -159,7 +159,7 @@ def test_the_work_is_no_more_than_its_share_of_the_time(volume: Path, share: flo
 @pytest.mark.parametrize("is_alone", [True, False])
 def test_in_the_common_rests_nothing_begins(volume: Path, is_alone: bool) -> None:
     def n_in_rests() -> int:
-        leads = Waiter(Tempo(is_alone=is_alone, rests=True, share=1.0))
+        leads = Waiter(Speed(is_alone=is_alone, rests=True, share=1.0))
         removed(volume, leads, 3000)
         return leads.begun_in_rests
 
@@ -167,7 +167,7 @@ def test_in_the_common_rests_nothing_begins(volume: Path, is_alone: bool) -> Non
 
 
 def test_a_slice_ends_where_a_rest_begins() -> None:
-    pace = Pace(Constant(Tempo(rests=True)))
+    pace = SlicePace(ConstantSpeed(Speed(rests=True)))
     for _ in range(20):
         began_s, budget = next_at(pace)
         begins_s, _ = rest = rest_at(began_s, is_alone=True)

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.pacing import Backlog, Caps, Done
-from fusefs.core.slice_budget import Tempo
-from fusefs.engine.pressure_pacer import Pacer
+from fusefs.core.pacing import Backlog, RateCaps, WorkDone
+from fusefs.core.slice_budget import Speed
+from fusefs.engine.pressure_pacer import PressurePacer
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.pressure import Psi
 from tests.support.volumes import loop_volume, sync, tmpfs_volume
 
-NO_CAPS = Caps()
+NO_CAPS = RateCaps()
 
 pytestmark = pytest.mark.needs("root")
 
@@ -33,11 +33,11 @@ class Clock:
 class Scene:
     """A pacer at work: `run` lets time go by, from one look to the next."""
 
-    def __init__(self, root: Path, fd: Fd, psi: Psi, caps: Caps, *, may_write: bool = True) -> None:
+    def __init__(self, root: Path, fd: Fd, psi: Psi, caps: RateCaps, *, may_write: bool = True) -> None:
         self.root = root
         self.clock = Clock()
-        self.pacer = Pacer(Kernel(), fd, caps, self.clock, psi, may_write=may_write)
-        self.tempo = Tempo()
+        self.pacer = PressurePacer(Kernel(), fd, caps, self.clock, psi, may_write=may_write)
+        self.tempo = Speed()
 
     def run(self, seconds: float, neighbour: Callable[[], None] = lambda: None) -> Iterator[float]:
         """What time it is, after each look."""
@@ -45,7 +45,7 @@ class Scene:
         while self.clock.now_s < until_s:
             self.clock.now_s += max(self.pacer.next_tick_s(), 0.001)
             neighbour()
-            self.tempo = self.pacer.tick(Done(), Backlog())
+            self.tempo = self.pacer.tick(WorkDone(), Backlog())
             yield self.clock.now_s
 
     def until(self, is_alone: bool, neighbour: Callable[[], None] = lambda: None) -> float:
@@ -63,7 +63,7 @@ class Scene:
 
 
 @contextmanager
-def on_a_disk(nowhere: Path, caps: Caps = NO_CAPS, *, may_write: bool = True) -> Iterator[Scene]:
+def on_a_disk(nowhere: Path, caps: RateCaps = NO_CAPS, *, may_write: bool = True) -> Iterator[Scene]:
     """A pacer that goes by the device alone: others work on this machine while tests run.
 
     Its journal writes nothing by itself, however long the test is kept waiting.
@@ -135,31 +135,31 @@ def test_a_look_that_comes_too_late_is_no_rest(tmp_path: Path) -> None:
         for _ in range(100):
             scene.clock.now_s += 0.26  # never where a rest ends: what is seen may be our own work
             scene.fsyncs()
-            assert scene.pacer.tick(Done(), Backlog()).is_alone
+            assert scene.pacer.tick(WorkDone(), Backlog()).is_alone
 
 
 def test_who_hurries_does_not_listen_and_yields_to_nobody(tmp_path: Path) -> None:
     with on_a_disk(tmp_path) as scene:
-        tempo = scene.pacer.tick(Done(), Backlog(hurries=True))
+        tempo = scene.pacer.tick(WorkDone(), Backlog(hurries=True))
         assert (tempo.is_alone, tempo.rests) == (True, False)
         assert scene.pacer.why().startswith("hurrying")
 
 
 def test_caps_are_kept(tmp_path: Path) -> None:
-    with on_a_disk(tmp_path, Caps(entries_per_s=70, bytes_per_s=7000)) as scene:
+    with on_a_disk(tmp_path, RateCaps(entries_per_s=70, bytes_per_s=7000)) as scene:
         scene.until(is_alone=True)
         assert (scene.tempo.entries_per_s, scene.tempo.bytes_per_s) == (70, 7000)
 
 
 def test_it_tells_what_an_unlink_takes(tmp_path: Path) -> None:
     with on_a_disk(tmp_path) as scene:
-        scene.pacer.tick(Done(1000, 0, 0.02), Backlog())
+        scene.pacer.tick(WorkDone(1000, 0, 0.02), Backlog())
         assert scene.pacer.pressure().unlink_us == pytest.approx(20.0)
 
 
 def test_where_nothing_is_told_it_goes_by_latency(tmp_path: Path) -> None:
     with tmpfs_volume() as root, Kernel().open_path(bytes(root), os.O_RDONLY) as fd:
-        scene = Scene(root, fd, Psi(str(tmp_path)), Caps())
+        scene = Scene(root, fd, Psi(str(tmp_path)), RateCaps())
         for _ in scene.run(3.0):
             pass
         assert not scene.tempo.is_alone
@@ -170,7 +170,7 @@ def test_where_nothing_is_told_it_goes_by_latency(tmp_path: Path) -> None:
 
 def test_the_pressure_of_this_machine_is_shares_of_time() -> None:
     with tmpfs_volume() as root, Kernel().open_path(bytes(root), os.O_RDONLY) as fd:
-        scene = Scene(root, fd, Psi(), Caps())
+        scene = Scene(root, fd, Psi(), RateCaps())
         for _ in scene.run(2.0):
             pass
         felt = scene.pacer.pressure()
@@ -189,7 +189,7 @@ def test_where_it_may_not_write_it_goes_by_the_device_and_wants_no_probe(tmp_pat
 
 def test_where_it_may_not_write_and_nothing_is_told_it_goes_as_if_somebody_were_there(tmp_path: Path) -> None:
     with tmpfs_volume() as root, Kernel().open_path(bytes(root), os.O_RDONLY) as fd:
-        scene = Scene(root, fd, Psi(str(tmp_path)), Caps(), may_write=False)
+        scene = Scene(root, fd, Psi(str(tmp_path)), RateCaps(), may_write=False)
         assert not any(scene.pacer.wants_probe() or scene.tempo.is_alone for _ in scene.run(25.0))
         assert scene.pacer.pressure().probe_ms is None
         scene.pacer.close()

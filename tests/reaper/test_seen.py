@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pytest
 
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME
-from fusefs.store.stage import Options
+from fusefs.store.stage import SwapOptions
 from fusefs.store.swap import Swapped
 from tests.support.command import trashd
 from tests.support.orphans import EXPIRED, OTHER, orphan_in
@@ -88,10 +88,10 @@ def jobs_of(uid: int, volume: Path) -> None:
     make_tree(volume / "home", Dir({}, owner=(uid, uid)))
 
 
-def orphan_of_his(volume: Path, name: str, options: Options | None = None) -> Swapped:
+def orphan_of_his(volume: Path, name: str, options: SwapOptions | None = None) -> Swapped:
     """One more orphan of his."""
     make_tree(volume / "home" / name, Dir({"a": "1"}, owner=(OTHER, OTHER)))
-    return as_user(OTHER, partial(swap, volume / "home" / name, None, options or Options()))
+    return as_user(OTHER, partial(swap, volume / "home" / name, None, options or SwapOptions()))
 
 
 def wait_until_known(running: Service, volume: Path, n_orphans: int) -> None:

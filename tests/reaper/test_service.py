@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.errors import Busy
-from fusefs.store.stage import Options
+from fusefs.store.stage import SwapOptions
 from tests.support.bulk import roomy_volume
 from tests.support.command import trashd
 from tests.support.gather import gather
@@ -47,7 +47,7 @@ def test_what_is_not_due_stays(base: Path, volume: Path) -> None:
 
 def test_orphan_goes_when_its_time_comes(base: Path, volume: Path) -> None:
     with service(base, volume) as running:
-        identifier = orphan_in(volume, options=Options(retention_s=1)).id
+        identifier = orphan_in(volume, options=SwapOptions(retention_s=1)).id
         running.until(lambda: "reaped" in [event["event"] for event in audited(base)])
         assert not ids(volume)
     (reaped,) = [event for event in audited(base) if event["event"] == "reaped"]

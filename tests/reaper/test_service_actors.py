@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.service_status import Phase
+from fusefs.core.service_status import VolumePhase
 from tests.support.actors import ALICE, BOB, DATA, MAPPED, OF_A_MATE, OF_THE_MAPPED, OF_THE_OWNER, ROOT, team
 from tests.support.beside import ask, untold
 from tests.support.filesystem_params import ON_DISK
@@ -62,12 +62,12 @@ def hold(volumes: tuple[Path, Path], hostile: Person, act: Sequence[Step], confi
             put_roots_into_hers(twins)
         before = contents(twins.first)
         with service(base, twins.first.volume, config=config) as running:
-            running.until_phase(twins.first.volume, Phase.IDLE)
+            running.until_phase(twins.first.volume, VolumePhase.IDLE)
             if config == AS_ROOT:
                 twins.may_go |= twins.deletable(ROOT, DATA)
             act_before_its_look(twins, running, act)
             running.until(lambda: is_done(twins))
-            running.until_phase(twins.first.volume, Phase.IDLE)
+            running.until_phase(twins.first.volume, VolumePhase.IDLE)
             running.stop()
             assert "fault in trashd" not in running.log.read_text()
         assert (twins.faults(before), untold(twins)) == ([], [])
@@ -99,12 +99,12 @@ def test_what_came_in_is_not_taken_out_of_its_owners_reach_by_roots_authority(vo
     with team(*volumes, BOB) as twins, places() as base:
         put_roots_into_hers(twins)
         with service(base, twins.first.volume, config=AS_ROOT) as running:
-            running.until_phase(twins.first.volume, Phase.IDLE)
+            running.until_phase(twins.first.volume, VolumePhase.IDLE)
             act_before_its_look(twins, running, OF_A_MATE["moves in"])
             running.until(lambda: is_done(twins))
             later_is_gone(twins, running)
         with service(base, twins.first.volume, config=AS_ROOT) as running:
-            running.until_phase(twins.first.volume, Phase.IDLE)
+            running.until_phase(twins.first.volume, VolumePhase.IDLE)
             later_is_gone(twins, running)
         [kept] = containers(twins, "quarantine", f"{ALICE.uid}*")
         assert (kept / "tree/came-in/results/thesis").exists()
@@ -115,7 +115,7 @@ def later_is_gone(twins: Twins, running: Service) -> None:
     """What is thrown away now, and what root took over before that, has been reaped."""
     assert ask(twins, ALICE, "swap --keep-for 0s VOLUME/alice/job").code == 0
     running.until(lambda: is_done(twins))
-    running.until_phase(twins.first.volume, Phase.IDLE)
+    running.until_phase(twins.first.volume, VolumePhase.IDLE)
 
 
 @pytest.mark.parametrize("act", OF_THE_OWNER)

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.orphan_age import Clock, Era, decode, encode
-from fusefs.core.service_status import Phase
+from fusefs.core.service_status import VolumePhase
 from fusefs.linux.boot_id import boot_id
-from fusefs.store.stage import Options
+from fusefs.store.stage import SwapOptions
 from tests.support.orphans import EXPIRED, orphan_in
 from tests.support.reapers import state_of
 from tests.support.service import places, service
@@ -28,7 +28,7 @@ DAY_S = 86_400
 JUMP_S = 30 * DAY_S
 WATCHED_S = 100
 """So long ago the wall clock was what it had always been."""
-WEEK = Options(retention_s=7 * DAY_S)
+WEEK = SwapOptions(retention_s=7 * DAY_S)
 
 
 def remember(base: Path, ahead_s: int) -> None:
@@ -61,7 +61,7 @@ def test_ages_are_told_by_the_time_that_passed_and_not_by_the_clock(ahead_s: int
         remember(base, ahead_s)
         with service(base, volume) as running:
             running.until(lambda: is_gone(volume, old) and is_gone(volume, asked))
-            status = running.until_phase(volume, Phase.IDLE)
+            status = running.until_phase(volume, VolumePhase.IDLE)
             assert status.n_orphans == len([*young, new])
             assert not any(is_gone(volume, one) for one in [*young, new])
 
@@ -86,13 +86,13 @@ def test_without_a_memory_what_was_made_in_this_boot_has_its_age(set_s: int) -> 
             forge(record, created_ns=created_ns, boot_ns=told["boot_ns"], retention_s=retention_s)
         with service(base, volume) as running:
             running.until(lambda: is_gone(volume, old))
-            running.until_phase(volume, Phase.IDLE)
+            running.until_phase(volume, VolumePhase.IDLE)
             assert not is_gone(volume, young)
 
 
 def test_an_orphan_from_the_future_gets_old_too() -> None:
     with tmpfs_store() as volume, places() as base:
-        identifier = orphan_in(volume, "job", Options(retention_s=1)).id
+        identifier = orphan_in(volume, "job", SwapOptions(retention_s=1)).id
         forge(place(volume, identifier) / "record.json", created_ns=time.time_ns() + JUMP_S * NS)
         with service(base, volume) as running:
             running.until(lambda: is_gone(volume, identifier))
@@ -104,13 +104,13 @@ def test_a_killed_service_leaves_what_it_knew_of_the_clock() -> None:
         young = dated(volume, "young", WATCHED_S + 60, JUMP_S)
         remember(base, JUMP_S)
         with service(base, volume) as running:
-            running.until_phase(volume, Phase.IDLE)
+            running.until_phase(volume, VolumePhase.IDLE)
             running.kill()
         left = decode((base / "clock.json").read_bytes())
         assert left is not None
         assert [round(era.ahead_ns / NS / DAY_S) for era in left.eras] == [0, JUMP_S // DAY_S]
         with service(base, volume) as running:
-            running.until_phase(volume, Phase.IDLE)
+            running.until_phase(volume, VolumePhase.IDLE)
         assert not is_gone(volume, young)
 
 

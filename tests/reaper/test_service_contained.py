@@ -13,15 +13,15 @@ import pytest
 import trio
 
 from fusefs.core.names import ContainerId
-from fusefs.core.service_status import Phase
+from fusefs.core.service_status import VolumePhase
 from fusefs.linux.act_as_user import person
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.service.forker import Forker
-from fusefs.service.messages import Look, Page
+from fusefs.service.messages import Page, ReadRecords
 from fusefs.service.open_volume import open_volume
-from fusefs.store.pin import For, keep
-from fusefs.store.stage import Options
+from fusefs.store.pin import KeepFor, keep
+from fusefs.store.stage import SwapOptions
 from tests.reaper.test_deputy import all_answers, deputy_of
 from tests.reaper.test_service_hands import SLOWLY, child_of, signal_as, throw_large
 from tests.support.orphans import OTHER, orphan_of
@@ -50,7 +50,7 @@ def test_a_child_that_does_not_park_in_time_is_no_fault_of_the_volumes(shared: S
         running.reload()
         alices = shared.throw(ALICE)
         running.until(lambda: shared.is_gone(alices))
-        assert running.volume(shared.volume).phase is not Phase.BROKEN
+        assert running.volume(shared.volume).phase is not VolumePhase.BROKEN
 
 
 def test_names_like_hers_that_come_and_go_keep_nobody_from_being_served(shared: Shared) -> None:
@@ -63,7 +63,7 @@ def test_names_like_hers_that_come_and_go_keep_nobody_from_being_served(shared: 
         name.rmdir()
 
     with shared.served() as running:
-        running.until_phase(shared.volume, Phase.IDLE)
+        running.until_phase(shared.volume, VolumePhase.IDLE)
         with beside(act):
             alices = shared.throw(ALICE)
             running.until(lambda: shared.is_gone(alices))
@@ -71,14 +71,14 @@ def test_names_like_hers_that_come_and_go_keep_nobody_from_being_served(shared: 
 
 def test_a_keep_of_what_an_earlier_service_knew_is_no_swap(shared: Shared) -> None:
     with shared.served() as running:
-        thrown = shared.throw(ALICE, options=Options(retention_s=3600))
+        thrown = shared.throw(ALICE, options=SwapOptions(retention_s=3600))
         running.until(lambda: events(shared, thrown) == ["swapped"])
     with shared.served() as running:
-        running.until_phase(shared.volume, Phase.IDLE)
+        running.until_phase(shared.volume, VolumePhase.IDLE)
 
         def pin() -> None:
             with own(shared.volume) as folder:
-                keep(folder, ContainerId(thrown), For(None))
+                keep(folder, ContainerId(thrown), KeepFor(None))
 
         as_user(ALICE, pin)
         marker = shared.throw(ALICE, "marker")
@@ -103,7 +103,7 @@ def test_a_page_of_long_ids_and_unreadable_records_fits_into_a_packet(shared: Sh
             seen: list[str] = []
             last = ""
             while True:
-                (page,) = await all_answers(deputy, Look(os.fsencode(volume), after=last))
+                (page,) = await all_answers(deputy, ReadRecords(os.fsencode(volume), after=last))
                 assert isinstance(page, Page)
                 seen += [one.id for one in page.seen]
                 last = page.last
@@ -114,7 +114,7 @@ def test_a_page_of_long_ids_and_unreadable_records_fits_into_a_packet(shared: Sh
 
 
 def test_forker_that_can_not_fork_says_why_and_lives(volume: Path) -> None:
-    orphan_of(OTHER, volume, Options())
+    orphan_of(OTHER, volume, SwapOptions())
 
     async def body() -> None:
         with Forker() as forker, open_volume(Kernel(), os.fsencode(volume)) as opened:
@@ -150,5 +150,5 @@ def test_a_volume_has_its_policy_by_whatever_path_it_is_named(shared: Shared) ->
     by_the_way = shared.base / "link"
     by_the_way.symlink_to(shared.volume)
     with service(shared.base, by_the_way, config=config) as running:
-        running.until_phase(shared.volume, Phase.IDLE)
+        running.until_phase(shared.volume, VolumePhase.IDLE)
         assert not shared.is_gone(kept)

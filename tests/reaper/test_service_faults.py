@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.service_status import Phase
+from fusefs.core.service_status import VolumePhase
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME
 from tests.support.brokenfs import broken_volume
 from tests.support.bulk import fill
@@ -73,12 +73,12 @@ def test_errors_in_many_orphans_give_the_volume_a_rest_and_the_reason_is_told() 
         init(broken.path)
         ids = [orphan_in(broken.path, f"job{n}", EXPIRED, {"unlink-a": "1"}).id for n in range(4)]
         with service(base, broken.path, well) as running:
-            status = running.until_phase(broken.path, Phase.BROKEN)
+            status = running.until_phase(broken.path, VolumePhase.BROKEN)
             assert "Input/output error" in status.why
             assert "tried again" in status.why
             assert status.faults
             assert_served(running, well, "a")
-            assert running.volume(broken.path).phase is Phase.BROKEN
+            assert running.volume(broken.path).phase is VolumePhase.BROKEN
             left = [one for one in ids if not is_in(broken.path, one, "quarantine")]
             running.reload()
             running.until(lambda: all(is_in(broken.path, one, "quarantine") for one in left))
@@ -99,7 +99,7 @@ def test_filesystem_that_shuts_down_in_the_middle_of_a_reap_is_left_alone() -> N
             root = os.open(sick, os.O_RDONLY)
             fcntl.ioctl(root, _EXT4_IOC_SHUTDOWN, _WITHOUT_LOG)
             os.close(root)
-            assert "Input/output error" in running.until_phase(sick, Phase.BROKEN).why
+            assert "Input/output error" in running.until_phase(sick, VolumePhase.BROKEN).why
             assert_served(running, well, "a")
             running.stop()
 
@@ -114,7 +114,7 @@ def test_filesystem_that_becomes_read_only_in_the_middle_of_a_reap_is_left_alone
         with service(base, sick, well, config=SLOWLY) as running:
             running.until(lambda: is_in(sick, large, "reaping"))
             Path("/sys/fs/ext4", Path(os.fsdecode(entry.source)).name, "trigger_fs_error").write_text("test")
-            assert "Read-only file system" in running.until_phase(sick, Phase.BROKEN).why
+            assert "Read-only file system" in running.until_phase(sick, VolumePhase.BROKEN).why
             assert_served(running, well, "a")
             running.stop()
 
@@ -125,11 +125,11 @@ def test_volume_that_is_read_only_for_a_while_is_served_afterwards() -> None:
         init(sick)
         identifier = orphan_in(sick, "job").id
         with service(base, sick, well) as running:
-            running.until_phase(sick, Phase.IDLE)
+            running.until_phase(sick, VolumePhase.IDLE)
             running.until(lambda: succeeds("mount", "-o", "remount,ro", sick))
             configure(base, QUICK + 'retention = "0s"\nminimum_age = "0s"\n')
             running.reload()
-            assert "Read-only file system" in running.until_phase(sick, Phase.BROKEN).why
+            assert "Read-only file system" in running.until_phase(sick, VolumePhase.BROKEN).why
             assert_served(running, well, "a")
             assert succeeds("mount", "-o", "remount,rw", sick)
             running.reload()
@@ -170,7 +170,7 @@ def test_full_volume_is_reaped(filesystem: str) -> None:
             running.until(lambda: is_gone(volume, early))
             thrown = swap(late, options=EXPIRED).id
             running.until(lambda: is_gone(volume, thrown))
-            assert running.volume(volume).phase is not Phase.BROKEN
+            assert running.volume(volume).phase is not VolumePhase.BROKEN
 
 
 @pytest.mark.needs("loop")
@@ -191,7 +191,7 @@ def test_service_goes_on_where_nothing_of_its_own_can_be_written() -> None:
         runtime = Path(os.fsdecode(SYSTEM_RUNTIME))
         config = f'audit = "{state}/audit"\n{QUICK}'
         with _service_with(base, volume, config, state) as running:
-            running.until_phase(volume, Phase.IDLE)
+            running.until_phase(volume, VolumePhase.IDLE)
             for directory in (state, runtime):
                 _fill_up(directory)
             for n in range(30):
@@ -279,7 +279,7 @@ def test_service_that_looks_for_volumes_ends_at_once_though_one_hangs() -> None:
     with sound() as (well, base), broken_volume() as hung:
         init(hung.path)
         with service(base, hung.path, well) as running:
-            running.until_phase(hung.path, Phase.IDLE)
+            running.until_phase(hung.path, VolumePhase.IDLE)
             with hanging(daemon_of(hung.path)):
                 running.process.send_signal(signal.SIGHUP)
                 running.until(lambda: "RELOADING=1" in running.said())
@@ -299,9 +299,9 @@ def test_store_of_a_volume_that_is_gone_is_no_trouble() -> None:
         init(leaves)
         kept = orphan_in(leaves, "job").id
         with service(base, leaves, well) as running:
-            running.until_phase(leaves, Phase.IDLE)
+            running.until_phase(leaves, VolumePhase.IDLE)
             assert state_of(leaves, kept) is not None
             assert place(leaves, kept).exists()
             running.until(lambda: succeeds("umount", leaves))  # an idle service keeps no volume busy
-            running.until_phase(leaves, Phase.GONE)
+            running.until_phase(leaves, VolumePhase.GONE)
             assert_served(running, well, "a")

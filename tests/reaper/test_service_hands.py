@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.service_status import Phase
-from fusefs.store.stage import Options
+from fusefs.core.service_status import VolumePhase
+from fusefs.store.stage import SwapOptions
 from tests.support.bulk import fill
 from tests.support.canary import unmount_below
 from tests.support.orphans import EXPIRED
@@ -160,11 +160,11 @@ def test_her_child_is_not_hers_to_trace_or_to_limit(shared: Shared) -> None:
 
 def test_a_folder_made_anew_is_watched_as_the_old_one_was(shared: Shared) -> None:
     with shared.served() as running:
-        running.until_phase(shared.volume, Phase.IDLE)
+        running.until_phase(shared.volume, VolumePhase.IDLE)
         shared.folder(MALLORY).rename(shared.folder(MALLORY).with_name("old"))
         thrown = shared.throw(MALLORY)
         running.until(lambda: shared.is_gone(thrown))
-        running.until_phase(shared.volume, Phase.IDLE)
+        running.until_phase(shared.volume, VolumePhase.IDLE)
         later = shared.throw(MALLORY, "later")
         running.until(lambda: shared.is_gone(later))
 
@@ -260,17 +260,17 @@ def test_mounts_that_never_answer_hold_nobody_up(shared: Shared, is_early: bool)
 
 def test_a_mount_over_all_folders_ends_with_the_mount(shared: Shared) -> None:
     with shared.served() as running:
-        running.until_phase(shared.volume, Phase.IDLE)
+        running.until_phase(shared.volume, VolumePhase.IDLE)
         with tmpfs_over(_over_all_users(shared)):
             running.reload()
-            running.until_phase(shared.volume, Phase.GONE, Phase.BROKEN)
+            running.until_phase(shared.volume, VolumePhase.GONE, VolumePhase.BROKEN)
         running.reload()
         alices = shared.throw(ALICE)
         running.until(lambda: shared.is_gone(alices))
 
 
 def test_a_mount_inside_her_orphan_keeps_what_is_mounted(shared: Shared) -> None:
-    kept = shared.throw(MALLORY, options=Options(retention_s=2))
+    kept = shared.throw(MALLORY, options=SwapOptions(retention_s=2))
     inside = shared.folder(MALLORY) / "orphans" / kept / "tree/sub"
     with ExitStack() as mounted:
         mounted.enter_context(bind_mount(shared.volume / "canary", inside))
@@ -360,7 +360,7 @@ def test_names_made_and_removed_beside_the_users_folders_all_day(shared: Shared,
 
 def test_containers_renamed_between_states_all_day(shared: Shared, busy: Busy) -> None:
     folder = shared.folder(MALLORY)
-    ids = [shared.throw(MALLORY, f"job{n}", Options(None)) for n in range(5)]
+    ids = [shared.throw(MALLORY, f"job{n}", SwapOptions(None)) for n in range(5)]
     states = ("orphans", "reaping", "quarantine", "stage", "restoring", "orphans", "drop")
 
     def act(n: int) -> None:
@@ -385,7 +385,7 @@ def test_orphans_that_vanish_while_they_are_reaped_are_nobody_elses_trouble(shar
 def test_events_that_were_lost_are_made_up_for_by_a_look(shared: Shared) -> None:
     n_queued = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
     with shared.served() as running:
-        running.until_phase(shared.volume, Phase.IDLE)
+        running.until_phase(shared.volume, VolumePhase.IDLE)
         drop = shared.folder(MALLORY) / "drop"
         with running.held():
             for n in range(n_queued // 2 + 10):

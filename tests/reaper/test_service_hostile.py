@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.service_status import Phase
-from fusefs.store.stage import Options
+from fusefs.core.service_status import VolumePhase
+from fusefs.store.stage import SwapOptions
 from tests.support.command import trashd
 from tests.support.orphans import EXPIRED
 from tests.support.served import events_in
@@ -26,7 +26,7 @@ from tests.support.volumes import bind_mount
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(180)]
 
-KEPT = Options(retention_s=None)
+KEPT = SwapOptions(retention_s=None)
 
 
 # Forged records
@@ -117,7 +117,7 @@ def test_forged_records_are_kept_and_hold_nobody_up(shared: Shared) -> None:
     honest = [shared.throw(uid, "honest") for uid in (MALLORY, ALICE)]
     with shared.served() as running:
         running.until(lambda: all(map(shared.is_gone, honest)))
-        running.until_phase(shared.volume, Phase.IDLE)
+        running.until_phase(shared.volume, VolumePhase.IDLE)
         running.until(lambda: running.volume(shared.volume).n_orphans == len(forged))
         later = shared.throw(ALICE, "later")
         running.until(lambda: shared.is_gone(later))
@@ -129,7 +129,7 @@ def test_forged_records_are_kept_and_hold_nobody_up(shared: Shared) -> None:
 def test_records_forged_while_the_service_watches_are_kept(shared: Shared) -> None:
     forged = [shared.throw(MALLORY, f"job{n}", KEPT) for n in range(len(NO_RECORDS))]
     with shared.served() as running:
-        running.until_phase(shared.volume, Phase.IDLE)
+        running.until_phase(shared.volume, VolumePhase.IDLE)
         aside = shared.home(MALLORY)
         for identifier, forgery in zip(forged, NO_RECORDS, strict=True):
             plant(shared, identifier, forgery)
@@ -232,7 +232,7 @@ def test_planted_folders_keep_the_service_from_nobody(shared: Shared) -> None:
     early = [shared.throw(uid) for uid in victims]
     with shared.served() as running:
         running.until(lambda: all(map(shared.is_gone, early)))
-        running.until_phase(shared.volume, Phase.IDLE)
+        running.until_phase(shared.volume, VolumePhase.IDLE)
         late = [shared.throw(uid) for uid in victims]
         running.until(lambda: all(map(shared.is_gone, late)))
 
@@ -286,14 +286,14 @@ def test_a_ruined_folder_is_nobody_elses_trouble(shared: Shared, ruin: Callable[
         for name in ("early", "late"):
             alices = shared.throw(ALICE, name)
             running.until(partial(shared.is_gone, alices))
-        assert running.volume(shared.volume).phase is not Phase.BROKEN
+        assert running.volume(shared.volume).phase is not VolumePhase.BROKEN
 
 
 def test_a_folder_ruined_and_mended_is_served_again(shared: Shared) -> None:
     mallorys = shared.throw(MALLORY, options=KEPT)
     orphans = shared.folder(MALLORY) / "orphans"
     with shared.served() as running:
-        running.until_phase(shared.volume, Phase.IDLE)
+        running.until_phase(shared.volume, VolumePhase.IDLE)
         as_user(MALLORY, lambda: _replace_by_link(orphans))
         alices = shared.throw(ALICE)
         running.until(lambda: shared.is_gone(alices))
@@ -332,7 +332,7 @@ def test_no_name_of_anybodys_reaches_a_terminal_or_breaks_a_line(shared: Shared)
     textfile = shared.base / "trashd.prom"
     stays: Spec = {name: File(b"", owner=(0, 0)) for name in HOSTILE}
     with bind_mount(shared.volume, volume):
-        ids = [shared.throw(MALLORY, name, Options(0, note="\x1b]0;x\x07\n" * 20)) for name in HOSTILE]
+        ids = [shared.throw(MALLORY, name, SwapOptions(0, note="\x1b]0;x\x07\n" * 20)) for name in HOSTILE]
         stuck = shared.throw(MALLORY, "stuck\x1b[2J\n", spec={"closed\x1b[2J\nx": {}})
         make_tree(place(shared.volume, stuck) / "tree/roots\x1b[2J\n\u202e", Dir(stays))
         for name in HOSTILE:
@@ -343,7 +343,7 @@ def test_no_name_of_anybodys_reaches_a_terminal_or_breaks_a_line(shared: Shared)
             running.until(lambda: all(map(shared.is_gone, ids)) and shared.is_in(stuck, "quarantine"))
             running.until(lambda: not any((shared.folder(MALLORY) / "drop").iterdir()))
             running.until(lambda: counts(shared) >= Counter(reaped=len(HOSTILE), dropped=len(HOSTILE), quarantined=1))
-            running.until_phase(volume, Phase.IDLE)
+            running.until_phase(volume, VolumePhase.IDLE)
             told = [trashd("status", *words) for words in ((), ("--json",))]
             metrics = textfile.read_bytes()
             running.stop()

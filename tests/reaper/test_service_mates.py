@@ -7,7 +7,7 @@ import os
 import pytest
 
 from fusefs.cli.main import run
-from fusefs.core.service_status import Phase
+from fusefs.core.service_status import VolumePhase
 from fusefs.linux.kernel import Kernel
 from fusefs.service.open_volume import open_volume
 from tests.support.forged_store import N_LIVE, forge_store, live
@@ -35,7 +35,7 @@ def test_a_folder_that_a_mate_planted_is_served_to_nobody(shared: Shared, name: 
         [told] = running.volume(shared.volume).refused
         assert told.where.endswith(f"new/{name}")
         assert "mode is 2775" in told.what
-        running.until_phase(shared.volume, Phase.IDLE)
+        running.until_phase(shared.volume, VolumePhase.IDLE)
     assert snapshot(planted, with_times=True) == before
 
 
@@ -65,7 +65,7 @@ def test_a_store_that_a_mate_made_of_roots_directories_is_served_to_nobody() -> 
             return str(swap(make_tree(project / "job", {"results": "hers"}), options=EXPIRED).id)
 
         with service(base, project) as running:
-            running.until(lambda: running.volume(project).phase is Phase.UNPROVEN)
+            running.until(lambda: running.volume(project).phase is VolumePhase.UNPROVEN)
             assert f"trashd init {project}" in running.volume(project).why
             assert live(project) == N_LIVE
             assert run(["init", str(project)]) == 0

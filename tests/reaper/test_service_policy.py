@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.service_status import Phase
-from fusefs.store.stage import Options
+from fusefs.core.service_status import VolumePhase
+from fusefs.store.stage import SwapOptions
 from tests.support.bulk import fill, roomy_volume
 from tests.support.command import done_well
 from tests.support.orphans import EXPIRED, ids, orphan_in
@@ -98,7 +98,7 @@ def test_what_came_from_a_kept_place_stays(base: Path, volume: Path) -> None:
 
 def test_what_a_person_keeps_stays(base: Path, volume: Path) -> None:
     with service(base, volume) as running:
-        identifier = orphan_in(volume, "kept", Options(retention_s=HOUR_S)).id
+        identifier = orphan_in(volume, "kept", SwapOptions(retention_s=HOUR_S)).id
         running.until(lambda: running.volume(volume).next_due_ns is not None)
         done_well("keep", "--volume", volume, identifier)
         running.until(lambda: running.volume(volume).next_due_ns is None)
@@ -118,7 +118,7 @@ def test_rules_of_a_path_hold_for_what_came_from_there(base: Path, volume: Path)
 def test_outside_its_window_it_waits(base: Path, volume: Path) -> None:
     identifier = orphan_in(volume, options=EXPIRED).id
     with service(base, volume, config="[defaults]\n" + window_in(3)) as running:
-        assert running.until_phase(volume, Phase.WINDOW).why.startswith("it may work")
+        assert running.until_phase(volume, VolumePhase.WINDOW).why.startswith("it may work")
         assert ids(volume) == {identifier}
 
 
@@ -133,7 +133,7 @@ def test_in_its_window_it_works(base: Path, volume: Path) -> None:
 def test_window_that_opens_by_a_reload_lets_it_work(base: Path, volume: Path) -> None:
     orphan_in(volume, options=EXPIRED)
     with service(base, volume, config="[defaults]\n" + window_in(3)) as running:
-        running.until_phase(volume, Phase.WINDOW)
+        running.until_phase(volume, VolumePhase.WINDOW)
         configure(base, "")
         running.reload()
         running.until(lambda: not ids(volume))
@@ -159,7 +159,7 @@ def test_volume_that_is_full_at_the_start_does_not_wait_for_its_window_either(ba
 def test_paused_volume_is_let_go_of_and_goes_on_when_resumed(base: Path, volume: Path) -> None:
     with service(base, volume) as running:
         done_well("pause", volume)
-        running.until_phase(volume, Phase.PAUSED)
+        running.until_phase(volume, VolumePhase.PAUSED)
         identifier = orphan_in(volume, options=EXPIRED).id
         assert "paused by" in running.volume(volume).why
         assert ids(volume) == {identifier}
@@ -170,7 +170,7 @@ def test_paused_volume_is_let_go_of_and_goes_on_when_resumed(base: Path, volume:
 def test_pause_of_all_is_one_of_each(base: Path, volume: Path) -> None:
     with service(base, volume) as running:
         done_well("pause")
-        running.until_phase(volume, Phase.PAUSED)
+        running.until_phase(volume, VolumePhase.PAUSED)
         done_well("resume")
         outwait(running, volume)
 
@@ -190,7 +190,7 @@ def test_pause_is_in_force_for_the_next_service_too(base: Path, volume: Path) ->
     orphan_in(volume, options=EXPIRED)
     done_well("pause")
     with service(base, volume) as running:
-        running.until_phase(volume, Phase.PAUSED)
+        running.until_phase(volume, VolumePhase.PAUSED)
         done_well("resume")
         running.until(lambda: not ids(volume))
 
@@ -199,7 +199,7 @@ def test_paused_in_the_middle_it_can_be_unmounted(base: Path) -> None:
     with roomy_volume("tmpfs") as volume, service(base, volume, config=SLOW) as running:
         begin_large(running, volume)
         done_well("pause", volume)
-        running.until_phase(volume, Phase.PAUSED)
+        running.until_phase(volume, VolumePhase.PAUSED)
         running.until(running.is_alone)
         assert_silent(volume)
         assert not unmount(volume), "it was busy"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.service_status import Phase
+from fusefs.core.service_status import VolumePhase
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME
 from tests.support.command import done_well, fast_paths_off
 from tests.support.fuse import device_for_all
@@ -47,7 +47,7 @@ def test_roots_service_reaps_in_the_home_of_a_user_who_has_logged_out(base: Path
 def test_what_is_thrown_away_while_it_is_served_is_reaped_too(base: Path, home: Mapping[int, Path]) -> None:
     thrown(ALICE, home[ALICE])
     with service(base) as running:
-        running.until(lambda: phases(running) == [Phase.IDLE])
+        running.until(lambda: phases(running) == [VolumePhase.IDLE])
         container = thrown(ALICE, home[ALICE], *SOON)
         running.until(lambda: not container.exists())
 
@@ -103,7 +103,7 @@ def test_a_copy_of_a_registered_store_is_not_reaped_of(base: Path, home: Mapping
 def test_a_store_that_is_taken_out_of_the_registry_is_left(base: Path, home: Mapping[int, Path]) -> None:
     kept = thrown(ALICE, home[ALICE])
     with service(base, config=OFTEN) as running:
-        running.until(lambda: phases(running) == [Phase.IDLE])
+        running.until(lambda: phases(running) == [VolumePhase.IDLE])
         registry_of(home[ALICE]).write_text("")
         running.until(lambda: not own_stores(running))
         assert kept.exists()
@@ -115,7 +115,7 @@ def test_what_is_in_a_home_is_told_of_only_as_far_as_all_may_see_it(base: Path, 
         job = make_tree(shut / "plans-to-leave/job", Dir(owner=(ALICE, ALICE)))
         assert trashd_as(ALICE, home[ALICE], "swap", job).code == 0
         with service(base) as running:
-            running.until(lambda: phases(running) == [Phase.IDLE])
+            running.until(lambda: phases(running) == [VolumePhase.IDLE])
             (told,) = own_stores(running)
             assert told.root().endswith("/….".encode() + told.id[:8].encode())
             assert b"plans" not in Path(os.fsdecode(SYSTEM_RUNTIME + b"/status.json")).read_bytes()
@@ -124,12 +124,12 @@ def test_what_is_in_a_home_is_told_of_only_as_far_as_all_may_see_it(base: Path, 
 def test_a_pause_above_a_users_store_holds_for_it(base: Path, home: Mapping[int, Path]) -> None:
     thrown(ALICE, home[ALICE])
     with service(base) as running:
-        running.until(lambda: phases(running) == [Phase.IDLE])
+        running.until(lambda: phases(running) == [VolumePhase.IDLE])
         done_well("pause", home[ALICE].parent)
-        running.until(lambda: phases(running) == [Phase.PAUSED])
+        running.until(lambda: phases(running) == [VolumePhase.PAUSED])
         container = thrown(ALICE, home[ALICE], *SOON)
         bobs = thrown(BOB, home[BOB])
-        running.until(lambda: phases(running) == [Phase.PAUSED] * 2)
+        running.until(lambda: phases(running) == [VolumePhase.PAUSED] * 2)
         assert all(path.exists() for path in (container, bobs))
         done_well("resume", home[ALICE].parent)
         running.until(lambda: not container.exists())
@@ -141,7 +141,7 @@ def test_what_the_configuration_says_of_a_volume_holds_for_users_stores_in_it(
     container = thrown(ALICE, home[ALICE], *SOON)
     config = f'{QUICK}[[volume]]\npath = "{home[ALICE].parents[1]}"\nserve = false\n'
     with service(base, config=config) as running:
-        running.until(lambda: phases(running) == [Phase.PAUSED])
+        running.until(lambda: phases(running) == [VolumePhase.PAUSED])
         assert container.exists()
 
 
@@ -158,7 +158,7 @@ def test_a_users_own_service_leaves_alone_what_he_has_not_registered(home: Mappi
         container = thrown(ALICE, disk, *SOON)
         registry_of(disk).unlink()
         with service_of(ALICE, home[ALICE]) as running:
-            running.until(lambda: running.volume(disk).phase is Phase.UNPROVEN)
+            running.until(lambda: running.volume(disk).phase is VolumePhase.UNPROVEN)
             assert f"trashd init {disk}" in running.volume(disk).why
             outlasts(running, ALICE, home[ALICE], container)
             assert trashd_as(ALICE, home[ALICE], "init", disk).code == 0
@@ -169,9 +169,9 @@ def test_a_users_own_service_leaves_alone_what_he_has_not_registered(home: Mappi
 def test_a_users_own_service_leaves_his_stores_to_roots(base: Path, home: Mapping[int, Path]) -> None:
     thrown(ALICE, home[ALICE])
     with service(base) as roots:
-        roots.until(lambda: phases(roots) == [Phase.IDLE])
+        roots.until(lambda: phases(roots) == [VolumePhase.IDLE])
         with service_of(ALICE, home[ALICE]) as running:
-            running.until_phase(home[ALICE], Phase.ELSEWHERE)
+            running.until_phase(home[ALICE], VolumePhase.ELSEWHERE)
             container = thrown(ALICE, home[ALICE], *SOON)
             roots.until(lambda: not container.exists())
 
@@ -198,7 +198,7 @@ def test_a_user_pauses_neither_what_root_serves_of_his_nor_is_refused_for_what_i
 ) -> None:
     thrown(ALICE, home[ALICE])
     with service(base) as running:
-        running.until(lambda: phases(running) == [Phase.IDLE])
+        running.until(lambda: phases(running) == [VolumePhase.IDLE])
         assert trashd_as(ALICE, home[ALICE], "pause", home[ALICE]).code == 4
         assert trashd_as(BOB, home[BOB], "pause").code == 0
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.service_status import Phase
+from fusefs.core.service_status import VolumePhase
 from tests.support.command import trashd
 from tests.support.homes import ALICE, BOB, registry_of
 from tests.support.own_stores import SOON, bare_stores, line_of, outlasts, own_stores, phases, register, thrown
@@ -89,7 +89,7 @@ def test_a_disk_that_hangs_holds_up_whose_stores_are_on_it_alone(base: Path, hom
     register(BOB, home[BOB], bare_stores(BOB, home[BOB], 5))
     container = thrown(ALICE, home[ALICE])
     with service(base) as running:
-        running.until(lambda: phases(running) == [Phase.IDLE] * 6)
+        running.until(lambda: phases(running) == [VolumePhase.IDLE] * 6)
         with ExitStack() as hanging:
             for number in range(5):
                 hanging.enter_context(silent_fuse(home[BOB] / f"bare-{number}", 0))
@@ -105,7 +105,7 @@ def test_a_mount_of_a_users_that_never_answers_holds_up_nobody(base: Path, home:
     register(BOB, home[BOB], [line])
     container = thrown(ALICE, home[ALICE])
     with service(base) as running:
-        running.until(lambda: phases(running) == [Phase.IDLE] * 2)
+        running.until(lambda: phases(running) == [VolumePhase.IDLE] * 2)
         with silent_fuse(home[BOB] / "bare-0", BOB):
             running.reload()
             container = thrown(ALICE, home[ALICE], *SOON)
@@ -120,16 +120,16 @@ def test_a_store_that_its_owner_breaks_alarms_nobody_and_is_served_when_it_is_wh
     volume = home[BOB] / ".trashd/volume.json"
     text = volume.read_text()
     with service(base, config=OFTEN) as running:
-        running.until(lambda: phases(running) == [Phase.IDLE])
+        running.until(lambda: phases(running) == [VolumePhase.IDLE])
         volume.write_text(text.replace(volume_id(text), "0" * 32))
         thrown(ALICE, home[ALICE])
         running.reload()
-        running.until(lambda: Phase.BROKEN in phases(running))
+        running.until(lambda: VolumePhase.BROKEN in phases(running))
         assert trashd("status").code == 0
         assert kept.exists()
         volume.write_text(text)
         running.reload()
-        running.until(lambda: phases(running) == [Phase.IDLE] * 2)
+        running.until(lambda: phases(running) == [VolumePhase.IDLE] * 2)
 
 
 def volume_id(text: str) -> str:

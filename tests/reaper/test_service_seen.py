@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.service_status import Phase
-from fusefs.store.stage import Options
+from fusefs.core.service_status import VolumePhase
+from fusefs.store.stage import SwapOptions
 from tests.support.bulk import roomy_volume
 from tests.support.command import done_well
 from tests.support.orphans import EXPIRED, orphan_in
@@ -45,7 +45,7 @@ def test_status_of_an_idle_volume_says_what_is_there_and_when_the_next_is_due(ba
     orphan_in(volume, "one")
     orphan_in(volume, "two")
     with service(base, volume) as running:
-        told = running.until_phase(volume, Phase.IDLE)
+        told = running.until_phase(volume, VolumePhase.IDLE)
     assert (told.n_users, told.n_orphans, told.n_due, told.n_quarantined) == (1, 2, 0, 0)
     assert told.next_due_ns is not None
     assert abs(told.next_due_ns - time.time_ns() - 24 * HOUR_NS) < HOUR_NS
@@ -58,7 +58,7 @@ def test_status_of_a_reap_says_whose_orphan_it_is_and_how_far_it_is(base: Path) 
         identifier = begin_large(running, volume)
         running.until(lambda: running.volume(volume).removed_entries)
         told = running.volume(volume)
-        assert told.phase in (Phase.REAPING, Phase.YIELDING)
+        assert told.phase in (VolumePhase.REAPING, VolumePhase.YIELDING)
         (current,) = told.current
         assert (current.uid, told.n_due, told.n_orphans) == (0, 1, 1)
         assert identifier.endswith(current.id_end)
@@ -172,7 +172,7 @@ def test_very_many_orphans_need_little_memory(base: Path) -> None:
             outwait(running, volume)
             few_kib = most_kib(running)
             running.stop()
-        queue_up(volume, MANY, Options(retention_s=3600))
+        queue_up(volume, MANY, SwapOptions(retention_s=3600))
         with service(base, volume) as running:
             running.until(lambda: running.volume(volume).n_orphans == MANY)
             outwait(running, volume)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.lifecycle import State
-from fusefs.core.service_status import Phase
+from fusefs.core.service_status import VolumePhase
 from fusefs.linux.kernel import Kernel
-from fusefs.store.stage import Options
+from fusefs.store.stage import SwapOptions
 from fusefs.store.swap_for_owner import swap_for_owner
 from tests.support.bulk import fill, roomy_volume
 from tests.support.orphans import EXPIRED, ids, orphan_in, orphan_of
@@ -33,7 +33,7 @@ def home_of(uid: int, volume: Path) -> Path:
     return make_tree(volume / f"home-{uid}", Dir(owner=(uid, uid)))
 
 
-def large_of(uid: int, volume: Path, n_files: int, options: Options = EXPIRED) -> str:
+def large_of(uid: int, volume: Path, n_files: int, options: SwapOptions = EXPIRED) -> str:
     """The id of an orphan of his with many files."""
     large = home_of(uid, volume) / "large"
     return as_user(uid, lambda: str(swap(fill(large, n_files), options=options).id))
@@ -112,7 +112,7 @@ def test_small_files_do_not_wait_behind_anothers_huge_one(base: Path) -> None:
 
 def test_what_a_killed_root_left_of_a_swap_for_its_owner_is_given_to_him(base: Path, volume: Path) -> None:
     job = make_tree(home_of(ALICE, volume) / "job", Dir({"a": "1"}, owner=(ALICE, ALICE)))
-    end_of(lambda: swap_for_owner(Kernel(DyingAfter("exchange")), raw(job), Options()))
+    end_of(lambda: swap_for_owner(Kernel(DyingAfter("exchange")), raw(job), SwapOptions()))
     assert [entry.state for entry in entries(volume)] == [State.STAGE]
     with service(base, volume) as running:
         running.until(lambda: [(entry.uid, entry.state) for entry in entries(volume)] == [(ALICE, State.ORPHANS)])
@@ -128,7 +128,7 @@ def test_new_user_is_served(base: Path, volume: Path) -> None:
 
 def test_user_who_comes_to_an_idle_volume_is_served(base: Path, volume: Path) -> None:
     with service(base, volume) as running:
-        running.until_phase(volume, Phase.IDLE)
+        running.until_phase(volume, VolumePhase.IDLE)
         orphan_of(BOB, volume, EXPIRED)
         running.until(lambda: not ids(volume))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.service_status import Phase
+from fusefs.core.service_status import VolumePhase
 from fusefs.linux.fd import Fd
 from fusefs.linux.mount_calls import clone_tree, move_mount
 from fusefs.mount.runtime_dir import claimed
@@ -71,9 +71,9 @@ def test_unmounted_volume_is_gone_and_served_again_when_it_is_back(base: Path) -
     with two_places() as (volume, place), ExitStack() as mounted:
         mounted.enter_context(bind_mount(volume, place))
         with service(base, place) as running:
-            running.until_phase(place, Phase.IDLE)
+            running.until_phase(place, VolumePhase.IDLE)
             mounted.close()
-            running.until_phase(place, Phase.GONE)
+            running.until_phase(place, VolumePhase.GONE)
             identifier = orphan_in(volume, options=EXPIRED).id
             with bind_mount(volume, place):
                 running.until(lambda: identifier not in ids(volume))
@@ -84,7 +84,7 @@ def test_volume_that_is_mounted_later_is_served(base: Path) -> None:
     with two_places() as (volume, place):
         orphan_in(volume, options=EXPIRED)
         with service(base, place) as running:
-            running.until_phase(place, Phase.GONE)
+            running.until_phase(place, VolumePhase.GONE)
             with bind_mount(volume, place):
                 running.until(lambda: not ids(volume))
 
@@ -110,7 +110,7 @@ def test_another_volume_at_its_place_is_another_one(base: Path) -> None:
         mounted.enter_context(bind_mount(volume, place))
         kept = {orphan_in(volume).id, orphan_in(other).id}
         with service(base, place) as running:
-            before = running.until_phase(place, Phase.IDLE)
+            before = running.until_phase(place, VolumePhase.IDLE)
             mounted.close()
             with bind_mount(other, place):
                 outwait(running, other)
@@ -143,7 +143,7 @@ def test_volume_mounted_over_itself_before_the_service_is_served_by_its_backing(
         assert our_mount(bench / "source") is not None
         with service(base, bench / "source") as running:
             running.until(lambda: running.volume(bench / "source").n_reaped)
-            running.until_phase(bench / "source", Phase.IDLE)
+            running.until_phase(bench / "source", VolumePhase.IDLE)
             running.stop()
         assert_silent(bench / "source")
 
@@ -153,11 +153,11 @@ def test_volume_mounted_over_itself_while_it_is_served_goes_on_being_served(base
     with workbench() as bench:
         init(bench / "source")
         with service(base, bench / "source") as running:
-            running.until_phase(bench / "source", Phase.IDLE)
+            running.until_phase(bench / "source", VolumePhase.IDLE)
             mount(bench / "source")
             orphan_in(bench / "source", "due", EXPIRED)
             running.until(lambda: running.volume(bench / "source").n_reaped)
-            running.until_phase(bench / "source", Phase.IDLE)
+            running.until_phase(bench / "source", VolumePhase.IDLE)
             running.stop()
         assert_silent(bench / "source")
 
@@ -178,13 +178,13 @@ def test_volume_whose_mount_lost_its_daemon_is_not_served_by_another_name(base: 
             identifier = orphan_in(source, "kept").id
             running.until(lambda: running.volume(shown).n_orphans == 1)
             kill_daemon(shown)
-            running.until_phase(shown, Phase.GONE)
+            running.until_phase(shown, VolumePhase.GONE)
             with tmpfs_store() as other:  # when it is served, all have been looked at
                 orphan_in(other, "due", EXPIRED)
                 running.until(lambda: not ids(other))
             assert identifier in ids(backing_of(shown))
             mount("--replace", *places_of)
-            running.until_phase(shown, Phase.IDLE)
+            running.until_phase(shown, VolumePhase.IDLE)
             assert identifier in ids(shown)
             running.stop()
         assert_silent(shown)
@@ -203,7 +203,7 @@ def test_volume_whose_mount_is_being_replaced_is_not_served_by_another_name(base
             identifier = orphan_in(source, "kept").id
             running.until(lambda: running.volume(shown).n_orphans == 1)
             kill_daemon(shown)
-            running.until_phase(shown, Phase.GONE)
+            running.until_phase(shown, VolumePhase.GONE)
             with claimed(os.fsencode(shown)):
                 assert not unmount(shown), "it was busy"
                 with tmpfs_store() as other:  # when it is served, all have been looked at
@@ -216,11 +216,11 @@ def test_volume_whose_mount_is_being_replaced_is_not_served_by_another_name(base
 
 def test_volume_of_another_reaper_is_left_to_it_and_taken_over_when_it_lets_go(base: Path, volume: Path) -> None:
     with service(base, volume) as running:
-        running.until_phase(volume, Phase.IDLE)
+        running.until_phase(volume, VolumePhase.IDLE)
         with (volume / ".trashd/reaper.lock").open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             first = orphan_in(volume, "first", EXPIRED).id
-            running.until_phase(volume, Phase.ELSEWHERE)
+            running.until_phase(volume, VolumePhase.ELSEWHERE)
             assert ids(volume) == {first}
         orphan_in(volume, "second", EXPIRED)
         running.until(lambda: not ids(volume))
@@ -234,7 +234,7 @@ def test_volume_with_another_id_in_the_middle_is_left_alone(base: Path) -> None:
         with running.held():
             swapped = orphan_in(volume, "due", EXPIRED)
             file.write_text(json.dumps({**json.loads(text), "id": "0" * 32}))
-        running.until_phase(volume, Phase.BROKEN)
+        running.until_phase(volume, VolumePhase.BROKEN)
         assert (tree_of(swapped) / "a").exists()
         file.write_text(text)
         running.reload()
@@ -249,7 +249,7 @@ def test_store_whose_volume_json_is_removed_is_left_alone(base: Path, volume: Pa
             outwait(running, volume)
             aside = (volume / ".trashd/volume.json").rename(volume / "aside")
             fcntl.flock(record, fcntl.LOCK_UN)
-            running.until_phase(volume, Phase.GONE)
+            running.until_phase(volume, VolumePhase.GONE)
             assert (tree / "a").exists()
             aside.rename(volume / ".trashd/volume.json")
             running.reload()

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from fusefs.core.errors import TrashdError
-from fusefs.core.service_status import Fault, Status, VolumeStatus
+from fusefs.core.service_status import Status, StatusFault, VolumeStatus
 from fusefs.linux.boot_id import boot_id
 from fusefs.service.status_file import FILE, read_status, write_status
 
@@ -121,7 +121,7 @@ def test_what_another_version_wrote_is_an_error_that_says_so(tmp_path: Path) -> 
 
 
 def test_a_status_of_many_volumes_is_small(tmp_path: Path) -> None:
-    faults = tuple(Fault(1, "x" * 200) for _ in range(10))
+    faults = tuple(StatusFault(1, "x" * 200) for _ in range(10))
     volumes = tuple(VolumeStatus(path=f"/volumes/{n}", faults=faults) for n in range(50))
     write_status(os.fsencode(tmp_path), msgspec.structs.replace(SOME, volumes=volumes))
     assert (tmp_path / os.fsdecode(FILE)).stat().st_size < 300_000

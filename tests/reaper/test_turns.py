@@ -7,11 +7,11 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.service.fair_turns import Turns
+from fusefs.service.fair_turns import FairTurns
 
 
 def test_two_who_always_want_share_evenly() -> None:
-    turns, had = Turns(), Counter[int]()
+    turns, had = FairTurns(), Counter[int]()
     for _ in range(100):
         uid = turns.next([1000, 1001])
         had[uid] += 1
@@ -20,14 +20,14 @@ def test_two_who_always_want_share_evenly() -> None:
 
 
 def test_whoever_comes_anew_is_next() -> None:
-    turns = Turns()
+    turns = FairTurns()
     for _ in range(1000):
         turns.charge(turns.next([1000]), 1.0)
     assert turns.next([1000, 1001]) == 1001
 
 
 def test_nobody_saves_up_time_by_staying_away() -> None:
-    turns = Turns()
+    turns = FairTurns()
     turns.charge(turns.next([1000, 1001]), 1.0)
     turns.charge(turns.next([1000, 1001]), 1.0)
     for _ in range(100):
@@ -42,7 +42,7 @@ def test_nobody_saves_up_time_by_staying_away() -> None:
 
 @given(st.lists(st.sets(st.integers(0, 4), min_size=1), min_size=1, max_size=200))
 def test_of_equal_turns_nobody_who_wants_is_passed_over_by_the_same_one_twice(wanting: list[set[int]]) -> None:
-    turns, since = Turns(), Counter[int]()
+    turns, since = FairTurns(), Counter[int]()
     for others in wanting:
         uid = turns.next([99, *others])
         if uid == 99:
@@ -55,7 +55,7 @@ def test_of_equal_turns_nobody_who_wants_is_passed_over_by_the_same_one_twice(wa
 
 def test_who_is_many_users_has_one_persons_share_and_each_of_them_some_of_it() -> None:
     many = range(100_000, 100_100)
-    turns, had = Turns(lambda uid: 1002 if uid >= 100_000 else uid), Counter[int]()
+    turns, had = FairTurns(lambda uid: 1002 if uid >= 100_000 else uid), Counter[int]()
     for _ in range(400):
         uid = turns.next([*many, 1001])
         had[uid] += 1
@@ -65,7 +65,7 @@ def test_who_is_many_users_has_one_persons_share_and_each_of_them_some_of_it() -
 
 
 def test_who_comes_anew_waits_for_one_turn_of_who_is_many_users() -> None:
-    turns = Turns(lambda uid: 1002 if uid < 200_000 else uid)
+    turns = FairTurns(lambda uid: 1002 if uid < 200_000 else uid)
     for _ in range(3):
         turns.charge(turns.next(range(100_000, 100_100)), 1.0)
     assert turns.next([*range(100_000, 100_100), 200_001]) == 200_001

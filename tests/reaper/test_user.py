@@ -19,16 +19,28 @@ from fusefs.core.policy import VolumePolicy
 from fusefs.core.record import Method
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.service.child_answers import Intake
-from fusefs.service.due_queue import Chosen
+from fusefs.service.child_answers import ChildAnswers
+from fusefs.service.due_queue import DueContainer
 from fusefs.service.forker import Forker
-from fusefs.service.inotify_watches import Watcher
-from fusefs.service.messages import Answer, Done, Ended, Look, Measure, Order, Page, Reap, Seen, Tend, Tended
-from fusefs.service.open_volume import Opened
-from fusefs.service.shared_context import Context, boot_s
-from fusefs.service.user_state import Part, User
-from fusefs.service.volume_figures import Room, Tally
-from fusefs.store.backing_and_mount import Sides
+from fusefs.service.inotify_watches import InotifyWatches
+from fusefs.service.messages import (
+    Answer,
+    Measure,
+    Order,
+    OrderDone,
+    OrphanEnded,
+    Page,
+    ReadRecords,
+    Reap,
+    SeenContainer,
+    Tend,
+    Tended,
+)
+from fusefs.service.open_volume import OpenVolume
+from fusefs.service.shared_context import ServiceContext, boot_s
+from fusefs.service.user_state import FolderPart, UserState
+from fusefs.service.volume_figures import SpaceTrend, WorkTotals
+from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.layout import Areas, Store, Volume
 
 UID, BASE = 1000, b"/volume"
@@ -38,37 +50,37 @@ WHICH = st.integers(0, 100)
 HOUR_S = 3600.0
 
 
-def new_user(most: int = MOST) -> User:
+def new_user(most: int = MOST) -> UserState:
     """A user of whom nothing is known yet."""
-    return User(UID, BASE, lambda: most, 0)
+    return UserState(UID, BASE, lambda: most, 0)
 
 
-def part_of(user: User) -> Part:
+def part_of(user: UserState) -> FolderPart:
     """His folder in the one store that he has."""
     return user.parts[BASE]
 
 
-def new_intake() -> Intake:
+def new_intake() -> ChildAnswers:
     """It takes in answers for the usual rules; no child is asked for, and no fd used."""
     nowhere = Fd(-1)
-    store = Store(Kernel(), Sides(nowhere), BASE, nowhere, Areas(), Volume(VolumeId("0" * 32), True, 0), 0)
+    store = Store(Kernel(), BackingAndMount(nowhere), BASE, nowhere, Areas(), Volume(VolumeId("0" * 32), True, 0), 0)
     nobody, clock = cast(Forker, None), started(time.time_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME))
-    with Watcher() as watcher:
-        context = Context(
+    with InotifyWatches() as watcher:
+        context = ServiceContext(
             Kernel(), nobody, watcher, read_config([]), clock, 0, lambda _: None, lambda: None, lambda _: None
         )
-    opened = Opened(store, "", nowhere, None, ExitStack())
-    return Intake(context, opened, VolumePolicy(BASE), Tally(), Room(), lambda: None)
+    opened = OpenVolume(store, "", nowhere, None, ExitStack())
+    return ChildAnswers(context, opened, VolumePolicy(BASE), WorkTotals(), SpaceTrend(), lambda: None)
 
 
-def looked_at(user: User, *identifiers: str, at_s: float = 0.0) -> None:
+def looked_at(user: UserState, *identifiers: str, at_s: float = 0.0) -> None:
     """He was tended and looked at, and has these, due then."""
     assert user.next_order(0.0) == Tend()
     look = user.next_order(0.0)
-    assert isinstance(look, Look)
+    assert isinstance(look, ReadRecords)
     assert (look.base, look.after, look.ids) == (BASE, "", None)
     for identifier in identifiers:
-        part_of(user).schedule(Chosen(identifier, 0), at_s)
+        part_of(user).schedule(DueContainer(identifier, 0), at_s)
     part_of(user).looked("", 0.0, 0)
 
 
@@ -85,14 +97,14 @@ def test_what_is_due_is_ordered_at_its_time_and_not_before() -> None:
     looked_at(user, "a", at_s=10.0)
     assert user.next_at_s() == 10.0
     assert user.next_order(9.0) is None
-    assert user.next_order(10.0) == Reap(BASE, [Chosen("a", 0)])
+    assert user.next_order(10.0) == Reap(BASE, [DueContainer("a", 0)])
 
 
 def test_what_falls_in_is_looked_at_before_anything_else_is_reaped() -> None:
     user = new_user()
     looked_at(user, "a")
     part_of(user).fresh.add("b")
-    assert user.next_order(1.0) == Look(BASE, ids=["b"])
+    assert user.next_order(1.0) == ReadRecords(BASE, ids=["b"])
 
 
 def test_order_that_a_child_did_not_live_to_carry_out_is_given_again() -> None:
@@ -238,11 +250,11 @@ class Machine(RuleBasedStateMachine):
         match order:
             case Tend():
                 yield Tended([BASE], [])
-            case Look(ids=None):
+            case ReadRecords(ids=None):
                 names = sorted(name for name in self.there if name > order.after)
                 last = names[PAGE - 1] if len(names) > PAGE else ""
                 yield Page(BASE, [self.seen(name) for name in names[:PAGE]], last, len(self.there), 0)
-            case Look():
+            case ReadRecords():
                 names = [name for name in order.ids or () if name in self.there]
                 yield Page(BASE, [self.seen(name) for name in names], "", len(self.there), 0)
             case Reap():
@@ -250,35 +262,37 @@ class Machine(RuleBasedStateMachine):
                     yield self.reap(chosen, is_parked=is_parked)
                     if is_parked:
                         break
-                yield Done()
+                yield OrderDone()
             case Measure():
-                yield Done()
+                yield OrderDone()
 
-    def seen(self, identifier: str) -> Seen:
+    def seen(self, identifier: str) -> SeenContainer:
         """A container as its record describes it."""
         is_claimed = identifier in self.claimed
         # Far enough from each other that the clock does not tell who is first.
         created_ns = time.time_ns() - (OLDEST_S - 10 * int(identifier[2:])) * 10**9
-        return Seen(identifier, is_claimed, created_ns, self.there[identifier], b"/volume/job", Method.EXCHANGE)
+        return SeenContainer(
+            identifier, is_claimed, created_ns, self.there[identifier], b"/volume/job", Method.EXCHANGE
+        )
 
-    def reap(self, chosen: Chosen, *, is_parked: bool) -> Ended:
+    def reap(self, chosen: DueContainer, *, is_parked: bool) -> OrphanEnded:
         """Reap one, as far as it may be had."""
         if chosen.id not in self.there:
-            return Ended(chosen.id, lost="gone")
+            return OrphanEnded(chosen.id, lost="gone")
         if chosen.id in self.held:
-            return Ended(chosen.id, lost="busy")
+            return OrphanEnded(chosen.id, lost="busy")
         if chosen.id not in self.claimed:
             retention_s = self.there[chosen.id]
             if retention_s != chosen.retention_s:
-                return Ended(chosen.id, lost="changed")
+                return OrphanEnded(chosen.id, lost="changed")
             assert retention_s is not None, "it is pinned"
             assert retention_s == 0 or self.ahead_s > 0, "it is not due"
         if is_parked:
             self.claimed.add(chosen.id)
-            return Ended(chosen.id, stopped=True)
+            return OrphanEnded(chosen.id, stopped=True)
         del self.there[chosen.id]
         self.claimed.discard(chosen.id)
-        return Ended(chosen.id, n_removed=1)
+        return OrphanEnded(chosen.id, n_removed=1)
 
     def teardown(self) -> None:
         """In the end nobody holds anything, all that ever was wrong is well, and time passes."""

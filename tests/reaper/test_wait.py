@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 import pytest
 
-from fusefs.core.freed_space import Kind, Survey, Waited, tolerance_bytes
+from fusefs.core.freed_space import SpaceKeeper, Survey, Waited, tolerance_bytes
 from fusefs.core.names import ContainerId
 from fusefs.core.space_goal import ALL
 from fusefs.engine.count_tree import survey
 from fusefs.linux.kernel import XFS_MAGIC, Kernel
-from fusefs.waiting.wait_for_space import Gauge, wait_for_goal
+from fusefs.waiting.wait_for_space import FreeSpaceGauge, wait_for_goal
 from tests.support.filesystem_params import ALL_FILESYSTEMS
 from tests.support.orphans import OTHER
 from tests.support.silent import silent_fuse
@@ -63,7 +63,7 @@ class Gone(NamedTuple):
             return wait_for_goal(
                 kernel,
                 fd,
-                Gauge(kernel, fd, before_bytes=self.before_bytes),
+                FreeSpaceGauge(kernel, fd, before_bytes=self.before_bytes),
                 ALL,
                 self.survey,
                 left_bytes=left_bytes,
@@ -135,7 +135,7 @@ def test_who_has_a_deleted_file_open_is_named_with_its_bytes(fs_type: str) -> No
             gone = reap_counted(volume, job)
             waited = gone.wait(volume)
             (reason,) = waited.reasons
-            assert (reason.kind, reason.n_bytes, waited.is_complete) == (Kind.OPEN, SIZE, False)
+            assert (reason.kind, reason.n_bytes, waited.is_complete) == (SpaceKeeper.OPEN, SIZE, False)
             assert f"(pid {process.pid}) has a deleted file open: " in reason.detail
             assert reason.detail.endswith(f"{gone.id}/tree/held")
             assert gone.wait(volume, patience_s=0).reasons == waited.reasons
@@ -192,7 +192,7 @@ def test_a_file_that_is_only_mapped_is_found_too(fs_type: str, uid: int) -> None
             gone = reap_counted(volume, job)
             waited = as_user(uid, partial(gone.wait, volume)) if uid else gone.wait(volume)
             (reason,) = waited.reasons
-            assert (reason.kind, reason.n_bytes) == (Kind.OPEN, SIZE)
+            assert (reason.kind, reason.n_bytes) == (SpaceKeeper.OPEN, SIZE)
             assert f"(pid {pid})" in reason.detail
 
 
@@ -203,7 +203,7 @@ def test_a_user_is_told_that_root_would_see_more() -> None:
             gone = reap_counted(volume, job)
             waited = as_user(OTHER, partial(gone.wait, volume, patience_s=0))
     (reason,) = waited.reasons
-    assert reason.kind is Kind.UNKNOWN
+    assert reason.kind is SpaceKeeper.UNKNOWN
     assert is_about(reason.n_bytes, SIZE, gone.survey.n_bytes)
     assert "root would see" in reason.detail
 
@@ -215,7 +215,7 @@ def test_deleted_files_that_were_none_of_the_tree_are_not_blamed() -> None:
         sync(volume)
         waited = gone.wait(volume, patience_s=0)
     (reason,) = waited.reasons
-    assert reason.kind is Kind.UNKNOWN
+    assert reason.kind is SpaceKeeper.UNKNOWN
     assert is_about(reason.n_bytes, SIZE, gone.survey.n_bytes)
     assert "others wrote" in reason.detail
 
@@ -242,7 +242,7 @@ def test_a_mount_that_never_answers_holds_nobody_who_looks_for_holders() -> None
                 waited = gone.wait(volume, patience_s=0)
             finally:
                 os.close(fd)
-    assert [reason.kind for reason in waited.reasons] == [Kind.UNKNOWN]
+    assert [reason.kind for reason in waited.reasons] == [SpaceKeeper.UNKNOWN]
 
 
 def test_a_hard_link_outside_is_a_reason() -> None:
@@ -250,7 +250,7 @@ def test_a_hard_link_outside_is_a_reason() -> None:
         job = make_job(volume)
         os.link(job / "held", volume / "outside")
         waited = reap_counted(volume, job).wait(volume)
-        assert [(reason.kind, reason.n_bytes) for reason in waited.reasons] == [(Kind.LINKS, SIZE)]
+        assert [(reason.kind, reason.n_bytes) for reason in waited.reasons] == [(SpaceKeeper.LINKS, SIZE)]
         assert not waited.is_complete
 
 
@@ -261,7 +261,7 @@ def test_a_snapshot_is_a_reason() -> None:
         subprocess.run(["btrfs", "subvolume", "snapshot", volume, volume / "snapshot"], check=True, capture_output=True)
         gone = reap_counted(volume, job)
         waited = gone.wait(volume, patience_s=0)
-        assert [reason.kind for reason in waited.reasons] == [Kind.SHARED]
+        assert [reason.kind for reason in waited.reasons] == [SpaceKeeper.SHARED]
         assert is_about(waited.reasons[0].n_bytes, gone.survey.n_bytes, gone.survey.n_bytes)
 
 
@@ -287,7 +287,7 @@ def test_a_reflink_is_a_reason() -> None:
         assert gone.survey.shared_bytes == SIZE
         flush_deferred(volume)
         (reason,) = gone.wait(volume, patience_s=0).reasons
-        assert reason.kind is Kind.SHARED
+        assert reason.kind is SpaceKeeper.SHARED
         assert is_about(reason.n_bytes, SIZE, gone.survey.n_bytes)
 
 
@@ -300,7 +300,7 @@ def test_files_that_share_only_with_each_other_come_back_whole() -> None:
         assert gone.survey.shared_bytes == 2 * SIZE
         flush_deferred(volume)
         (reason,) = gone.wait(volume, patience_s=0).reasons  # counted twice, and nobody can tell
-        assert reason.kind is Kind.SHARED
+        assert reason.kind is SpaceKeeper.SHARED
         assert is_about(reason.n_bytes, SIZE, gone.survey.n_bytes)
 
 
@@ -313,7 +313,7 @@ def test_what_lies_in_quarantine_is_a_reason() -> None:
             left = survey(kernel, fd)
         (reason,) = gone.wait(volume, left.n_bytes).reasons
         set_flags(container / "tree/held", IMMUTABLE, on=False)
-        assert (reason.kind, reason.n_bytes) == (Kind.LEFT, left.n_bytes)
+        assert (reason.kind, reason.n_bytes) == (SpaceKeeper.LEFT, left.n_bytes)
         assert left.n_bytes >= SIZE
 
 
@@ -342,7 +342,7 @@ class Volume(Kernel):
             return wait_for_goal(
                 self,
                 fd,
-                Gauge(self, fd, before_bytes=100 * MIB, clock=lambda: self.now_s),
+                FreeSpaceGauge(self, fd, before_bytes=100 * MIB, clock=lambda: self.now_s),
                 ALL,
                 Survey(1, 64 * MIB, 0, 0, 0, False),
                 containers=[ContainerId("nobody-has-this-id")],
@@ -371,7 +371,7 @@ def test_it_gives_up_when_nothing_has_come_for_as_long_as_its_patience() -> None
     volume = Volume(110, 120, 120)
     waited = volume.wait()
     assert (waited.came_bytes, waited.is_complete) == (20 * MIB, False)
-    assert [(reason.kind, reason.n_bytes) for reason in waited.reasons] == [(Kind.UNKNOWN, 44 * MIB)]
+    assert [(reason.kind, reason.n_bytes) for reason in waited.reasons] == [(SpaceKeeper.UNKNOWN, 44 * MIB)]
     assert 30 <= volume.now_s < 35
     assert volume.calls.count("syncfs") < 25
 

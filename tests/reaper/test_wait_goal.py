@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from fusefs.core.freed_space import Kind, Reason, Survey
+from fusefs.core.freed_space import SpaceKeeper, SpaceKept, Survey
 from fusefs.core.names import ContainerId
-from fusefs.core.space_goal import Goal, Met, parse_goal
+from fusefs.core.space_goal import GoalReached, SpaceGoal, parse_goal
 from fusefs.linux.kernel import Kernel
-from fusefs.waiting.wait_for_space import Gauge, wait_for_goal
+from fusefs.waiting.wait_for_space import FreeSpaceGauge, wait_for_goal
 
 MIB = 1 << 20
 TREE = Survey(1000, 64 * MIB, 0, 0, 0, False)
@@ -38,13 +38,13 @@ class Volume(Kernel):
     def pause(self, seconds: float) -> None:
         self.now_s += seconds
 
-    def wait(self, goal: str | Goal, known: Sequence[Reason] = ()) -> Met:
+    def wait(self, goal: str | SpaceGoal, known: Sequence[SpaceKept] = ()) -> GoalReached:
         with self.open_path(b"/dev/shm") as fd:
             return wait_for_goal(
                 self,
                 fd,
-                Gauge(self, fd, clock=lambda: self.now_s),
-                goal if isinstance(goal, Goal) else parse_goal(goal),
+                FreeSpaceGauge(self, fd, clock=lambda: self.now_s),
+                goal if isinstance(goal, SpaceGoal) else parse_goal(goal),
                 TREE,
                 known=known,
                 containers=[ContainerId("nobody-has-this-id")],
@@ -90,7 +90,7 @@ def test_what_nobody_counts_is_not_told() -> None:
 
 def test_what_is_known_to_keep_space_is_a_reason_and_not_waited_for() -> None:
     volume = Volume([100, 110])
-    left = Reason(Kind.LEFT, 54 * MIB, "in quarantine")
+    left = SpaceKept(SpaceKeeper.LEFT, 54 * MIB, "in quarantine")
     met = volume.wait("50%", [left])
     assert (met.is_reached, met.waited.reasons) == (False, (left,))
     assert volume.now_s < 5
@@ -99,5 +99,5 @@ def test_what_is_known_to_keep_space_is_a_reason_and_not_waited_for() -> None:
 def test_a_part_that_does_not_come_has_the_reasons_of_the_whole() -> None:
     volume = Volume([100, 110])
     met = volume.wait("50%")
-    assert [(reason.kind, reason.n_bytes) for reason in met.waited.reasons] == [(Kind.UNKNOWN, 54 * MIB)]
+    assert [(reason.kind, reason.n_bytes) for reason in met.waited.reasons] == [(SpaceKeeper.UNKNOWN, 54 * MIB)]
     assert 30 <= volume.now_s < 35

@@ -16,13 +16,13 @@ from click.shell_completion import BashComplete
 import fusefs
 from fusefs.cli.group import trashd
 from fusefs.core.errors import TrashdError
-from fusefs.core.events import Event, Kind, describe, encode, variables
-from fusefs.core.mount_counters import Seen, Table, decode
+from fusefs.core.events import Event, EventKind, describe, encode, variables
+from fusefs.core.mount_counters import CounterTable, SeenMount, decode
 from fusefs.core.mount_counters import encode as encode_stats
 from fusefs.core.service_status import Status, VolumeStatus
 from fusefs.mount.mount_metrics import prometheus_text
-from fusefs.service.hooks import Tally
-from fusefs.service.prometheus import Metrics
+from fusefs.service.hooks import HookCounts
+from fusefs.service.prometheus import PrometheusMetrics
 
 _WIDTH = 80
 
@@ -70,27 +70,27 @@ def metrics() -> str:
         oldest_overdue_s=7.0, free_bytes=10, total_bytes=100, free_inodes=4, total_inodes=8,
     )  # fmt: skip
     own = VolumeStatus(path="/h", owner=1000, n_orphans=2, n_due=1, freed_bytes=5)
-    of_service = Metrics()
-    for kind in Kind:
+    of_service = PrometheusMetrics()
+    for kind in EventKind:
         of_service(Event(kind, 0, b"/v", 1000))
-    of_service(Event(Kind.REAPED, 0, b"/h", 1000), is_own=True)
+    of_service(Event(EventKind.REAPED, 0, b"/h", 1000), is_own=True)
     of_service.publish(
-        Status(version="1", pid=2, boot_id="b", started_ns=3, updated_ns=4, volumes=(known, own)), Tally()
+        Status(version="1", pid=2, boot_id="b", started_ns=3, updated_ns=4, volumes=(known, own)), HookCounts()
     )
     lines = [
         f"{family.name} {family.type} {family.unit} {family.documentation}\n"
         + "".join(f"  {sample.name} {sample.labels} {sample.value}\n" for sample in family.samples)
         for family in of_service.collect()
     ]
-    blank = bytearray(encode_stats(Table(version="1", pid=2, started_ns=3)))
+    blank = bytearray(encode_stats(CounterTable(version="1", pid=2, started_ns=3)))
     blank[-8:] = (1).to_bytes(8, "little")
-    return "".join(lines) + prometheus_text([Seen(b"/mnt", b"/src", decode(blank), is_running=True)])
+    return "".join(lines) + prometheus_text([SeenMount(b"/mnt", b"/src", decode(blank), is_running=True)])
 
 
 def events() -> str:
     """The audit log's lines, the log's own, and a hook's variables with the journal's fields, of each kind of event."""
     lines = []
-    for kind in Kind:
+    for kind in EventKind:
         known = Event(
             kind, 1_700_000_000_123_456_789, b"/v\xff", 1000, "an-id", b"/v/job\n", 12345, 1 << 30, 2.5, "why"
         )

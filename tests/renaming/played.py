@@ -20,7 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from fusefs.cli import main, mount_helper
-from fusefs.core.service_status import Current, Fault, Phase, Status, VolumeStatus
+from fusefs.core.service_status import CurrentReap, Status, StatusFault, VolumePhase, VolumeStatus
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME
 from fusefs.service.status_file import write_status
 from tests.renaming.scripts import FILES, FOR_USER, SCENE, WRONG, WRONG_MOUNTS
@@ -216,14 +216,14 @@ def _plant(where: str) -> None:
 def _tell_status() -> None:
     os.makedirs(SYSTEM_RUNTIME, 0o755, exist_ok=True)
     volume = VolumeStatus(
-        path="/run/played/v", id="f" * 32, filesystem="tmpfs", phase=Phase.REAPING, why="a reason",
+        path="/run/played/v", id="f" * 32, filesystem="tmpfs", phase=VolumePhase.REAPING, why="a reason",
         n_users=2, n_orphans=5, n_due=3, n_quarantined=1, entries_per_s=1000.0, bytes_per_s=1e6,
         tempo_entries_per_s=500, io=0.25, memory=0.0, cpu=0.5, probe_ms=2.0, unlink_us=20.0, eta_s=60.0,
         oldest_overdue_s=7.0, free_bytes=10 << 30, total_bytes=100 << 30, free_inodes=4, total_inodes=8,
         free_trend_bytes_per_s=-5e6, removed_entries=1000, freed_bytes=4096, n_reaped=9,
-        current=(Current(1000, "abcdef", 77),), faults=(Fault(10**18, "a fault"),),
+        current=(CurrentReap(1000, "abcdef", 77),), faults=(StatusFault(10**18, "a fault"),),
     )  # fmt: skip
-    quiet = [VolumeStatus(path=f"/{phase.value}", phase=phase) for phase in Phase]
+    quiet = [VolumeStatus(path=f"/{phase.value}", phase=phase) for phase in VolumePhase]
     volumes = (volume, *quiet, VolumeStatus(path="/home/x", owner=1000, n_orphans=1))
     status = Status(
         version="0.1", pid=1 << 22, boot_id="b", started_ns=10**18, updated_ns=10**18 + 10**9,

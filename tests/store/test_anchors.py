@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux.kernel import Kernel
-from fusefs.store.backing_and_mount import Sides
+from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.deep_path import DeepOpener, DeepOpeners
 from tests.support.paths import PathBytes
 from tests.support.tree import deep_chain, remove_tree_hard
@@ -31,9 +31,9 @@ def chain(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def root(chain: Path) -> Iterator[Sides]:
+def root(chain: Path) -> Iterator[BackingAndMount]:
     with Kernel().open_path(bytes(chain)) as fd:
-        yield Sides(fd)
+        yield BackingAndMount(fd)
 
 
 def inode(kernel: Kernel, anchors: DeepOpener, path: bytes) -> int:
@@ -41,7 +41,7 @@ def inode(kernel: Kernel, anchors: DeepOpener, path: bytes) -> int:
         return kernel.fstat(sides.fd).st_ino
 
 
-def test_each_path_leads_to_its_directory_in_whatever_order(root: Sides) -> None:
+def test_each_path_leads_to_its_directory_in_whatever_order(root: BackingAndMount) -> None:
     kernel, levels = Kernel(), [random.randrange(N_LEVELS + 1) for _ in range(200)]
     with DeepOpener(kernel, root) as anchors:
         for level in levels:
@@ -50,7 +50,7 @@ def test_each_path_leads_to_its_directory_in_whatever_order(root: Sides) -> None
 
 
 @pytest.mark.parametrize("step", [1, -1], ids=["down", "up"])
-def test_way_along_a_chain_is_as_long_as_the_chain(root: Sides, step: int) -> None:
+def test_way_along_a_chain_is_as_long_as_the_chain(root: BackingAndMount, step: int) -> None:
     def length(n_levels: int) -> int:
         kernel = PathBytes()
         with DeepOpener(kernel, root) as anchors:
@@ -65,14 +65,14 @@ def test_few_fds_are_open_however_deep_it_is(tmp_path: Path) -> None:
     chain = deep_chain(tmp_path / "deeper", 3000, NAME)
     n_before = len(os.listdir("/proc/self/fd"))
     with Kernel().open_path(bytes(chain)) as fd, DeepOpeners(Kernel()) as ways:
-        ways.into(Sides(fd)).beneath(at(3000)).__exit__()
+        ways.into(BackingAndMount(fd)).beneath(at(3000)).__exit__()
         n_open = len(os.listdir("/proc/self/fd")) - n_before
     assert n_open < 40
     assert len(os.listdir("/proc/self/fd")) == n_before
     remove_tree_hard(chain)
 
 
-def test_what_was_moved_is_noticed_before_long(tmp_path: Path, chain: Path, root: Sides) -> None:
+def test_what_was_moved_is_noticed_before_long(tmp_path: Path, chain: Path, root: BackingAndMount) -> None:
     path = at(N_LEVELS)
 
     def open_often() -> None:
@@ -91,7 +91,9 @@ def test_what_was_moved_is_noticed_before_long(tmp_path: Path, chain: Path, root
     ("path", "number"),
     [(b"link/" + at(99), errno.ELOOP), (at(100) + b"/link", errno.ENOTDIR), (at(100) + b"/.." * 400, errno.EXDEV)],
 )
-def test_neither_links_nor_what_is_above_lie_beneath(chain: Path, root: Sides, path: bytes, number: int) -> None:
+def test_neither_links_nor_what_is_above_lie_beneath(
+    chain: Path, root: BackingAndMount, path: bytes, number: int
+) -> None:
     (chain / "link").symlink_to(os.fsdecode(NAME))
     with Kernel().open_beneath(root.fd, at(100)) as deep:
         os.symlink(".", "link", dir_fd=deep)

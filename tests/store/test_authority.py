@@ -12,7 +12,7 @@ import pytest
 from fusefs.core.errors import NotFound, NotPermitted, TrashdError
 from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
-from fusefs.store.stage import Options
+from fusefs.store.stage import SwapOptions
 from fusefs.store.swap_for_owner import swap_for_owner
 from tests.support.store import (
     assert_silent,
@@ -235,7 +235,7 @@ def test_a_foreign_directory_in_ones_own_is_refused_as_the_kernel_meant_it(volum
 
 def test_the_owner_gets_the_orphan_and_restores_it_himself(volume: Path) -> None:
     make_tree(volume / "home", Dir({"results": "hers"}, owner=(ALICE, NOGROUP)))
-    swapped = swap_for_owner(Kernel(), raw(volume / "home"), Options())
+    swapped = swap_for_owner(Kernel(), raw(volume / "home"), SwapOptions())
     assert os.listdir(volume / "home") == []
     assert (volume / "home").stat().st_uid == ALICE
     [entry] = as_user(ALICE, lambda: entries(volume))
@@ -248,7 +248,7 @@ def test_the_owner_gets_the_orphan_and_restores_it_himself(volume: Path) -> None
 
 def test_the_owner_restores_the_whole_where_he_may_write(volume: Path) -> None:
     make_tree(volume / "alice" / "job", Dir({"results": "hers"}, mode=0o555, owner=(ALICE, NOGROUP)))
-    swapped = swap_for_owner(Kernel(), raw(volume / "alice" / "job"), Options())
+    swapped = swap_for_owner(Kernel(), raw(volume / "alice" / "job"), SwapOptions())
     as_user(ALICE, lambda: restore(volume, swapped.id), gid=NOGROUP)
     assert (volume / "alice" / "job" / "results").read_text() == "hers"
     assert (volume / "alice" / "job").stat().st_mode & 0o7777 == 0o555
@@ -259,7 +259,7 @@ def test_an_owner_finds_what_went_into_the_store_of_a_bind_mount_for_him(volume:
     make_tree(volume / "shared", {"job": Dir({"results": "hers"}, owner=(ALICE, NOGROUP))})
     with bind_mount(volume / "shared", volume / "shared"):
         # Its own mount: the store is made in it, as high as the name's mount goes.
-        swapped = swap_for_owner(Kernel(), raw(volume / "shared" / "job"), Options())
+        swapped = swap_for_owner(Kernel(), raw(volume / "shared" / "job"), SwapOptions())
         assert swapped.id in [entry.id for entry in as_user(ALICE, lambda: entries(volume / "shared"))]
         as_user(ALICE, lambda: restore(volume / "shared", swapped.id, inside=b"results"), gid=NOGROUP)
         assert (volume / "shared" / "job" / "results").read_text() == "hers"
@@ -268,7 +268,7 @@ def test_an_owner_finds_what_went_into_the_store_of_a_bind_mount_for_him(volume:
 
 def test_a_directory_of_a_group_that_its_owner_is_not_in_is_given_to_him_alike(volume: Path) -> None:
     make_tree(volume / "home", Dir({"results": "hers"}, mode=0o2750, owner=(ALICE, 4242)))
-    swapped = swap_for_owner(Kernel(), raw(volume / "home"), Options())
+    swapped = swap_for_owner(Kernel(), raw(volume / "home"), SwapOptions())
     for path in (volume / "home", place(volume, swapped.id) / "tree"):
         st = path.stat()
         assert (st.st_uid, st.st_gid, st.st_mode & 0o7777) == (ALICE, 4242, 0o2750)

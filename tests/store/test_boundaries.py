@@ -20,7 +20,7 @@ from fusefs.core.errors import (
 )
 from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
-from fusefs.store.stage import Options
+from fusefs.store.stage import SwapOptions
 from fusefs.store.swap_path import swap_path
 from tests.support.namespaces import tmpfs_elsewhere
 from tests.support.store import (
@@ -115,7 +115,7 @@ def test_a_mount_point_itself_is_refused(volume: Path, verb: Callable[[Path], ob
 @pytest.mark.parametrize("path", [b"/", b"//", b"/.", b"/..", b"/../.."])
 def test_the_root_is_refused(path: bytes) -> None:
     with pytest.raises(Refused):
-        swap_path(Kernel(), path, Options())
+        swap_path(Kernel(), path, SwapOptions())
 
 
 @pytest.mark.parametrize("where", [".", "sub"])
@@ -164,7 +164,7 @@ def test_a_link_to_a_directory_is_not_followed(volume: Path) -> None:
     (volume / "link").symlink_to("job")
     for path in (raw(volume / "link"), raw(volume / "link") + b"/"):
         with pytest.raises(NotADirectory):
-            swap_path(Kernel(), path, Options())
+            swap_path(Kernel(), path, SwapOptions())
     remove(volume / "link")
     assert not (volume / "link").is_symlink()
     assert (volume / "job" / "results").exists()

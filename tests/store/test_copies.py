@@ -17,7 +17,7 @@ from fusefs.core.errors import Occupied, Refused, TrashdError, UsageError
 from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
 from fusefs.store.find_orphans import find_container
-from fusefs.store.pin import For, keep_by_id
+from fusefs.store.pin import KeepFor, keep_by_id
 from tests.support.gather import gather
 from tests.support.orphans import command
 from tests.support.scenes import DyingAfter
@@ -257,7 +257,7 @@ def test_records_with_a_second_link_are_listed_kept_and_restored(volumes: Volume
     assert record.stat().st_nlink == 2
     [entry] = as_user(ALICE, lambda: entries(volume))
     assert entry.problem == ""
-    as_user(ALICE, lambda: keep_by_id(Kernel(), [raw(volume)], entry, For(None)))
+    as_user(ALICE, lambda: keep_by_id(Kernel(), [raw(volume)], entry, KeepFor(None)))
     assert record.stat().st_nlink == 1
     assert (volume / "backup/orphans" / identifier / "record.json").read_bytes() == before
     as_user(ALICE, lambda: restore(volume, identifier))

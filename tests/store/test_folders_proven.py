@@ -14,7 +14,7 @@ import pytest
 from fusefs.cli.main import run
 from fusefs.core.errors import NotProven
 from fusefs.linux.kernel import Kernel
-from fusefs.store.stage import Options
+from fusefs.store.stage import SwapOptions
 from fusefs.store.user_folders import open_user, take_census
 from tests.support.mates import FORGED, plant
 from tests.support.scenes import STRIDE
@@ -40,7 +40,7 @@ from tests.support.volumes import loop_volume, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")
 
-EXPIRED = Options(retention_s=0)
+EXPIRED = SwapOptions(retention_s=0)
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.lifecycle import State
-from fusefs.core.record import Heir
+from fusefs.core.record import NewOwner
 from fusefs.core.record_decoding import decode
 from fusefs.linux.kernel import Kernel
 from fusefs.store.as_owner import make_folder_of
-from fusefs.store.stage import Options
+from fusefs.store.stage import SwapOptions
 from fusefs.store.swap import Swapped
 from fusefs.store.swap_for_owner import swap_for_owner
 from tests.support.scenes import LOOKING, DyingAfter, end_of, forbid_exchange
@@ -58,9 +58,11 @@ def make_home(volume: Path) -> None:
     make_tree(volume / "home", Dir({"results": "hers"}, owner=(ALICE, NOGROUP)))
 
 
-def swap_it(volume: Path, gate: Callable[[str], None] = lambda _call: None, options: Options | None = None) -> Swapped:
+def swap_it(
+    volume: Path, gate: Callable[[str], None] = lambda _call: None, options: SwapOptions | None = None
+) -> Swapped:
     """`trashd swap --for-owner`."""
-    return swap_for_owner(Kernel(gate), raw(volume / "home"), options or Options(retention_s=DAY_S))
+    return swap_for_owner(Kernel(gate), raw(volume / "home"), options or SwapOptions(retention_s=DAY_S))
 
 
 def staged(volume: Path) -> list[Path]:
@@ -178,7 +180,7 @@ def test_what_she_does_not_take_stays_roots_and_is_kept_until_root_asks(volume: 
     assert "trashd restore" in warning
     [entry] = entries(volume)
     assert (entry.id, entry.uid, entry.state, entry.expires_ns) == (swapped.id, 0, State.ORPHANS, None)
-    assert record_of(swapped).heir == Heir(ALICE, DAY_S)
+    assert record_of(swapped).heir == NewOwner(ALICE, DAY_S)
     assert os.listdir(volume / "home") == []
     restore(volume, swapped.id, to=volume / "again")
     assert (volume / "again/results").read_text() == "hers"
@@ -278,7 +280,7 @@ def _recover_as(volume: Path, uid: int) -> None:
 
 def test_a_directory_of_roots_own_is_swapped_plainly(volume: Path) -> None:
     make_tree(volume / "roots", {"a": "b"})
-    swapped = swap_for_owner(Kernel(), raw(volume / "roots"), Options())
+    swapped = swap_for_owner(Kernel(), raw(volume / "roots"), SwapOptions())
     assert record_of(swapped).heir is None
     assert_silent(volume)
 
@@ -290,7 +292,7 @@ def test_she_restores_what_was_kept_in_view_too(volume: Path, exchange: bool) ->
     os.chown(volume, ALICE, NOGROUP)
     make_tree(volume / "home/sub", Dir({"deep": "hers"}, owner=(ALICE, NOGROUP)))
     before = snapshot(volume / "home")
-    swapped = swap_it(volume, options=Options(keep=("sub", "results")))
+    swapped = swap_it(volume, options=SwapOptions(keep=("sub", "results")))
     assert sorted(os.listdir(volume / "home")) == ["results", "sub"]
     os.chown(volume, 0, 0)
     os.chmod(volume, 0o777)

@@ -12,7 +12,7 @@ import pytest
 
 from fusefs.core.errors import AuthorityLost, BadRecord, TrashdError, Untrusted
 from fusefs.linux.kernel import Kernel
-from fusefs.store.list_orphans import Entry
+from fusefs.store.list_orphans import ListedContainer
 from tests.support.store import (
     assert_silent,
     entries,
@@ -307,7 +307,7 @@ def test_a_planted_folder_is_passed_over_and_init_repairs_it(volume: Path, plant
     assert all("new/1002." in problem.where for problem in problems(volume))
 
 
-def listed(volume: Path) -> list[Entry]:
+def listed(volume: Path) -> list[ListedContainer]:
     """`trashd list`."""
     recover_all(volume)
     return entries(volume)

@@ -15,7 +15,7 @@ from fusefs.linux.act_as_user import call_as
 from fusefs.linux.child_processes import ChildLost
 from fusefs.linux.kernel import Kernel
 from fusefs.store.find_orphans import all_entries
-from fusefs.store.list_orphans import Entry
+from fusefs.store.list_orphans import ListedContainer
 from tests.support.inner_stores import point_to, without_upper_store
 from tests.support.silent import silent_fuse
 from tests.support.store import (
@@ -302,7 +302,7 @@ def test_a_broken_folder_hides_no_other_users_orphans(volume: Path, part: str, k
             make_tree(path, Dir(mode=0))
     before = canary_of(volume)
     lost: list[TrashdError] = []
-    found: list[Entry] = all_entries(Kernel(), [raw(volume)], lost)
+    found: list[ListedContainer] = all_entries(Kernel(), [raw(volume)], lost)
     assert other in [entry.id for entry in found]
     recovered = recover_all(volume)
     assert problems(volume) != [] or kind == "closed"
@@ -311,7 +311,7 @@ def test_a_broken_folder_hides_no_other_users_orphans(volume: Path, part: str, k
     assert canary_of(volume) == before
 
 
-def entries_of_others(volume: Path) -> list[Entry]:
+def entries_of_others(volume: Path) -> list[ListedContainer]:
     """The list, whatever one user's folder is like."""
     return all_entries(Kernel(), [raw(volume)], [])
 

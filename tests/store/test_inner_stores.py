@@ -12,7 +12,7 @@ import pytest
 from fusefs.core.errors import IsStore
 from fusefs.core.selection import Selection
 from fusefs.linux.kernel import Kernel
-from fusefs.store.stage import Options
+from fusefs.store.stage import SwapOptions
 from fusefs.store.swap_for_owner import swap_for_owner
 from fusefs.sweep.request import ToDelete, ToMove, ToTrash
 from tests.support.command import trashd
@@ -142,7 +142,7 @@ def test_root_refuses_for_everybody(shared: Path, name: str) -> None:
 
 def test_root_refuses_for_the_owner_too_when_he_swaps_for_him(shared: Path) -> None:
     with pytest.raises(IsStore):
-        swap_for_owner(Kernel(), raw(shared / "team/alice"), Options())
+        swap_for_owner(Kernel(), raw(shared / "team/alice"), SwapOptions())
 
 
 def test_what_nothing_but_another_users_registry_names_goes_with_roots_swap_and_comes_back_with_it() -> None:

@@ -14,14 +14,14 @@ from fusefs.core.durations import DURATION_MAX_S
 from fusefs.core.errors import Busy, NotFound, NotPermitted, Refused
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S, State
 from fusefs.core.orphan_age import started
-from fusefs.core.policy import Known, Rules, due_at_s
+from fusefs.core.policy import KnownOrphan, RetentionRules, due_at_s
 from fusefs.core.record import Record
 from fusefs.core.record_decoding import decode
 from fusefs.linux.clocks import moment
 from fusefs.linux.kernel import Kernel
 from fusefs.store.find_orphans import find_container
-from fusefs.store.pin import For, Kept, Release, Term, keep_by_id
-from fusefs.store.stage import Options
+from fusefs.store.pin import KeepFor, PinnedOrphan, Term, UsualTerm, keep_by_id
+from fusefs.store.stage import SwapOptions
 from tests.support.orphans import OTHER, TREE, orphan_in, orphan_of
 from tests.support.store import DyingAt, calls_of, entries, in_child, place, reap_now, restore, swap
 from tests.support.tree import make_tree, snapshot
@@ -30,7 +30,7 @@ from tests.support.users import as_user
 pytestmark = pytest.mark.needs("root")
 
 S = 1_000_000_000
-PINNED: Term = For(None)
+PINNED: Term = KeepFor(None)
 
 
 def record_in(volume: Path, identifier: str) -> Record:
@@ -38,7 +38,7 @@ def record_in(volume: Path, identifier: str) -> Record:
     return decode((place(volume, identifier) / "record.json").read_bytes())
 
 
-def keep(volume: Path, identifier: str, term: Term = PINNED, kernel: Kernel | None = None) -> Kept:
+def keep(volume: Path, identifier: str, term: Term = PINNED, kernel: Kernel | None = None) -> PinnedOrphan:
     """`trashd keep`."""
     kernel = kernel or Kernel()
     return keep_by_id(kernel, [bytes(volume)], find_container(kernel, [bytes(volume)], identifier), term)
@@ -46,14 +46,14 @@ def keep(volume: Path, identifier: str, term: Term = PINNED, kernel: Kernel | No
 
 @pytest.mark.quick("keep")
 def test_pinned_orphan_is_kept_until_released(volume: Path) -> None:
-    identifier = orphan_in(volume, options=Options(retention_s=5)).id
-    assert keep(volume, identifier) == Kept(identifier, None, None)
+    identifier = orphan_in(volume, options=SwapOptions(retention_s=5)).id
+    assert keep(volume, identifier) == PinnedOrphan(identifier, None, None)
     (entry,) = entries(volume)
     assert (entry.state, entry.expires_ns) == (State.ORPHANS, None)
 
 
 def test_only_the_record_changes_and_only_its_term(volume: Path) -> None:
-    identifier = orphan_in(volume, options=Options(note="a note")).id
+    identifier = orphan_in(volume, options=SwapOptions(note="a note")).id
     tree = place(volume, identifier) / "tree"
     before, record = snapshot(tree, with_times=True), record_in(volume, identifier)
     keep(volume, identifier)
@@ -62,16 +62,16 @@ def test_only_the_record_changes_and_only_its_term(volume: Path) -> None:
 
 
 def test_kept_for_a_time_it_is_due_so_long_from_now(volume: Path) -> None:
-    identifier = orphan_in(volume, options=Options(retention_s=1)).id
+    identifier = orphan_in(volume, options=SwapOptions(retention_s=1)).id
     before_ns = time.time_ns()
-    kept = keep(volume, identifier, For(3600))
+    kept = keep(volume, identifier, KeepFor(3600))
     assert kept.expires_ns is not None
     assert before_ns + 3599 * S <= kept.expires_ns <= time.time_ns() + 3602 * S
 
 
 def test_released_it_has_the_usual_term(volume: Path) -> None:
-    identifier = orphan_in(volume, options=Options(retention_s=None)).id
-    assert keep(volume, identifier, Release()).retention_s == DEFAULT_RETENTION_S
+    identifier = orphan_in(volume, options=SwapOptions(retention_s=None)).id
+    assert keep(volume, identifier, UsualTerm()).retention_s == DEFAULT_RETENTION_S
 
 
 def test_kept_for_just_the_usual_term_is_not_taken_for_nothing_asked(volume: Path) -> None:
@@ -86,8 +86,10 @@ def test_kept_for_just_the_usual_term_is_not_taken_for_nothing_asked(volume: Pat
         def boot_ns(self) -> int:
             return record.boot_ns or 0
 
-    kept = keep(volume, identifier, For(DEFAULT_RETENTION_S), Frozen())
-    due_s = due_at_s(Known(identifier, created_ns, kept.retention_s), Rules(retention_s=600), started(created_ns, 0))
+    kept = keep(volume, identifier, KeepFor(DEFAULT_RETENTION_S), Frozen())
+    due_s = due_at_s(
+        KnownOrphan(identifier, created_ns, kept.retention_s), RetentionRules(retention_s=600), started(created_ns, 0)
+    )
     assert due_s is not None
     assert due_s > DEFAULT_RETENTION_S - 600
 
@@ -100,7 +102,7 @@ def test_kept_so_long_from_now_whatever_the_clock_was_set_to(volume: Path, ahead
         def now_ns(self) -> int:
             return super().now_ns() + ahead_s * 10**9
 
-    keep(volume, identifier, For(3 * 86_400), Set())
+    keep(volume, identifier, KeepFor(3 * 86_400), Set())
     for kernel in (Kernel(), Set()):
         now = moment(kernel)
         expires_ns = record_in(volume, identifier).expires_ns(now)
@@ -110,12 +112,12 @@ def test_kept_so_long_from_now_whatever_the_clock_was_set_to(volume: Path, ahead
 
 def test_longest_term_fits_a_record(volume: Path) -> None:
     identifier = orphan_in(volume).id
-    assert keep(volume, identifier, For(DURATION_MAX_S)).retention_s == DURATION_MAX_S
+    assert keep(volume, identifier, KeepFor(DURATION_MAX_S)).retention_s == DURATION_MAX_S
     assert entries(volume)[0].problem == ""
 
 
 def test_term_that_it_has_already_writes_nothing(volume: Path) -> None:
-    identifier = orphan_in(volume, options=Options(retention_s=None)).id
+    identifier = orphan_in(volume, options=SwapOptions(retention_s=None)).id
     assert "write" not in calls_of(lambda kernel: keep(volume, identifier, PINNED, kernel))
 
 
@@ -164,7 +166,7 @@ def test_lock_on_a_record_pins_it_as_long_as_it_is_held(volume: Path) -> None:
 
 
 def test_root_keeps_a_users_orphan_with_his_hands(volume: Path) -> None:
-    identifier = orphan_of(OTHER, volume, Options()).id
+    identifier = orphan_of(OTHER, volume, SwapOptions()).id
     assert keep(volume, identifier).expires_ns is None
     assert (place(volume, identifier) / "record.json").stat().st_uid == OTHER
 
@@ -181,7 +183,7 @@ def test_killed_at_any_call_it_is_an_orphan_with_the_old_term_or_the_new(volume:
     identifier = orphan_in(volume).id
     n_calls = len(calls_of(lambda kernel: keep(volume, identifier, PINNED, kernel)))
     for number in range(n_calls):
-        keep(volume, identifier, Release())
+        keep(volume, identifier, UsualTerm())
         assert in_child(partial(keep, volume, identifier, PINNED, Kernel(DyingAt(number)))) == DyingAt.EXIT_CODE
         (entry,) = entries(volume)
         assert (entry.state, entry.problem) == (State.ORPHANS, "")
@@ -192,7 +194,7 @@ def left_by_a_killed_keep(volume: Path) -> str:
     """The id of an orphan with an unfinished record beside its own."""
     identifier = orphan_in(volume).id
     number = list(calls_of(lambda kernel: keep(volume, identifier, PINNED, kernel))).index("create") + 1
-    keep(volume, identifier, Release())
+    keep(volume, identifier, UsualTerm())
     in_child(partial(keep, volume, identifier, PINNED, Kernel(DyingAt(number))))
     assert (place(volume, identifier) / "record.json.new").exists()
     return identifier

@@ -15,7 +15,7 @@ from fusefs.cli.main import run
 from fusefs.core.errors import NotKept, TrashdError, UsageError
 from fusefs.linux.kernel import Kernel
 from fusefs.store.preflight import preflight
-from fusefs.store.stage import Options
+from fusefs.store.stage import SwapOptions
 from fusefs.store.swap import Swapped
 from fusefs.store.swap_for_owner import swap_for_owner
 from tests.support.reading import reading
@@ -42,7 +42,7 @@ TREE: Spec = {"a.conf": "1", "b.conf": "2", "data": {"big": "x"}, "cache": {"dee
 
 
 def keeping(path: Path, *globs: str, kernel: Kernel | None = None) -> Swapped:
-    return swap(path, kernel, Options(keep=globs))
+    return swap(path, kernel, SwapOptions(keep=globs))
 
 
 def names(path: Path) -> set[str]:
@@ -164,7 +164,7 @@ def test_root_keeps_for_the_owner(volume: Path) -> None:
     job = make_tree(volume / "job", Dir({"a": "1", "d": {"b": "2"}, "c": "3"}, owner=(4711, 65534)))
     for path in (job / "a", job / "c", job / "d"):
         os.chown(path, 4711, 65534)
-    swapped = swap_for_owner(Kernel(), raw(job), Options(keep=("a", "d")))
+    swapped = swap_for_owner(Kernel(), raw(job), SwapOptions(keep=("a", "d")))
     assert (names(job), swapped.kept) == ({"a", "d"}, (b"a", b"d"))
     volume.chmod(0o777)  # a restore is his own
     restore(volume, swapped.id)
@@ -241,7 +241,7 @@ def test_another_users_directory_is_refused(volume: Path) -> None:
     ],
 )
 def test_link_that_the_kernel_refuses_leaves_all_as_it_was(volume: Path, job: Path, number: int, told: str) -> None:
-    calls = calls_of(lambda kernel: swap(make_tree(volume / "other", {"f": ""}), kernel, Options(keep=("f",))))
+    calls = calls_of(lambda kernel: swap(make_tree(volume / "other", {"f": ""}), kernel, SwapOptions(keep=("f",))))
     first = [n for n, call in enumerate(calls) if call == "link"][1]  # after the record's
     before = snapshot(job)
     with pytest.raises(NotKept, match=told):

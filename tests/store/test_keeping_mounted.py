@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux.kernel import Kernel
-from fusefs.store.stage import Options
+from fusefs.store.stage import SwapOptions
 from fusefs.store.swap_for_owner import swap_for_owner
 from tests.support.mounted import Mounted
 from tests.support.on_mount import ALICE, NOGROUP, both, hers
@@ -20,7 +20,7 @@ from tests.support.users import as_user
 
 pytestmark = pytest.mark.needs("root", "fuse")
 
-KEEP = Options(keep=("results", "deep"))
+KEEP = SwapOptions(keep=("results", "deep"))
 
 
 def seen(path: Path) -> dict[str, tuple[int, int]]:
@@ -62,7 +62,7 @@ def test_owner_keeps_what_root_swaps_for_him(mount: Mounted, job: Path) -> None:
     path = hers(mount, 0o700)
     os.chown(path, ALICE, NOGROUP)
     os.chown(path / "results", ALICE, NOGROUP)
-    swapped = swap_for_owner(Kernel(), raw(path), Options(keep=("results",)))
+    swapped = swap_for_owner(Kernel(), raw(path), SwapOptions(keep=("results",)))
     assert os.listdir(path) == ["results"]
     assert (path / "results").lstat().st_nlink == 2
     restore(mount.path, swapped.id)
@@ -87,7 +87,7 @@ def test_user_keeps_in_his_own_directory(mount: Mounted, job: Path) -> None:
     path = hers(mount, 0o555)
 
     def act() -> list[str]:
-        swap(path, options=Options(keep=("results",)))
+        swap(path, options=SwapOptions(keep=("results",)))
         return os.listdir(path)
 
     assert as_user(path.lstat().st_uid, act) == ["results"]

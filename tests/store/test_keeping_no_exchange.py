@@ -12,7 +12,7 @@ import pytest
 from fusefs.core.errors import NotKept
 from fusefs.core.record import Method
 from fusefs.linux.kernel import Kernel
-from fusefs.store.stage import Options
+from fusefs.store.stage import SwapOptions
 from tests.store.test_no_exchange import claim_exchange
 from tests.support.lyingfs import lying_volume
 from tests.support.scenes import forbid_exchange
@@ -35,7 +35,7 @@ from tests.support.tree import Spec, make_tree, snapshot
 pytestmark = pytest.mark.needs("root")
 
 TREE: Spec = {"a": "1", "sub": {"b": "2"}, "rest": "3"}
-KEEP = Options(keep=("a", "sub"))
+KEEP = SwapOptions(keep=("a", "sub"))
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_sshfs_keeps_directories_and_refuses_files_whose_links_it_does_not_show(
         with pytest.raises(NotKept):
             swap(job, options=KEEP)
         assert sorted(os.listdir(job)) == ["a", "rest", "sub"]
-        swapped = swap(job, options=Options(keep=("sub",)))
+        swapped = swap(job, options=SwapOptions(keep=("sub",)))
         assert (job / "sub/b").read_text() == "2"
         assert os.listdir(job) == ["sub"]
         restore(served.path, swapped.id)

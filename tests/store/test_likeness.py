@@ -20,7 +20,7 @@ from fusefs.core.lifecycle import State
 from fusefs.core.record import Method
 from fusefs.linux.directory_metadata import apply_likeness, differences, read_likeness
 from fusefs.linux.kernel import Kernel
-from fusefs.store.stage import Options
+from fusefs.store.stage import SwapOptions
 from tests.support.command import TRASHD
 from tests.support.scenes import forbid_exchange, wipe
 from tests.support.store import Before, assert_silent, entries, folder_of, init, raw, recover_all, restore, swap
@@ -314,7 +314,7 @@ def test_what_can_not_be_had_is_refused_by_name_with_nothing_changed(volume: Pat
 def test_unlike_accepts_what_can_not_be_had_and_tells(volume: Path, told: str) -> None:
     job = hers(volume, STRANGE[told])
     before = snapshot(job)
-    swapped = as_user(ALICE, partial(swap, job, options=Options(unlike=True)))
+    swapped = as_user(ALICE, partial(swap, job, options=SwapOptions(unlike=True)))
     assert told in [f"{d.what} {d.got} instead of {d.wanted}" for d in swapped.unlike]
     assert os.listdir(job) == []
     os.rmdir(job)
@@ -333,7 +333,7 @@ def test_root_gives_what_a_user_can_not(volume: Path) -> None:
 def test_who_may_not_write_in_it_is_refused_and_unlike_does_not_help(volume: Path) -> None:
     job = hers(volume, Dir({"results": "x"}, 0o755, (BOB, BOB)))
     before = snapshot(volume / "home", with_times=True)
-    for options in (Options(), Options(unlike=True)):
+    for options in (SwapOptions(), SwapOptions(unlike=True)):
         with pytest.raises(Exception, match="job") as caught:
             as_user(ALICE, partial(swap, job, options=options))
         assert getattr(caught.value, "exit_code", 0) in (3, 4)

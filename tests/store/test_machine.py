@@ -22,7 +22,7 @@ from hypothesis.stateful import run_state_machine_as_test as run_machine
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
 from fusefs.core.record_decoding import decode
 from fusefs.linux.kernel import Gate, Kernel
-from fusefs.store.stage import Options
+from fusefs.store.stage import SwapOptions
 from tests.support.model import (
     NAMES,
     NEW,
@@ -240,7 +240,7 @@ class StoreMachine(RuleBasedStateMachine):
     def swap(self, data: st.DataObject, retention_s: int | None, deaths: list[int]) -> None:
         paths = list(paths_of(self.world.home))
         path = draw(data, "victim", paths, lambda path: isinstance(look_up(self.world.home, path), Dir))
-        verb = partial(swap, self.path(path), options=Options(retention_s))
+        verb = partial(swap, self.path(path), options=SwapOptions(retention_s))
         after = swapped(self.world, path, retention_s)
         self.run(verb, deaths, [self.world], [after] if after else [], steady=path)
 

@@ -14,7 +14,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.subuid import read_subordinates
 from fusefs.service.open_volume import open_volume
 from fusefs.store import verify_folders
-from fusefs.store.adopt import Problem
+from fusefs.store.adopt import AdoptionProblem
 from fusefs.store.check import check_folder, check_store
 from fusefs.store.discover import discover
 from fusefs.store.find_orphans import all_entries, each_folder
@@ -63,7 +63,7 @@ def doctor(kernel: Kernel, volumes: Sequence[bytes]) -> object:
     """What `trashd doctor` looks at."""
     with opened(Path(os.fsdecode(volumes[0]))) as store:
         found = list(check_store(store._replace(kernel=kernel)))
-    return [*found, *each_folder(discover(kernel, volumes), check_folder, list[Problem])]
+    return [*found, *each_folder(discover(kernel, volumes), check_folder, list[AdoptionProblem])]
 
 
 def serve(kernel: Kernel, volumes: Sequence[bytes]) -> object:

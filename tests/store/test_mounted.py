@@ -14,7 +14,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.reaper.reap import reap
 from fusefs.store.mounted_paths import refuse_mounted
 from fusefs.store.rescue import find_thing, rescue
-from fusefs.store.stage import Options
+from fusefs.store.stage import SwapOptions
 from fusefs.store.swap_for_owner import swap_for_owner
 from fusefs.store.swap_path import own_folder
 from tests.support.mounted import Mounted
@@ -237,7 +237,7 @@ def test_root_swaps_for_the_owner(mount: Mounted) -> None:
     her_job = hers(mount)
     os.chown(her_job, ALICE, NOGROUP)
     with opened(her_job) as where:
-        swapped = swap_for_owner(Kernel(), raw(her_job), Options())
+        swapped = swap_for_owner(Kernel(), raw(her_job), SwapOptions())
         # Root may have looked at her folder, and moved it, by now: the kernel goes by the names that it saw.
         ways = (mount.path / f".trashd/{area}/{ALICE}/stage" / swapped.id / "tree" for area in ("u", "new"))
         assert where() in map(str, ways)

@@ -16,7 +16,7 @@ import pytest
 
 from fusefs.core.errors import TrashdError
 from fusefs.linux.kernel import Kernel
-from fusefs.store.stage import Options
+from fusefs.store.stage import SwapOptions
 from fusefs.store.swap_path import remove_path, swap_path
 from tests.support.store import assert_silent, entries, init, place, problems, raw, reap_now, remove, restore, swap
 from tests.support.tree import HardLink, Node, Symlink, deep_chain, make_tree, remove_tree_hard, snapshot, weird_names
@@ -74,7 +74,7 @@ def test_any_name_is_removed_restored_in_part_and_reaped(volume: Path, name: byt
 def test_dots_and_slashes_name_what_they_mean(volume: Path, path: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     make_tree(volume / "work", {"job": {"a": "b"}, "other": {}})
     monkeypatch.chdir(volume / "work")
-    swapped = swap_path(Kernel(), path, Options())
+    swapped = swap_path(Kernel(), path, SwapOptions())
     assert swapped.path == (raw(volume / "work") if path == b"job/.." else raw(volume / "work" / "job"))
     restore(volume, swapped.id)
     assert (volume / "work" / "job" / "a").read_text() == "b"
@@ -87,7 +87,7 @@ def test_dots_and_slashes_name_what_they_mean(volume: Path, path: bytes, monkeyp
 def test_a_path_that_is_not_there_is_told_with_its_name_harmless(volume: Path, path: bytes) -> None:
     for verb in (swap_path, remove_path):
         with pytest.raises(TrashdError) as caught:
-            verb(Kernel(), path, Options())
+            verb(Kernel(), path, SwapOptions())
         assert caught.value.message().isprintable()
     assert_silent(volume)
 
@@ -179,10 +179,10 @@ def deepest(top: Path, n_levels: int, name: bytes) -> bytes:
 @pytest.mark.parametrize("verb", [swap_path, remove_path])
 @pytest.mark.parametrize(("n_levels", "name"), [(N_DEEP, b"d"), (40, b"n" * 255)])
 def test_a_victim_below_path_max_goes_and_comes_back(
-    volume: Path, verb: Callable[[Kernel, bytes, Options], object], n_levels: int, name: bytes
+    volume: Path, verb: Callable[[Kernel, bytes, SwapOptions], object], n_levels: int, name: bytes
 ) -> None:
     before = snapshot(deep_chain(volume / "deep", n_levels, name=name))
-    verb(Kernel(), deepest(volume / "deep", n_levels, name), Options())
+    verb(Kernel(), deepest(volume / "deep", n_levels, name), SwapOptions())
     assert snapshot(volume / "deep") != before
     [entry] = entries(volume)
     assert entry.origin == deepest(volume / "deep", n_levels, name)
@@ -198,7 +198,7 @@ def test_a_victim_below_path_max_is_named_from_the_working_directory(volume: Pat
         for name in ("deep", *["n" * 255] * 39):
             os.chdir(volume if name == "deep" else ".")
             os.chdir(name)
-        swapped = swap_path(Kernel(), b"n" * 255, Options())
+        swapped = swap_path(Kernel(), b"n" * 255, SwapOptions())
     finally:
         os.fchdir(here)
         os.close(here)
@@ -213,7 +213,7 @@ def test_an_origin_too_long_for_a_record_is_a_clear_error(volume: Path) -> None:
     before = snapshot(deep_chain(volume / "deep", 100, name=name))
     for verb in (swap_path, remove_path):
         with pytest.raises(TrashdError, match="too long"):
-            verb(Kernel(), deepest(volume / "deep", 100, name), Options())
+            verb(Kernel(), deepest(volume / "deep", 100, name), SwapOptions())
     assert snapshot(volume / "deep") == before
     assert_silent(volume)
 

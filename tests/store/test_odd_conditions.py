@@ -18,7 +18,7 @@ from fusefs.core.errors import Incomplete, KernelRefused, MountInside, NotProven
 from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
 from fusefs.store.find_orphans import act_on
-from fusefs.store.stage import Options
+from fusefs.store.stage import SwapOptions
 from fusefs.store.swap_for_owner import swap_for_owner
 from tests.support.given import tick
 from tests.support.orphans import EXPIRED, command, orphan_of
@@ -238,7 +238,7 @@ def test_what_is_as_deep_as_it_likes_is_given_rescued_and_restored_by_root() -> 
         deep_chain(volume / "alice/deep", N_DEEP)
         os.chown(volume / "alice/deep", UID, UID)
         before = snapshot(volume / "alice/deep")
-        given = swap_for_owner(Kernel(), raw(volume / "alice/deep"), Options()).id
+        given = swap_for_owner(Kernel(), raw(volume / "alice/deep"), SwapOptions()).id
         restore(volume, given, to=volume / "back")
         assert snapshot(volume / "back") == before
         os.rename(volume / "back", volume / "alice/again")

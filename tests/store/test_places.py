@@ -15,9 +15,9 @@ import pytest
 from fusefs.core.errors import CrossesBoundary, NotPermitted, TrashdError
 from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
-from fusefs.store.backing_and_mount import Sides
+from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.make_store import unmake_store
-from fusefs.store.stage import Options
+from fusefs.store.stage import SwapOptions
 from fusefs.store.swap_for_owner import swap_for_owner
 from tests.support.store import (
     assert_silent,
@@ -162,7 +162,7 @@ def test_a_users_lower_orphan_is_found_through_his_pointer(btrfs: Path) -> None:
 @pytest.mark.needs("loop", "btrfs")
 def test_a_lower_orphan_for_its_owner_is_found_through_his_pointer(btrfs: Path) -> None:
     make_tree(btrfs / "sub" / "given", Dir({"results": "hers"}, owner=(ALICE, NOGROUP)))
-    swapped = swap_for_owner(Kernel(), raw(btrfs / "sub" / "given"), Options())
+    swapped = swap_for_owner(Kernel(), raw(btrfs / "sub" / "given"), SwapOptions())
     assert swapped.volume is None  # root's registry names it, and hers will
     identifier = swapped.id
     assert [entry.id for entry in as_user(ALICE, lambda: entries(btrfs))] == [identifier]
@@ -281,7 +281,7 @@ def test_a_store_that_somebody_uses_by_now_is_not_even_hidden_for_a_moment(alice
 
     def unmake(kernel: Kernel) -> None:
         with kernel.open_path(raw(alices)) as base_fd:
-            unmake_store(kernel, Sides(base_fd), raw(alices))
+            unmake_store(kernel, BackingAndMount(base_fd), raw(alices))
 
     assert "renameat2" not in calls_of(unmake)
     assert [entry.id for entry in entries(alices)] == [identifier]

@@ -15,10 +15,10 @@ from fusefs.core.errors import BadRecord, Busy, NotFound, Refused, UsageError
 from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
 from fusefs.store.claim import hold
-from fusefs.store.container import Held
+from fusefs.store.container import HeldContainer
 from fusefs.store.find_orphans import opened_folder
-from fusefs.store.list_orphans import Entry
-from fusefs.store.stage import Options
+from fusefs.store.list_orphans import ListedContainer
+from fusefs.store.stage import SwapOptions
 from tests.support.orphans import command, orphan_in
 from tests.support.store import (
     assert_silent,
@@ -51,7 +51,7 @@ def volume() -> Iterator[Path]:
         assert_silent(path)
 
 
-def stuck(volume: Path, name: str = "job") -> Entry:
+def stuck(volume: Path, name: str = "job") -> ListedContainer:
     """What is in quarantine of a directory of Alice's, in which root had made one of his own."""
 
     def act() -> str:
@@ -72,7 +72,7 @@ def quarantine(volume: Path, verb: str, *words: str) -> int:
     return command(volume, "quarantine", verb, *words)
 
 
-def free(entry: Entry) -> None:
+def free(entry: ListedContainer) -> None:
     """Give Alice what root had made in her tree."""
     for name in ("tree/roots", "tree/roots/file"):
         os.chown(Path(os.fsdecode(entry.path)) / name, ALICE, ALICE)
@@ -313,14 +313,14 @@ def test_a_deletion_loses_to_whoever_is_at_work(volume: Path) -> None:
     entry = stuck(volume)
     with opened_folder(Kernel(), [raw(volume)], entry) as folder:
         held = hold(folder, State.QUARANTINE, entry.id)
-        assert isinstance(held, Held)
+        assert isinstance(held, HeldContainer)
         with held:
             assert delete(volume, entry.id) == Busy.exit_code
     assert place(volume, entry.id) == Path(os.fsdecode(entry.path))
 
 
 def test_roots_own_needs_no_other_folder(volume: Path) -> None:
-    swapped = orphan_in(volume, options=Options(retention_s=0))
+    swapped = orphan_in(volume, options=SwapOptions(retention_s=0))
     set_flags(tree_of(swapped) / "sub", IMMUTABLE)
     assert command(volume, "reap") == 13
     assert delete(volume, swapped.id) == 0

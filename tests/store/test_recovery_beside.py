@@ -12,7 +12,7 @@ import pytest
 from fusefs.core.lifecycle import State
 from fusefs.core.record import Method
 from fusefs.linux.kernel import Kernel
-from fusefs.store.stage import Options
+from fusefs.store.stage import SwapOptions
 from fusefs.store.swap import Swapped
 from tests.support.store import (
     ActingAt,
@@ -32,7 +32,7 @@ from tests.support.volumes import loop_volume
 
 pytestmark = pytest.mark.needs("root")
 
-KEPT = Options(retention_s=None)
+KEPT = SwapOptions(retention_s=None)
 
 
 def beside(volume: Path, n_calls: int) -> Iterator[Kernel]:
@@ -100,7 +100,7 @@ def ext4_store() -> Iterator[Path]:
 @pytest.mark.parametrize("store", [tmpfs_store, pytest.param(ext4_store, marks=pytest.mark.needs("loop"))])
 @pytest.mark.parametrize("act", [swap, remove])
 def test_swap_and_removal_are_done(
-    act: Callable[[Path, Kernel, Options], Swapped], store: Callable[[], AbstractContextManager[Path]]
+    act: Callable[[Path, Kernel, SwapOptions], Swapped], store: Callable[[], AbstractContextManager[Path]]
 ) -> None:
     """What is made in a directory that was removed fails in ways of each filesystem's own."""
     with store() as volume:

@@ -15,10 +15,10 @@ from fusefs.core.identity import Identity
 from fusefs.core.names import VolumeId
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import read_mounts
-from fusefs.store.backing_and_mount import Sides
+from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.layout import Store, open_store
-from fusefs.store.registry_lines import MAX_LINES, Line, decode, encode, registered
-from fusefs.store.registry_targets import Word, open_registered
+from fusefs.store.registry_lines import MAX_LINES, RegistryLine, decode, encode, registered
+from fusefs.store.registry_targets import LineOf, open_registered
 from fusefs.store.store_registry import is_remembered, remember
 from fusefs.store.user_registries import stores_of_users
 from tests.support.command import done_well
@@ -30,7 +30,7 @@ from tests.support.volumes import loop_volume, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")
 
-LINE = Line(Identity("1:0a0b", 7, 9), VolumeId("0" * 32), 5, b"/srv/\xff with\nall")
+LINE = RegistryLine(Identity("1:0a0b", 7, 9), VolumeId("0" * 32), 5, b"/srv/\xff with\nall")
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +43,7 @@ def alice() -> Iterator[Path]:
 @contextmanager
 def opened(base: Path) -> Iterator[Store]:
     kernel = Kernel()
-    store = open_store(kernel, Sides(kernel.open_path(raw(base))), raw(base))
+    store = open_store(kernel, BackingAndMount(kernel.open_path(raw(base))), raw(base))
     assert store is not None
     with store:
         yield store
@@ -104,7 +104,7 @@ def test_a_users_registry_is_his_alone_and_root_has_another(alice: Path) -> None
 
 def test_root_names_no_users_store(alice: Path) -> None:
     kernel, base = Kernel(), own_store(alice)
-    store = open_store(kernel, Sides(kernel.open_path(raw(base))), raw(base), of=ALICE)
+    store = open_store(kernel, BackingAndMount(kernel.open_path(raw(base))), raw(base), of=ALICE)
     assert store is not None
     with store:
         assert remember(store)
@@ -144,7 +144,7 @@ def test_what_was_copied_to_the_place_of_a_store_is_not_opened_for_it() -> None:
         shutil.copytree(volume / "proj", volume / "copy", symlinks=True)
         (volume / "proj").rename(volume / "old")
         (volume / "copy").rename(volume / "proj")
-        assert open_registered(Kernel(), Word(0, line), read_mounts()) is None
+        assert open_registered(Kernel(), LineOf(0, line), read_mounts()) is None
 
 
 def test_a_store_that_was_moved_is_named_where_it_is_when_it_is_used() -> None:
@@ -201,7 +201,7 @@ def test_root_hears_of_a_store_in_a_home_whose_user_is_not_there(alice: Path) ->
     base, kernel, mounts = own_store(alice), Kernel(), read_mounts()
     ((uid, line),) = stores_of_users(kernel, mounts)
     assert (uid, line.path) == (ALICE, raw(base))
-    store = open_registered(kernel, Word(uid, line), mounts)
+    store = open_registered(kernel, LineOf(uid, line), mounts)
     assert store is not None
     with store:
         assert store.owner == ALICE

@@ -13,8 +13,8 @@ import pytest
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import read_mounts
 from fusefs.linux.untrusted_path import open_way
-from fusefs.store.registry_lines import MAX_LINES, Line, decode, encode
-from fusefs.store.registry_targets import Word, open_registered
+from fusefs.store.registry_lines import MAX_LINES, RegistryLine, decode, encode
+from fusefs.store.registry_targets import LineOf, open_registered
 from fusefs.store.user_registries import stores_of_users
 from tests.support.automount import resting
 from tests.support.homes import ALICE, BOB, homes, registry_of, trashd_as
@@ -52,12 +52,12 @@ def heard() -> list[tuple[int, Path]]:
     return sorted(found)
 
 
-def line_of(home: Path) -> Line:
+def line_of(home: Path) -> RegistryLine:
     (line,) = decode(registry_of(home).read_bytes())
     return line
 
 
-def says(home: Path, uid: int, *lines: Line) -> None:
+def says(home: Path, uid: int, *lines: RegistryLine) -> None:
     """Have a registry say just that."""
     registry_of(home).write_bytes(b"".join(map(encode, lines)))
     os.chown(registry_of(home), uid, uid)
@@ -244,4 +244,4 @@ def test_the_way_ends_at_what_is_no_directory(users: tuple[Path, Path]) -> None:
 
 def test_a_line_of_a_user_opens_nothing_for_root_himself(users: tuple[Path, Path]) -> None:
     alice, _bob = users
-    assert open_registered(Kernel(), Word(0, line_of(alice)), read_mounts()) is None
+    assert open_registered(Kernel(), LineOf(0, line_of(alice)), read_mounts()) is None

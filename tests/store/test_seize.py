@@ -14,9 +14,9 @@ import pytest
 from fusefs.core.errors import BadRecord, NotFound, NotPermitted, Refused, TrashdError
 from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
-from fusefs.store.claim import Lost
+from fusefs.store.claim import ClaimLost
 from fusefs.store.find_orphans import opened_folder
-from fusefs.store.list_orphans import Entry
+from fusefs.store.list_orphans import ListedContainer
 from fusefs.store.seize import seize
 from fusefs.store.swap import Swapped
 from fusefs.store.swap_path import own_folder
@@ -55,7 +55,7 @@ def volume() -> Iterator[Path]:
         assert_silent(path)
 
 
-def stuck(volume: Path) -> Entry:
+def stuck(volume: Path) -> ListedContainer:
     """What is in quarantine of a directory of Alice's, in which root had made one of his own."""
 
     def act() -> str:
@@ -71,13 +71,13 @@ def stuck(volume: Path) -> Entry:
     return entry
 
 
-def taken(volume: Path, entry: Entry, kernel: Kernel | None = None) -> Swapped | Lost:
+def taken(volume: Path, entry: ListedContainer, kernel: Kernel | None = None) -> Swapped | ClaimLost:
     """What seizing it returns."""
     with opened_folder(kernel or Kernel(), [raw(volume)], entry) as folder, own_folder(folder.store) as own:
         return seize(folder, entry.id, own, "a note")
 
 
-def path_of(entry: Entry) -> Path:
+def path_of(entry: ListedContainer) -> Path:
     """Its container."""
     return Path(os.fsdecode(entry.path))
 
@@ -108,7 +108,7 @@ def test_it_is_restored_elsewhere_and_never_into_the_store(volume: Path) -> None
 def test_what_has_gone_is_a_race_lost(volume: Path) -> None:
     entry = stuck(volume)
     path_of(entry).rename(volume / "alice/mine")
-    assert taken(volume, entry) is Lost.GONE
+    assert taken(volume, entry) is ClaimLost.GONE
 
 
 @pytest.mark.parametrize("call", ["flock", "rename"])
@@ -121,7 +121,7 @@ def test_another_thing_at_the_name_is_left_where_it_is(volume: Path, call: str) 
 
     kernel = Kernel(Before(call, exchange))
     if call == "flock":
-        assert taken(volume, entry, kernel) is Lost.GONE
+        assert taken(volume, entry, kernel) is ClaimLost.GONE
     else:
         with pytest.raises(Refused):
             taken(volume, entry, kernel)
@@ -159,7 +159,7 @@ def test_what_is_no_record_of_its_owners_is_not_even_opened(volume: Path, plante
 def test_a_link_at_the_container_leads_nowhere(volume: Path) -> None:
     entry = stuck(volume)
     with linked(path_of(entry), volume):
-        assert taken(volume, entry) is Lost.GONE
+        assert taken(volume, entry) is ClaimLost.GONE
 
 
 def test_of_a_folder_with_a_link_for_its_quarantine_nothing_is_taken(volume: Path) -> None:
@@ -187,14 +187,14 @@ def test_a_frozen_container_is_told(volume: Path) -> None:
     set_flags(path_of(entry), IMMUTABLE, on=False)
 
 
-def back(volume: Path, entry: Entry) -> None:
+def back(volume: Path, entry: ListedContainer) -> None:
     """Put it back where it was, whoever has it."""
     (found,) = entries(volume)
     if found.uid == 0:
         restore(volume, found.id, to=path_of(entry))
 
 
-def calls_of_taking(volume: Path, entry: Entry) -> int:
+def calls_of_taking(volume: Path, entry: ListedContainer) -> int:
     """How many calls it makes."""
     counting = Counting()
     taken(volume, entry, Kernel(counting))

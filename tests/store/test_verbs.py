@@ -15,7 +15,7 @@ from fusefs.core.lifecycle import DEFAULT_RETENTION_S, State
 from fusefs.core.record import Method
 from fusefs.linux.boot_id import boot_id, host_id
 from fusefs.linux.kernel import Kernel
-from fusefs.store.stage import Options
+from fusefs.store.stage import SwapOptions
 from tests.support.orphans import OTHER, TREE, victim_in
 from tests.support.store import (
     Before,
@@ -115,7 +115,7 @@ def test_record_says_what_was_swapped_where_when_and_how(volume: Path) -> None:
     kernel = Kernel()
     with kernel.open_path(bytes(job)) as fd, kernel.open_path(bytes(volume / "up")) as parent_fd:
         victim, parent = kernel.identify(fd), kernel.identify(parent_fd)
-    record = record_of(swapped := swap(job, options=Options(90, "a note")))
+    record = record_of(swapped := swap(job, options=SwapOptions(90, "a note")))
     with kernel.open_path(bytes(job)) as fd:
         assert compare(record.fresh, kernel.identify(fd)) is Likelihood.SAME
     with opened(volume) as store:
@@ -128,7 +128,7 @@ def test_record_says_what_was_swapped_where_when_and_how(volume: Path) -> None:
 @pytest.mark.parametrize("durable", [True, False])
 def test_record_is_durable_before_the_exchange_with_no_fsync_too(volume: Path, durable: bool) -> None:
     job = victim_in(volume)
-    calls = list(calls_of(lambda kernel: swap(job, kernel, Options(durable=durable))))
+    calls = list(calls_of(lambda kernel: swap(job, kernel, SwapOptions(durable=durable))))
     exchange = calls.index("exchange")
     assert calls.index("write") < calls.index("fsync") < calls.index("link") < exchange
     assert calls[exchange:].count("fsync") == (1 if durable else 0)

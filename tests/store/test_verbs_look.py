@@ -16,7 +16,7 @@ from fusefs.cli.main import run
 from fusefs.core.errors import Refused
 from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
-from fusefs.store.stage import Options
+from fusefs.store.stage import SwapOptions
 from tests.support.orphans import EXPIRED, OTHER, TREE, command, ids, orphan_in, orphan_of
 from tests.support.store import (
     Before,
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.needs("root")
 
 
 def test_list_shows_origin_age_retention_owner_and_state(volume: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    swapped = orphan_of(OTHER, volume, Options(3600, "why"))
+    swapped = orphan_of(OTHER, volume, SwapOptions(3600, "why"))
     assert command(volume, "list", "--json") == 0
     (fields,) = map(json.loads, capsys.readouterr().out.splitlines())
     assert (fields["id"], fields["origin"]) == (swapped.id, os.fsdecode(swapped.path))
@@ -64,7 +64,7 @@ def _list(kernel: Kernel, volume: Path) -> None:
 
 
 def test_everybody_sees_his_own_and_root_everybodys(volume: Path) -> None:
-    ours, theirs = orphan_in(volume), orphan_of(OTHER, volume, Options())
+    ours, theirs = orphan_in(volume), orphan_of(OTHER, volume, SwapOptions())
     assert ids(volume) == {ours.id, theirs.id}
     assert as_user(OTHER, partial(ids, volume)) == {theirs.id}
 

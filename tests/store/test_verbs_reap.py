@@ -16,8 +16,8 @@ from fusefs.core.lifecycle import RESCUED_RETENTION_S, State
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.claim import claim
-from fusefs.store.container import Held
-from fusefs.store.stage import Options
+from fusefs.store.container import HeldContainer
+from fusefs.store.stage import SwapOptions
 from tests.support.orphans import EXPIRED, OTHER, PINNED, TREE, command, ids, orphan_in, orphan_of
 from tests.support.store import (
     Before,
@@ -83,7 +83,7 @@ def test_now_ignores_retention(volume: Path) -> None:
 
 def test_all_is_all_of_the_callers_own(volume: Path) -> None:
     orphan_in(volume, "x")
-    theirs = orphan_of(OTHER, volume, Options())
+    theirs = orphan_of(OTHER, volume, SwapOptions())
     assert command(volume, "reap", "--all", "--now") == 0
     assert ids(volume) == {theirs.id}
 
@@ -245,7 +245,7 @@ def test_restore_loses_to_a_claim(volume: Path) -> None:
     swapped = orphan_in(volume)
     with own(volume) as folder:
         held = claim(folder, State.ORPHANS, swapped.id, State.REAPING)
-        assert isinstance(held, Held)
+        assert isinstance(held, HeldContainer)
         with held:
             with pytest.raises(Busy):
                 restore(volume, swapped.id)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from fusefs.linux.kernel import Kernel
 from fusefs.store.find_orphans import find_container
-from fusefs.store.pin import For, keep_by_id
-from fusefs.store.stage import Options
+from fusefs.store.pin import KeepFor, keep_by_id
+from fusefs.store.stage import SwapOptions
 from fusefs.store.swap_for_owner import swap_for_owner
 from fusefs.store.swap_path import own_folder
 from tests.support.scenes import HOME, USER, Act, DyingAfter, Prepare, Scene, home
@@ -112,7 +112,7 @@ def _swap(volume: Path, kernel: Kernel) -> object:
 
 
 def _swap_for_owner(volume: Path, kernel: Kernel) -> object:
-    return swap_for_owner(kernel, os.fsencode(home(volume)), Options())
+    return swap_for_owner(kernel, os.fsencode(home(volume)), SwapOptions())
 
 
 def _remove(volume: Path, kernel: Kernel) -> object:
@@ -130,7 +130,7 @@ def _restore(volume: Path, kernel: Kernel, inside: bytes | None = None, to: str 
 
 def _keep(volume: Path, kernel: Kernel) -> object:
     volumes = [os.fsencode(volume)]
-    return keep_by_id(kernel, volumes, find_container(kernel, volumes, only_id(volume)), For(None))
+    return keep_by_id(kernel, volumes, find_container(kernel, volumes, only_id(volume)), KeepFor(None))
 
 
 def _reap(volume: Path, kernel: Kernel) -> object:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from fusefs.mount.thread_pool import Helpers, Task
-from fusefs.mount.validity import Lasting
+from fusefs.mount.thread_pool import PoolTask, ThreadPool
+from fusefs.mount.validity import AttrTimeouts
 
 
 class Broken:
@@ -13,32 +13,32 @@ class Broken:
 
     def __init__(self, error: Exception) -> None:
         self.error = error
-        self.lasting = Lasting()
+        self.lasting = AttrTimeouts()
 
     def __getattr__(self, name: str) -> NoReturn:
         raise self.error
 
 
-class AtOnce(Helpers):
+class AtOnce(ThreadPool):
     """No threads."""
 
     def __init__(self) -> None:
         super().__init__(1)
 
-    def do(self, task: Task) -> bool:
+    def do(self, task: PoolTask) -> bool:
         """At once."""
         task.act(False)
         return True
 
 
-class Later(Helpers):
+class Later(ThreadPool):
     """No threads: what is to be done is left to the test."""
 
     def __init__(self) -> None:
         super().__init__(1)
-        self.tasks: list[Task] = []
+        self.tasks: list[PoolTask] = []
 
-    def do(self, task: Task) -> bool:
+    def do(self, task: PoolTask) -> bool:
         """Not yet."""
         self.tasks.append(task)
         return True

@@ -14,7 +14,7 @@ import pytest
 from fusefs.linux.copy_inode import make_copy, open_original, verify
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.private_directory import Private
+from fusefs.linux.private_directory import PrivateDirectory
 from tests.support.store import Before, raw
 
 numbers = itertools.count()
@@ -40,7 +40,7 @@ def copy(source: Path, target: Path, kernel: Kernel | None = None, goes_on: Call
     with ExitStack() as owned:
         above = owned.enter_context(opened(source.parent))
         place = owned.enter_context(opened(target))
-        private = owned.enter_context(Private(kernel, place, PREFIX))
+        private = owned.enter_context(PrivateDirectory(kernel, place, PREFIX))
         original = open_original(kernel, above, name)
         owned.enter_context(original.fd)
         asked = original.goes_on(kernel, goes_on)

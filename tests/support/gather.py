@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fusefs.core.names import ContainerId
-from fusefs.core.sweep_result import Sums
+from fusefs.core.sweep_result import SweepSums
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import Scope
 from fusefs.store.deep_path import DeepOpeners
 from fusefs.store.locate import find_scope
-from fusefs.store.stage import Options
-from fusefs.sweep.request import Action, Here, Top, ToTrash
+from fusefs.store.stage import SwapOptions
+from fusefs.sweep.request import Action, ActionPlace, SweepRoot, ToTrash
 from fusefs.sweep.trash_action import open_trash
 from tests.support.store import raw
 
-_DEFAULT = Options()
+_DEFAULT = SwapOptions()
 
 
 class Gathered(NamedTuple):
@@ -34,21 +34,21 @@ class Gathered(NamedTuple):
 
 
 def gather(
-    directory: Path, names: Iterable[str], kernel: Kernel | None = None, options: Options = _DEFAULT
+    directory: Path, names: Iterable[str], kernel: Kernel | None = None, options: SwapOptions = _DEFAULT
 ) -> Gathered:
     """Trash entries of a directory, told by their paths in it; those of one directory together, in order."""
     kernel = kernel or Kernel()
     refused: list[tuple[str, int]] = []
     n_done = 0
     with find_scope(kernel, raw(directory)) as scope:
-        top = Top(scope.path(), scope.sides)
+        top = SweepRoot(scope.path(), scope.sides)
         with open_trash(kernel, top, ToTrash(options)) as action:
             for upper, paths in groupby(names, os.path.dirname):
                 wanted = [os.path.basename(path) for path in paths]
                 found = take(kernel, scope, action, os.fsencode(upper), wanted)
                 refused += [(os.path.join(upper, name), number) for name, number in found]
                 n_done += len(wanted) - len(found)
-            ended = action.end(Sums(n_done=n_done))
+            ended = action.end(SweepSums(n_done=n_done))
     return Gathered(ended.orphan, ended.volume, tuple(refused), n_done)
 
 
@@ -61,7 +61,7 @@ def take(kernel: Kernel, scope: Scope, action: Action, upper: bytes, names: list
         return [(name, errno.ENOENT) for name in names]
     with sides, kernel.open_dir(sides.fd) as readable, DeepOpeners(kernel) as ways:
         for are_dirs, some in groupby(names, lambda name: _is_dir(readable, name)):
-            here = Here(kernel, sides._replace(fd=readable), upper, are_dirs, lambda: False, ways)
+            here = ActionPlace(kernel, sides._replace(fd=readable), upper, are_dirs, lambda: False, ways)
             wanted = list(some)
             try:
                 refused += action.take(here, wanted).refused

@@ -14,7 +14,7 @@ from pathlib import Path
 from fusefs.core.names import ContainerId
 from fusefs.core.report import Reaped
 from fusefs.reaper.reap import reap
-from fusefs.reaper.remove_tree import NOTHING_SPECIAL, Wishes
+from fusefs.reaper.remove_tree import NOTHING_SPECIAL, RemovalWishes
 from tests.support.orphans import PINNED
 from tests.support.store import init, own, swap
 from tests.support.tree import Dir, File, Spec, make_tree
@@ -138,7 +138,7 @@ def swap_as(uid: int, path: Path) -> str:
     return as_asker(uid, lambda: str(swap(path, options=PINNED).id))
 
 
-def reap_as(uid: int, volume: Path, identifier: str, wishes: Wishes = NOTHING_SPECIAL) -> Reaped:
+def reap_as(uid: int, volume: Path, identifier: str, wishes: RemovalWishes = NOTHING_SPECIAL) -> Reaped:
     """Somebody reaps one of his own orphans."""
 
     def act() -> Reaped:

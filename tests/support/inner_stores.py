@@ -11,10 +11,10 @@ from fusefs.core.names import RelPath
 from fusefs.core.report import Reaped
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.reap import reap
-from fusefs.reaper.remove_tree import Wishes
+from fusefs.reaper.remove_tree import RemovalWishes
 from fusefs.store.find_orphans import act_on, find_container
 from fusefs.store.pointers import add_pointer
-from fusefs.store.stage import Options
+from fusefs.store.stage import SwapOptions
 from tests.support.orphans import orphan_in
 from tests.support.store import init, own, raw
 from tests.support.tree import Spec, make_tree
@@ -28,7 +28,7 @@ def without_upper_store(volume: Path) -> Iterator[None]:
     (volume / "upper").rename(volume / ".trashd")
 
 
-def store_in(volume: Path, base: Path, options: Options | None = None) -> str:
+def store_in(volume: Path, base: Path, options: SwapOptions | None = None) -> str:
     """A store in a directory, with an orphan in it, whose id it is; no registry knows it there."""
     with without_upper_store(volume), made_elsewhere(volume, base) as made:
         return own_store(made, options)
@@ -43,7 +43,7 @@ def made_elsewhere(volume: Path, base: Path) -> Iterator[Path]:
     shutil.rmtree(made)
 
 
-def own_store(base: Path, options: Options | None = None) -> str:
+def own_store(base: Path, options: SwapOptions | None = None) -> str:
     """The same where there is no upper one."""
     init(base)
     return str(orphan_in(base, options=options).id)
@@ -67,5 +67,5 @@ def reap_with_stores(volume: Path, identifier: str, kernel: Kernel | None = None
     """`trashd reap --now --with-stores ID`."""
     kernel = kernel or Kernel()
     entry = find_container(kernel, [raw(volume)], identifier)
-    wishes = Wishes(with_stores=True)
+    wishes = RemovalWishes(with_stores=True)
     return act_on(kernel, [raw(volume)], entry, lambda folder, _visible: reap(folder, entry.id, wishes), Reaped)

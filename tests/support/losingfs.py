@@ -22,7 +22,7 @@ from pyfuse3 import EntryAttributes, FileHandleT, InodeT, RequestContext
 from fusefs.core import fuse_protocol as wire
 from fusefs.linux.statx import look_at
 from fusefs.mount import pyfuse3_loop
-from fusefs.mount.reply_patching import Replies
+from fusefs.mount.reply_patching import ReplyPatching
 from tests.support.fuse import fuse_mount
 from tests.support.lyingfs import LyingFs, Mode
 from tests.support.volumes import tmpfs_volume
@@ -63,7 +63,7 @@ class LosingFs(LyingFs):
 
     def __init__(self, source: Path, asked: Path) -> None:
         super().__init__(source, Mode.HONEST, 0, {})
-        self.replies: Replies | None = None
+        self.replies: ReplyPatching | None = None
         self._asked = asked
         self._linked: dict[int, list[bytes]] = {}  # of each file without a name that is open: those it got
 
@@ -136,7 +136,7 @@ def _main() -> None:
     fs = LosingFs(Path(source).resolve(), Path(asked).resolve())
     assert pyfuse3_loop.hook(fs.replied, lambda: None)
     pyfuse3.init(fs, mount_point, {"fsname=losingfs", "subtype=losingfs", "allow_other", "default_permissions"})
-    fs.replies = Replies(session_fd())
+    fs.replies = ReplyPatching(session_fd())
     try:
         trio.run(partial(_serve, fs))
     finally:

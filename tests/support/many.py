@@ -9,7 +9,7 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import Name, RelPath
 from fusefs.core.record import Method, Record
 from fusefs.linux.boot_id import boot_id, host_id
-from fusefs.store.container import Held, create_record, make_directory, move, new_id
+from fusefs.store.container import HeldContainer, create_record, make_directory, move, new_id
 from fusefs.store.layout import TREE
 from fusefs.store.stage import identify_at
 from tests.support.store import own
@@ -40,4 +40,4 @@ def many_orphans(volume: Path, n: int, retention_s: int | None = 0) -> None:
                     retention_s=retention_s,
                 )
                 owned.enter_context(create_record(folder.store, fd, record))
-                move(Held(folder, container, State.STAGE, fd, record, owned), State.ORPHANS)
+                move(HeldContainer(folder, container, State.STAGE, fd, record, owned), State.ORPHANS)

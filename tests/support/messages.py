@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fusefs.linux.fd import Fd
-from fusefs.mount.counters import Stats
-from fusefs.mount.fuse_requests import Direct
-from fusefs.mount.reply_patching import Replies
-from fusefs.mount.tables_lock import Gate
-from fusefs.mount.thread_pool import Helpers
+from fusefs.mount.counters import Counters
+from fusefs.mount.fuse_requests import FuseRequests
+from fusefs.mount.reply_patching import ReplyPatching
+from fusefs.mount.tables_lock import TablesLock
+from fusefs.mount.thread_pool import ThreadPool
 from fusefs.mount.vfs import Vfs
-from fusefs.mount.xattr_operations import Xattrs
+from fusefs.mount.xattr_operations import XattrOperations
 from tests.support.broken import AtOnce, Broken
 
 _ANSWER_BYTES_MAX = 2 << 20
@@ -37,14 +37,20 @@ class Kernel:
     """What asks a Direct, and is told."""
 
     def __init__(
-        self, vfs: Any, xattrs: Any, gate: Gate, helpers: Helpers | None = None, *, opens_directories: bool = True
+        self,
+        vfs: Any,
+        xattrs: Any,
+        gate: TablesLock,
+        helpers: ThreadPool | None = None,
+        *,
+        opens_directories: bool = True,
     ) -> None:
         self.end, self.session = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.end.setblocking(False)
-        self.replies = Replies(self.session.fileno())
-        self.stats = Stats.in_memory()
+        self.replies = ReplyPatching(self.session.fileno())
+        self.stats = Counters.in_memory()
         parts = vfs, xattrs, gate, self.replies, self.stats, helpers or AtOnce()
-        self.direct = Direct(*parts, opens_directories=opens_directories)
+        self.direct = FuseRequests(*parts, opens_directories=opens_directories)
         self._numbers = count(2, 2)
 
     def close(self) -> None:
@@ -86,8 +92,8 @@ class Kernel:
 
 
 @contextmanager
-def a_broken(error: Exception, helpers: Helpers | None = None) -> Iterator[Kernel]:
-    kernel = Kernel(Broken(error), Broken(error), Gate(), helpers, opens_directories=False)
+def a_broken(error: Exception, helpers: ThreadPool | None = None) -> Iterator[Kernel]:
+    kernel = Kernel(Broken(error), Broken(error), TablesLock(), helpers, opens_directories=False)
     try:
         yield kernel
     finally:
@@ -98,9 +104,9 @@ def a_broken(error: Exception, helpers: Helpers | None = None) -> Iterator[Kerne
 def a_real(**named: Any) -> Iterator[tuple[Kernel, Vfs, Path]]:
     with tempfile.TemporaryDirectory(prefix="trashd-direct-") as name, ExitStack() as stack:
         root = stack.enter_context(Fd(os.open(name, os.O_PATH)))
-        gate, stats = Gate(), Stats.in_memory()
+        gate, stats = TablesLock(), Counters.in_memory()
         vfs = Vfs(root, gate, stats, max_fds=1000, timeout_s=1000, cache_bytes=1 << 20)
         stack.callback(vfs.close)
-        kernel = Kernel(vfs, Xattrs(vfs, are_shown=True, are_for_all=True), gate, **named)
+        kernel = Kernel(vfs, XattrOperations(vfs, are_shown=True, are_for_all=True), gate, **named)
         stack.callback(kernel.close)
         yield kernel, vfs, Path(name)

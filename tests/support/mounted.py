@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fusefs.core.errors import NotFound
 from fusefs.core.mount_counters import MountStats
-from fusefs.mount.find_mounts import look, mount_at
+from fusefs.mount.find_mounts import mount_at, read_counters
 from tests.support.command import TRASHD, fast_paths_off
 from tests.support.denied import IO_URING_SETUP, without
 from tests.support.fuse import FuseMount, fuse_mount
@@ -48,7 +48,7 @@ class Mounted:
 
     def stats(self) -> MountStats:
         """What the daemon has counted, as `trashd stats` finds it; without the start of a command."""
-        return look(mount_at(os.fsencode(self.path))).stats
+        return read_counters(mount_at(os.fsencode(self.path))).stats
 
     def n_fds(self) -> int:
         """How many fds the daemon has open now."""
@@ -163,7 +163,7 @@ def trashd_mount(
 def has_begun(mount_point: Path) -> bool:
     """Whether a mount of root's, which answers, has all that makes it fast, and has opened what it needs."""
     with contextlib.suppress(NotFound):
-        return bool(look(mount_at(os.fsencode(mount_point))).fast_paths)
+        return bool(read_counters(mount_at(os.fsencode(mount_point))).fast_paths)
     return False
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from fusefs.linux.fd import Fd
-from fusefs.mount.counters import Stats
-from fusefs.mount.tables_lock import Gate
+from fusefs.mount.counters import Counters
+from fusefs.mount.tables_lock import TablesLock
 from fusefs.mount.vfs import Vfs
 
 
 def vfs_on(root: Fd, *, max_fds: int, is_shared: bool = False) -> Vfs:
     """The tree below a directory of a local filesystem; `close` must follow."""
-    return Vfs(root, Gate(), Stats.in_memory(), max_fds=max_fds, is_shared=is_shared)
+    return Vfs(root, TablesLock(), Counters.in_memory(), max_fds=max_fds, is_shared=is_shared)

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from fusefs.core.sweep_result import Sums
+from fusefs.core.sweep_result import SweepSums
 from fusefs.linux.kernel import Kernel
-from fusefs.store.backing_and_mount import Sides, open_shown_as
+from fusefs.store.backing_and_mount import BackingAndMount, open_shown_as
 from fusefs.store.deep_path import DeepOpeners
 from fusefs.store.locate import find_scope
 from fusefs.sweep.move_action import open_move
-from fusefs.sweep.request import Action, Here, IfExists, Taken, ToMove, Top
+from fusefs.sweep.request import Action, ActionPlace, ActionResult, IfExists, SweepRoot, ToMove
 from tests.support.tree import Spec, make_tree, remove_tree_hard, snapshot
 from tests.support.volumes import loop_volume, tmpfs_volume
 
@@ -45,29 +45,29 @@ def move(
     found: Refusals = {}
     with ExitStack() as owned:
         scope = owned.enter_context(find_scope(kernel, os.fsencode(source)))
-        top = Top(scope.path(), scope.sides)
+        top = SweepRoot(scope.path(), scope.sides)
         ways = owned.enter_context(DeepOpeners(kernel))
         action = owned.enter_context(open_move(kernel, top, to))
         for upper, names in [("", _dirs(source))] if whole else _walk(source, action):
             with _opened(top.sides, os.fsencode(upper)) as sides:
-                here = Here(kernel, sides, os.fsencode(upper), whole, is_stopped, ways)
+                here = ActionPlace(kernel, sides, os.fsencode(upper), whole, is_stopped, ways)
                 found |= {os.path.join(upper, name): number for name, number in _take(action, here, names)}
-        action.end(Sums())
+        action.end(SweepSums())
     return found
 
 
-def _opened(top: Sides, upper: bytes) -> Sides:
+def _opened(top: BackingAndMount, upper: bytes) -> BackingAndMount:
     kernel = Kernel()
     fd = kernel.open_dir(top.fd, upper or b".")
-    return Sides(fd, open_shown_as(kernel, top.mounted, upper, fd))
+    return BackingAndMount(fd, open_shown_as(kernel, top.mounted, upper, fd))
 
 
-def _take(action: Action, here: Here, names: list[str]) -> Iterator[tuple[str, int]]:
+def _take(action: Action, here: ActionPlace, names: list[str]) -> Iterator[tuple[str, int]]:
     while names and not here.is_stopped():
         try:
             taken = action.take(here, names[:128])
         except OSError as error:
-            taken = Taken([(name, error.errno or 0) for name in names[:128]])
+            taken = ActionResult([(name, error.errno or 0) for name in names[:128]])
         yield from taken.refused
         names = names[min(len(names), 128) - taken.n_left :]
 

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from fusefs.cli.main import run
-from fusefs.store.stage import Options
+from fusefs.store.stage import SwapOptions
 from fusefs.store.swap import Swapped
 from tests.support.store import entries, swap
 from tests.support.tree import Dir, Spec, Symlink, make_tree
@@ -15,8 +15,8 @@ from tests.support.users import as_user
 OTHER = 12001
 """A user whom nobody knows."""
 TREE: Spec = {"a": "1", "sub": {"b": "2", "link": Symlink("../a")}}
-EXPIRED = Options(retention_s=0)
-PINNED = Options(retention_s=None)
+EXPIRED = SwapOptions(retention_s=0)
+PINNED = SwapOptions(retention_s=None)
 
 
 def victim_in(volume: Path, name: str = "job") -> Path:
@@ -24,12 +24,12 @@ def victim_in(volume: Path, name: str = "job") -> Path:
     return make_tree(volume / name, TREE)
 
 
-def orphan_in(volume: Path, name: str = "job", options: Options | None = None, spec: Spec = TREE) -> Swapped:
+def orphan_in(volume: Path, name: str = "job", options: SwapOptions | None = None, spec: Spec = TREE) -> Swapped:
     """A swapped directory."""
-    return swap(make_tree(volume / name, spec), options=options or Options())
+    return swap(make_tree(volume / name, spec), options=options or SwapOptions())
 
 
-def orphan_of(uid: int, volume: Path, options: Options) -> Swapped:
+def orphan_of(uid: int, volume: Path, options: SwapOptions) -> Swapped:
     """A user's orphan, swapped by that user."""
     make_tree(volume / f"home-{uid}", Dir({"job": Dir({"a": "1"}, owner=(uid, uid))}, owner=(uid, uid)))
     return as_user(uid, partial(swap, volume / f"home-{uid}/job", None, options))

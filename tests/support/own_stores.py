@@ -9,10 +9,10 @@ from pathlib import Path
 
 from fusefs.core.identity import Identity
 from fusefs.core.names import VolumeId
-from fusefs.core.service_status import Phase, VolumeStatus
+from fusefs.core.service_status import VolumePhase, VolumeStatus
 from fusefs.linux.kernel import Kernel
 from fusefs.store.layout import Volume, encode_volume
-from fusefs.store.registry_lines import Line, encode
+from fusefs.store.registry_lines import RegistryLine, encode
 from tests.support.homes import registry_of, trashd_as
 from tests.support.service import Service
 from tests.support.tree import Dir, make_tree
@@ -40,7 +40,7 @@ def own_stores(running: Service) -> list[VolumeStatus]:
     return [one for one in seen.status.volumes if one.owner is not None]
 
 
-def phases(running: Service) -> list[Phase]:
+def phases(running: Service) -> list[VolumePhase]:
     """Of each of them."""
     return [one.phase for one in own_stores(running)]
 
@@ -52,16 +52,16 @@ def outlasts(running: Service, uid: int, home: Path, kept: Path) -> None:
     assert kept.exists()
 
 
-def line_of(base: Path, volume: str | None = None) -> Line:
+def line_of(base: Path, volume: str | None = None) -> RegistryLine:
     """What a registry says of a directory with a store, whoever made it."""
     kernel = Kernel()
     with kernel.open_path(os.fsencode(base / ".trashd")) as fd:
         identity = kernel.identify(fd)
     identifier = volume or os.urandom(16).hex()
-    return Line(Identity(*identity), VolumeId(identifier), os.statvfs(base).f_fsid, os.fsencode(base))
+    return RegistryLine(Identity(*identity), VolumeId(identifier), os.statvfs(base).f_fsid, os.fsencode(base))
 
 
-def register(uid: int, home: Path, lines: Iterable[Line]) -> None:
+def register(uid: int, home: Path, lines: Iterable[RegistryLine]) -> None:
     """A user writes his registry himself."""
     path = registry_of(home)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,7 +70,7 @@ def register(uid: int, home: Path, lines: Iterable[Line]) -> None:
         os.chown(one, uid, uid)
 
 
-def bare_stores(uid: int, home: Path, n: int) -> list[Line]:
+def bare_stores(uid: int, home: Path, n: int) -> list[RegistryLine]:
     """So many stores of a user's, each with nothing but what makes it one."""
     lines = []
     for number in range(n):

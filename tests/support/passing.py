@@ -8,13 +8,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from fusefs.core.fast_paths import FastPath
-from fusefs.mount.find_mounts import look, mount_at
+from fusefs.mount.find_mounts import mount_at, read_counters
 from tests.support.mounted import Mounted, until
 
 
 def why_off(mounted: Mounted) -> str | None:
     """Why nothing passes the daemon of a mount; None: it does."""
-    states = look(mount_at(os.fsencode(mounted.path))).fast_paths
+    states = read_counters(mount_at(os.fsencode(mounted.path))).fast_paths
     (state,) = (state for state in states if state.name == FastPath.PASSTHROUGH.value)
     return None if state.is_on else state.why
 

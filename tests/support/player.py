@@ -15,10 +15,10 @@ from collections.abc import Iterator
 
 from fusefs.core.inode_attributes import Attributes
 from fusefs.mount import readdir, vfs_files, vfs_write
-from fusefs.mount.validity import Known
+from fusefs.mount.validity import EntryParam
 from fusefs.mount.vfs import Vfs
 from fusefs.mount.vfs_write import Changes
-from fusefs.mount.xattr_operations import Xattrs
+from fusefs.mount.xattr_operations import XattrOperations
 from tests.support.asking import Somebody
 from tests.support.subjects import KEEP, Handle, Seen, Subject, Times, see
 
@@ -40,7 +40,7 @@ class Player(Subject):
         self.vfs = vfs
         self.top = top
         self.references: Counter[int] = Counter()
-        self._xattrs = Xattrs(vfs, are_shown=True, are_for_all=True)
+        self._xattrs = XattrOperations(vfs, are_shown=True, are_for_all=True)
         self._umask = 0o022
         self._late: list[int] | None = None
 
@@ -50,7 +50,7 @@ class Player(Subject):
 
     # References.
 
-    def _count(self, known: Known) -> int:
+    def _count(self, known: EntryParam) -> int:
         self.references[known.nodeid] += 1
         return known.nodeid
 

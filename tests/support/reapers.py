@@ -22,8 +22,8 @@ from fusefs.core.report import Reaped, Report
 from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.late_arrivals import Given
-from fusefs.reaper.remove_tree import NOTHING_SPECIAL, Wishes, remove_contents
+from fusefs.reaper.late_arrivals import LateArrivals
+from fusefs.reaper.remove_tree import NOTHING_SPECIAL, RemovalWishes, remove_contents
 from tests.support.processes import all_stats
 from tests.support.store import entries, reap_now
 
@@ -87,16 +87,16 @@ class Reaping:
         return code - 256 if code > 128 else code
 
 
-def empty_container(kernel: Kernel, container: Fd, wishes: Wishes = NOTHING_SPECIAL) -> Report:
+def empty_container(kernel: Kernel, container: Fd, wishes: RemovalWishes = NOTHING_SPECIAL) -> Report:
     """Remove what is in a container of ours, all of which was given."""
     return remove_contents(kernel, container, all_given(kernel, container), wishes)[0]
 
 
-def all_given(kernel: Kernel, container: Fd) -> Given:
+def all_given(kernel: Kernel, container: Fd) -> LateArrivals:
     """Says of whatever is in a container of ours that it was given."""
     identifier = make_id("20260101T000000", 0, b"job", bytes(6))
     record = Record(identifier, VolumeId("0" * 32), Method.REMOVED, None, None, None, None, "", "", 0, 0)
-    return Given(kernel, container, os.geteuid(), record, without_doubt=True)
+    return LateArrivals(kernel, container, os.geteuid(), record, without_doubt=True)
 
 
 def session(leader: int) -> list[tuple[int, str]]:

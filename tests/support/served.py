@@ -12,7 +12,7 @@ from typing import Any
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId
 from fusefs.core.record import Record, encode
-from fusefs.store.stage import Options
+from fusefs.store.stage import SwapOptions
 from tests.support.bulk import fill
 from tests.support.orphans import EXPIRED, orphan_in
 from tests.support.service import QUICK, Service
@@ -29,19 +29,19 @@ def outwait(running: Service, volume: Path) -> None:
     running.until(lambda: not marker.exists() and not claimed.exists())
 
 
-def aged(volume: Path, name: str, age_s: int, size_mb: int = 0, options: Options | None = None) -> str:
+def aged(volume: Path, name: str, age_s: int, size_mb: int = 0, options: SwapOptions | None = None) -> str:
     """The id of an orphan that is so old, by its record, and so large."""
     (volume / name).mkdir()
     with (volume / name / "file").open("wb") as file:
         if size_mb:
             os.posix_fallocate(file.fileno(), 0, size_mb << 20)
-    identifier = swap(volume / name, options=options or Options()).id
+    identifier = swap(volume / name, options=options or SwapOptions()).id
     record = place(volume, identifier) / "record.json"
     forge(record, created_ns=json.loads(record.read_text())["created_ns"] - age_s * 10**9)
     return identifier
 
 
-def queue_up(volume: Path, n: int, options: Options) -> None:
+def queue_up(volume: Path, n: int, options: SwapOptions) -> None:
     """So many orphans of the caller's, each an empty directory; faster than by the store's own functions."""
     first = swap_empty(volume, options)
     with own(volume) as folder, folder.open(State.ORPHANS) as orphans:
@@ -55,7 +55,7 @@ def queue_up(volume: Path, n: int, options: Options) -> None:
             os.close(fd)
 
 
-def swap_empty(volume: Path, options: Options) -> Record:
+def swap_empty(volume: Path, options: SwapOptions) -> Record:
     """The record of a removed empty directory, without what names a single tree."""
     (volume / "empty").mkdir()
     return record_of(remove(volume / "empty", options=options))._replace(parent=None, victim=None)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fusefs.core.service_status import Phase, Seen, VolumeStatus
+from fusefs.core.service_status import SeenStatus, VolumePhase, VolumeStatus
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME
 from fusefs.service.status_file import read_status
 from tests.support.command import TRASHD
@@ -62,7 +62,7 @@ class Service:
             select.select([], [], [], max(_GLANCE_S, 3 * (time.thread_time() - looked_s)))
             looked_s = time.thread_time()
 
-    def seen(self) -> Seen | None:
+    def seen(self) -> SeenStatus | None:
         """Its status."""
         return read_status(self._runtime)
 
@@ -73,7 +73,7 @@ class Service:
         (found,) = [one for one in seen.status.volumes if one.root() == os.fsencode(path)]
         return found
 
-    def until_phase(self, path: Path, *phases: Phase) -> VolumeStatus:
+    def until_phase(self, path: Path, *phases: VolumePhase) -> VolumeStatus:
         """Wait until a volume is in one of these."""
         self.until(lambda: self.volume(path).phase in phases)
         return self.volume(path)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fusefs.store.stage import Options
+from fusefs.store.stage import SwapOptions
 from tests.support.orphans import EXPIRED, TREE
 from tests.support.service import QUICK, Service, places, service
 from tests.support.store import folder_of, init, own, recover_all, swap
@@ -41,7 +41,7 @@ class Shared:
         """His folder in the store, by its plain name."""
         return folder_of(self.volume, uid)
 
-    def throw(self, uid: int, name: str = "job", options: Options = EXPIRED, spec: Spec = TREE) -> str:
+    def throw(self, uid: int, name: str = "job", options: SwapOptions = EXPIRED, spec: Spec = TREE) -> str:
         """The id of a directory that a user made and swapped, expired unless told otherwise."""
 
         def act() -> str:

@@ -14,7 +14,7 @@ import msgspec
 
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId
-from fusefs.core.service_status import Phase, Status, VolumeStatus, volume_status
+from fusefs.core.service_status import Status, VolumePhase, VolumeStatus, volume_status
 from fusefs.linux.runtime_directories import make_dir, runtime_dir
 from fusefs.linux.service_lock import take
 from fusefs.reaper.reap import reap
@@ -39,7 +39,7 @@ def own_runtime_dir() -> Iterator[bytes]:
 @contextmanager
 def small_reaper(
     volume: Path,
-    phase: Phase = Phase.REAPING,
+    phase: VolumePhase = VolumePhase.REAPING,
     why: str = "",
     *,
     reaps: bool = True,
@@ -73,7 +73,7 @@ def small_reaper(
 def _serve(
     volume: Path,
     directory: bytes,
-    phase: Phase,
+    phase: VolumePhase,
     why: str,
     told: int,
     *,

@@ -15,22 +15,22 @@ from fusefs.core.record_decoding import decode
 from fusefs.core.report import Reaped
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.reap import reap
-from fusefs.store.adopt import Problem
-from fusefs.store.backing_and_mount import Sides
+from fusefs.store.adopt import AdoptionProblem
+from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.check import check_folder, check_store
 from fusefs.store.discover import discover
 from fusefs.store.find_orphans import act_on, all_entries, each_folder, find_container, tend_all
 from fusefs.store.init_store import initialise
 from fusefs.store.layout import Store, UserFolder, open_store
-from fusefs.store.list_orphans import Entry
+from fusefs.store.list_orphans import ListedContainer
 from fusefs.store.restore import Restored
 from fusefs.store.restore_by_id import restore_by_id
-from fusefs.store.stage import Options
+from fusefs.store.stage import SwapOptions
 from fusefs.store.swap import Swapped
 from fusefs.store.swap_path import own_folder, remove_path, swap_path
 from tests.support.volumes import tmpfs_volume
 
-_DEFAULT = Options()
+_DEFAULT = SwapOptions()
 
 
 def raw(path: Path) -> bytes:
@@ -41,22 +41,22 @@ def raw(path: Path) -> bytes:
 def init(volume: Path, kernel: Kernel | None = None, *, is_known: bool = False) -> None:
     """`trashd init`, with the caller's own folder and reserve."""
     kernel = kernel or Kernel()
-    store, _done = initialise(kernel, Sides(kernel.open_path(raw(volume))), raw(volume), is_known=is_known)
+    store, _done = initialise(kernel, BackingAndMount(kernel.open_path(raw(volume))), raw(volume), is_known=is_known)
     with store:
         own_folder(store).fd.close()
 
 
-def swap(path: Path, kernel: Kernel | None = None, options: Options = _DEFAULT) -> Swapped:
+def swap(path: Path, kernel: Kernel | None = None, options: SwapOptions = _DEFAULT) -> Swapped:
     """`trashd swap`."""
     return swap_path(kernel or Kernel(), raw(path), options)
 
 
-def remove(path: Path, kernel: Kernel | None = None, options: Options = _DEFAULT) -> Swapped:
+def remove(path: Path, kernel: Kernel | None = None, options: SwapOptions = _DEFAULT) -> Swapped:
     """`trashd rm`."""
     return remove_path(kernel or Kernel(), raw(path), options)
 
 
-def entries(volume: Path) -> list[Entry]:
+def entries(volume: Path) -> list[ListedContainer]:
     """`trashd list --volume`."""
     return all_entries(Kernel(), [raw(volume)])
 
@@ -86,12 +86,12 @@ def recover_all(volume: Path, kernel: Kernel | None = None) -> list[str]:
     return tend_all(kernel or Kernel(), [raw(volume)])
 
 
-def problems(volume: Path) -> list[Problem]:
+def problems(volume: Path) -> list[AdoptionProblem]:
     """What `trashd doctor` says of a volume that has a store."""
     kernel = Kernel()
     with opened(volume) as store:
         found = list(check_store(store))
-    for part in each_folder(discover(kernel, [raw(volume)]), check_folder, list[Problem]):
+    for part in each_folder(discover(kernel, [raw(volume)]), check_folder, list[AdoptionProblem]):
         found += part
     return list(dict.fromkeys(found))
 
@@ -106,7 +106,7 @@ def assert_silent(volume: Path) -> None:
 def opened(volume: Path) -> Iterator[Store]:
     """The store of a volume."""
     kernel = Kernel()
-    store = open_store(kernel, Sides(kernel.open_path(raw(volume))), raw(volume))
+    store = open_store(kernel, BackingAndMount(kernel.open_path(raw(volume))), raw(volume))
     assert store is not None, f"no store in {volume}"
     with store:
         yield store

@@ -11,7 +11,7 @@ from fusefs.core.names import join
 from fusefs.core.selection import Selection
 from fusefs.core.sweep_result import Swept
 from fusefs.linux.kernel import Kernel, Refused
-from fusefs.sweep.request import Act, Here, Request, ToDelete, ToPrint, Wishes
+from fusefs.sweep.request import Act, ActionPlace, Request, SweepWishes, ToDelete, ToPrint
 from fusefs.sweep.run import run
 
 ALL = Selection(names=("*",))
@@ -24,12 +24,12 @@ def sweep(
     act: Act | None = None,
     *,
     kernel: Kernel | None = None,
-    wishes: Wishes | None = None,
+    wishes: SweepWishes | None = None,
     **request: Any,
 ) -> Swept:
     """Sweep; delete, unless told otherwise."""
     asked = Request(os.fsencode(directory), selection, act or ToDelete(), **request)
-    return run(kernel or Kernel(), asked, wishes or Wishes())
+    return run(kernel or Kernel(), asked, wishes or SweepWishes())
 
 
 def names(directory: Path) -> set[str]:
@@ -41,7 +41,7 @@ def printed(top: Path, selection: Selection) -> list[bytes]:
     """What is chosen below a directory: relative paths, as often as they are told."""
     told: list[bytes] = []
 
-    def tell(here: Here, names: Sequence[str]) -> Refused:
+    def tell(here: ActionPlace, names: Sequence[str]) -> Refused:
         told.extend(join(here.upper, os.fsencode(name)) for name in names)
         return []
 

@@ -18,7 +18,7 @@ from typing import NoReturn
 from fusefs.core.errors import TrashdError
 from fusefs.core.lifecycle import State
 from fusefs.core.record import Method
-from fusefs.store.stage import Options
+from fusefs.store.stage import SwapOptions
 from tests.support.orphans import EXPIRED
 from tests.support.store import entries, own, remove, restore, swap
 from tests.support.users import become
@@ -116,7 +116,7 @@ class Person:
 
     def _keep(self) -> None:
         path, content = self._make()
-        self.ledger.orphans[swap(path, options=Options(self._random.choice([None, 3600]))).id] = content
+        self.ledger.orphans[swap(path, options=SwapOptions(self._random.choice([None, 3600]))).id] = content
 
     def _drop_one(self) -> None:
         path, content = self._make()

@@ -28,7 +28,7 @@ from pyfuse3 import EntryAttributes, FileHandleT, FUSEError, InodeT, ModeT, Read
 
 from fusefs.core import fuse_protocol as wire
 from fusefs.mount import pyfuse3_loop
-from fusefs.mount.reply_patching import NAME_ONLY_GENERATION, Replies, keep_listing, leave_out_nodes
+from fusefs.mount.reply_patching import NAME_ONLY_GENERATION, ReplyPatching, keep_listing, leave_out_nodes
 from tests.support.fuse import FuseMount, fuse_mount
 from tests.support.mounted import until
 
@@ -85,7 +85,7 @@ class WaitingFs(pyfuse3.Operations):
         super().__init__()
         self.counts = Counts()
         self.scope = trio.CancelScope()
-        self.replies: Replies | None = None
+        self.replies: ReplyPatching | None = None
         self._n_entries, self._keeps, self._names_only = n_entries, keeps, names_only
         self._go, self._thread_go = trio.Event(), threading.Event()
 
@@ -209,7 +209,7 @@ def _main() -> None:
     fs = WaitingFs(asked.entries, keeps=asked.keep, names_only=asked.names_only)
     assert pyfuse3_loop.hook(fs.replied, lambda: None)
     pyfuse3.init(fs, asked.mount_point, {"fsname=waiting"})
-    fs.replies = Replies(session_fd())
+    fs.replies = ReplyPatching(session_fd())
     try:
         trio.run(partial(_serve, fs, reads_first=asked.read_first))
     finally:

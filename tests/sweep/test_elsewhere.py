@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.sweep_result import Sums
+from fusefs.core.sweep_result import SweepSums
 from fusefs.linux.kernel import Kernel
 from fusefs.store.deep_path import DeepOpeners
 from fusefs.store.locate import find_scope
 from fusefs.sweep.move_action import open_move
-from fusefs.sweep.request import Here, IfExists, ToMove, Top, ToTrash
+from fusefs.sweep.request import ActionPlace, IfExists, SweepRoot, ToMove, ToTrash
 from fusefs.sweep.trash_action import open_trash
 from tests.support.store import init, place, raw
 
@@ -30,26 +30,34 @@ def job(volume: Path) -> Path:
 
 def test_directory_that_has_another_path_by_now_is_left_alone(volume: Path, job: Path) -> None:
     kernel = Kernel()
-    with find_scope(kernel, raw(job)) as scope, open_trash(kernel, Top(raw(job), scope.sides), ToTrash()) as action:
+    with (
+        find_scope(kernel, raw(job)) as scope,
+        open_trash(kernel, SweepRoot(raw(job), scope.sides), ToTrash()) as action,
+    ):
         with scope.sides.beneath(kernel, b"sub/deep") as sides:
             os.rename(job / "sub", volume / "outside")
-            taken = action.take(Here(kernel, sides, b"sub/deep", False, lambda: False, DeepOpeners(kernel)), ["c.log"])
+            taken = action.take(
+                ActionPlace(kernel, sides, b"sub/deep", False, lambda: False, DeepOpeners(kernel)), ["c.log"]
+            )
         assert list(taken.refused) == [("c.log", errno.ENOENT)]
-        assert action.end(Sums()).orphan is None
+        assert action.end(SweepSums()).orphan is None
     assert (volume / "outside/deep/c.log").exists()
 
 
 def test_directory_that_is_in_the_container_by_now_loses_nothing(volume: Path, job: Path) -> None:
     kernel = Kernel()
-    with find_scope(kernel, raw(job)) as scope, open_trash(kernel, Top(raw(job), scope.sides), ToTrash()) as action:
+    with (
+        find_scope(kernel, raw(job)) as scope,
+        open_trash(kernel, SweepRoot(raw(job), scope.sides), ToTrash()) as action,
+    ):
         with scope.sides.beneath(kernel, b"sub") as sides, DeepOpeners(kernel) as ways:
             (job / "sub/empty").mkdir()
-            here = Here(kernel, scope.sides, b"", True, lambda: False, ways)
+            here = ActionPlace(kernel, scope.sides, b"", True, lambda: False, ways)
             assert action.take(here, ["sub"]).refused == []
             # Whoever had it open goes on in there.
-            taken = action.take(Here(kernel, sides, b"sub", True, lambda: False, ways), ["empty"])
+            taken = action.take(ActionPlace(kernel, sides, b"sub", True, lambda: False, ways), ["empty"])
         assert list(taken.refused) == [("empty", errno.ENOENT)]
-        orphan = action.end(Sums(n_done=1)).orphan
+        orphan = action.end(SweepSums(n_done=1)).orphan
     assert orphan is not None
     assert (place(volume, orphan) / "tree/sub/empty").is_dir()
 
@@ -59,9 +67,9 @@ def test_directory_that_its_names_go_to_by_now_loses_nothing(volume: Path, job: 
     kernel = Kernel()
     (volume / "archive").mkdir()
     to = ToMove(raw(volume / "archive"), if_exists=if_exists)
-    with find_scope(kernel, raw(job)) as scope, open_move(kernel, Top(raw(job), scope.sides), to) as action:
+    with find_scope(kernel, raw(job)) as scope, open_move(kernel, SweepRoot(raw(job), scope.sides), to) as action:
         with scope.sides.beneath(kernel, b"sub/deep") as sides, DeepOpeners(kernel) as ways:
             os.rename(job / "sub", volume / "archive/sub")
-            taken = action.take(Here(kernel, sides, b"sub/deep", False, lambda: False, ways), ["c.log"])
+            taken = action.take(ActionPlace(kernel, sides, b"sub/deep", False, lambda: False, ways), ["c.log"])
         assert list(taken.refused) == [("c.log", errno.ENOENT)]
     assert os.listdir(volume / "archive/sub/deep") == ["c.log"]

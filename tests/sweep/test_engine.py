@@ -11,7 +11,7 @@ import pytest
 from fusefs.core.errors import IsStore, NotADirectory, NotFound, Refused
 from fusefs.core.record import Failure
 from fusefs.core.selection import Selection, SizeBound
-from fusefs.core.sweep_result import Sums
+from fusefs.core.sweep_result import SweepSums
 from fusefs.linux.kernel import Kernel
 from fusefs.sweep.request import ToCount, ToDelete
 from tests.support.bulk import fill
@@ -31,7 +31,7 @@ DIRECTORIES = Selection(types=frozenset("d"))
 def test_matches_go_and_all_else_stays(volume: Path) -> None:
     top = make_tree(volume / "top", {"a.log": "1", "b": "2", "d": {"c.log": "3", "link.log": Symlink("../b"), "e": {}}})
     swept = sweep(top, LOGS)
-    assert swept.sums == Sums(n_seen=6, n_matched=3, n_done=3)
+    assert swept.sums == SweepSums(n_seen=6, n_matched=3, n_done=3)
     assert names(top) == {"b", "d", "d/e"}
 
 

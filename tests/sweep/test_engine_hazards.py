@@ -13,12 +13,12 @@ import pytest
 from fusefs.core.errors import Refused
 from fusefs.core.record import Failure
 from fusefs.core.selection import Selection, TimeBound
-from fusefs.core.slice_budget import Tempo
-from fusefs.core.sweep_result import Spared, Sums
-from fusefs.engine.slice_pace import Constant
+from fusefs.core.slice_budget import Speed
+from fusefs.core.sweep_result import Spared, SweepSums
+from fusefs.engine.slice_pace import ConstantSpeed
 from fusefs.linux.kernel import Kernel
-from fusefs.store.backing_and_mount import Sides
-from fusefs.sweep.request import IfExists, ToCount, ToDelete, ToMove, ToTrash, Wishes
+from fusefs.store.backing_and_mount import BackingAndMount
+from fusefs.sweep.request import IfExists, SweepWishes, ToCount, ToDelete, ToMove, ToTrash
 from tests.support.bulk import fill
 from tests.support.moving import AfterThe, pass_a_tick
 from tests.support.store import Before
@@ -134,7 +134,7 @@ def test_three_calls_in_vain_end_it(top: Path) -> None:
 class Spares:
     """A guard of one name."""
 
-    def spares(self, _kernel: Kernel, _sides: Sides, upper: bytes) -> str | None:
+    def spares(self, _kernel: Kernel, _sides: BackingAndMount, upper: bytes) -> str | None:
         return "for a reason" if upper.endswith(b"kept") else None
 
 
@@ -236,7 +236,7 @@ def test_a_directory_that_takes_the_place_of_one_that_was_chosen_stays(volume: P
             make_tree(path, {"live": ""})
 
     act = ToMove(os.fsencode(volume / "away")) if moves else ToTrash()
-    slowly = Wishes(Constant(Tempo(entries_per_s=500)))  # 25 in a slice, twice as many after a pause
+    slowly = SweepWishes(ConstantSpeed(Speed(entries_per_s=500)))  # 25 in a slice, twice as many after a pause
     sweep(top, OLD_DIRECTORIES, act, kernel=Kernel(AfterThe("renameat2", replace, 100)), wishes=slowly)
     assert len(list(top.glob("*/live"))) >= 150
 
@@ -286,10 +286,10 @@ def test_two_sweeps_at_once_share_the_matches(top: Path) -> None:
     fill(top, 20_000)
     done: list[int] = []
 
-    def other(_sums: Sums) -> None:
+    def other(_sums: SweepSums) -> None:
         if not done:
             done.append(sweep(top, ALL).sums.n_done)
 
-    swept = sweep(top, ALL, wishes=Wishes(progress=other))
+    swept = sweep(top, ALL, wishes=SweepWishes(progress=other))
     assert swept.sums.n_done + done[0] == 20_000
     assert (swept.sums.n_failed, names(top)) == (0, set())

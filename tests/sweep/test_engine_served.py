@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.selection import Selection, SizeBound
-from fusefs.core.sweep_result import Sums
-from fusefs.sweep.request import Act, ToCount, ToDelete, ToMove, ToTrash, Wishes
+from fusefs.core.sweep_result import SweepSums
+from fusefs.sweep.request import Act, SweepWishes, ToCount, ToDelete, ToMove, ToTrash
 from tests.support.bulk import fill
 from tests.support.mounted import Mounted, trashd_mount
 from tests.support.slowfs import SlowVolume, slow_volume
@@ -88,8 +88,8 @@ def test_stopped_among_threads_it_gives_back_all_fds_and_the_next_does_the_rest(
     for n in range(4):
         fill(slow.backing / f"top/{n}", 1000)
     before = len(os.listdir("/proc/self/fd"))
-    done: list[Sums] = []
-    first = sweep(slow.path / "top", ALL, wishes=Wishes(progress=done.append, stops=lambda: len(done) > 2))
+    done: list[SweepSums] = []
+    first = sweep(slow.path / "top", ALL, wishes=SweepWishes(progress=done.append, stops=lambda: len(done) > 2))
     assert (first.is_stopped, len(os.listdir("/proc/self/fd"))) == (True, before)
     second = sweep(slow.path / "top", ALL)
     assert first.sums.n_done + second.sums.n_done == 4000

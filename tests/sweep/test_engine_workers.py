@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.selection import Selection
-from fusefs.core.sweep_result import Sums
+from fusefs.core.sweep_result import SweepSums
 from fusefs.linux.kernel import Kernel
-from fusefs.sweep.request import Wishes
+from fusefs.sweep.request import SweepWishes
 from tests.support.bulk import fill
 from tests.support.sweeping import ALL, EVERY_KIND, names, sweep
 from tests.support.volumes import loop_volume, tmpfs_volume
@@ -47,8 +47,8 @@ def test_workers_that_are_killed_cost_nothing_but_time(top: Path) -> None:
 
 def test_stopped_it_is_finished_by_the_next(top: Path) -> None:
     fill(top, 30_000)
-    done: list[Sums] = []
-    first = sweep(top, ALL, wishes=Wishes(progress=done.append, stops=lambda: any(sums.n_done for sums in done)))
+    done: list[SweepSums] = []
+    first = sweep(top, ALL, wishes=SweepWishes(progress=done.append, stops=lambda: any(sums.n_done for sums in done)))
     assert first.is_stopped
     assert 0 < first.sums.n_done < 30_000
     second = sweep(top, ALL)

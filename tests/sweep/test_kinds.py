@@ -12,7 +12,7 @@ import pytest
 
 from fusefs.core.record import Failure
 from fusefs.core.selection import Selection, SizeBound
-from fusefs.core.sweep_result import Sums
+from fusefs.core.sweep_result import SweepSums
 from fusefs.linux.kernel import Kernel
 from fusefs.sweep.request import Act, ToCount, ToDelete, ToMove, ToPrint, ToTrash
 from tests.support.sweeping import ALL, names, printed, sweep
@@ -63,7 +63,7 @@ def test_what_may_not_be_looked_at_is_told(untold: Path) -> None:
 def test_what_is_mounted_is_told_as_skipped(untold: Path) -> None:
     top = make_tree(untold / "top", {"mnt": {}, "on": "", "f": ""})
     with bind_mount(untold, top / "mnt"), bind_mount(top / "f", top / "on"):
-        assert sweep(top, ALL).sums == Sums(n_seen=3, n_matched=1, n_done=1, n_mounts=2)
+        assert sweep(top, ALL).sums == SweepSums(n_seen=3, n_matched=1, n_done=1, n_mounts=2)
 
 
 # Directories that may not be read

@@ -11,10 +11,10 @@ import pytest
 
 from fusefs.core.record import Failure
 from fusefs.core.selection import Selection
-from fusefs.core.slice_budget import AT_ONCE, HOLD, Tempo
-from fusefs.core.sweep_result import Sums
+from fusefs.core.slice_budget import AT_ONCE, HOLD, Speed
+from fusefs.core.sweep_result import SweepSums
 from fusefs.sweep.names_from_list import BrokenList, read_names
-from fusefs.sweep.request import ToTrash, Wishes
+from fusefs.sweep.request import SweepWishes, ToTrash
 from tests.support.bulk import fill
 from tests.support.sweeping import ALL, EVERY_KIND, names, sweep
 from tests.support.tree import Symlink, make_tree
@@ -46,7 +46,7 @@ def test_a_name_outside_is_told(volume: Path, path: str) -> None:
 def test_the_directory_itself_is_listed_in_vain(volume: Path, path: str) -> None:
     top = make_tree(volume / "top", {"a.log": "", "d": {}})
     swept = sweep(top, EVERY_KIND, names=listed(path.format(top=top)))
-    assert (swept.sums, names(top)) == (Sums(), {"a.log", "d"})
+    assert (swept.sums, names(top)) == (SweepSums(), {"a.log", "d"})
 
 
 def test_a_link_on_the_way_to_a_listed_name_is_told(volume: Path) -> None:
@@ -74,7 +74,9 @@ def test_a_list_is_begun_with_before_it_ends(top: Path) -> None:
             yield b"f%d" % n
 
     first: list[int] = []
-    swept = sweep(top, ALL, names=paths(), wishes=Wishes(progress=lambda _sums: first.append(len(read))), n_workers=1)
+    swept = sweep(
+        top, ALL, names=paths(), wishes=SweepWishes(progress=lambda _sums: first.append(len(read))), n_workers=1
+    )
     assert swept.sums.n_done == 5000
     assert first[0] < 2000
 
@@ -89,7 +91,7 @@ def test_late_names_are_asked_for_when_they_can_be_acted_on(top: Path) -> None:
             yield b"f%d" % n
 
     halting = Halting(lambda: (len(asked), 5 - len(os.listdir(top))))
-    assert sweep(top, ALL, names=paths(), late=True, wishes=Wishes(halting), n_workers=1).sums.n_done == 5
+    assert sweep(top, ALL, names=paths(), late=True, wishes=SweepWishes(halting), n_workers=1).sums.n_done == 5
     assert halting.seen[:5] == [(n, n) for n in range(5)]
 
 
@@ -101,7 +103,7 @@ class Halting:
         self.seen: list[tuple[int, int]] = []
         self.holds = True
 
-    def tempo(self) -> Tempo:
+    def tempo(self) -> Speed:
         return HOLD if self.holds else AT_ONCE
 
     def done(self, _n_entries: int, _n_bytes: int, _busy_s: float) -> None:
@@ -127,7 +129,7 @@ def test_a_list_that_breaks_off_is_a_stop_that_tells_what_was_done(volume: Path)
 def test_what_is_not_there_at_the_first_look_is_missing_and_nothing_vanished(volume: Path) -> None:
     top = make_tree(volume / "top", {"d": {"f": ""}})
     swept = sweep(top, ALL, names=listed("d/f", "d/no", "no/f", "no/g"))
-    assert (swept.sums, names(top)) == (Sums(n_seen=1, n_matched=1, n_done=1, n_missing=3), {"d"})
+    assert (swept.sums, names(top)) == (SweepSums(n_seen=1, n_matched=1, n_done=1, n_missing=3), {"d"})
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\0"])

@@ -11,21 +11,21 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.plan_rules import Age
+from fusefs.core.plan_rules import RuleAge
 from fusefs.core.selection import KINDS, Field, Matcher, Selection
-from fusefs.core.sweep_result import Spared, Sums
+from fusefs.core.sweep_result import Spared, SweepSums
 from fusefs.linux.kernel import Kernel
-from fusefs.plan.keep_guard import KEPT, LOCKED, Keepers, Locking, why_locked
+from fusefs.plan.keep_guard import KEPT, LOCKED, KeepGuard, Locking, why_locked
 from fusefs.plan.units import MOUNTED, Judged, Unit, Young, judge_units
-from fusefs.store.backing_and_mount import Sides
+from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.deep_path import DeepOpeners
-from fusefs.sweep.open_directories import Directory, Passed, find_directories
-from fusefs.sweep.request import Ended, Here, Identified, Taken
+from fusefs.sweep.open_directories import MeantDirectory, PassedDirectory, find_directories
+from fusefs.sweep.request import ActionEnd, ActionPlace, ActionResult, Identified
 
 KERNEL = Kernel()
 ALICE, MALLORY = 12001, 12666
 OLD_NS, NOW_NS = 10**18, 10**18 + 10**15
-_AGE = Age(("mtime",), OLD_NS + 1)
+_AGE = RuleAge(("mtime",), OLD_NS + 1)
 needs_root = pytest.mark.needs("root")
 
 
@@ -52,11 +52,11 @@ def locked(path: Path, how: int = fcntl.LOCK_SH) -> Iterator[None]:
 
 
 def meant(pattern: Path | str) -> list[bytes]:
-    return [found.path for found in find_directories(KERNEL, os.fsencode(pattern)) if isinstance(found, Directory)]
+    return [found.path for found in find_directories(KERNEL, os.fsencode(pattern)) if isinstance(found, MeantDirectory)]
 
 
-def passed(pattern: Path | str) -> list[Passed]:
-    return [found for found in find_directories(KERNEL, os.fsencode(pattern)) if isinstance(found, Passed)]
+def passed(pattern: Path | str) -> list[PassedDirectory]:
+    return [found for found in find_directories(KERNEL, os.fsencode(pattern)) if isinstance(found, PassedDirectory)]
 
 
 def test_pattern_means_what_a_shell_means(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_pattern_means_what_a_shell_means(tmp_path: Path) -> None:
 
 
 def test_directory_that_is_not_there_is_told(tmp_path: Path) -> None:
-    assert passed(tmp_path / "none/x") == [Passed(bytes(tmp_path / "none"), "No such file or directory")]
+    assert passed(tmp_path / "none/x") == [PassedDirectory(bytes(tmp_path / "none"), "No such file or directory")]
     assert list(find_directories(KERNEL, bytes(tmp_path / "none*"))) == []
 
 
@@ -113,7 +113,7 @@ def test_links_in_a_ring_are_told(tmp_path: Path) -> None:
 def judge(directory: Path, selection: Selection | None = None, *fields: Field) -> list[Judged]:
     matcher = Matcher(selection or Selection(types=frozenset(KINDS)))
     with KERNEL.open_path(bytes(directory)) as fd:
-        return list(judge_units(KERNEL, Sides(fd), matcher, Age(fields or ("mtime",), OLD_NS + 1)))
+        return list(judge_units(KERNEL, BackingAndMount(fd), matcher, RuleAge(fields or ("mtime",), OLD_NS + 1)))
 
 
 def old(directory: Path) -> set[bytes]:
@@ -148,7 +148,7 @@ def test_look_ends_at_the_first_young_file(tmp_path: Path) -> None:
     calls: list[str] = []
     kernel = Kernel(calls.append)
     with KERNEL.open_path(bytes(tmp_path)) as fd:
-        judged = judge_units(kernel, Sides(fd), Matcher(Selection(types=frozenset("d"))), _AGE)
+        judged = judge_units(kernel, BackingAndMount(fd), Matcher(Selection(types=frozenset("d"))), _AGE)
         assert list(judged) == [Young(b"unit")]  # type: ignore[arg-type]
     assert len(calls) < 20
 
@@ -156,7 +156,7 @@ def test_look_ends_at_the_first_young_file(tmp_path: Path) -> None:
 def test_who_is_stopped_calls_nothing_old_that_he_has_not_looked_at(tmp_path: Path) -> None:
     put(tmp_path / "unit/a/old")
     with KERNEL.open_path(bytes(tmp_path)) as fd:
-        judged = judge_units(KERNEL, Sides(fd), Matcher(Selection(types=frozenset("d"))), _AGE, lambda: True)
+        judged = judge_units(KERNEL, BackingAndMount(fd), Matcher(Selection(types=frozenset("d"))), _AGE, lambda: True)
         assert not [one for one in judged if isinstance(one, Unit)]
 
 
@@ -226,7 +226,7 @@ def test_looking_makes_nothing_look_used(tmp_path: Path) -> None:
 def spares(path: Path, *, holds: bool) -> tuple[str | None, bool]:
     """What the guard says, and whether somebody else could lock the directory then."""
     with KERNEL.open_path(bytes(path)) as opened, KERNEL.open_dir(opened) as fd:
-        said = Keepers(holds).spares(KERNEL, Sides(fd), b"")
+        said = KeepGuard(holds).spares(KERNEL, BackingAndMount(fd), b"")
         return said, why_locked(KERNEL, opened, b".") is None
 
 
@@ -267,12 +267,12 @@ class Some:
         self._most = most
         self.taken: list[str] = []
 
-    def take(self, _here: Here, names: Sequence[str]) -> Taken:
+    def take(self, _here: ActionPlace, names: Sequence[str]) -> ActionResult:
         self.taken += names[: self._most]
-        return Taken(n_left=max(len(names) - self._most, 0))
+        return ActionResult(n_left=max(len(names) - self._most, 0))
 
-    def end(self, _sums: Sums) -> Ended:
-        return Ended()
+    def end(self, _sums: SweepSums) -> ActionEnd:
+        return ActionEnd()
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 9])
@@ -285,9 +285,9 @@ def test_each_locked_file_is_told_once_whatever_is_left_for_later(tmp_path: Path
     with ExitStack() as owned:
         for name in "acf":
             owned.enter_context(locked(tmp_path / name))
-        here = Here(
+        here = ActionPlace(
             KERNEL,
-            Sides(owned.enter_context(KERNEL.open_path(bytes(tmp_path)))),
+            BackingAndMount(owned.enter_context(KERNEL.open_path(bytes(tmp_path)))),
             b"",
             False,
             lambda: False,
@@ -306,12 +306,12 @@ def test_lock_on_the_mounted_side_counts_too(tmp_path: Path, name: str) -> None:
         put(tmp_path / side / "unit/file")
     with ExitStack() as owned:
         paths = [bytes(tmp_path / side) for side in ("backing", "mounted")]
-        sides = Sides(*(owned.enter_context(KERNEL.open_path(path)) for path in paths))
-        readable = Sides(owned.enter_context(KERNEL.open_dir(sides.fd)), sides.mounted)
+        sides = BackingAndMount(*(owned.enter_context(KERNEL.open_path(path)) for path in paths))
+        readable = BackingAndMount(owned.enter_context(KERNEL.open_dir(sides.fd)), sides.mounted)
         owned.enter_context(locked(tmp_path / "mounted" / name))
-        guarded = Keepers(holds=True).spares(KERNEL, readable, b"")
+        guarded = KeepGuard(holds=True).spares(KERNEL, readable, b"")
         judged = list(judge_units(KERNEL, sides, Matcher(Selection(types=frozenset("d"))), _AGE))
-        here = Here(KERNEL, sides, b"", False, lambda: False, DeepOpeners(KERNEL))
+        here = ActionPlace(KERNEL, sides, b"", False, lambda: False, DeepOpeners(KERNEL))
         taken = Locking(Some(9), holds=True).take(here, ["unit"])
     assert guarded == (LOCKED if name == "." else None)
     assert judged == [Spared(b"unit", LOCKED)] if name != "." else isinstance(judged[0], Unit)

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.errors import NotFound, Refused
-from fusefs.core.plan_rules import Done, Listed, NotDone, Told, World, read_plan
+from fusefs.core.plan_rules import PlanContext, PurgeListed, RuleDone, RuleNotDone, RuleOutcome, read_plan
 from fusefs.core.sweep_result import Spared, Swept
 from fusefs.core.toml_reader import Source
 from fusefs.linux.kernel import Kernel
-from fusefs.plan.run_plan import How, carry_out
-from fusefs.sweep.request import Request, Wishes
+from fusefs.plan.run_plan import PlanOptions, carry_out
+from fusefs.sweep.request import Request, SweepWishes
 from fusefs.sweep.run import NOTHING_SPECIAL, run
 from tests.support.store import entries, restore
 from tests.support.tree import snapshot
@@ -53,19 +53,19 @@ def carried(
     *,
     runs: bool = True,
     now_ns: int = NOW_NS,
-    wishes: Wishes = NOTHING_SPECIAL,
+    wishes: SweepWishes = NOTHING_SPECIAL,
     kernel: Kernel | None = None,
-) -> list[Told]:
+) -> list[RuleOutcome]:
     """What a rule with these keys does."""
     plan = f'[[rule]]\ndirectory = "{directory}"\n{text}\n'
-    rules = read_plan([Source("plan", plan)], World(now_ns, time.mktime, int, int))
-    return list(carry_out(kernel or Kernel(), rules, How(runs, now_ns, wishes)))
+    rules = read_plan([Source("plan", plan)], PlanContext(now_ns, time.mktime, int, int))
+    return list(carry_out(kernel or Kernel(), rules, PlanOptions(runs, now_ns, wishes)))
 
 
 def swept(directory: Path | str, text: str, *, runs: bool = True) -> Swept:
     """What it does in the only directory that it has."""
     (told,) = carried(directory, text, runs=runs)
-    assert isinstance(told, Done), told
+    assert isinstance(told, RuleDone), told
     return told.swept
 
 
@@ -195,8 +195,8 @@ def test_lists_of_who_stops_it_stay_as_they_were(volume: Path) -> None:
     carried(volume / "scratch", text)
     before = snapshot(volume / "lists")
     os.chown(put(volume / "scratch/b", 25), MALLORY, MALLORY)
-    told = carried(volume / "scratch", text, wishes=Wishes(stops=lambda: True))
-    assert not [one for one in told if isinstance(one, Listed)]
+    told = carried(volume / "scratch", text, wishes=SweepWishes(stops=lambda: True))
+    assert not [one for one in told if isinstance(one, PurgeListed)]
     assert snapshot(volume / "lists") == before
 
 
@@ -212,10 +212,10 @@ def test_lists_that_lie_in_what_a_rule_sweeps_by_whatever_path_are_refused(
         (volume / "scratch/spool/lists").mkdir()
     text = f'{OLD}\naction = "delete"\n{unit}\npurgelist = {{ directory = "{volume}/by/lists", ahead = "7d" }}'
     told, listed = carried(volume / "scratch", text, runs=runs)
-    assert isinstance(told, NotDone)
+    assert isinstance(told, RuleNotDone)
     assert isinstance(told.error, Refused)
     assert f"the purge lists of {volume}/by/lists lie in it" in told.why
-    assert isinstance(listed, Listed)
+    assert isinstance(listed, PurgeListed)
     assert (listed.is_whole, files(volume / "scratch")) == (False, {"spool/old"})
 
 
@@ -229,7 +229,7 @@ def test_lists_that_lack_what_nobody_could_look_at_say_so(volume: Path, unit: st
     (volume / "scratch/b").chmod(0 if is_closed else 0o755)
     text = f'{OLD}\n{unit}\npurgelist = {{ directory = "{volume}/lists", ahead = "7d" }}'
     listed = as_user(ALICE, lambda: carried(volume / "scratch", text)[-1])
-    assert isinstance(listed, Listed)
+    assert isinstance(listed, PurgeListed)
     assert (listed.is_whole, listed.n_entries) == (not is_closed, 1 if is_closed else 2)
     (written,) = (volume / "lists").iterdir()
     assert ("# Not complete" in written.read_text()) == is_closed
@@ -241,7 +241,7 @@ def test_lists_say_so_too_if_units_were_left_for_another_time(volume: Path) -> N
     text = f'{OLD}\nunit = "top"\nmax_delete = 1\npurgelist = {{ directory = "{volume}/lists", ahead = "7d" }}'
     for runs in (False, True):
         listed = carried(volume / "scratch", text, runs=runs)[-1]
-        assert isinstance(listed, Listed)
+        assert isinstance(listed, PurgeListed)
         assert not listed.is_whole
 
 
@@ -259,8 +259,8 @@ def test_lists_that_can_not_be_written_are_told_and_hold_up_nothing(
         put(volume / "scratch" / name, age_days)
     text = f'{OLD}\naction = "delete"\n{unit}\npurgelist = {{ directory = "{volume}/lists", ahead = "7d" }}'
     done, listed = carried(volume / "scratch", text, kernel=Kernel(full))
-    assert isinstance(done, Done)
-    assert isinstance(listed, Listed)
+    assert isinstance(done, RuleDone)
+    assert isinstance(listed, PurgeListed)
     assert (done.swept.sums.n_done, listed.error and listed.error.errno) == (2, errno.ENOSPC)
     assert files(volume) == {"scratch/b", "scratch/c"}
 
@@ -278,7 +278,7 @@ def test_one_directory_that_fails_keeps_no_other_from_its_turn(volume: Path) -> 
     for name in ("a", "b", "c"):
         put(volume / f"home/{name}/old-{name}", 40)
     told = carried(volume / "home/*", f'{OLD}\naction = "move"\nmove_to = "{volume}/home/b"')
-    assert [type(one) for one in told] == [Done, NotDone, Done]  # nothing is moved from b to b
+    assert [type(one) for one in told] == [RuleDone, RuleNotDone, RuleDone]  # nothing is moved from b to b
     assert files(volume / "home") == {"b/old-a", "b/old-b", "b/old-c"}
 
 
@@ -289,21 +289,21 @@ def test_directory_that_becomes_a_link_meanwhile_leads_nowhere(
     put(volume / "home/tmp/old", 40)
     put(volume / "secret/tmp/old", 40)
 
-    def replaced(kernel: Kernel, request: Request, wishes: Wishes) -> Swept:
+    def replaced(kernel: Kernel, request: Request, wishes: SweepWishes) -> Swept:
         (volume / "home").rename(volume / "elsewhere")
         (volume / "home").symlink_to("secret")
         return run(kernel, request, wishes)
 
     monkeypatch.setattr("fusefs.plan.run_plan.run", replaced)
     (told,) = carried(volume / "home/tmp", f"{OLD}\n{unit}")
-    assert isinstance(told, NotDone)
+    assert isinstance(told, RuleNotDone)
     assert isinstance(told.error, NotFound)
     assert files(volume) == {"secret/tmp/old", "elsewhere/tmp/old"}
 
 
 def test_rule_without_a_directory_to_go_to_is_told(volume: Path) -> None:
     (told,) = carried(volume / "none-*", OLD)
-    assert isinstance(told, NotDone)
+    assert isinstance(told, RuleNotDone)
     assert (told.directory, told.why, told.error) == (bytes(volume / "none-*"), "there is no such directory", None)
 
 
@@ -312,7 +312,7 @@ def test_another_filesystem_to_go_to_is_told_with_the_key_that_copies(volume: Pa
     put(volume / "scratch/old", 40)
     with tmpfs_volume() as other:
         (told,) = carried(volume / "scratch", f'{OLD}\naction = "move"\nmove_to = "{other}"', runs=runs)
-    assert isinstance(told, NotDone)
+    assert isinstance(told, RuleNotDone)
     assert told.error is not None
     assert told.error.hint.startswith("copy = true")
 

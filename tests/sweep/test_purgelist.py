@@ -12,12 +12,12 @@ from typing import NoReturn
 import pytest
 
 from fusefs.core.errors import NotFound, Refused
-from fusefs.core.plan_rules import Listed, NotDone, Purge, Rule
+from fusefs.core.plan_rules import PurgeListed, PurgeNotice, Rule, RuleNotDone
 from fusefs.core.selection import Selection
-from fusefs.core.toml_reader import Place
+from fusefs.core.toml_reader import ConfigLine
 from fusefs.linux.kernel import Kernel
-from fusefs.plan.purge_lists import Counted, open_lists
-from fusefs.plan.run_plan import How, carry_out
+from fusefs.plan.purge_lists import CountedPurges, open_lists
+from fusefs.plan.run_plan import PlanOptions, carry_out
 
 KERNEL = Kernel()
 ALICE, MALLORY = 12001, 12666
@@ -143,7 +143,7 @@ def test_a_users_link_on_the_way_to_the_lists_is_not_followed(tmp_path: Path) ->
 def test_dry_run_makes_no_directory_for_lists(tmp_path: Path) -> None:
     with open_lists(KERNEL, bytes(tmp_path / "lists"), writes=False) as lists:
         lists.add(ALICE, b"/scratch/a", 0)
-        assert isinstance(lists, Counted)
+        assert isinstance(lists, CountedPurges)
         assert (lists.publish(), lists.n_entries) == (1, 1)
     assert list(tmp_path.iterdir()) == []
 
@@ -212,9 +212,11 @@ def test_no_list_goes_after_a_directory_that_failed(
     before = published(there)
     (tmp_path / "scratch").mkdir()
     monkeypatch.setattr("fusefs.plan.run_plan.scope_of", fail)
-    rule = Rule(Place("plan", 1), bytes(tmp_path / "scratch"), Selection(), purge=Purge(bytes(there), 86_400))
-    failed, listed = carry_out(KERNEL, [rule], How(runs, 0))
-    assert isinstance(failed, NotDone)
-    assert isinstance(listed, Listed)
+    rule = Rule(
+        ConfigLine("plan", 1), bytes(tmp_path / "scratch"), Selection(), purge=PurgeNotice(bytes(there), 86_400)
+    )
+    failed, listed = carry_out(KERNEL, [rule], PlanOptions(runs, 0))
+    assert isinstance(failed, RuleNotDone)
+    assert isinstance(listed, PurgeListed)
     assert (listed.error, listed.is_whole) == (None, False)
     assert published(there) == before

@@ -18,8 +18,8 @@ from fusefs.core.record_decoding import decode
 from fusefs.core.selection import Selection
 from fusefs.linux.kernel import Kernel
 from fusefs.store.locate import find_scope
-from fusefs.store.stage import Options
-from fusefs.sweep.request import Request, Top, ToTrash
+from fusefs.store.stage import SwapOptions
+from fusefs.sweep.request import Request, SweepRoot, ToTrash
 from fusefs.sweep.run import run
 from fusefs.sweep.trash_action import open_trash
 from tests.support.gather import gather, take
@@ -72,7 +72,7 @@ def files_in(tree: Path) -> list[str]:
 
 @pytest.mark.quick("sweep")
 def test_matches_become_one_orphan_with_their_tree(volume: Path, job: Path) -> None:
-    swept = run(Kernel(), Request(raw(job), Selection(names=("*.log",)), ToTrash(Options(60, "tidy"))))
+    swept = run(Kernel(), Request(raw(job), Selection(names=("*.log",)), ToTrash(SwapOptions(60, "tidy"))))
     assert (swept.sums.n_done, swept.sums.n_failed, swept.volume) == (3, 0, None)
     assert files_in(tree_of(volume, swept.orphan)) == LOGS
     assert files_in(job) == ["keep"]
@@ -180,7 +180,7 @@ def test_deep_tree_is_taken_and_restored(volume: Path) -> None:
 def test_what_appears_under_a_name_that_was_taken_is_left(volume: Path, job: Path) -> None:
     with (
         find_scope(Kernel(), raw(job)) as scope,
-        open_trash(Kernel(), Top(raw(job), scope.sides), ToTrash()) as action,
+        open_trash(Kernel(), SweepRoot(raw(job), scope.sides), ToTrash()) as action,
     ):
         assert take(Kernel(), scope, action, b"", ["a.log"]) == []
         (job / "a.log").write_bytes(b"again")
@@ -194,7 +194,10 @@ def test_what_appears_under_a_name_that_was_taken_is_left(volume: Path, job: Pat
 def test_two_workers_make_each_directory_once(volume: Path) -> None:
     wide = make_tree(volume / "wide", {f"d{n}": {f"f{m}": b"x" for m in range(4)} for n in range(30)})
     kernel = Kernel()
-    with find_scope(kernel, raw(wide)) as scope, open_trash(kernel, Top(raw(wide), scope.sides), ToTrash()) as action:
+    with (
+        find_scope(kernel, raw(wide)) as scope,
+        open_trash(kernel, SweepRoot(raw(wide), scope.sides), ToTrash()) as action,
+    ):
 
         def work(half: int) -> None:
             for n in range(30):
@@ -219,7 +222,10 @@ def test_locked_as_long_as_a_worker_lives(volume: Path, job: Path) -> None:
     kernel = Kernel()
     ready, told = os.pipe()
     waits, ends = os.pipe()
-    with find_scope(kernel, raw(job)) as scope, open_trash(kernel, Top(raw(job), scope.sides), ToTrash()) as action:
+    with (
+        find_scope(kernel, raw(job)) as scope,
+        open_trash(kernel, SweepRoot(raw(job), scope.sides), ToTrash()) as action,
+    ):
         take(kernel, scope, action, b"", ["a.log"])
         pid = os.fork()
         if pid == 0:

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusefs.core.sizes import format_size, parse_rate, parse_size
-from fusefs.core.slice_budget import SLICE_S, Allowance
+from fusefs.core.slice_budget import SLICE_S, TokenBucket
 
 
 @given(st.integers(1, 10**9), st.lists(st.floats(0, 10), min_size=1, max_size=50))
 def test_no_more_is_given_out_than_the_time_allows(per_s: int, pauses: list[float]) -> None:
     now, taken = 0.0, 0
-    allowance = Allowance(per_s, now)
+    allowance = TokenBucket(per_s, now)
     for pause in pauses:
         now += pause
         taken += allowance.take(now)
@@ -22,7 +22,7 @@ def test_no_more_is_given_out_than_the_time_allows(per_s: int, pauses: list[floa
 
 @given(st.integers(1, 10**6), st.integers(0, 10**9))
 def test_debt_is_waited_for(per_s: int, spent: int) -> None:
-    allowance = Allowance(per_s, 0.0)
+    allowance = TokenBucket(per_s, 0.0)
     taken = allowance.take(0.0)
     allowance.give_back(taken - spent)
     wait_s = allowance.wait_s()
@@ -31,7 +31,7 @@ def test_debt_is_waited_for(per_s: int, spent: int) -> None:
 
 
 def test_what_is_given_back_may_be_taken_again() -> None:
-    allowance = Allowance(1000, 0.0)
+    allowance = TokenBucket(1000, 0.0)
     taken = allowance.take(0.0)
     assert taken == 50
     assert allowance.take(0.0) == 0

@@ -10,8 +10,8 @@ import pytest
 from fusefs.core.common_xattrs import ACCESS_ACL, CAPABILITY, DEFAULT_ACL, Answers
 from fusefs.core.inode_attributes import Attributes
 from fusefs.core.inode_table import SourceKey
-from fusefs.core.metadata_cache import Cache, Epoch
-from fusefs.core.packed_entries import Entries
+from fusefs.core.metadata_cache import Epoch, MetadataCache
+from fusefs.core.packed_entries import PackedEntries
 
 LARGE = 1 << 20
 LIFETIME_S = 10.0
@@ -23,13 +23,13 @@ def seen(ino: int = 12, *, mtime_ns: int = 5) -> Attributes:
     return Attributes(8, ino, stat.S_IFREG | 0o644, 1, 1000, 100, 0, 1 << 40, 8, 4096, -1, mtime_ns, 6, 7)
 
 
-def listed(*names: bytes) -> Entries:
-    return Entries((name, 12, number + 1, 8) for number, name in enumerate(names))
+def listed(*names: bytes) -> PackedEntries:
+    return PackedEntries((name, 12, number + 1, 8) for number, name in enumerate(names))
 
 
-def full_cache(limit_bytes: int = LARGE) -> Cache:
+def full_cache(limit_bytes: int = LARGE) -> MetadataCache:
     """Knows a directory with one name, and the file that has it."""
-    cache = Cache(limit_bytes, LIFETIME_S)
+    cache = MetadataCache(limit_bytes, LIFETIME_S)
     cache.learn_attributes(FILE, seen(), cache.epoch, 0.0)
     cache.learn_attributes(DIRECTORY, seen(2), cache.epoch, 0.0)
     cache.learn_name(DIRECTORY, b"a", FILE, cache.epoch, 0.0)
@@ -39,7 +39,7 @@ def full_cache(limit_bytes: int = LARGE) -> Cache:
     return cache
 
 
-def knows(cache: Cache, now_s: float = 1.0) -> set[str]:
+def knows(cache: MetadataCache, now_s: float = 1.0) -> set[str]:
     answers = {
         "file": cache.attributes(FILE, now_s),
         "directory": cache.attributes(DIRECTORY, now_s),
@@ -81,7 +81,7 @@ def test_listing_comes_back_in_order() -> None:
 
 
 def test_empty_listing_is_known() -> None:
-    cache = Cache(LARGE, LIFETIME_S)
+    cache = MetadataCache(LARGE, LIFETIME_S)
     cache.learn_listing(DIRECTORY, listed(), cache.epoch, 0.0)
     entries = cache.listing(DIRECTORY, 1.0)
     assert entries is not None
@@ -95,13 +95,13 @@ def test_all_expires_at_the_end_of_its_lifetime() -> None:
 
 
 def test_lifetime_without_end_never_expires() -> None:
-    cache = Cache(LARGE, float("inf"))
+    cache = MetadataCache(LARGE, float("inf"))
     cache.learn_attributes(FILE, seen(), cache.epoch, 0.0)
     assert cache.attributes(FILE, 1e12) == (seen(), float("inf"))
 
 
 def test_lifetime_of_nothing_remembers_nothing() -> None:
-    cache = Cache(LARGE, 0.0)
+    cache = MetadataCache(LARGE, 0.0)
     cache.learn_attributes(FILE, seen(), cache.epoch, 1.0)
     assert cache.attributes(FILE, 1.0) is None
 
@@ -158,11 +158,11 @@ def test_clear_forgets_all_and_the_memory_too() -> None:
     cache = full_cache()
     cache.clear()
     assert knows(cache) == set()
-    assert cache.size_bytes == Cache(LARGE, LIFETIME_S).size_bytes
+    assert cache.size_bytes == MetadataCache(LARGE, LIFETIME_S).size_bytes
 
 
 def test_incarnation_without_a_handle_is_known_too() -> None:
-    cache = Cache(LARGE, LIFETIME_S)
+    cache = MetadataCache(LARGE, LIFETIME_S)
     source: SourceKey = (8, 12, 777)
     cache.learn_attributes(source, seen(), cache.epoch, 0.0)
     cache.learn_name(DIRECTORY, b"a", source, cache.epoch, 0.0)
@@ -176,7 +176,7 @@ def test_time_too_late_for_nanoseconds_is_not_remembered_nor_what_was_before() -
     assert cache.attributes(FILE, 1.0) is None
 
 
-def learn_all(cache: Cache, epoch: Epoch) -> set[str]:
+def learn_all(cache: MetadataCache, epoch: Epoch) -> set[str]:
     """What is known after somebody who began with an epoch has learnt all."""
     cache.learn_attributes(FILE, seen(), epoch, 0.0)
     cache.learn_attributes(DIRECTORY, seen(2), epoch, 0.0)
@@ -188,7 +188,7 @@ def learn_all(cache: Cache, epoch: Epoch) -> set[str]:
 
 
 def test_look_that_saw_no_change_learns_all() -> None:
-    cache = Cache(LARGE, LIFETIME_S)
+    cache = MetadataCache(LARGE, LIFETIME_S)
     epoch = cache.begin()
     cache.attributes_changed((8, b"stranger"))
     cache.name_changed((8, b"strange directory"), b"a")
@@ -196,42 +196,42 @@ def test_look_that_saw_no_change_learns_all() -> None:
 
 
 def test_attributes_that_changed_since_are_not_learnt() -> None:
-    cache = Cache(LARGE, LIFETIME_S)
+    cache = MetadataCache(LARGE, LIFETIME_S)
     epoch = cache.begin()
     cache.attributes_changed(FILE)
     assert learn_all(cache, epoch) == ALL - {"file"}
 
 
 def test_name_that_changed_since_is_not_learnt_nor_its_directory_but_its_neighbours_are() -> None:
-    cache = Cache(LARGE, LIFETIME_S)
+    cache = MetadataCache(LARGE, LIFETIME_S)
     epoch = cache.begin()
     cache.name_changed(DIRECTORY, b"a")
     assert learn_all(cache, epoch) == {"file", "missing", "target"}
 
 
 def test_directory_that_changed_since_is_not_learnt() -> None:
-    cache = Cache(LARGE, LIFETIME_S)
+    cache = MetadataCache(LARGE, LIFETIME_S)
     epoch = cache.begin()
     cache.directory_changed(DIRECTORY)
     assert learn_all(cache, epoch) == {"file", "target"}
 
 
 def test_link_that_went_since_is_not_learnt() -> None:
-    cache = Cache(LARGE, LIFETIME_S)
+    cache = MetadataCache(LARGE, LIFETIME_S)
     epoch = cache.begin()
     cache.directory_changed(OTHER)
     assert learn_all(cache, epoch) == ALL - {"target"}
 
 
 def test_nothing_is_learnt_of_before_clear() -> None:
-    cache = Cache(LARGE, LIFETIME_S)
+    cache = MetadataCache(LARGE, LIFETIME_S)
     epoch = cache.begin()
     cache.clear()
     assert learn_all(cache, epoch) == set()
 
 
 def test_look_that_began_after_the_change_learns_it() -> None:
-    cache = Cache(LARGE, LIFETIME_S)
+    cache = MetadataCache(LARGE, LIFETIME_S)
     cache.begin()
     cache.name_changed(DIRECTORY, b"a")
     cache.attributes_changed(FILE)
@@ -239,13 +239,13 @@ def test_look_that_began_after_the_change_learns_it() -> None:
 
 
 def test_who_learns_at_once_needs_no_begin() -> None:
-    cache = Cache(LARGE, LIFETIME_S)
+    cache = MetadataCache(LARGE, LIFETIME_S)
     cache.attributes_changed(FILE)
     assert learn_all(cache, cache.epoch) == ALL
 
 
 def test_end_of_one_look_leaves_the_others_refused() -> None:
-    cache = Cache(LARGE, LIFETIME_S)
+    cache = MetadataCache(LARGE, LIFETIME_S)
     epoch = cache.begin()
     cache.begin()
     cache.name_changed(DIRECTORY, b"a")
@@ -254,7 +254,7 @@ def test_end_of_one_look_leaves_the_others_refused() -> None:
 
 
 def test_who_learns_after_his_end_is_refused_all_that_may_have_changed() -> None:
-    cache = Cache(LARGE, LIFETIME_S)
+    cache = MetadataCache(LARGE, LIFETIME_S)
     epoch = cache.begin()
     cache.attributes_changed((8, b"stranger"))
     cache.end()
@@ -270,13 +270,13 @@ def test_who_learns_after_his_end_is_refused_all_that_may_have_changed() -> None
         (lambda cache: cache.name_changed(DIRECTORY, b"a"), False),
         (lambda cache: cache.attributes_changed(FILE), False),
         (lambda cache: cache.directory_changed(DIRECTORY), False),
-        (Cache.clear, False),
+        (MetadataCache.clear, False),
     ],
     ids=["nothing", "other name", "directory's attributes", "name", "attributes", "directory", "all"],
 )
 @pytest.mark.parametrize("limit_bytes", [0, LARGE])
 def test_says_whether_what_a_look_saw_is_unchanged(limit_bytes: int, change: object, is_unchanged: bool) -> None:
-    cache = Cache(limit_bytes, LIFETIME_S)
+    cache = MetadataCache(limit_bytes, LIFETIME_S)
     epoch = cache.begin()
     assert callable(change)
     change(cache)
@@ -285,7 +285,7 @@ def test_says_whether_what_a_look_saw_is_unchanged(limit_bytes: int, change: obj
 
 
 def test_what_was_not_asked_for_longest_goes_first() -> None:
-    cache = Cache(4096, LIFETIME_S)
+    cache = MetadataCache(4096, LIFETIME_S)
     cache.learn_attributes(FILE, seen(), cache.epoch, 0.0)
     for number in range(100):
         cache.learn_attributes((8, b"%d" % number), seen(), cache.epoch, 0.0)
@@ -295,7 +295,7 @@ def test_what_was_not_asked_for_longest_goes_first() -> None:
 
 
 def test_name_that_is_asked_for_keeps_its_directory() -> None:
-    cache = Cache(8192, LIFETIME_S)
+    cache = MetadataCache(8192, LIFETIME_S)
     cache.learn_name(DIRECTORY, b"a", FILE, cache.epoch, 0.0)
     for number in range(100):
         cache.learn_attributes((8, b"%d" % number), seen(), cache.epoch, 0.0)
@@ -333,13 +333,13 @@ def test_cache_of_no_size_remembers_nothing() -> None:
 HAS_ACL: Answers = {ACCESS_ACL: b"\2\0\0\0", CAPABILITY: errno.ENODATA}
 
 
-def xattrs(cache: Cache, now_s: float, uid: int = 0) -> Answers:
+def xattrs(cache: MetadataCache, now_s: float, uid: int = 0) -> Answers:
     found = {name: cache.xattr(FILE, name, now_s, uid) for name in (ACCESS_ACL, CAPABILITY, DEFAULT_ACL)}
     return {name: answer for name, answer in found.items() if answer is not None}
 
 
 def test_tells_no_xattr_of_what_changed_meanwhile() -> None:
-    cache = Cache(LARGE, LIFETIME_S)
+    cache = MetadataCache(LARGE, LIFETIME_S)
     cache.learn_xattrs(FILE, HAS_ACL, cache.epoch, 0.0)
     assert xattrs(cache, 1.0) == HAS_ACL
     assert cache.has_xattrs(FILE, HAS_ACL, 1.0)
@@ -349,7 +349,7 @@ def test_tells_no_xattr_of_what_changed_meanwhile() -> None:
 
 
 def test_remembers_that_there_is_no_xattr_until_that_expires() -> None:
-    cache = Cache(LARGE, LIFETIME_S)
+    cache = MetadataCache(LARGE, LIFETIME_S)
     cache.learn_xattrs(FILE, {ACCESS_ACL: errno.ENODATA}, cache.epoch, 0.0)
     assert xattrs(cache, LIFETIME_S / 2) == {ACCESS_ACL: errno.ENODATA}
     assert xattrs(cache, LIFETIME_S) == {}
@@ -364,7 +364,7 @@ def test_what_is_read_keeps_its_xattrs() -> None:
 
 
 def test_xattrs_seen_at_different_times_expire_with_the_first() -> None:
-    cache = Cache(LARGE, LIFETIME_S)
+    cache = MetadataCache(LARGE, LIFETIME_S)
     cache.learn_xattrs(FILE, {ACCESS_ACL: errno.ENODATA}, cache.epoch, 0.0)
     cache.learn_xattrs(FILE, {DEFAULT_ACL: b"1"}, cache.epoch, 1.0)
     assert xattrs(cache, 1.0) == {ACCESS_ACL: errno.ENODATA, DEFAULT_ACL: b"1"}
@@ -374,7 +374,7 @@ def test_xattrs_seen_at_different_times_expire_with_the_first() -> None:
 
 
 def test_tells_nobody_what_another_was_told() -> None:
-    cache = Cache(LARGE, LIFETIME_S)
+    cache = MetadataCache(LARGE, LIFETIME_S)
     cache.learn_xattrs(FILE, HAS_ACL, cache.epoch, 0.0)
     cache.learn_xattrs(FILE, {ACCESS_ACL: errno.ENODATA}, cache.epoch, 0.0, uid=1000)
     assert xattrs(cache, 1.0) == HAS_ACL
@@ -387,7 +387,7 @@ def test_tells_nobody_what_another_was_told() -> None:
 
 
 def test_refuses_xattrs_seen_before_a_change() -> None:
-    cache = Cache(LARGE, LIFETIME_S)
+    cache = MetadataCache(LARGE, LIFETIME_S)
     epoch = cache.begin()
     cache.attributes_changed(FILE)
     cache.learn_xattrs(FILE, HAS_ACL, epoch, 0.0)
@@ -396,6 +396,6 @@ def test_refuses_xattrs_seen_before_a_change() -> None:
 
 
 def test_what_nothing_is_known_of_takes_no_room() -> None:
-    cache = Cache(LARGE, LIFETIME_S)
+    cache = MetadataCache(LARGE, LIFETIME_S)
     cache.learn_xattrs(FILE, {ACCESS_ACL: errno.EIO, b"user.a": b"1"}, cache.epoch, 0.0)
     assert not len(cache)

@@ -11,8 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from fusefs.core.common_xattrs import ACCESS_ACL, CAPABILITY
 from fusefs.core.inode_attributes import Attributes
 from fusefs.core.inode_table import SourceKey
-from fusefs.core.metadata_cache import Cache, Epoch
-from fusefs.core.packed_entries import Dirent, Entries
+from fusefs.core.metadata_cache import Epoch, MetadataCache
+from fusefs.core.packed_entries import Dirent, PackedEntries
 
 LIFETIME_S = 8.0
 LARGE, TINY = 1 << 24, 2500
@@ -48,7 +48,7 @@ class Truth(RuleBasedStateMachine):
 
     @initialize()
     def begin_with_nothing(self) -> None:
-        self.cache = Cache(self.limit_bytes, LIFETIME_S)
+        self.cache = MetadataCache(self.limit_bytes, LIFETIME_S)
         self.model: dict[Key, tuple[object, float]] = {}
         self.xattrs: dict[tuple[SourceKey, int, bytes], list[tuple[bytes | int, float]]] = {}
         self.changed: dict[Key, int] = {}
@@ -107,7 +107,7 @@ class Truth(RuleBasedStateMachine):
     @rule(data=st.data(), directory=sources, entries=listings)
     def learn_listing(self, data: st.DataObject, directory: SourceKey, entries: list[Dirent]) -> None:
         epoch, n_changes, began_s = self.a_look(data)
-        self.cache.learn_listing(directory, Entries(entries), epoch, began_s)
+        self.cache.learn_listing(directory, PackedEntries(entries), epoch, began_s)
         self.learn(("listing", directory), entries, n_changes, began_s)
 
     def change(self, *keys: Key) -> None:

@@ -11,8 +11,8 @@ import pytest
 from fusefs.core.common_xattrs import ACCESS_ACL, CAPABILITY, Answers
 from fusefs.core.inode_attributes import Attributes
 from fusefs.core.inode_table import SourceKey
-from fusefs.core.metadata_cache import Cache
-from fusefs.core.packed_entries import Entries
+from fusefs.core.metadata_cache import MetadataCache
+from fusefs.core.packed_entries import PackedEntries
 
 N = 25_000
 """More than fit into 64 MiB."""
@@ -36,7 +36,7 @@ def seen(number: int) -> Attributes:
     return Attributes(2049, large, 33188, 1, 1000, 1000, 0, large, large, 4096, time_ns, time_ns, time_ns, time_ns)
 
 
-def learn_tree(cache: Cache, n: int, source_of: Callable[[int], SourceKey] = handle) -> None:
+def learn_tree(cache: MetadataCache, n: int, source_of: Callable[[int], SourceKey] = handle) -> None:
     """Entries as lookups find them: a hundred in a directory, each with a name of 20 bytes."""
     for number in range(n):
         now_s = number / N
@@ -44,28 +44,28 @@ def learn_tree(cache: Cache, n: int, source_of: Callable[[int], SourceKey] = han
         cache.learn_attributes(source_of(number), seen(number), cache.epoch, now_s)
 
 
-def learn_attributes(cache: Cache, n: int) -> None:
+def learn_attributes(cache: MetadataCache, n: int) -> None:
     for number in range(n):
         cache.learn_attributes(handle(number), seen(number), cache.epoch, number / N)
 
 
-def learn_births(cache: Cache, n: int) -> None:
+def learn_births(cache: MetadataCache, n: int) -> None:
     learn_tree(cache, n, birth)
 
 
-def learn_missing(cache: Cache, n: int) -> None:
+def learn_missing(cache: MetadataCache, n: int) -> None:
     for number in range(n):
         cache.learn_name(handle(number // 1000), b"name-%015d" % number, None, cache.epoch, number / N)
 
 
-def learn_links(cache: Cache, n: int) -> None:
+def learn_links(cache: MetadataCache, n: int) -> None:
     for number in range(n):
         source = handle(number)
         cache.learn_target(source, b"../target-%010d" % number, cache.epoch, number / N)
         cache.learn_attributes(source, seen(number), cache.epoch, number / N)
 
 
-def learn_xattrs(cache: Cache, n: int) -> None:
+def learn_xattrs(cache: MetadataCache, n: int) -> None:
     for number in range(n):
         source = handle(number)
         acl = b"acl" * (number % 30) if number % 10 else errno.ENODATA
@@ -74,13 +74,13 @@ def learn_xattrs(cache: Cache, n: int) -> None:
         cache.learn_xattrs(source, answers, cache.epoch, number / N)
 
 
-def learn_listings(cache: Cache, n: int) -> None:
+def learn_listings(cache: MetadataCache, n: int) -> None:
     for at in range(0, n, 100):
-        entries = Entries((b"name-%015d" % number, number, number, 8) for number in range(at, at + 100))
+        entries = PackedEntries((b"name-%015d" % number, number, number, 8) for number in range(at, at + 100))
         cache.learn_listing(handle(at), entries, cache.epoch, at / N)
 
 
-def learn_and_delete(cache: Cache, n: int) -> None:
+def learn_and_delete(cache: MetadataCache, n: int) -> None:
     """Directories of 1000 that lose all names but one: what is left of them is room."""
     for number in range(n):
         cache.learn_name(handle(number // 1000), b"name-%015d" % number, handle(number), cache.epoch, 0.0)
@@ -89,13 +89,13 @@ def learn_and_delete(cache: Cache, n: int) -> None:
                 cache.name_changed(handle(number // 1000), b"name-%015d" % gone)
 
 
-def learn_and_delete_all(cache: Cache, n: int) -> None:
+def learn_and_delete_all(cache: MetadataCache, n: int) -> None:
     learn_and_delete(cache, n)
     for number in range(999, n, 1000):
         cache.name_changed(handle(number // 1000), b"name-%015d" % number)
 
 
-def learn_what_appears(cache: Cache, n: int) -> None:
+def learn_what_appears(cache: MetadataCache, n: int) -> None:
     """Names that were missing at first."""
     learn_missing(cache, n)
     for number in range(n):
@@ -112,12 +112,12 @@ _N_TRIES = 3
 """Other threads of this process allocate too, now and then: what is too much each time is the cache's."""
 
 
-def taken_bytes(learn: Callable[[Cache, int], None], limit_bytes: int, n: int) -> tuple[int, int]:
+def taken_bytes(learn: Callable[[MetadataCache, int], None], limit_bytes: int, n: int) -> tuple[int, int]:
     """What a cache takes in truth, and what it says."""
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
-        cache = Cache(limit_bytes, 60.0)
+        cache = MetadataCache(limit_bytes, 60.0)
         learn(cache, n)
         after, _ = tracemalloc.get_traced_memory()
     finally:
@@ -126,7 +126,7 @@ def taken_bytes(learn: Callable[[Cache, int], None], limit_bytes: int, n: int) -
 
 
 @pytest.mark.parametrize("learn", LEARN, ids=lambda learn: learn.__name__.removeprefix("learn_"))
-def test_cache_says_what_it_takes(learn: Callable[[Cache, int], None]) -> None:
+def test_cache_says_what_it_takes(learn: Callable[[MetadataCache, int], None]) -> None:
     tries = (taken_bytes(learn, 1 << 30, 20_000) for _ in range(_N_TRIES))
     assert any(0.8 * said - 4096 <= taken <= 1.05 * said + 4096 for taken, said in tries)
 
@@ -138,7 +138,7 @@ def test_full_cache_keeps_to_its_size(limit_bytes: int, n: int) -> None:
 
 
 def test_look_that_never_ends_costs_bounded_memory() -> None:
-    def change(cache: Cache, n: int) -> None:
+    def change(cache: MetadataCache, n: int) -> None:
         cache.begin()
         for number in range(n):
             cache.name_changed(handle(number), b"name-%015d" % number)
@@ -148,7 +148,7 @@ def test_look_that_never_ends_costs_bounded_memory() -> None:
 
 
 def test_after_the_last_look_no_changes_are_noted() -> None:
-    def look(cache: Cache, n: int) -> None:
+    def look(cache: MetadataCache, n: int) -> None:
         cache.begin()
         for number in range(n):
             cache.attributes_changed(handle(number))

@@ -13,8 +13,8 @@ from fusefs.core.orphan_age import (
     STEP_NS,
     Clock,
     Era,
-    Moment,
-    Sights,
+    FirstSights,
+    Now,
     age_ns,
     cutoff_ns,
     decode,
@@ -156,7 +156,7 @@ def test_what_noted_both_clocks_has_its_age_whoever_set_one_and_remembers_nothin
     world = World()
     told_ns, boot_ns, true_ns = world.wall_ns, world.boot_ns(), world.true_ns
     play(world, happening)
-    now = Moment(world.wall_ns, world.boot_ns(), "boot", (world.clock,) if remembers else ())
+    now = Now(world.wall_ns, world.boot_ns(), "boot", (world.clock,) if remembers else ())
     assert now.since(told_ns, boot_ns, "boot") == world.true_ns - true_ns
 
 
@@ -164,7 +164,7 @@ def test_what_noted_both_clocks_has_its_age_whoever_set_one_and_remembers_nothin
 def test_what_was_made_in_another_boot_has_the_age_that_is_remembered(happening: list[Step]) -> None:
     world = World()
     for orphan in play(world, happening):
-        now = Moment(world.wall_ns, world.boot_ns(), "boot", (world.clock,))
+        now = Now(world.wall_ns, world.boot_ns(), "boot", (world.clock,))
         assert now.since(orphan.told_ns, 1, "another boot") <= world.true_ns - orphan.true_ns
 
 
@@ -233,7 +233,7 @@ def test_one_from_the_future_is_as_old_as_it_is_known() -> None:
 
 
 def test_first_sight_of_one_from_the_future_is_remembered_until_it_is_gone() -> None:
-    world, sights = World(), Sights(1)
+    world, sights = World(), FirstSights(1)
     first = sights.of(world.clock, "a", FROM_FUTURE)
     world.pass_by(DAY)
     assert sights.of(world.clock, "a", FROM_FUTURE) == first
@@ -243,7 +243,7 @@ def test_first_sight_of_one_from_the_future_is_remembered_until_it_is_gone() -> 
 
 
 def test_one_that_tells_its_age_takes_no_memory() -> None:
-    world, sights = World(), Sights(1)
+    world, sights = World(), FirstSights(1)
     world.pass_by(DAY)
     sights.of(world.clock, "a", NOW)
     first = sights.of(world.clock, "b", FROM_FUTURE)
@@ -253,7 +253,7 @@ def test_one_that_tells_its_age_takes_no_memory() -> None:
 
 @given(steps, st.integers(0, 2 * FROM_FUTURE))
 def test_looked_at_again_and_again_it_gets_old_at_last(happening: list[Step], told_ns: int) -> None:
-    world, sights = World(), Sights(1)
+    world, sights = World(), FirstSights(1)
     for step in happening:
         sights.of(world.clock, "a", told_ns)
         world.pass_by(step.passes_ns)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.config import Config, Hooks, Metrics, read_config, tell_config
-from fusefs.core.errors import BadConfig, Problem
-from fusefs.core.policy import Authority, Quota, Rules, VolumePolicy, Watermark
-from fusefs.core.time_windows import Window
+from fusefs.core.config import Config, HooksConfig, MetricsConfig, read_config, tell_config
+from fusefs.core.errors import BadConfig, ConfigProblem
+from fusefs.core.policy import Authority, Quota, RetentionRules, VolumePolicy, Watermark
+from fusefs.core.time_windows import TimeWindow
 from fusefs.core.toml_reader import LINE_MAX_CHARS, TEXT_MAX_BYTES, Source, decode_source
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -23,14 +23,14 @@ def read(*texts: str) -> Config:
     return read_config([Source(f"f{number}", text) for number, text in enumerate(texts, 1)])
 
 
-def problems(*texts: str) -> list[Problem]:
+def problems(*texts: str) -> list[ConfigProblem]:
     """What is wrong with them."""
     with pytest.raises(BadConfig) as caught:
         read(*texts)
     return list(caught.value.problems)
 
 
-def only_problem(*texts: str) -> Problem:
+def only_problem(*texts: str) -> ConfigProblem:
     """The one thing that is wrong with them."""
     (problem,) = problems(*texts)
     return problem
@@ -79,7 +79,7 @@ def test_every_key_is_understood() -> None:
         textfile = "/var/lib/node_exporter/trashd.prom"
         http = "[::1]:9817"
     """)
-    scratch = Rules(retention_s=None, minimum_age_s=3600, keep=("*/keep/*",))
+    scratch = RetentionRules(retention_s=None, minimum_age_s=3600, keep=("*/keep/*",))
     volume = VolumePolicy(
         path=b"/scratch",
         is_served=False,
@@ -87,7 +87,7 @@ def test_every_key_is_understood() -> None:
         paths=((b"/scratch/ci", scratch._replace(authority=Authority.ROOT, users=("ci", "12001"), clears_flags=True)),),
         max_entries_per_s=5000,
         max_bytes_per_s=200 << 20,
-        windows=(Window(1320, 360), Window(720, 780)),
+        windows=(TimeWindow(1320, 360), TimeWindow(720, 780)),
         horizon_s=8 * 3600,
         quota=Quota(500 * GIB, 1_000_000, 0.125),
         blocks=Watermark(0.03, 0.06),
@@ -95,10 +95,10 @@ def test_every_key_is_understood() -> None:
         paced=False,
     )
     assert config == Config(
-        defaults=VolumePolicy(b"", rules=Rules(retention_s=2 * 86_400)),
+        defaults=VolumePolicy(b"", rules=RetentionRules(retention_s=2 * 86_400)),
         volumes=(volume,),
-        hooks=Hooks(("/usr/bin/logger", "gone", ""), ("/q",), None, ("/s",), 60, "trash"),
-        metrics=Metrics("/var/lib/node_exporter/trashd.prom", ("::1", 9817)),
+        hooks=HooksConfig(("/usr/bin/logger", "gone", ""), ("/q",), None, ("/s",), 60, "trash"),
+        metrics=MetricsConfig("/var/lib/node_exporter/trashd.prom", ("::1", 9817)),
         audit=None,
         poll_s=300,
     )
@@ -109,7 +109,7 @@ def test_every_key_is_understood() -> None:
 
 def test_volume_that_is_not_named_has_the_defaults() -> None:
     config = read('[defaults]\nretention = "2d"\n[[volume]]\npath = "/a"\n')
-    assert config.volume(b"/b") == VolumePolicy(b"/b", rules=Rules(retention_s=2 * 86_400))
+    assert config.volume(b"/b") == VolumePolicy(b"/b", rules=RetentionRules(retention_s=2 * 86_400))
     assert config.volume(b"/a/").path == b"/a"
 
 
@@ -126,7 +126,7 @@ def test_volume_takes_from_the_defaults_what_it_does_not_say_wherever_they_stand
     config = read(
         '[[volume]]\npath = "/a"\nminimum_age = "1m"\n', '[defaults]\nretention = "2d"\nfree_space.low = "1%"'
     )
-    assert config.volume(b"/a").rules == Rules(retention_s=2 * 86_400, minimum_age_s=60)
+    assert config.volume(b"/a").rules == RetentionRules(retention_s=2 * 86_400, minimum_age_s=60)
     assert config.volume(b"/a").blocks == Watermark(0.01, 0.10)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.config import CONFIG, HOOKS, METRICS, RULES, VOLUME, read_config, tell_config
-from fusefs.core.setting_types import Kind
+from fusefs.core.setting_types import ValueKind
 from fusefs.core.toml_reader import Schema, Source
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -27,10 +27,10 @@ DEFAULTS = tomllib.loads(tell_config(read_config([]), {}))
 TABLES = {"`[hooks]`": "hooks", "`[metrics]`": "metrics", "`[defaults]`, and each `[[volume]]`": "defaults"}
 
 
-def dotted(schema: Schema) -> Iterator[tuple[str, Kind]]:
+def dotted(schema: Schema) -> Iterator[tuple[str, ValueKind]]:
     """Each key as a person types it, in the schema's order."""
     for key, kind in schema.items():
-        if isinstance(kind, Kind):
+        if isinstance(kind, ValueKind):
             yield key, kind
         elif isinstance(kind, dict):
             yield from ((f"{key}.{inner}", found) for inner, found in dotted(kind))

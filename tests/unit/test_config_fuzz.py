@@ -7,12 +7,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.core.config import AUDIT_FILE, CONFIG, Config, Hooks, Metrics, read_config, tell_config
+from fusefs.core.config import AUDIT_FILE, CONFIG, Config, HooksConfig, MetricsConfig, read_config, tell_config
 from fusefs.core.durations import DURATION_MAX_S
 from fusefs.core.errors import BadConfig
-from fusefs.core.policy import Authority, Quota, Rules, VolumePolicy, Watermark
+from fusefs.core.policy import Authority, Quota, RetentionRules, VolumePolicy, Watermark
 from fusefs.core.setting_types import quoted
-from fusefs.core.time_windows import DAY_MIN, Window
+from fusefs.core.time_windows import DAY_MIN, TimeWindow
 from fusefs.core.toml_reader import Schema, Source, Tables, decode_source
 
 
@@ -124,18 +124,18 @@ rates = st.integers(1, 1 << 60)
 shares = st.integers(1, 99_999).map(lambda n: float(f"{n / 1000:.3f}") / 100)
 marks = st.tuples(shares, shares).filter(lambda pair: pair[0] < pair[1]).map(lambda pair: Watermark(*pair))
 minutes = st.integers(0, DAY_MIN - 1)
-windows = st.tuples(minutes, minutes).filter(lambda pair: pair[0] != pair[1]).map(lambda pair: Window(*pair))
+windows = st.tuples(minutes, minutes).filter(lambda pair: pair[0] != pair[1]).map(lambda pair: TimeWindow(*pair))
 users = st.lists(st.from_regex(r"[a-z0-9_][a-z0-9_.-]{0,10}", fullmatch=True), min_size=1, max_size=3).map(tuple)
 patterns = st.lists(texts.map("*{}".format), max_size=2).map(tuple)
 commands = st.lists(texts | st.just(""), max_size=2).map(lambda words: ("/bin/x", *words))
 
 
 @st.composite
-def all_rules(draw: Any) -> Rules:
+def all_rules(draw: Any) -> RetentionRules:
     """Rules that contradict nothing."""
     least, most = sorted([draw(seconds), draw(seconds)])
     is_root = draw(st.booleans())
-    return Rules(
+    return RetentionRules(
         retention_s=draw(st.none() | st.just(most)),
         minimum_age_s=least,
         keep=draw(patterns),
@@ -177,13 +177,13 @@ configs = st.builds(
     defaults=volume_at(""),
     volumes=st.lists(absolute.flatmap(volume_at), max_size=2, unique_by=lambda one: one.path).map(tuple),
     hooks=st.builds(
-        Hooks,
+        HooksConfig,
         *(st.none() | commands for _ in range(4)),
         st.integers(1, DURATION_MAX_S),
         st.just("nobody"),
     ),
     metrics=st.builds(
-        Metrics,
+        MetricsConfig,
         st.none() | absolute.map("{}.prom".format),
         st.none() | st.tuples(st.sampled_from(["127.0.0.1", "::1", "host.example", "10.0.0.1"]), st.integers(1, 65535)),
     ),

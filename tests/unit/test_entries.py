@@ -7,7 +7,7 @@ import tracemalloc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.core.packed_entries import Dirent, Entries
+from fusefs.core.packed_entries import Dirent, PackedEntries
 
 DIRENTS = st.lists(
     st.tuples(
@@ -25,7 +25,7 @@ def entries(n: int) -> list[Dirent]:
 
 @given(parts=st.lists(DIRENTS, max_size=4))
 def test_what_was_added_comes_back_in_order(parts: list[list[Dirent]]) -> None:
-    packed = Entries()
+    packed = PackedEntries()
     for part in parts:
         packed.extend(part)
     together = [entry for part in parts for entry in part]
@@ -34,7 +34,7 @@ def test_what_was_added_comes_back_in_order(parts: list[list[Dirent]]) -> None:
 
 
 def test_goes_on_after_an_offset_that_an_entry_has_told() -> None:
-    packed = Entries(entries(5))
+    packed = PackedEntries(entries(5))
     assert packed.after(7) == 1
     assert packed[packed.after(14) or 0] == entries(5)[2]
     assert packed.after(35) == len(packed)
@@ -43,7 +43,7 @@ def test_goes_on_after_an_offset_that_an_entry_has_told() -> None:
 
 
 def test_extends_from_an_iterator() -> None:
-    assert list(Entries(iter(entries(3)))) == entries(3)
+    assert list(PackedEntries(iter(entries(3)))) == entries(3)
 
 
 def bytes_of_an_entry() -> tuple[float, float]:
@@ -51,7 +51,7 @@ def bytes_of_an_entry() -> tuple[float, float]:
     source = entries(20_000)
     tracemalloc.start()
     try:
-        packed = Entries()
+        packed = PackedEntries()
         for at in range(0, len(source), 100):
             packed.extend(source[at : at + 100])
         taken, _ = tracemalloc.get_traced_memory()

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.core.events import ERRORS, TAKEN, WARNINGS, Event, Kind, describe, encode, show, variables
+from fusefs.core.events import ERRORS, TAKEN, WARNINGS, Event, EventKind, describe, encode, show, variables
 
 PATHS = st.none() | st.binary(max_size=40).map(lambda name: b"/" + name.replace(b"\0", b""))
 EVENTS = st.builds(
     Event,
-    kind=st.sampled_from(Kind),
+    kind=st.sampled_from(EventKind),
     at_ns=st.integers(0, 2**63 - 1),
     volume=PATHS,
     uid=st.none() | st.integers(0, 2**32 - 2),
@@ -57,7 +57,7 @@ def test_a_description_moves_no_cursor(event: Event) -> None:
 
 @given(EVENTS)
 def test_variables_are_always_all_there(event: Event) -> None:
-    assert set(variables(event)) == set(variables(Event(Kind.STARTED, 0)))
+    assert set(variables(event)) == set(variables(Event(EventKind.STARTED, 0)))
     assert not any(b"\0" in value for value in variables(event).values())
 
 
@@ -67,17 +67,17 @@ def test_every_text_can_be_shown(text: str) -> None:
 
 
 def test_a_description_says_who_and_how_much() -> None:
-    event = Event(Kind.REAPED, 0, b"/scratch", 1000, "id", b"/scratch/job", 12345, 3 << 29, 12.2)
+    event = Event(EventKind.REAPED, 0, b"/scratch", 1000, "id", b"/scratch/job", 12345, 3 << 29, 12.2)
     assert describe(event) == "reaped /scratch/job of uid 1000: 12,345 entries, 1.50 GiB in 12s"
 
 
 @pytest.mark.parametrize(
     ("event", "told"),
     [
-        (Event(Kind.LOW_SPACE, 0, b"/scratch", detail="3 % free"), "low space /scratch: 3 % free"),
-        (Event(Kind.REAPED, 0, uid=7, id="ID", n_entries=1), "reaped ID of uid 7: 1 entry"),
-        (Event(Kind.STARTED, 0), "started"),
-        (Event(Kind.MENDED, 0, b"/v", seconds=60.0), "mended /v: in 1m"),
+        (Event(EventKind.LOW_SPACE, 0, b"/scratch", detail="3 % free"), "low space /scratch: 3 % free"),
+        (Event(EventKind.REAPED, 0, uid=7, id="ID", n_entries=1), "reaped ID of uid 7: 1 entry"),
+        (Event(EventKind.STARTED, 0), "started"),
+        (Event(EventKind.MENDED, 0, b"/v", seconds=60.0), "mended /v: in 1m"),
     ],
     ids=lambda value: value.kind.value if isinstance(value, Event) else "",
 )
@@ -86,7 +86,7 @@ def test_a_description_leaves_out_what_is_not_known(event: Event, told: str) -> 
 
 
 def test_the_time_is_utc() -> None:
-    assert json.loads(encode(Event(Kind.STARTED, 1_700_000_000_123_456_789)))["at"] == "2023-11-14T22:13:20Z"
+    assert json.loads(encode(Event(EventKind.STARTED, 1_700_000_000_123_456_789)))["at"] == "2023-11-14T22:13:20Z"
 
 
 def test_no_kind_is_bad_in_two_ways() -> None:

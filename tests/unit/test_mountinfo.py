@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from fusefs.linux.mountinfo import (
     OURS,
+    FilesystemPath,
     Mount,
-    Place,
     below,
     covering,
     every_place,
@@ -47,42 +47,42 @@ def test_path_below_joins_back(path: bytes, directory: bytes) -> None:
 
 def test_place_is_the_one_of_the_longest_mount_point() -> None:
     table = [ROOT, mount(2, 1, b"/a", b"8:2"), mount(3, 1, b"/ab", b"8:3")]
-    assert find_place(b"/a/x", table) == Place(b"8:2", b"/x")
-    assert find_place(b"/abc", table) == Place(b"8:1", b"/abc")
+    assert find_place(b"/a/x", table) == FilesystemPath(b"8:2", b"/x")
+    assert find_place(b"/abc", table) == FilesystemPath(b"8:1", b"/abc")
 
 
 def test_latest_mount_on_a_point_is_the_visible_one() -> None:
     table = [ROOT, mount(2, 1, b"/a", b"8:2"), mount(3, 2, b"/a", b"8:3")]
-    assert find_place(b"/a", table) == Place(b"8:3", b"/")
+    assert find_place(b"/a", table) == FilesystemPath(b"8:3", b"/")
 
 
 def test_place_in_a_bind_mount_is_the_one_of_its_source() -> None:
-    assert place_of(b"/b/x", mount(2, 1, b"/b", root=b"/a")) == Place(b"8:1", b"/a/x")
+    assert place_of(b"/b/x", mount(2, 1, b"/b", root=b"/a")) == FilesystemPath(b"8:1", b"/a/x")
 
 
 def test_nothing_is_mounted_inside_a_plain_directory() -> None:
-    assert list(mounts_inside(Place(b"8:1", b"/a"), [ROOT, mount(2, 1, b"/ab", b"8:2")])) == []
+    assert list(mounts_inside(FilesystemPath(b"8:1", b"/a"), [ROOT, mount(2, 1, b"/ab", b"8:2")])) == []
 
 
 def test_mount_inside_is_found() -> None:
     inner = mount(2, 1, b"/a/deep/m", b"8:2")
-    assert list(mounts_inside(Place(b"8:1", b"/a"), [ROOT, inner])) == [inner]
+    assert list(mounts_inside(FilesystemPath(b"8:1", b"/a"), [ROOT, inner])) == [inner]
 
 
 def test_directory_itself_a_mount_point_counts_as_inside() -> None:
     point = mount(2, 1, b"/a", b"8:2")
-    assert list(mounts_inside(Place(b"8:1", b"/a"), [ROOT, point])) == [point]
+    assert list(mounts_inside(FilesystemPath(b"8:1", b"/a"), [ROOT, point])) == [point]
 
 
 def test_mount_inside_is_found_under_the_path_of_a_bind_mount() -> None:
     bound = mount(2, 1, b"/elsewhere", root=b"/a")
     inner = mount(3, 2, b"/elsewhere/m", b"8:2")
-    assert inner in list(mounts_inside(Place(b"8:1", b"/a"), [ROOT, bound, inner]))
+    assert inner in list(mounts_inside(FilesystemPath(b"8:1", b"/a"), [ROOT, bound, inner]))
 
 
 def test_mount_on_another_filesystem_of_the_same_path_is_not_inside() -> None:
     other = [ROOT, mount(2, 1, b"/o", b"8:2"), mount(3, 2, b"/o/a/m", b"8:3")]
-    assert list(mounts_inside(Place(b"8:1", b"/a"), other)) == []
+    assert list(mounts_inside(FilesystemPath(b"8:1", b"/a"), other)) == []
 
 
 @pytest.mark.parametrize("optional", [b"", b"shared:7 ", b"shared:7 master:3 unbindable "])
@@ -121,19 +121,19 @@ DISK = mount(2, 1, b"/data", b"8:2", root=b"/vol")
 
 
 def test_place_below_a_root_has_one_slash() -> None:
-    assert place_below(Place(b"8:1", b"/"), b"a/b") == Place(b"8:1", b"/a/b")
-    assert place_below(Place(b"8:1", b"/a"), b"") == Place(b"8:1", b"/a")
+    assert place_below(FilesystemPath(b"8:1", b"/"), b"a/b") == FilesystemPath(b"8:1", b"/a/b")
+    assert place_below(FilesystemPath(b"8:1", b"/a"), b"") == FilesystemPath(b"8:1", b"/a")
 
 
 def test_view_tells_the_backing_place_of_a_mount() -> None:
     [view] = views([ROOT, DISK, served(9, b"/mnt", b"/data/x")], (0,))
-    assert view.backing == Place(b"8:2", b"/vol/x")
-    assert view.shown() == Place(b"0:9", b"/")
+    assert view.backing == FilesystemPath(b"8:2", b"/vol/x")
+    assert view.shown() == FilesystemPath(b"0:9", b"/")
 
 
 def test_view_of_a_bind_mount_of_a_part_is_of_that_part() -> None:
     [view] = views([ROOT, DISK, served(9, b"/mnt", b"/data", root=b"/x/y")], (0,))
-    assert view.backing == Place(b"8:2", b"/vol/x/y")
+    assert view.backing == FilesystemPath(b"8:2", b"/vol/x/y")
 
 
 @pytest.mark.parametrize(("owner", "owners", "n"), [(0, (0,), 1), (7, (0,), 0), (7, (0, 7), 1), (-1, (0,), 0)])
@@ -146,23 +146,28 @@ def test_the_latest_view_comes_first() -> None:
     assert [view.mount.point for view in views(table, (0,))] == [b"/two", b"/one"]
 
 
-@pytest.mark.parametrize("asked", [Place(b"8:2", b"/vol/x/job"), Place(b"0:8", b"/job"), Place(b"0:9", b"/x/job")])
-def test_every_place_is_found_from_each_of_them(asked: Place) -> None:
+@pytest.mark.parametrize(
+    "asked", [FilesystemPath(b"8:2", b"/vol/x/job"), FilesystemPath(b"0:8", b"/job"), FilesystemPath(b"0:9", b"/x/job")]
+)
+def test_every_place_is_found_from_each_of_them(asked: FilesystemPath) -> None:
     ours = views([ROOT, DISK, served(8, b"/one", b"/data/x"), served(9, b"/two", b"/data")], (0,))
     assert set(every_place(asked, ours)) == {
-        Place(b"8:2", b"/vol/x/job"), Place(b"0:8", b"/job"), Place(b"0:9", b"/x/job"),
+        FilesystemPath(b"8:2", b"/vol/x/job"), FilesystemPath(b"0:8", b"/job"), FilesystemPath(b"0:9", b"/x/job"),
     }  # fmt: skip
 
 
 def test_place_beside_what_is_shown_is_nowhere_else() -> None:
     ours = views([ROOT, DISK, served(8, b"/one", b"/data/x")], (0,))
-    assert every_place(Place(b"8:2", b"/vol/xy"), ours) == [Place(b"8:2", b"/vol/xy")]
+    assert every_place(FilesystemPath(b"8:2", b"/vol/xy"), ours) == [FilesystemPath(b"8:2", b"/vol/xy")]
 
 
 def test_mount_over_itself_is_seen_by_its_clone() -> None:
     clone = mount(5, 1, b"/run/trashd/tree", b"8:2", root=b"/vol")
     ours = views([ROOT, DISK, clone, served(9, b"/data", b"/run/trashd/tree")], (0,))
-    assert every_place(Place(b"0:9", b"/job"), ours) == [Place(b"8:2", b"/vol/job"), Place(b"0:9", b"/job")]
+    assert every_place(FilesystemPath(b"0:9", b"/job"), ours) == [
+        FilesystemPath(b"8:2", b"/vol/job"),
+        FilesystemPath(b"0:9", b"/job"),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -14,24 +14,24 @@ from fusefs.core.errors import TrashdError
 from fusefs.core.mount_counters import (
     BOUNDS_NS,
     OPERATIONS,
+    CounterLayout,
+    CounterTable,
     Gauges,
-    Layout,
     Operation,
     Remembered,
-    Sort,
-    Table,
+    Remembering,
     decode,
     encode,
 )
 
-TABLE = Table(version="0.1", pid=7, started_ns=5)
+TABLE = CounterTable(version="0.1", pid=7, started_ns=5)
 times_ns = st.lists(st.integers(1, 1 << 40), min_size=1, max_size=200)
 shares = st.floats(0.01, 1)
 
 
-def with_cells(table: Table, cells: dict[int, int]) -> bytes:
+def with_cells(table: CounterTable, cells: dict[int, int]) -> bytes:
     """A file in which some counters are not 0."""
-    layout, data = Layout(table), encode(table)
+    layout, data = CounterLayout(table), encode(table)
     numbers = [cells.get(i, 0) for i in range(layout.n_cells)]
     return data[: -8 * layout.n_cells] + struct.pack(f"={layout.n_cells}Q", *numbers)
 
@@ -53,7 +53,7 @@ def test_a_new_file_holds_nothing_but_names() -> None:
 
 
 def test_every_counter_has_a_place_of_its_own() -> None:
-    layout = Layout(TABLE)
+    layout = CounterLayout(TABLE)
     stats = decode(with_cells(TABLE, {i: i + 1 for i in range(layout.n_cells)}))
     found = [stats.device, stats.updated_ns, *stats.gauges.values()]
     for remembered in stats.remembered.values():
@@ -71,7 +71,7 @@ def test_what_another_version_counts_keeps_its_name() -> None:
     other = msgspec.structs.replace(
         TABLE, gauges=("n_wheels",), sorts=("wheel",), operations=("ioctl", "lookup"), bounds_ns=(10, 20)
     )
-    layout = Layout(other)
+    layout = CounterLayout(other)
     cells = {layout.gauges: 4, layout.sorts: 5, layout.operations["ioctl"] + layout.buckets + 2: 6}
     stats = decode(with_cells(other, cells))
     assert (stats.gauges, stats.remembered) == ({"n_wheels": 4}, {"wheel": Remembered(5, 0)})
@@ -141,4 +141,4 @@ def test_the_last_percentile_is_the_longest(times: list[int]) -> None:
 
 def test_sorts_are_labelled_for_programs() -> None:
     names = ["name", "missing_name", "attributes", "listing", "link_target", "xattr", "missing_xattr"]
-    assert [sort.label() for sort in Sort] == names
+    assert [sort.label() for sort in Remembering] == names

@@ -18,16 +18,16 @@ from fusefs.core.pacing import (
     PERIOD_S,
     REST_S,
     Backlog,
-    Caps,
-    Company,
+    OtherUsers,
+    PacingState,
+    RateCaps,
     Requests,
     Sample,
-    State,
     rest_at,
 )
-from fusefs.core.slice_budget import HOLD, Tempo
+from fusefs.core.slice_budget import HOLD, Speed
 
-NO_CAPS, NO_BACKLOG = Caps(), Backlog()
+NO_CAPS, NO_BACKLOG = RateCaps(), Backlog()
 UNLINK_S = 20e-6
 FSYNC_S = 0.0005
 QUIET = Sample(is_rest=True, seconds=REST_S, io=0.0, memory=0.0, cpu=0.0, requests=Requests())
@@ -60,13 +60,13 @@ class Moment(NamedTuple):
     """What came out after a sample."""
 
     at_s: float
-    state: State
-    tempo: Tempo
+    state: PacingState
+    tempo: Speed
 
 
-def simulate(disk: Disk, seconds: float, caps: Caps = NO_CAPS, backlog: Backlog = NO_BACKLOG) -> Iterator[Moment]:
+def simulate(disk: Disk, seconds: float, caps: RateCaps = NO_CAPS, backlog: Backlog = NO_BACKLOG) -> Iterator[Moment]:
     """A reaper beside the disk's neighbour, sample by sample: rest, work, rest, work."""
-    state, now_s = pacing.progressed(State(), 1000, 1000 * UNLINK_S), 0.0
+    state, now_s = pacing.progressed(PacingState(), 1000, 1000 * UNLINK_S), 0.0
     while now_s < seconds:
         tempo = pacing.tempo(state, caps, backlog)
         begins_s, ends_s = rest_at(now_s, is_alone=tempo.is_alone)
@@ -91,8 +91,8 @@ def last(moments: Iterator[Moment]) -> Moment:
     return list(moments)[-1]
 
 
-def after(samples: list[Sample]) -> State:
-    state = State()
+def after(samples: list[Sample]) -> PacingState:
+    state = PacingState()
     for sample in samples:
         state = pacing.hear(state, sample)
     return state
@@ -102,15 +102,15 @@ def after(samples: list[Sample]) -> State:
 
 
 def test_nothing_is_done_before_somebody_has_listened() -> None:
-    assert pacing.tempo(State(), Caps(), Backlog()) == HOLD
+    assert pacing.tempo(PacingState(), RateCaps(), Backlog()) == HOLD
 
 
 def test_what_happens_before_the_first_rest_says_nothing() -> None:
-    assert after([QUIET._replace(is_rest=False)]).company is Company.UNKNOWN
+    assert after([QUIET._replace(is_rest=False)]).company is OtherUsers.UNKNOWN
 
 
 def test_alone_after_a_quiet_look_it_goes_at_full_speed() -> None:
-    tempo = pacing.tempo(after([QUIET]), Caps(), Backlog())
+    tempo = pacing.tempo(after([QUIET]), RateCaps(), Backlog())
     assert (tempo.is_alone, tempo.share, tempo.is_limited()) == (True, 1.0, False)
 
 
@@ -123,7 +123,7 @@ def test_alone_it_stays_at_full_speed() -> None:
 
 
 def test_one_loud_rest_is_the_journals_own() -> None:
-    assert after([QUIET, QUIET, LOUD, QUIET, QUIET, LOUD, QUIET]).company is Company.NONE
+    assert after([QUIET, QUIET, LOUD, QUIET, QUIET, LOUD, QUIET]).company is OtherUsers.NONE
 
 
 def test_it_steps_back_within_a_second() -> None:
@@ -147,7 +147,7 @@ def test_it_is_at_full_speed_again_within_five_seconds() -> None:
     QUIET._replace(io=0.03, requests=None),
 ])  # fmt: skip
 def test_each_sign_of_somebody_is_enough(sample: Sample) -> None:
-    assert after([QUIET, sample, sample]).company is Company.SOME
+    assert after([QUIET, sample, sample]).company is OtherUsers.SOME
 
 
 # How much beside somebody.
@@ -171,7 +171,7 @@ def test_the_share_does_not_swing(hurt: float) -> None:
 
 def test_a_share_that_held_is_kept_for_the_next_time() -> None:
     disk = Disk(lambda s: s < 60.0 or s >= 80.0, hurt=5.0)
-    held = [moment for moment in simulate(disk, 85.0) if moment.state.company is Company.SOME]
+    held = [moment for moment in simulate(disk, 85.0) if moment.state.company is OtherUsers.SOME]
     before = [moment.tempo.share for moment in held if moment.at_s < 60.0][-1]
     again = next(moment.tempo.share for moment in held if moment.at_s > 80.0)
     assert again == pytest.approx(before, rel=0.35)
@@ -192,7 +192,7 @@ def test_without_pressure_and_device_it_goes_by_latency() -> None:
     deaf = Disk(always, hurt=3.0, has_psi=False, has_device=False)
     moment = last(simulate(deaf, 60.0))
     assert moment.tempo.share < FIRST_SHARE
-    assert "by latency" in pacing.describe(moment.state, Caps(), Backlog())
+    assert "by latency" in pacing.describe(moment.state, RateCaps(), Backlog())
 
 
 def test_by_latency_alone_it_comes_near_to_full_speed_where_nobody_is_hurt() -> None:
@@ -203,19 +203,19 @@ def test_by_latency_alone_it_comes_near_to_full_speed_where_nobody_is_hurt() -> 
 
 
 def test_who_hurries_yields_to_nobody() -> None:
-    tempo = pacing.tempo(after([LOUD]), Caps(), Backlog(hurries=True))
+    tempo = pacing.tempo(after([LOUD]), RateCaps(), Backlog(hurries=True))
     assert (tempo.is_alone, tempo.share, tempo.rests) == (True, 1.0, False)
 
 
 def test_a_horizon_that_is_near_takes_what_it_needs() -> None:
-    caps, backlog = Caps(horizon_s=3600), Backlog(n_entries=120_000_000)
+    caps, backlog = RateCaps(horizon_s=3600), Backlog(n_entries=120_000_000)
     moment = last(simulate(Disk(always, hurt=9.0), 60.0, caps, backlog))
     assert moment.tempo.share == pytest.approx(120_000_000 * UNLINK_S / 3240)
     assert "horizon" in pacing.describe(moment.state, caps, backlog)
 
 
 def test_a_horizon_that_is_far_changes_nothing() -> None:
-    caps, backlog = Caps(horizon_s=86_400), Backlog(n_entries=1_000_000)
+    caps, backlog = RateCaps(horizon_s=86_400), Backlog(n_entries=1_000_000)
     disk = Disk(always, hurt=2.0)
     assert last(simulate(disk, 60.0, caps, backlog)) == last(simulate(disk, 60.0))
 
@@ -223,7 +223,7 @@ def test_a_horizon_that_is_far_changes_nothing() -> None:
 def test_a_backlog_is_done_within_its_horizon() -> None:
     state, left, now_s = pacing.progressed(after([LOUD]), 1000, 1000 * UNLINK_S), 50_000_000.0, 0.0
     while left > 0 and now_s < 4000.0:
-        tempo = pacing.tempo(state._replace(share=LEAST_SHARE), Caps(horizon_s=3600), Backlog(int(left), now_s))
+        tempo = pacing.tempo(state._replace(share=LEAST_SHARE), RateCaps(horizon_s=3600), Backlog(int(left), now_s))
         left -= tempo.share / UNLINK_S
         now_s += 1.0
     assert now_s <= 3600.0
@@ -231,7 +231,7 @@ def test_a_backlog_is_done_within_its_horizon() -> None:
 
 def test_what_a_horizon_needs_grows_smoothly() -> None:
     state = pacing.progressed(after([LOUD]), 1000, 1000 * UNLINK_S)._replace(share=LEAST_SHARE)
-    caps = Caps(horizon_s=3600)
+    caps = RateCaps(horizon_s=3600)
     shares = [pacing.tempo(state, caps, Backlog(5_000_000, float(s))).share for s in range(7200)]
     assert all(later <= 1.05 * sooner for sooner, later in itertools.pairwise(shares))
 
@@ -244,19 +244,19 @@ SECONDS = st.floats(0.0, 1000.0)
 REQUESTS = st.one_of(st.none(), st.builds(Requests, COUNTS, SECONDS, COUNTS, SECONDS))
 SAMPLES = st.builds(Sample, st.booleans(), st.floats(0.001, 10.0), SHARES, SHARES, SHARES, REQUESTS)
 LIMITS = st.one_of(st.none(), st.integers(1, 10**9))
-CAPS = st.builds(Caps, LIMITS, LIMITS, LIMITS)
+CAPS = st.builds(RateCaps, LIMITS, LIMITS, LIMITS)
 BACKLOGS = st.builds(Backlog, st.integers(0, 10**12), st.floats(0.0, 1e9), st.booleans())
 
 
 @given(st.lists(SAMPLES, max_size=60), st.lists(st.tuples(st.floats(1e-6, 100.0), st.booleans())), CAPS, BACKLOGS)
 def test_whatever_is_heard_caps_are_kept_and_nobody_starves(
-    samples: list[Sample], probes: list[tuple[float, bool]], caps: Caps, backlog: Backlog
+    samples: list[Sample], probes: list[tuple[float, bool]], caps: RateCaps, backlog: Backlog
 ) -> None:
     state = after(samples)
     for seconds, in_rest in probes:
         state = pacing.probed(state, seconds, in_rest=in_rest)
     tempo = pacing.tempo(state, caps, backlog)
-    if state.company is Company.UNKNOWN and not backlog.hurries:
+    if state.company is OtherUsers.UNKNOWN and not backlog.hurries:
         assert tempo == HOLD
         return
     assert (tempo.entries_per_s, tempo.bytes_per_s) == (caps.entries_per_s, caps.bytes_per_s)

@@ -7,8 +7,17 @@ import time
 
 import pytest
 
-from fusefs.core.errors import BadConfig, Problem
-from fusefs.core.plan_rules import Age, Delete, Move, Purge, Rule, Trash, World, read_plan
+from fusefs.core.errors import BadConfig, ConfigProblem
+from fusefs.core.plan_rules import (
+    DeleteAction,
+    MoveAction,
+    PlanContext,
+    PurgeNotice,
+    Rule,
+    RuleAge,
+    TrashAction,
+    read_plan,
+)
 from fusefs.core.selection import KINDS, Selection, SizeBound, TimeBound
 from fusefs.core.toml_reader import Source
 
@@ -25,7 +34,7 @@ def uid_of(text: str) -> int:
     return int(text)
 
 
-WORLD = World(NOW_NS, time.mktime, uid_of, uid_of)
+WORLD = PlanContext(NOW_NS, time.mktime, uid_of, uid_of)
 
 
 def read(*texts: str) -> tuple[Rule, ...]:
@@ -39,14 +48,14 @@ def rule(text: str) -> Rule:
     return only
 
 
-def problems(*texts: str) -> list[Problem]:
+def problems(*texts: str) -> list[ConfigProblem]:
     """What is wrong with them."""
     with pytest.raises(BadConfig) as caught:
         read(*texts)
     return list(caught.value.problems)
 
 
-def problem(text: str) -> Problem:
+def problem(text: str) -> ConfigProblem:
     """The one thing that is wrong with a rule that has these keys, which begin in line 3."""
     (only,) = problems(f'[[rule]]\ndirectory = "/scratch"\n{text}\n')
     return only
@@ -88,41 +97,41 @@ def test_every_key_of_a_selection_is_understood() -> None:
         gids=(100,),
         max_depth=3,
     )  # fmt: skip
-    assert (read_rule.act, read_rule.is_unit, read_rule.most) == (Trash(), False, 10)
+    assert (read_rule.act, read_rule.is_unit, read_rule.most) == (TrashAction(), False, 10)
 
 
 @pytest.mark.parametrize(
     ("text", "act"),
     [
-        ('keep_for = "7d"', Trash(7 * 86_400)),
-        ('action = "delete"', Delete()),
-        ('action = "move"\nmove_to = "/old"', Move(b"/old")),
+        ('keep_for = "7d"', TrashAction(7 * 86_400)),
+        ('action = "delete"', DeleteAction()),
+        ('action = "move"\nmove_to = "/old"', MoveAction(b"/old")),
         (
             'action = "move"\nmove_to = "/old"\nflat = true\nif_exists = "number"\ncopy = true',
-            Move(b"/old", flat=True, if_exists="number", copy=True),
+            MoveAction(b"/old", flat=True, if_exists="number", copy=True),
         ),
     ],
 )
-def test_every_action_is_understood(text: str, act: Trash | Delete | Move) -> None:
+def test_every_action_is_understood(text: str, act: TrashAction | DeleteAction | MoveAction) -> None:
     assert rule(f'name = "*"\n{text}').act == act
 
 
 def test_unit_is_chosen_by_its_own_name_whatever_it_is() -> None:
     unit = rule('unit = "top"\nolder = "90d"\nby = "ctime"')
-    assert (unit.is_unit, unit.age) == (True, Age(("ctime",), NOW_NS - 90 * DAY_NS))
+    assert (unit.is_unit, unit.age) == (True, RuleAge(("ctime",), NOW_NS - 90 * DAY_NS))
     assert unit.selection == Selection(types=frozenset(KINDS), max_depth=1)
 
 
 def test_age_by_several_times_is_that_of_the_latest() -> None:
     old = rule('older = "30d"\nby = ["mtime", "atime"]')
     before_ns = NOW_NS - 30 * DAY_NS
-    assert old.age == Age(("mtime", "atime"), before_ns)
+    assert old.age == RuleAge(("mtime", "atime"), before_ns)
     assert old.selection.times == tuple(TimeBound(field, before_ns=before_ns) for field in ("mtime", "atime"))
 
 
 def test_list_tells_of_what_will_be_as_old() -> None:
     listed = rule('older = "30d"\npurgelist = { directory = "/lists", ahead = "7d" }')
-    assert listed.purge == Purge(b"/lists", 7 * 86_400)
+    assert listed.purge == PurgeNotice(b"/lists", 7 * 86_400)
     assert listed.soon().times == (TimeBound("mtime", before_ns=NOW_NS - 23 * DAY_NS),)
 
 

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from fusefs.core.durations import DURATION_MAX_S
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
 from fusefs.core.names import make_id
-from fusefs.core.orphan_age import Clock, Sight, jumped, see, started
+from fusefs.core.orphan_age import Clock, FirstSight, jumped, see, started
 from fusefs.core.policy import (
     Authority,
-    Known,
+    KnownOrphan,
+    OrphanSize,
     Quota,
-    Rules,
-    Size,
+    RetentionRules,
     VolumePolicy,
     Watermark,
     beyond_quota,
@@ -33,16 +33,16 @@ durations = st.integers(0, DURATION_MAX_S)
 times_ns = st.integers(0, 2 * NOW)
 origins = st.sampled_from([None, b"/", b"/scratch/job", b"/scratch/keep/this"])
 rules = st.builds(
-    Rules,
+    RetentionRules,
     retention_s=durations | st.none(),
     minimum_age_s=durations,
     keep=st.sampled_from([(), ("*/keep/*",), ("*",)]),
 )
 
 
-def orphan(created_ns: int, retention_s: int | None = DEFAULT_RETENTION_S, origin: bytes | None = None) -> Known:
+def orphan(created_ns: int, retention_s: int | None = DEFAULT_RETENTION_S, origin: bytes | None = None) -> KnownOrphan:
     """An orphan that nobody has seen yet."""
-    return Known(make_id("20261121T000000", 0, b"job", bytes(6)), created_ns, retention_s, origin)
+    return KnownOrphan(make_id("20261121T000000", 0, b"job", bytes(6)), created_ns, retention_s, origin)
 
 
 orphans = st.builds(orphan, times_ns, durations | st.just(DEFAULT_RETENTION_S) | st.none(), origins)
@@ -55,32 +55,32 @@ def later(clock: Clock, seconds: int, jump_s: int = 0) -> Clock:
 
 
 def test_usual_retention_is_the_rules() -> None:
-    assert due_at_s(orphan(NOW), Rules(retention_s=3600), CLOCK) == 3600
+    assert due_at_s(orphan(NOW), RetentionRules(retention_s=3600), CLOCK) == 3600
 
 
 def test_retention_that_was_asked_for_is_kept() -> None:
-    assert due_at_s(orphan(NOW, 5 * DAY_S), Rules(retention_s=3600), CLOCK) == 5 * DAY_S
+    assert due_at_s(orphan(NOW, 5 * DAY_S), RetentionRules(retention_s=3600), CLOCK) == 5 * DAY_S
 
 
 def test_retention_below_the_minimum_age_that_was_asked_for_is_kept() -> None:
-    assert due_at_s(orphan(NOW, 5), Rules(minimum_age_s=600), CLOCK) == 5
+    assert due_at_s(orphan(NOW, 5), RetentionRules(minimum_age_s=600), CLOCK) == 5
 
 
 def test_rules_without_a_retention_make_nothing_due_until_space_is_wanted() -> None:
     known = orphan(NOW - DAY_S * S)
-    assert due_at_s(known, Rules(retention_s=None), CLOCK) is None
-    due_s = due_at_s(known, Rules(retention_s=None), CLOCK, early=True)
+    assert due_at_s(known, RetentionRules(retention_s=None), CLOCK) is None
+    due_s = due_at_s(known, RetentionRules(retention_s=None), CLOCK, early=True)
     assert due_s is not None
     assert due_s <= 0
 
 
 def test_space_that_is_wanted_gives_up_the_retention_but_not_the_first_minutes() -> None:
-    assert due_at_s(orphan(NOW - 60 * S, 5 * DAY_S), Rules(minimum_age_s=600), CLOCK, early=True) == 540
+    assert due_at_s(orphan(NOW - 60 * S, 5 * DAY_S), RetentionRules(minimum_age_s=600), CLOCK, early=True) == 540
 
 
 @given(orphans, rules, st.booleans())
 def test_nothing_is_due_below_the_minimum_age_unless_its_owner_asked_for_less(
-    known: Known, rules: Rules, early: bool
+    known: KnownOrphan, rules: RetentionRules, early: bool
 ) -> None:
     due_s = due_at_s(known, rules, CLOCK, early=early)
     if due_s is not None and known.retention_s is not None:
@@ -92,29 +92,31 @@ def test_nothing_is_due_below_the_minimum_age_unless_its_owner_asked_for_less(
 
 
 @given(times_ns, origins, rules, st.booleans())
-def test_pinned_is_never_due(created_ns: int, origin: bytes | None, rules: Rules, early: bool) -> None:
+def test_pinned_is_never_due(created_ns: int, origin: bytes | None, rules: RetentionRules, early: bool) -> None:
     assert due_at_s(orphan(created_ns, None, origin), rules, CLOCK, early=early) is None
 
 
 @given(times_ns, durations, rules, st.booleans())
-def test_what_a_pattern_keeps_is_never_due(created_ns: int, retention_s: int, rules: Rules, early: bool) -> None:
+def test_what_a_pattern_keeps_is_never_due(
+    created_ns: int, retention_s: int, rules: RetentionRules, early: bool
+) -> None:
     known = orphan(created_ns, retention_s, b"/scratch/keep/this")
     assert due_at_s(known, rules._replace(keep=("/scratch/keep/*",)), CLOCK, early=early) is None
 
 
 @given(orphans, rules)
-def test_what_is_claimed_is_due(known: Known, rules: Rules) -> None:
+def test_what_is_claimed_is_due(known: KnownOrphan, rules: RetentionRules) -> None:
     assert due_at_s(known._replace(is_claimed=True), rules, CLOCK) == 0
 
 
 @given(orphans, rules)
-def test_early_is_never_later(known: Known, rules: Rules) -> None:
+def test_early_is_never_later(known: KnownOrphan, rules: RetentionRules) -> None:
     early, usual = due_at_s(known, rules, CLOCK, early=True), due_at_s(known, rules, CLOCK)
     assert usual is None or (early is not None and early <= usual)
 
 
 @given(orphans, rules, st.integers(0, 100 * DAY_S))
-def test_time_brings_it_nearer_by_as_much_as_goes_by(known: Known, rules: Rules, seconds: int) -> None:
+def test_time_brings_it_nearer_by_as_much_as_goes_by(known: KnownOrphan, rules: RetentionRules, seconds: int) -> None:
     known = known._replace(sight=see(CLOCK, known.created_ns))
     before, after = due_at_s(known, rules, CLOCK), due_at_s(known, rules, later(CLOCK, seconds))
     assert (before is None) == (after is None)
@@ -123,7 +125,7 @@ def test_time_brings_it_nearer_by_as_much_as_goes_by(known: Known, rules: Rules,
 
 
 @given(orphans, rules, st.lists(st.tuples(st.integers(0, DAY_S), st.integers(-DURATION_MAX_S, DURATION_MAX_S))))
-def test_no_jump_makes_it_due_early(known: Known, rules: Rules, looks: list[tuple[int, int]]) -> None:
+def test_no_jump_makes_it_due_early(known: KnownOrphan, rules: RetentionRules, looks: list[tuple[int, int]]) -> None:
     known = known._replace(sight=see(CLOCK, known.created_ns))
     clock = CLOCK
     for seconds, jump_s in looks:
@@ -134,7 +136,7 @@ def test_no_jump_makes_it_due_early(known: Known, rules: Rules, looks: list[tupl
 
 
 @given(rules, durations, st.integers(-DURATION_MAX_S, DURATION_MAX_S))
-def test_one_from_the_future_is_due_at_last(rules: Rules, retention_s: int, jump_s: int) -> None:
+def test_one_from_the_future_is_due_at_last(rules: RetentionRules, retention_s: int, jump_s: int) -> None:
     rules = rules._replace(keep=(), retention_s=DEFAULT_RETENTION_S)
     known = orphan(2 * NOW, retention_s)
     known = known._replace(sight=see(CLOCK, known.created_ns))
@@ -147,7 +149,7 @@ def test_one_from_the_future_is_due_at_last(rules: Rules, retention_s: int, jump
 
 
 def test_deepest_path_gives_the_rules() -> None:
-    deep, deeper = Rules(retention_s=1), Rules(retention_s=2)
+    deep, deeper = RetentionRules(retention_s=1), RetentionRules(retention_s=2)
     volume = VolumePolicy(b"/v", paths=((b"/v/a/b", deeper), (b"/v/a", deep)))
     assert volume.rules_for(b"/v/a/b/c") == deeper
     assert volume.rules_for(b"/v/a/b") == deeper
@@ -165,7 +167,7 @@ def test_path_lies_at_or_below_another(path: bytes, top: bytes, is_there: bool) 
 
 
 def test_root_acts_for_those_who_are_named_alone() -> None:
-    rules = Rules(authority=Authority.ROOT, users=("ci", "12001"))
+    rules = RetentionRules(authority=Authority.ROOT, users=("ci", "12001"))
     assert rules.gives_root(7, "ci")
     assert rules.gives_root(12001, "12001")
     assert not rules.gives_root(1000, "alice")
@@ -173,7 +175,7 @@ def test_root_acts_for_those_who_are_named_alone() -> None:
 
 
 def test_pattern_spans_directories() -> None:
-    keeping = Rules(keep=("/scratch/*/results",))
+    keeping = RetentionRules(keep=("/scratch/*/results",))
     assert keeping.keeps(b"/scratch/a/b/results")
     assert not keeping.keeps(b"/scratch/a/b/results/c")
     assert keeping.keeps(b"/scratch/\xff/results")
@@ -197,11 +199,13 @@ def test_hurrying_begins_at_low_and_ends_at_high(free: float, hurried: bool, hur
     assert hurries(Watermark(0.05, 0.10), free, hurried) is hurries_on
 
 
-def sized(number: int, age_s: int, n_bytes: int, retention_s: int | None = DEFAULT_RETENTION_S) -> Known:
+def sized(number: int, age_s: int, n_bytes: int, retention_s: int | None = DEFAULT_RETENTION_S) -> KnownOrphan:
     """An orphan of a known size, 10 entries in it."""
     identifier = make_id("20261121T000000", number, b"job", bytes(6))
     created_ns = NOW - age_s * S
-    return Known(identifier, created_ns, retention_s, None, False, Size(10, n_bytes), Sight(0, age_s * S))
+    return KnownOrphan(
+        identifier, created_ns, retention_s, None, False, OrphanSize(10, n_bytes), FirstSight(0, age_s * S)
+    )
 
 
 def test_the_oldest_go_until_the_rest_is_within_the_quota() -> None:
@@ -227,7 +231,9 @@ trashes = st.lists(
 
 
 @given(trashes, quotas)
-def test_quota_lets_no_pinned_and_no_young_one_go_and_no_more_than_needed(trash: list[Known], quota: Quota) -> None:
+def test_quota_lets_no_pinned_and_no_young_one_go_and_no_more_than_needed(
+    trash: list[KnownOrphan], quota: Quota
+) -> None:
     volume = VolumePolicy(b"/v", quota=quota)
     going = beyond_quota(trash, volume, CLOCK, 1000)
     by_id = {known.id: known for known in trash}

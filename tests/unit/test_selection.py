@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.core.selection import KINDS, Field, Matcher, Selection, SizeBound, Stat, TimeBound
+from fusefs.core.selection import KINDS, Field, Matcher, Selection, SelectionStat, SizeBound, TimeBound
 
 TIMED: tuple[Field, ...] = ("mtime", "atime", "ctime")
 
@@ -28,7 +28,7 @@ class Entry(NamedTuple):
     st_ctime_ns: int = 50
 
 
-def takes(selection: Selection, entry: Stat, btime_ns: int | None = None) -> bool:
+def takes(selection: Selection, entry: SelectionStat, btime_ns: int | None = None) -> bool:
     return Matcher(selection).takes(entry, btime_ns)
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from fusefs.core.fair_share import Shares
+from fusefs.core.fair_share import FairShares
 
 N = 6000
 FIRST = 16
@@ -21,7 +21,7 @@ UIDS = (ROOT, 1000, 1001, 1002, 65_535, 65_536, 65_537, 200_000)
 HOGS = st.lists(st.integers(1000, 1020), min_size=1, max_size=20, unique=True)
 
 
-def take(shares: Shares, uid: int, n: int = N) -> int:
+def take(shares: FairShares, uid: int, n: int = N) -> int:
     """How many of n that it asks for a uid gets."""
     got = 0
     while got < n and shares.may_have(uid):
@@ -30,14 +30,14 @@ def take(shares: Shares, uid: int, n: int = N) -> int:
     return got
 
 
-def take_in_turns(shares: Shares, uids: Iterable[int]) -> None:
+def take_in_turns(shares: FairShares, uids: Iterable[int]) -> None:
     """All that each gets, one after the other."""
     asking = list(uids)
     while asking:
         asking = [uid for uid in asking if take(shares, uid, 1)]
 
 
-def assert_some_are_left(shares: Shares) -> None:
+def assert_some_are_left(shares: FairShares) -> None:
     """For newcomers and for root."""
     assert [take(shares, uid, FIRST) for uid in NEWCOMERS] == [FIRST] * len(NEWCOMERS)
     assert take(shares, ROOT, N // 32) == N // 32
@@ -45,7 +45,7 @@ def assert_some_are_left(shares: Shares) -> None:
 
 @given(HOGS)
 def test_who_comes_after_any_who_take_all_they_get_has_his_first_ones(hogs: list[int]) -> None:
-    shares = Shares(N)
+    shares = FairShares(N)
     for uid in hogs:
         take(shares, uid)
     assert_some_are_left(shares)
@@ -53,14 +53,14 @@ def test_who_comes_after_any_who_take_all_they_get_has_his_first_ones(hogs: list
 
 @given(HOGS)
 def test_the_same_after_many_who_take_it_in_turns(hogs: list[int]) -> None:
-    shares = Shares(N)
+    shares = FairShares(N)
     take_in_turns(shares, hogs)
     assert_some_are_left(shares)
 
 
 @pytest.mark.parametrize("is_by_one", [True, False], ids=["one after the other", "in turns"])
 def test_all_subordinate_uids_of_some_users_together_leave_some(*, is_by_one: bool) -> None:
-    shares = Shares(N)
+    shares = FairShares(N)
     for user in range(4):
         uids = [1000 + user, *range(100_000 + user * len(SUBORDINATE), 100_000 + (user + 1) * len(SUBORDINATE))]
         if is_by_one:
@@ -72,13 +72,13 @@ def test_all_subordinate_uids_of_some_users_together_leave_some(*, is_by_one: bo
 
 
 def test_root_who_takes_all_he_gets_leaves_some() -> None:
-    shares = Shares(N)
+    shares = FairShares(N)
     take(shares, ROOT)
     assert [take(shares, uid, FIRST) for uid in NEWCOMERS] == [FIRST] * len(NEWCOMERS)
 
 
 def test_who_has_taken_all_he_gets_in_a_block_leaves_first_ones_to_others_in_it() -> None:
-    shares = Shares(N)
+    shares = FairShares(N)
     take(shares, SUBORDINATE[0])
     assert [take(shares, uid, FIRST) for uid in SUBORDINATE[1:21]] == [FIRST] * 20
     take(shares, 1000)
@@ -87,7 +87,7 @@ def test_who_has_taken_all_he_gets_in_a_block_leaves_first_ones_to_others_in_it(
 
 @pytest.mark.parametrize("n", [16, 40, 176, 1000, N, 522_224])
 def test_one_who_is_alone_gets_as_many_as_is_told_and_that_is_most(n: int) -> None:
-    shares = Shares(n)
+    shares = FairShares(n)
     most = shares.most_of_one()
     if n <= N:
         assert abs(take(shares, 1000) - most) <= 1
@@ -95,12 +95,12 @@ def test_one_who_is_alone_gets_as_many_as_is_told_and_that_is_most(n: int) -> No
 
 
 def test_the_only_user_may_have_them_all() -> None:
-    shares = Shares(N, is_for_all=False)
+    shares = FairShares(N, is_for_all=False)
     assert take(shares, 1000) == shares.most_of_one() == N
 
 
 def test_who_has_most_gets_none_of_what_he_gives_back_while_another_does() -> None:
-    shares = Shares(N)
+    shares = FairShares(N)
     much, little = take(shares, 1000), take(shares, 1001)
     assert much > little > FIRST
     for _ in range(100):
@@ -117,7 +117,7 @@ class Clients(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.shares = Shares(N)
+        self.shares = FairShares(N)
         self.has = dict.fromkeys(UIDS, 0)
 
     @rule(uid=uids, n=numbers)

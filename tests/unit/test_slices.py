@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 
 from fusefs.core.record import MAX_FAILURES, Failure
 from fusefs.core.report import STORE, keeps_for_its_owner
-from fusefs.core.slices import MAX_FAILED_NAMES, Left, Outcome, Plan, Slice, Work, pack, unpack
+from fusefs.core.slices import (
+    MAX_FAILED_NAMES,
+    RemovalSliceResult,
+    Slice,
+    SlicePlan,
+    SliceWork,
+    UnfinishedDirectory,
+    pack,
+    unpack,
+)
 
 STUCK = "stuck"
 """A name that the model's kernel refuses to unlink."""
@@ -37,9 +46,9 @@ class Model:
             here = below
         return here
 
-    def run(self, job: Slice, ticks: int) -> Outcome:
+    def run(self, job: Slice, ticks: int) -> RemovalSliceResult:
         """Do a slice for some ticks."""
-        frames: list[tuple[str, int, Work]] = [("", job.fd, job.work)]
+        frames: list[tuple[str, int, SliceWork]] = [("", job.fd, job.work)]
         removed, failures = 0, []
         for _ in range(ticks):
             name, fd, work = frames[-1]
@@ -69,7 +78,7 @@ class Model:
                 one = work.subdirs.pop()
                 inner = next(self.fds)
                 self.open[inner] = (*path, one)
-                frames.append((one, inner, Work(is_listed=False)))
+                frames.append((one, inner, SliceWork(is_listed=False)))
             elif not work.is_listed:
                 work.is_productive = False
                 new = [n for n in here if n not in work.failed]
@@ -92,8 +101,8 @@ class Model:
                     del over[name]
                     removed += 1
                     above.is_productive = True
-        left = tuple(Left(name, fd, work) for name, fd, work in frames[1:])
-        return Outcome(removed, 0, tuple(failures), len(failures), frames[0][2], left)
+        left = tuple(UnfinishedDirectory(name, fd, work) for name, fd, work in frames[1:])
+        return RemovalSliceResult(removed, 0, tuple(failures), len(failures), frames[0][2], left)
 
 
 def leaves(tree: dict[str, object]) -> int:
@@ -131,8 +140,8 @@ def test_whatever_order_slices_end_in_all_goes_but_what_is_stuck(
     tree = {"tree": tree}
     stuck, total = n_stuck(tree), leaves(tree)
     model = Model(tree, window)
-    plan = Plan(n_workers, splits_names=splits)
-    plan.add(ROOT_FD, b"", Work(names=["tree"]))
+    plan = SlicePlan(n_workers, splits_names=splits)
+    plan.add(ROOT_FD, b"", SliceWork(names=["tree"]))
     running: list[Slice] = []
     while True:
         while len(running) < n_workers and (job := plan.next()) is not None:
@@ -159,8 +168,8 @@ def test_whatever_order_slices_end_in_all_goes_but_what_is_stuck(
 
 @given(st.integers(0, 3000), st.integers(1, 8), st.booleans())
 def test_two_slices_of_one_directory_share_no_name(n_names: int, n_workers: int, splits: bool) -> None:
-    plan = Plan(n_workers, splits_names=splits)
-    plan.add(ROOT_FD, b"", Work(names=[str(n) for n in range(n_names)]))
+    plan = SlicePlan(n_workers, splits_names=splits)
+    plan.add(ROOT_FD, b"", SliceWork(names=[str(n) for n in range(n_names)]))
     given_out = []
     for _ in range(n_workers):
         job = plan.next()
@@ -170,13 +179,13 @@ def test_two_slices_of_one_directory_share_no_name(n_names: int, n_workers: int,
 
 
 def test_directory_is_not_listed_while_others_are_at_its_entries() -> None:
-    plan = Plan(2, splits_names=True)
-    plan.add(ROOT_FD, b"", Work(names=["a"], is_listed=False))
+    plan = SlicePlan(2, splits_names=True)
+    plan.add(ROOT_FD, b"", SliceWork(names=["a"], is_listed=False))
     first = plan.next()
     assert first is not None
     assert first.work.names == ["a"]
     assert plan.next() is None
-    plan.done(first, Outcome(1, 0, (), 0, Work()))
+    plan.done(first, RemovalSliceResult(1, 0, (), 0, SliceWork()))
     again = plan.next()
     assert again is not None
     assert not again.work.is_listed
@@ -189,8 +198,8 @@ def test_names_of_any_kind_are_the_same_when_unpacked(names: list[bytes]) -> Non
 
 
 def test_lost_slice_is_done_again() -> None:
-    plan = Plan(2, splits_names=True)
-    plan.add(ROOT_FD, b"", Work(names=["a", "b"]))
+    plan = SlicePlan(2, splits_names=True)
+    plan.add(ROOT_FD, b"", SliceWork(names=["a", "b"]))
     first = plan.next()
     assert first is not None
     plan.lost(first)
@@ -200,12 +209,12 @@ def test_lost_slice_is_done_again() -> None:
 
 
 def test_last_begun_directory_comes_first_so_that_few_are_open() -> None:
-    plan = Plan(1, splits_names=False)
-    plan.add(ROOT_FD, b"", Work(subdirs=["a", "b"]))
+    plan = SlicePlan(1, splits_names=False)
+    plan.add(ROOT_FD, b"", SliceWork(subdirs=["a", "b"]))
     first = plan.next()
     assert first is not None
-    left = Left("a", 7, Work(names=["x"], is_listed=False))
-    plan.done(first, Outcome(0, 0, (), 0, Work(subdirs=["b"]), (left,)))
+    left = UnfinishedDirectory("a", 7, SliceWork(names=["x"], is_listed=False))
+    plan.done(first, RemovalSliceResult(0, 0, (), 0, SliceWork(subdirs=["b"]), (left,)))
     following = plan.next()
     assert following is not None
     assert (following.fd, following.path) == (7, b"a")
@@ -213,22 +222,22 @@ def test_last_begun_directory_comes_first_so_that_few_are_open() -> None:
 
 @pytest.mark.parametrize("n_failed", [MAX_FAILED_NAMES, MAX_FAILED_NAMES + 1, 10 * MAX_FAILED_NAMES])
 def test_names_of_failed_entries_take_bounded_memory(n_failed: int) -> None:
-    work = Work()
+    work = SliceWork()
     for number in range(n_failed):
         work.fail(str(number))
     assert (work.n_failed, len(work.failed)) == (n_failed, MAX_FAILED_NAMES)
 
 
 def test_a_reason_of_ours_that_a_later_slice_meets_is_not_missed_among_thousands() -> None:
-    plan = Plan(1, splits_names=False)
-    plan.add(ROOT_FD, b"", Work(names=["a"]))
+    plan = SlicePlan(1, splits_names=False)
+    plan.add(ROOT_FD, b"", SliceWork(names=["a"]))
     first = plan.next()
     assert first is not None
     refused = tuple(Failure(b"%d" % n, 13, "unlink") for n in range(MAX_FAILURES))
-    plan.done(first, Outcome(0, 0, refused, len(refused), Work(names=["b"])))
+    plan.done(first, RemovalSliceResult(0, 0, refused, len(refused), SliceWork(names=["b"])))
     later = plan.next()
     assert later is not None
-    plan.done(later, Outcome(0, 0, (Failure(b"b", 1, STORE),), 1, Work()))
+    plan.done(later, RemovalSliceResult(0, 0, (Failure(b"b", 1, STORE),), 1, SliceWork()))
     report = plan.report(paced=False, stopped=False)
     assert (len(report.failures), report.n_failed) == (MAX_FAILURES, MAX_FAILURES + 1)
     assert keeps_for_its_owner(report.failures)

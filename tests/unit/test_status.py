@@ -10,17 +10,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusefs.core.errors import TrashdError
-from fusefs.core.service_status import Fault, Phase, Seen, Status, VolumeStatus, age_s, decode, encode, volume_status
+from fusefs.core.service_status import (
+    SeenStatus,
+    Status,
+    StatusFault,
+    VolumePhase,
+    VolumeStatus,
+    age_s,
+    decode,
+    encode,
+    volume_status,
+)
 
 SOME = Status(version="0.1", pid=1, boot_id="b", started_ns=1, updated_ns=2)
 VOLUMES = st.builds(
     VolumeStatus,
     path=st.binary(max_size=20).map(lambda path: volume_status(path).path),
-    phase=st.sampled_from(Phase),
+    phase=st.sampled_from(VolumePhase),
     why=st.text(max_size=20),
     io=st.none() | st.floats(0, 1),
     tempo_entries_per_s=st.none() | st.integers(0, 10**6),
-    faults=st.lists(st.builds(Fault, st.integers(0, 2**62), st.text(max_size=20)), max_size=3).map(tuple),
+    faults=st.lists(st.builds(StatusFault, st.integers(0, 2**62), st.text(max_size=20)), max_size=3).map(tuple),
 )
 
 
@@ -56,7 +66,7 @@ def test_keys_of_a_later_version_are_passed_over() -> None:
 
 def test_a_status_is_stale_after_its_own_time() -> None:
     status = msgspec.structs.replace(SOME, refreshes_s=10)
-    assert [Seen(status, True, old_s).is_stale() for old_s in (0, 10, 11)] == [False, False, True]
+    assert [SeenStatus(status, True, old_s).is_stale() for old_s in (0, 10, 11)] == [False, False, True]
 
 
 def test_a_clock_that_is_set_makes_no_status_older_or_younger() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from fusefs.core.common_xattrs import ACCESS_ACL, CAPABILITY, DEFAULT_ACL, NAMES
 from fusefs.core.inode_attributes import Attributes
-from fusefs.mount.prefetch_xattrs import Wanted
+from fusefs.mount.prefetch_xattrs import PrefetchXattrs
 
 DEVICE, OTHER = 8, 9
 
@@ -22,7 +22,7 @@ FILE, DIRECTORY = seen(), seen(stat.S_IFDIR)
 
 
 def test_nothing_is_wanted_that_nobody_asked_for() -> None:
-    wanted = Wanted(DEVICE)
+    wanted = PrefetchXattrs(DEVICE)
     assert not wanted
     assert wanted.of(FILE) == ()
     assert not wanted.add(b"user.a", is_directory=False)
@@ -30,7 +30,7 @@ def test_nothing_is_wanted_that_nobody_asked_for() -> None:
 
 
 def test_what_was_told_of_a_file_is_wanted_of_files() -> None:
-    wanted = Wanted(DEVICE)
+    wanted = PrefetchXattrs(DEVICE)
     assert wanted.add(ACCESS_ACL, is_directory=False)
     assert not wanted.add(ACCESS_ACL, is_directory=False)
     assert wanted.of(FILE) == (ACCESS_ACL,)
@@ -42,13 +42,13 @@ def test_what_was_told_of_a_file_is_wanted_of_files() -> None:
 
 @pytest.mark.parametrize("kind", [stat.S_IFLNK, stat.S_IFIFO, stat.S_IFCHR, stat.S_IFSOCK])
 def test_of_what_is_neither_nothing_is_wanted(kind: int) -> None:
-    wanted = Wanted(DEVICE)
+    wanted = PrefetchXattrs(DEVICE)
     wanted.add(ACCESS_ACL, is_directory=False)
     assert wanted.of(seen(kind)) == ()
 
 
 def test_it_is_wanted_of_this_listing_and_the_next() -> None:
-    wanted = Wanted(DEVICE)
+    wanted = PrefetchXattrs(DEVICE)
     wanted.begin()
     wanted.add(ACCESS_ACL, is_directory=False)
     wanted.begin()
@@ -58,7 +58,7 @@ def test_it_is_wanted_of_this_listing_and_the_next() -> None:
 
 
 def test_what_is_unsupported_is_refused_of_its_kind_alone_until_somebody_has_set_it() -> None:
-    wanted = Wanted(DEVICE)
+    wanted = PrefetchXattrs(DEVICE)
     wanted.add(ACCESS_ACL, is_directory=True)
     wanted.answered(FILE, [(ACCESS_ACL, errno.EOPNOTSUPP), (CAPABILITY, errno.ENODATA)])
     assert wanted.of(FILE) == ()
@@ -73,7 +73,7 @@ def test_what_is_unsupported_is_refused_of_its_kind_alone_until_somebody_has_set
 
 def test_what_one_file_has_is_refused_of_no_other() -> None:
     """A filesystem may be made of several."""
-    wanted = Wanted(DEVICE)
+    wanted = PrefetchXattrs(DEVICE)
     wanted.answered(FILE, [(ACCESS_ACL, b"1"), (CAPABILITY, errno.ENODATA)])
     wanted.answered(FILE, [(ACCESS_ACL, errno.EOPNOTSUPP), (CAPABILITY, errno.ENOSYS)])
     assert not wanted.refuses(DEVICE, ACCESS_ACL, is_directory=False)
@@ -81,14 +81,14 @@ def test_what_one_file_has_is_refused_of_no_other() -> None:
 
 
 def test_what_another_filesystem_has_not_this_one_may() -> None:
-    wanted = Wanted(DEVICE)
+    wanted = PrefetchXattrs(DEVICE)
     wanted.answered(seen(device=OTHER), [(ACCESS_ACL, errno.EOPNOTSUPP)])
     wanted.answered_all([None, (seen(stat.S_IFIFO), b"", {ACCESS_ACL: errno.EOPNOTSUPP})])
     assert not wanted.refuses(DEVICE, ACCESS_ACL, is_directory=False)
 
 
 def test_refusals_are_bounded() -> None:
-    wanted = Wanted(DEVICE)
+    wanted = PrefetchXattrs(DEVICE)
     for number in range(1000):
         wanted.answered(FILE, [(b"user.%d" % number, errno.EOPNOTSUPP)])
     assert wanted.refuses(DEVICE, b"user.999", is_directory=False)
@@ -96,7 +96,7 @@ def test_refusals_are_bounded() -> None:
 
 
 def test_the_list_of_names_is_threads_work() -> None:
-    wanted = Wanted(DEVICE)
+    wanted = PrefetchXattrs(DEVICE)
     wanted.add(ACCESS_ACL, is_directory=False)
     assert not wanted.is_list
     wanted.add(NAMES, is_directory=False)

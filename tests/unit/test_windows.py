@@ -8,23 +8,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.core.time_windows import DAY_MIN, Window, opens_in_s, parse_window
+from fusefs.core.time_windows import DAY_MIN, TimeWindow, opens_in_s, parse_window
 
 H = 3600
 minutes = st.integers(0, DAY_MIN - 1)
-windows = st.tuples(minutes, minutes).filter(lambda pair: pair[0] != pair[1]).map(lambda pair: Window(*pair))
+windows = st.tuples(minutes, minutes).filter(lambda pair: pair[0] != pair[1]).map(lambda pair: TimeWindow(*pair))
 seconds = st.integers(0, 24 * H - 1)
 
 
 @pytest.mark.parametrize(
     ("text", "window"),
     [
-        ("22:00-06:00", Window(1320, 360)),
-        ("9:30-12:00", Window(570, 720)),
-        ("00:00-24:00", Window(0, 1440)),
+        ("22:00-06:00", TimeWindow(1320, 360)),
+        ("9:30-12:00", TimeWindow(570, 720)),
+        ("00:00-24:00", TimeWindow(0, 1440)),
     ],
 )
-def test_window_is_typed_as_two_times(text: str, window: Window) -> None:
+def test_window_is_typed_as_two_times(text: str, window: TimeWindow) -> None:
     assert parse_window(text) == window
 
 
@@ -37,7 +37,7 @@ def test_anything_else_is_refused(text: str) -> None:
 
 
 @given(windows)
-def test_shown_window_reads_back(window: Window) -> None:
+def test_shown_window_reads_back(window: TimeWindow) -> None:
     assert parse_window(str(window)) == window
 
 
@@ -46,7 +46,7 @@ def test_shown_window_reads_back(window: Window) -> None:
     [(22 * H, 0), (23 * H + 3599, 0), (0, 0), (6 * H - 1, 0), (6 * H, 16 * H), (22 * H - 1, 1)],
 )
 def test_window_over_midnight(second: int, waits_s: int) -> None:
-    assert opens_in_s([Window(1320, 360)], second) == waits_s
+    assert opens_in_s([TimeWindow(1320, 360)], second) == waits_s
 
 
 def test_without_windows_it_is_always_open() -> None:
@@ -54,12 +54,12 @@ def test_without_windows_it_is_always_open() -> None:
 
 
 @given(st.lists(windows, min_size=1), seconds)
-def test_of_several_the_next_counts(several: list[Window], second: int) -> None:
+def test_of_several_the_next_counts(several: list[TimeWindow], second: int) -> None:
     assert opens_in_s(several, second) == min(opens_in_s([window], second) for window in several)
 
 
 @given(windows, seconds)
-def test_it_is_open_when_the_wait_is_over_and_not_before(window: Window, second: int) -> None:
+def test_it_is_open_when_the_wait_is_over_and_not_before(window: TimeWindow, second: int) -> None:
     wait_s = opens_in_s([window], second)
     assert opens_in_s([window], (second + wait_s) % (24 * H)) == 0
     if wait_s:

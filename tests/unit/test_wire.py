@@ -15,7 +15,7 @@ from fusefs.core.durations import DURATION_MAX_S
 from fusefs.core.errors import BadRecord
 from fusefs.core.identity import Identity
 from fusefs.core.names import ContainerId, Name, RelPath, VolumeId, make_id
-from fusefs.core.record import RECORD_MAX_BYTES, Entered, Failure, Heir, KeptDirectory, Method, Record, encode
+from fusefs.core.record import RECORD_MAX_BYTES, Entered, Failure, KeptDirectory, Method, NewOwner, Record, encode
 from fusefs.core.record_decoding import decode
 from tests.unit.test_lifecycle import record_of
 
@@ -56,7 +56,7 @@ RECORD = st.builds(
     lent_mode=st.none() | st.integers(0, 0o7777),
     lent_fresh=st.none() | st.integers(0, 0o7777),
     target=st.none() | PATH,
-    heir=st.none() | st.builds(Heir, st.integers(0, 2**32 - 2), st.none() | st.integers(0, DURATION_MAX_S)),
+    heir=st.none() | st.builds(NewOwner, st.integers(0, 2**32 - 2), st.none() | st.integers(0, DURATION_MAX_S)),
     kept=KEPT,
     moved_ns=COUNT,
     taken_from=COUNT,

@@ -9,17 +9,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from fusefs.core.inode_attributes import Attributes
-from fusefs.core.inode_table import InodeTable, Node, Zone
+from fusefs.core.inode_table import InodeTable, Node, NodeZone
 
 _DIRECTORY = Attributes(8, 1, stat.S_IFDIR | 0o755, 2, 0, 0, 0, 0, 0, 4096, 0, 0, 0, 7)
 _NAMES = st.sampled_from([b"a", b"b", b"store", b"trash"])
 
 
-def zone_in(above: Zone, name: bytes) -> Zone:
+def zone_in(above: NodeZone, name: bytes) -> NodeZone:
     """`store` is a store wherever it is, and `trash` in it holds trash."""
     if name == b"store":
-        return above if above is Zone.TRASH else Zone.STORE
-    return Zone.TRASH if name == b"trash" and above is not Zone.OUTSIDE else above
+        return above if above is NodeZone.TRASH else NodeZone.STORE
+    return NodeZone.TRASH if name == b"trash" and above is not NodeZone.OUTSIDE else above
 
 
 class Asked:
@@ -28,7 +28,7 @@ class Asked:
     def __init__(self) -> None:
         self.n = 0
 
-    def __call__(self, above: Zone, name: bytes) -> Zone:
+    def __call__(self, above: NodeZone, name: bytes) -> NodeZone:
         self.n += 1
         return zone_in(above, name)
 
@@ -75,11 +75,11 @@ def test_all_in_a_directory_that_is_dropped_or_taken_back_follows_it() -> None:
     store = learn(nodes, 5, nodes.root, b"store")
     trash = learn(nodes, 6, store, b"trash")
     deep = chain(nodes, nodes.root, 1000)
-    assert nodes.zone_of(deep[-1]) is Zone.OUTSIDE
+    assert nodes.zone_of(deep[-1]) is NodeZone.OUTSIDE
     nodes.move(deep[0], (nodes.root, b"d"), (trash, b"x"))
-    assert nodes.zone_of(deep[-1]) is Zone.TRASH
+    assert nodes.zone_of(deep[-1]) is NodeZone.TRASH
     nodes.move(deep[0], (trash, b"x"), (nodes.root, b"d"))
-    assert nodes.zone_of(deep[-1]) is Zone.OUTSIDE
+    assert nodes.zone_of(deep[-1]) is NodeZone.OUTSIDE
 
 
 def test_removing_a_deep_tree_in_a_store_costs_each_level_the_same() -> None:
@@ -90,7 +90,7 @@ def test_removing_a_deep_tree_in_a_store_costs_each_level_the_same() -> None:
     for node, parent in zip(deep[:0:-1], deep[-2::-1], strict=True):
         nodes.take_away(node, parent, b"d")
         nodes.detach(node, _DIRECTORY)
-        assert nodes.zone_of(node) is nodes.zone_of(parent) is Zone.TRASH
+        assert nodes.zone_of(node) is nodes.zone_of(parent) is NodeZone.TRASH
     assert asked.n == before
 
 
@@ -101,12 +101,12 @@ class Moves(RuleBasedStateMachine):
         super().__init__()
         self.nodes = InodeTable((8, b"1"), _DIRECTORY, zone_in)
         self.known = [self.nodes.root]
-        self.was: dict[Node, Zone] = {}
+        self.was: dict[Node, NodeZone] = {}
 
-    def walked(self, node: Node) -> Zone:
+    def walked(self, node: Node) -> NodeZone:
         """By all that are above it."""
         if node.parent is None:
-            return self.was.get(node, Zone.OUTSIDE)
+            return self.was.get(node, NodeZone.OUTSIDE)
         return zone_in(self.walked(node.parent), node.name)
 
     def note(self) -> None:
