@@ -1,4 +1,4 @@
-"""What commands know of the wall clock, which may have been set: nothing is called old because of it."""
+"""Clocks for commands: the wall clock may have been set, and nothing is called old because of that."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fusefs.store.list_orphans import ListedContainer
 
 
 def watched(*, notes: bool = True) -> tuple[Clock, ...]:
-    """What this user's service and commands remember of the wall clock; nothing for somebody without a home.
+    """What this user's service and commands remember of the wall clock; nothing for a user without a home.
 
     notes  have the next command know what the clock is now
     """

@@ -1,4 +1,4 @@
-"""Into the background, but not before it works: the command's terminal gets the daemon's error and exit code."""
+"""Daemonising, but not before it works: the command's terminal gets the daemon's error and exit code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def run_in_background(body: Callable[[Ready], int]) -> int:
 
     Returns twice: in the child with the exit code of `body`, when that ends. Until it is ready it has the terminal
     for its errors; after that it logs to syslog, belongs to no terminal, and stands in no directory. Until then it
-    stays in our process group too: when systemd mounts for an automount, whoever is in another one waits at the mount
+    stays in our process group too: when systemd mounts for an automount, processes of other ones wait at the mount
     point until that is done.
     """
     told, tell = os.pipe()
@@ -66,7 +66,7 @@ def run_in_foreground(body: Callable[[Ready], int]) -> int:
 
 
 def _detach(tell: int) -> None:
-    """Let go of the terminal, and then say that all is well; nobody may be there any more to hear it."""
+    """Let go of the terminal, and then say that all is well; the parent may be gone by then."""
     os.setsid()
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):

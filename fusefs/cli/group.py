@@ -87,5 +87,5 @@ def dispatch(arguments: list[str]) -> int:
     except click.Abort:
         return Exit.INTERRUPTED
     except SystemExit as end:
-        return Exit.PIPE if end.code else 0  # click's own: nobody reads its output any more; what a shell asked is told
+        return Exit.PIPE if end.code else 0  # click's own: its output is not read any more; what a shell asked is told
     return code if isinstance(code, int) else 0

@@ -20,7 +20,7 @@ from fusefs.store.find_orphans import all_entries
 from fusefs.store.list_orphans import ListedContainer
 
 _PAST = (State.REAPING, State.QUARANTINE)
-"""Where the retention says nothing any more: it goes when the reaper comes to it, or when somebody decides."""
+"""Where the retention says nothing any more: it goes when the reaper comes to it, or when a person decides."""
 _TOLD = {State.ORPHANS: "restorable", State.STAGE: "unfinished", State.RESTORING: "restoring"}
 
 

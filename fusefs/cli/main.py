@@ -1,4 +1,4 @@
-"""The command `trashd`: the way in, and what an error looks like."""
+"""The command `trashd`: its entry point, and how errors are printed."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _told(error: OSError) -> TrashdError:
-    """What a person is told of an error that nobody said more about."""
+    """What a person is told of an error that says no more itself."""
     from fusefs.core.errors import KernelRefused, NotFound, from_os
 
     number = error.errno or errno.EIO

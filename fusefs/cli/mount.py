@@ -159,7 +159,7 @@ def serve(
 
 
 def _warn_of_other_ways(target: bytes) -> None:
-    """Who changes it there is not seen for as long as the kernel was told to believe what it was."""
+    """Warn of changes by other paths: they are not seen for as long as the kernel may believe what was there."""
     from fusefs.linux.mountinfo import read_mounts
     from fusefs.mount.mount_points import other_ways
 

@@ -65,7 +65,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _stands(source: bytes, target: bytes, words: list[str], *, is_sloppy: bool) -> bool:
-    """Whether this very mount is there, of whoever asks, and works.
+    """Whether this very mount, of this user, is there and works.
 
     Raises  UsageError: for what can't be asked; Refused: it does not answer
     """

@@ -66,7 +66,7 @@ class PathBytes(click.ParamType[bytes]):
 
 
 class Note(click.ParamType[str]):
-    """A sentence for whoever looks at the list later."""
+    """A sentence for readers of the list later."""
 
     name = "text"
 
@@ -84,7 +84,7 @@ json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="P
 
 
 def _existing(_ctx: click.Context, _param: click.Parameter, volumes: tuple[bytes, ...]) -> tuple[bytes, ...]:
-    """The same ones. Raises  TrashdError if one can't be looked at: it would seem to have nothing in it"""
+    """The volumes as they were given. Raises  TrashdError if one can't be looked at: it would seem to be empty"""
     for volume in volumes:
         try:
             os.stat(volume)

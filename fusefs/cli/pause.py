@@ -75,14 +75,14 @@ def _refuse_roots(volume: bytes | None, runtime: bytes) -> None:
         return
     there = None if volume is None else _store_at(volume)
     for one in roots:
-        # An id is no secret: somebody's own store may have the same.
+        # An id is no secret: a user's own store may have the same.
         if volume is None or one.root() == volume or (one.id, one.owner or 0) == there:
             hint = "ask root, or hold what is yours: trashd keep ID"
             raise NotPermitted(f"root's reaper serves {printable(one.root())}", hint)
 
 
 def served_by_root() -> list[VolumeStatus]:
-    """The volumes that root's reaper serves for another user who asks; for root himself none."""
+    """The volumes that root's reaper serves for a caller that is another user; none for root."""
     from fusefs.core.service_status import VolumePhase
     from fusefs.linux.runtime_directories import SYSTEM_RUNTIME
     from fusefs.service.status_file import read_status
@@ -98,7 +98,7 @@ def served_by_root() -> list[VolumeStatus]:
 
 
 def _store_at(volume: bytes) -> tuple[str, int] | None:
-    """The id of the store in a directory, and whose it is; None if there is none."""
+    """The id of the store in a directory, and its owner; None if there is none."""
     from fusefs.store.layout import open_store
     from fusefs.store.mounted_paths import open_shown
 
@@ -113,7 +113,7 @@ def _store_at(volume: bytes) -> tuple[str, int] | None:
 
 
 def _wait_until_let_go(runtime: bytes, volumes: list[bytes | None]) -> None:
-    """Give a running reaper the moment that it needs: who pauses a volume often wants to unmount it next."""
+    """Give a running reaper the moment that it needs: a paused volume is often unmounted next."""
     from fusefs.core.service_status import VolumePhase
     from fusefs.service.status_file import read_status
 

@@ -69,7 +69,7 @@ def command(
     now_ns = cutoffs.now.wall_ns
     paths = files or _own()
     try:
-        # A draft may be looked at whoever wrote it; what is done must be what we, or root, wrote.
+        # A draft by any user may be looked at; what is done must be what we, or root, wrote.
         rules = load_plan(paths, now_ns, cutoffs.ago, is_trusting=bool(files) and not runs)
     except BadConfig as error:
         _tell_problems(error.problems, as_json=as_json, is_asked=checks)

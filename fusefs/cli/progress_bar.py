@@ -31,7 +31,7 @@ class ProgressSink(Protocol):
 
 
 class NoProgress:
-    """No terminal: nobody looks."""
+    """No terminal: nothing is drawn."""
 
     is_seen = False
 
@@ -46,7 +46,7 @@ class NoProgress:
 
 
 def bar(title: str, *, shown: bool) -> AbstractContextManager[ProgressSink]:
-    """A bar for who looks at a terminal; nothing for the rest."""
+    """A progress bar on a terminal; elsewhere nothing."""
     return ProgressBar(title) if shown and sys.stderr.isatty() else nullcontext(NoProgress())
 
 

@@ -185,7 +185,7 @@ def delete_command(
 def _quarantined(kernel: Kernel, volumes: Sequence[bytes], identifiers: Sequence[str]) -> list[ListedContainer]:
     """What is named, each once.
 
-    Raises  NotFound, UsageError; Refused if one of them is not in quarantine; BadRecord if nobody knows what it is
+    Raises  NotFound, UsageError; Refused if one of them is not in quarantine; BadRecord if it can't be told what it is
     """
     found = {entry.path: entry for entry in (find_container(kernel, volumes, one) for one in identifiers)}
     for entry in found.values():
@@ -295,7 +295,7 @@ def _by_force(
             for warning in seized.warnings:
                 output.warn(warning)
             container = seized.id
-        # Of one's own this is the word of a person, who looked: no command and no service says it for him.
+        # Of one's own this is the word of a person, who looked: no command and no service says it for them.
         is_own = container == entry.id
         wishes = RemovalWishes(
             progress=shows.advance, stops=stop, by_force=own.uid == 0, with_stores=with_stores, without_doubt=is_own

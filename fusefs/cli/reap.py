@@ -150,7 +150,7 @@ def _choose(found: Sequence[ListedContainer], *, everything: bool, pinned: bool,
     """Choose among all that there are, none being named."""
     uid = os.geteuid()
     mine = [entry for entry in found if entry.is_served_by(uid)]
-    # Of an unproven folder its user alone says by --all that he means what is in it.
+    # Of an unproven folder its user alone says by --all that all in it is meant.
     theirs = [] if everything else [entry for entry in found if not entry.is_served_by(uid)]
     unproven = [entry for entry in theirs if not _waits(entry)]
     unvouched = [entry for entry in mine if not entry.is_vouched and (now or not _waits(entry))]
@@ -228,7 +228,7 @@ def _waits(entry: ListedContainer) -> bool:
 
 
 def _ask_about(early: Sequence[ListedContainer], *, as_json: bool) -> None:
-    """Ask a person about several that would go before their time; a program, and who asks for one, is not asked.
+    """Ask a person about several that would go before their time; a program is not asked, nor a user who wants JSON.
 
     Raises  Refused if the answer is no
     """

@@ -38,7 +38,7 @@ _WHY_LOST = {
 
 
 def is_named(_record: Record) -> bool:
-    """Whatever its record says: somebody named it."""
+    """Whatever its record says: it was named."""
     return True
 
 
@@ -62,7 +62,7 @@ class ReapOptions(NamedTuple):
     waits      until the space has come back
     paced      make way for others; the tempo is the most that it may be
     with_stores  trash stores in it that hold something go too
-    is_meant   asked again about an orphan's record when its turn comes: somebody may have kept it meanwhile
+    is_meant   asked again about an orphan's record when its turn comes: it may have been kept meanwhile
     """
 
     n_workers: int | None = None
@@ -129,7 +129,7 @@ def _reap(
 
     if entry.state in (State.STAGE, State.RESTORING):
         raise Refused(f"{entry.id} is half done, in {entry.state.value}/", SETTLE)
-    # Whoever sees a slow reap go by wants to know how long it takes.
+    # A person who sees a slow reap go by wants to know how long it takes.
     counts = how.counts or (how.tempo.is_limited() and shows.is_seen)
     counted = shows.counted if counts else None
     with led(folder, how.tempo, output.tell_why if how.paced else None) as leads:

@@ -34,7 +34,7 @@ class _WaitedVolume(NamedTuple):
 
 
 class SpaceWait:
-    """The volumes whose space is waited for; none if nobody wants to wait."""
+    """The volumes whose space is waited for; none without a wish to wait."""
 
     def __init__(self, kernel: Kernel, due: Sequence[ListedContainer]) -> None:
         self._kernel = kernel

@@ -214,7 +214,7 @@ class _InstallPlace:
         return Installation(self._root, manifest, is_dry=is_dry)
 
     def placed(self, told: list[FileReport]) -> list[FileReport]:
-        """The same by the paths that they have now, below --root."""
+        """What was installed, by the paths that it has now, below --root."""
         return [one._replace(path=self._root.rstrip("/") + one.path) for one in told]
 
     def pieces(self) -> list[InstalledFile]:

@@ -1,4 +1,4 @@
-"""Putting files in place so that they can be taken away again, and never over what somebody else put there.
+"""Putting files in place so that they can be taken away again, and never over what others put there.
 
 A manifest says what is ours: the digest of each file as it was written. A file that has another digest now was edited.
 """
@@ -83,7 +83,7 @@ class Installation:
         if not self._is_dry:
             os.unlink(self._at(self._manifest_path))
             for directory in reversed(self.manifest.directories):
-                with suppress(OSError):  # somebody else has something in it
+                with suppress(OSError):  # others have something in it
                     os.rmdir(self._at(directory))
         return told
 
@@ -113,7 +113,7 @@ class Installation:
             return
         self._make_directory(os.path.dirname(piece.path))
         path = self._at(piece.path)
-        # Beside it and renamed: whoever reads it finds the old text or the new one.
+        # Beside it and renamed: a reader finds the old text or the new one.
         with tempfile.TemporaryDirectory(prefix=".trashd-", dir=os.path.dirname(path)) as scratch:
             made = os.path.join(scratch, "made")
             if piece.content is None:

@@ -48,9 +48,9 @@ def doing(volume: VolumeStatus) -> str:
 
 
 def needs_help(volume: VolumeStatus) -> bool:
-    """Whether somebody should look: not if somebody paused it, or has another reaper there.
+    """Whether a person should look: not if it is paused, or has another reaper.
 
-    Nor at a user's own store, which he can break whenever he likes.
+    Nor at a user's own store, which that user can break at any time.
     """
     return volume.phase is VolumePhase.BROKEN and volume.owner is None
 
@@ -86,13 +86,13 @@ def rate(volume: VolumeStatus) -> str:
 
 
 def now(volume: VolumeStatus) -> str:
-    """Whose orphans are being reaped."""
+    """The users whose orphans are being reaped."""
     each = (f"{one.n_removed:,} gone of uid {one.uid}'s {show(one.id_end)}" for one in volume.current)
     return ", ".join(each)
 
 
 def time_left(volume: VolumeStatus) -> str | None:
-    """How long until all that is due is gone; None if nobody knows."""
+    """How long until all that is due is gone; None if unknown."""
     return None if volume.eta_s is None else f"about {format_duration(round(volume.eta_s))} for all that is due"
 
 

@@ -54,7 +54,7 @@ def watch_live(look: Look) -> None:
 
 
 def _looked(look: Look) -> list[tuple[bytes, SeenStatus]]:
-    """Nothing while no service runs: whoever watches sees it come."""
+    """Nothing while no service runs: it appears when it comes."""
     try:
         return look()
     except NotRunning:

@@ -1,4 +1,4 @@
-"""Ctrl-C, asked politely: what is under way comes to a clean end."""
+"""Ctrl-C as a request: what is under way comes to a clean end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class StopSignals(AbstractContextManager["StopSignals"]):
     """
 
     def __init__(self) -> None:
-        self._number = mmap.mmap(-1, 1)  # shared: a command that acts as somebody else does so in a child
+        self._number = mmap.mmap(-1, 1)  # shared: a command that acts as another user does so in a child
         self._pid = os.getpid()
         self._is_asked = False
 

@@ -41,7 +41,7 @@ def swap_and_wait(batch: SwapBatch, goal: SpaceGoal, keep_for: int) -> int:
 
     with SwapWait(goal, keep_for) as awaiting:
         code = swap_all(batch._replace(verb=_checked(goal, batch.verb), after=after))
-        sys.stdout.flush()  # whoever reads it knows now that the names are free
+        sys.stdout.flush()  # its reader knows now that the names are free
         if keep_for and not batch.json_lines:
             output.warn(f"nothing may be reaped before its retention ends, in {format_duration(keep_for)}")
         codes = [code] if code else []

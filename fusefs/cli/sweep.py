@@ -215,7 +215,7 @@ def _names(kernel: Kernel, asked: SweepOptions) -> Iterator[Iterable[bytes] | No
 
 
 def _begun(names: Iterator[bytes], source: bytes) -> Iterator[bytes]:
-    """The same as absolute paths, the first one read: what is no list at all is refused before anything is touched."""
+    """The names of a list as absolute paths, the first one read: what is no list is refused before anything is done."""
     try:
         first = next(names, None)
     except UsageError as error:
@@ -239,7 +239,7 @@ def _confirm(kernel: Kernel, asked: SweepOptions, limit: int, names: Iterable[by
     """Ask whether so many are meant.
 
     Ctrl-C ends it at once, as nothing was begun: a question that waits for its answer can't come to a clean end.
-    Raises  Refused if they aren't, or if nobody is there to ask
+    Raises  Refused if they aren't, or if there is no terminal to ask at
     """
     found = _run(kernel, asked, names, _never, counts=True)
     if found.sums.n_done <= limit:

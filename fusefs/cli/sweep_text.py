@@ -23,7 +23,7 @@ def counted(count: int, what: str, several: str = "") -> str:
 
 
 def fields(swept: Swept, **besides: Any) -> dict[str, Any]:
-    """The same for programs, as JSON has it. besides: what else is to be told"""
+    """A sweep's result for programs, as JSON has it. besides: what else is to be told"""
     told = {**output.plain(swept), **besides}
     told["undo"] = None if swept.orphan is None else output.restore_command(swept.orphan, swept.volume)
     if not told.pop("looks"):
