@@ -89,7 +89,7 @@ def twice(step: Step, *, has_xattrs: bool = True) -> Course:
 
 
 def dropped(step: Step) -> Step:
-    """The same once more, when the kernel has forgotten everything; the program is in memory again."""
+    """A step once more, when the kernel has forgotten everything; the program is in memory again."""
 
     def take(path: Path) -> float:
         drop_caches()
@@ -128,7 +128,7 @@ def local_courses(n: int) -> list[Course]:
 
 
 def slow_courses(_n: int) -> list[Course]:
-    """The same on slow backing; a plain `ls` sorts, and asks for nothing."""
+    """The courses on slow backing; a plain `ls` sorts, and asks for nothing."""
     return [*map(twice, (command("ls", "ls", "{}"), list_long(), COLOURS))]
 
 

@@ -66,12 +66,12 @@ class Part(NamedTuple):
     subjects: tuple[str, ...] = PEERS
 
     def of(self, share: float) -> "Part":
-        """The same, its operations done less often."""
+        """This part with its operations done less often."""
         fewer, held = ([one.of(share) for one in operations] for operations in (self.operations, self.held))
         return self._replace(operations=fewer, held=held)
 
     def quick(self) -> "Part":
-        """The same, with less of everything."""
+        """This part with less of everything."""
         return self.of(SHARE_QUICK)._replace(n=self.n_quick)
 
     def counts(self) -> dict[str, dict[str, Any]]:

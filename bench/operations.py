@@ -160,7 +160,7 @@ class Operation(NamedTuple):
     least_s: float = 0  # passes go on for so long: other work on the machine takes longer than a few of them
 
     def of(self, share: float) -> "Operation":
-        """The same, done less often."""
+        """This operation, done less often."""
         return self._replace(n=max(1, round(self.n * share)), least_s=0)
 
 

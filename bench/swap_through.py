@@ -128,7 +128,7 @@ def _swap(victim: Path) -> tuple[int, TakeBack]:
 
 
 def _move(drop: Path, victim: Path) -> tuple[int, TakeBack]:
-    """The same, as mv(1) calls it: from a path to a name in the directory that it has opened."""
+    """A move into the drop folder as mv(1) does it: from a path to a name in the directory that it has opened."""
     name = os.fsencode(victim.name)
     drop_fd = os.open(drop, os.O_PATH | os.O_DIRECTORY)
     above_fd = os.open(victim.parent, os.O_PATH | os.O_DIRECTORY)

@@ -70,7 +70,7 @@ def directory() -> Iterator[bytes]:
 
 @pytest.fixture
 def alive(directory: bytes) -> Iterator[bytes]:
-    """The same, and we are the service."""
+    """The directory of root's service, empty but for its lock: we are the service."""
     lock = service_lock.take(directory)
     assert isinstance(lock, Fd)
     with lock:

@@ -188,7 +188,7 @@ class FlushedHere(Kernel):
 
 
 class FlushedThere(FlushedHere):
-    """The same of the directory that it came from."""
+    """After each rename another process flushes the directory that a name came from, and no other one."""
 
     is_source = True
 

@@ -64,7 +64,7 @@ def check_rescued(root: Path, marks: Sequence[str]) -> str | None:
 
 
 def check_forgotten(root: Path, _marks: Sequence[str]) -> str | None:
-    """The same of what is given up; then it is an orphan like others, and is reaped."""
+    """What is given up is whole, in one place; then it is an orphan like others, and is reaped."""
     return _check_stuck(root, is_out=None)
 
 

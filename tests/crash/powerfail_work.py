@@ -83,7 +83,7 @@ class Cut:
         self.stands(k, Shape.HOME, sync=True)
 
     def begin_file(self, k: int) -> None:
-        """The same for a file, which `rm` takes too."""
+        """Make round k's file, which `rm` takes too; it is on the disk."""
         self.name(k).write_text(text_of(k, "file"))
         self.stands(k, Shape.HOME, sync=True)
 

@@ -76,7 +76,7 @@ class SyncedExchange(Kernel):
 
 
 class NoKeptFsync(SyncedExchange):
-    """The same, and a restore does not flush the directory from which it takes back what was kept in view."""
+    """As SyncedExchange, and a restore does not flush the directory from which it takes back what was kept in view."""
 
     def fsync(self, fd: int) -> None:
         if b"/restoring/" not in (here := os.readlink(b"/proc/self/fd/%d" % fd)) or not here.endswith(b"/tree"):

@@ -51,7 +51,7 @@ def test_over_itself_times_of_access_are_kept_as_the_options_say(
 
 @pytest.fixture
 def shared(bench: Path) -> Path:
-    """The same, where what is mounted is mounted in copies too, as systemd has it."""
+    """A bench where what is mounted is mounted in copies too, as systemd has it."""
     subprocess.run(["mount", "--make-shared", bench], check=True)
     return bench
 

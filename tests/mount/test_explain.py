@@ -192,7 +192,7 @@ def test_what_makes_no_sense_is_refused(bench: Path, words: tuple[str, ...]) -> 
 
 @pytest.fixture
 def own_bench(bench: Path) -> Iterator[Path]:
-    """The same for a user who has a runtime directory, and a /dev/fuse that is open to all."""
+    """A bench for a user who has a runtime directory, and a /dev/fuse that is open to all."""
     (bench / "run").mkdir(mode=0o700)
     for one in (bench / "run", bench / "source", bench / "source/file", bench / "target"):
         os.chown(one, USER, USER)

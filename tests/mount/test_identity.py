@@ -126,7 +126,7 @@ def test_new_file_with_the_number_of_a_reaped_one_is_itself(oracle: Oracle, volu
 
 
 def test_new_file_with_the_number_of_an_unlinked_one_is_itself(oracle: Oracle, volume: Path) -> None:
-    """The same with unlink through the mount: who holds the old name's node is told of the old one."""
+    """The law of I9 with unlink through the mount: a process that holds the old name's node is told of the old one."""
     s, behind = oracle.mounted, oracle.behind["mount"]
     s.put(b"A", OLD, 0o600)
     s.get(b"A")

@@ -78,7 +78,7 @@ class MountMachine(RuleBasedStateMachine):
         self.n_aside = 0
 
     def agree(self, call: Callable[[Native], object]) -> None:
-        """The same call on both answers the same."""
+        """A call answers the same on both sides."""
         seen, right = (outcome(call, one) for one in self.both)
         assert seen == right
 
@@ -172,7 +172,7 @@ class MountMachine(RuleBasedStateMachine):
         assert told[0] == told[1]
 
     def by_handle(self, slot: int, call: Callable[[Native, Handle], object]) -> None:
-        """The same call by the two handles of a slot, if they are there."""
+        """A call answers the same by the two handles of a slot, if they are there."""
         if slot in self.handles:
             seen, right = (outcome(call, *pair) for pair in zip(self.both, self.handles[slot], strict=True))
             assert seen == right

@@ -76,7 +76,7 @@ def test_what_the_mount_alone_refuses_is_given_back_on_request_and_not_before(
 
 @pytest.fixture
 def users(bench: Path) -> Iterator[Path]:
-    """The same as a user's, who may open /dev/fuse."""
+    """A user's bench, with a /dev/fuse that this user may open."""
     with device_for_all():
         for one in (bench, bench / "source", bench / "target"):
             os.chown(one, USER, USER)

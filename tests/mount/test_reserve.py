@@ -48,7 +48,7 @@ def add(path: Path, most: int = 2 * SIZE_MIB * MIB) -> int:
 
 
 def add_to(fd: int, most: int = 2 * SIZE_MIB * MIB) -> int:
-    """The same of a file that is open."""
+    """How many bytes an open file takes until there are no more blocks for its writer."""
     n = 0
     for piece in (64 * KIB, KIB):
         try:

@@ -88,7 +88,7 @@ def volume(request: pytest.FixtureRequest) -> Iterator[Path]:
 
 @pytest.fixture
 def quick_volume() -> Iterator[Path]:
-    """The same on tmpfs, for laws that do not depend on the filesystem."""
+    """The team's volume on tmpfs, for laws that do not depend on the filesystem."""
     with team_volume() as path:
         yield path
         assert_silent(path)

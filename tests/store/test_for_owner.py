@@ -264,7 +264,7 @@ def test_a_command_of_roots_or_hers_at_any_moment_leaves_it_to_who_does_it(volum
 
 
 class ActingAtChange(ActingAt):
-    """The same before the n-th call that changes anything, or locks it: between two of them it makes no difference."""
+    """Acts before the n-th call that changes anything, or locks it: between two of them it makes no difference."""
 
     def __call__(self, call: str) -> None:
         if call not in LOOKING or call == "flock":

@@ -171,7 +171,7 @@ def test_after_root_took_over_a_store_no_directory_of_roots_is_his_folder() -> N
 
 
 def list_and_tend_others(volume: Path) -> None:
-    """The same where others have orphans."""
+    """Bob's commands and root's recover the volume; all that is listed is Bob's, though others have orphans."""
     as_user(BOB, lambda: recover_all(volume))
     recover_all(volume)
     assert {entry.uid for entry in entries(volume)} == {BOB}

@@ -73,7 +73,7 @@ def _owned(spec: Spec, person: Person) -> Spec:
 
 @contextmanager
 def team(first: Path, plain: Path, hostile: Person) -> Iterator[Twins]:
-    """The same people and trees on two empty volumes, of which the first has a store; the hostile one holds fds."""
+    """Users and trees, alike on two empty volumes, of which the first has a store; the hostile one holds fds."""
     sides = (Side(first), Side(plain))
     try:
         for side in sides:

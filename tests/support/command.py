@@ -17,7 +17,7 @@ def switched_off() -> set[str]:
 
 
 def fast_paths_off() -> list[str]:
-    """The same as options of a mount."""
+    """The fast paths that no mount of this run has, as options of a mount."""
     return [f"without={name}" for name in switched_off()]
 
 
@@ -44,12 +44,12 @@ def trashd(*words: str | bytes | Path, cwd: Path | None = None, stdin: bytes = b
 
 
 def environment(added: Mapping[str, str]) -> dict[str, str]:
-    """The same words on every machine: 80 columns, UTF-8, no colours."""
+    """An environment that has commands print alike on every machine: 80 columns, UTF-8, no colours."""
     return {**os.environ, "COLUMNS": "80", "LC_ALL": "C.UTF-8", "NO_COLOR": "1", **added}
 
 
 def done_well(*words: str | bytes | Path, cwd: Path | None = None, stdin: bytes = b"") -> Done:
-    """The same for a command that has to succeed."""
+    """Run `trashd WORDS`, which has to succeed."""
     done = trashd(*words, cwd=cwd, stdin=stdin)
     assert done.code == 0, done
     return done

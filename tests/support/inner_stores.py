@@ -44,7 +44,7 @@ def made_elsewhere(volume: Path, base: Path) -> Iterator[Path]:
 
 
 def own_store(base: Path, options: SwapOptions | None = None) -> str:
-    """The same where there is no upper one."""
+    """The id of an orphan in a directory's own store, where there is no upper one."""
     init(base)
     return str(orphan_in(base, options=options).id)
 

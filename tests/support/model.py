@@ -46,11 +46,11 @@ class World(NamedTuple):
     orphans: Mapping[str, Orphan]
 
     def without(self, one: str) -> World:
-        """The same without an orphan."""
+        """This world without an orphan."""
         return self._replace(orphans={key: orphan for key, orphan in self.orphans.items() if key != one})
 
     def having(self, one: str, orphan: Orphan) -> World:
-        """The same with an orphan more, or with another one in its place."""
+        """This world with an orphan more, or with another one in its place."""
         return self._replace(orphans={**self.orphans, one: orphan})
 
 

@@ -15,7 +15,7 @@ from tests.support.volumes import bind_mount, loop_volume
 
 
 class Sides(NamedTuple):
-    """The same directory twice."""
+    """One directory twice: as the mount shows it, and behind it."""
 
     seen: Path
     behind: Path  # where looking leaves no trace: the time of access stays
@@ -92,7 +92,7 @@ def sides(
 
 @contextmanager
 def sides_on_ext4(options: list[str]) -> Iterator[tuple[Mounted, Sides]]:
-    """The same on a fresh ext4."""
+    """A mount of a directory on a fresh ext4, and its two sides."""
     with loop_volume("ext4", 64) as volume:
         (volume / "source").mkdir()
         with sides(volume / "source", options) as both:

@@ -30,7 +30,7 @@ def sshfs_volume(options: Sequence[str] = (), limit_s: float = 60) -> Iterator[S
 def sshfs_of(
     backing: Path, mount_point: Path, options: Sequence[str] = (), limit_s: float = 60
 ) -> Iterator[ServedVolume]:
-    """The same of a directory that is there; another one of it is another machine's, as far as locks go."""
+    """An sshfs of a directory that is there; a second one of it is another machine's, as far as locks go."""
     mount_point.mkdir()
     ours, theirs = socket.socketpair()
     with ours, theirs:

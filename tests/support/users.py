@@ -59,7 +59,7 @@ def as_user(uid: int, function: Callable[[], R], *, gid: int | None = None, grou
 
 
 def called_by(be: Callable[[], object], function: Callable[[], R], who: str) -> R:
-    """The same as whoever `be` turns the child into; who: his name in what is raised."""
+    """What the function returns, called in a child that `be` makes a user; who: the user's name in what is raised."""
     sys.stdout.flush()
     sys.stderr.flush()
     read_fd, write_fd = os.pipe()
