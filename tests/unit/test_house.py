@@ -151,6 +151,13 @@ def modules_say_what_they_are(module: Module) -> Iterator[str]:
         yield "no docstring"
 
 
+def docstrings_stand_alone(module: Module) -> Iterator[str]:
+    """An editor shows one without the one above it."""
+    for node in module.nodes:
+        if isinstance(node, DOCUMENTED) and (ast.get_docstring(node) or "").startswith("The same"):
+            yield f"line {getattr(node, 'lineno', 1)}: a docstring that begins with `The same`"
+
+
 def files_fit_the_ceiling(module: Module) -> Iterator[str]:
     n_lines = len(module.source.splitlines())
     if n_lines > MAX_LINES:
@@ -289,6 +296,7 @@ LAWS: tuple[Law, ...] = (
     imports_name_what_they_take,
     packages_hold_only_a_docstring,
     modules_say_what_they_are,
+    docstrings_stand_alone,
     files_fit_the_ceiling,
     one_file_calls_the_c_library,
     only_the_top_catches_all,
@@ -350,6 +358,10 @@ def test_every_document_names_what_exists() -> None:
         (imports_are_absolute, "fusefs.store.a", "from . import swap"),
         (imports_name_what_they_take, "fusefs.store.a", "from os import *"),
         (modules_say_what_they_are, "fusefs.store.a", "a = 1"),
+        (docstrings_stand_alone, "fusefs.store.a", '"""The same for files."""'),
+        (docstrings_stand_alone, "fusefs.store.a", 'class A:\n    """The same, small."""'),
+        (docstrings_stand_alone, "tests.store.a", 'class A:\n    def f(self):\n        """The same at once."""'),
+        (docstrings_stand_alone, "bench.a", 'async def f():\n    """\n    The same of many.\n    """'),
         (files_fit_the_ceiling, "bench.a", "a = 1\n" * (MAX_LINES + 1)),
         (one_file_calls_the_c_library, "fusefs.linux.a", "import ctypes\nlibc = ctypes.CDLL(None)"),
         (one_file_calls_the_c_library, "fusefs.mount.a", "from ctypes import PyDLL\nlibc = PyDLL(None)"),
