@@ -92,7 +92,7 @@ class _AskingChild:
             return file.read().rpartition(b") ")[2][:1] == b"R"
 
     def end(self) -> None:
-        """Be rid of it. One that hangs is not waited for: it ends when it is let go, and init buries it."""
+        """Be rid of it. One that hangs is not waited for: it ends when it is let go, and init reaps it."""
         self._channel.close()
         with suppress(ChildProcessError, ProcessLookupError):
             with Fd(os.pidfd_open(self._pid)) as pidfd:

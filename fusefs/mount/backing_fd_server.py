@@ -100,7 +100,7 @@ def _keep(door: int, daemon: int, tree: int, device: bytes) -> None:
 
 
 def _fork(conversations: list[socket.socket], daemon: socket.socket | None, tree: int, device: bytes) -> int:
-    """The pid of a child that meets a visitor; None for a daemon: that sends them away.
+    """The pid of a child that serves a client; None for a daemon: that sends them away.
 
     Conversations are closed here while it has them open: what is in their queues is the child's to wait for.
     """
@@ -141,7 +141,7 @@ def _meet(conversations: list[socket.socket], go: int, daemon: socket.socket | N
 
 
 def _given(conversation: socket.socket, daemon: socket.socket, tree: int, device: bytes) -> Fd | int:
-    """What a visitor gets, or an errno."""
+    """What a client gets, or an errno."""
     try:
         who, shown = visitor(conversation)
         with shown:

@@ -137,7 +137,7 @@ def kept(target: bytes) -> Iterator[Counters]:
 
 
 def _make(path: bytes) -> Fd:
-    """A new file of zeros, all of it allocated, and locked: whoever can open it can tell that we live."""
+    """A new file of zeros, all of it allocated, and locked: a reader can tell that we run."""
     make_dir(os.path.dirname(path))
     with suppress(FileNotFoundError):
         os.unlink(path + NEW)

@@ -301,7 +301,7 @@ class _RemovalRun:
             self._fail(frame, name, errno.ENOTDIR, "open")
 
     def _open(self, frame: _Frame, name: str) -> Fd | None:
-        """A directory for reading, None if it is in doubt; its owner gives himself what its mode forbids him."""
+        """A directory for reading, None if it is in doubt; its owner adds what its mode forbids."""
         try:
             return self._taken(frame, name, self._kernel.open_dir(frame.fd, raw(name)))
         except PermissionError:
