@@ -128,7 +128,7 @@ def _swap(victim: Path) -> tuple[int, TakeBack]:
 
 
 def _move(drop: Path, victim: Path) -> tuple[int, TakeBack]:
-    """A move into the drop folder as mv(1) does it: from a path to a name in the directory that it has opened."""
+    """When renameat2 was called as mv(1) does, from a path to a name in an open directory; what takes it back."""
     name = os.fsencode(victim.name)
     drop_fd = os.open(drop, os.O_PATH | os.O_DIRECTORY)
     above_fd = os.open(victim.parent, os.O_PATH | os.O_DIRECTORY)
