@@ -48,7 +48,7 @@ class _Warnings(logging.Handler):
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[N_COST] = Counter()
     config.stash[N_RUN] = Counter()
-    # Whoever runs us in the background of a script has all that we start ignore Ctrl-C.
+    # Run in the background of a script, all that we start ignores Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(config, "workerinput"):
         return

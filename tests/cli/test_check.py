@@ -278,7 +278,7 @@ def run(case: Case, *words: str) -> subprocess.CompletedProcess[bytes]:
 
 
 def snapshot_of(case: Case) -> list[Seen]:
-    """All of its volume; of directories that are not the caller's without the times, which he can't give back."""
+    """All of its volume; of directories that are not the caller's without the times, which that user can't restore."""
     top = next(path for path in (case.victim, *case.victim.parents) if path.is_mount())
     seen = snapshot(top, with_times=True)
     return [one if case.uid in (0, one.uid) else one._replace(mtime_ns=None) for one in seen]

@@ -144,7 +144,7 @@ def test_all_of_ones_own_are_not_those_of_a_copy(home: Path, copy: Path) -> None
 def test_what_is_in_quarantine_in_a_copy_is_tried_again_by_its_id_alone(
     home: Path, copy: Path, words: tuple[str, ...]
 ) -> None:
-    """The one in the original has the same id, and stands in nobody's way."""
+    """The one in the original has the same id, and is no hindrance."""
     folders = [base / f".trashd/u/{ALICE}" for base in (home, copy)]
     for folder in folders:
         (identifier,) = os.listdir(folder / "orphans")

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.needs("root")
 
 @pytest.fixture(autouse=True)
 def base() -> Iterator[Path]:
-    """Nobody else's places."""
+    """Directories of this test alone."""
     with places() as path:
         yield path
 
@@ -91,13 +91,13 @@ def test_time_that_is_none_is_refused(volume: Path) -> None:
     assert trashd("pause", "--for", "soon", volume).code == 2
 
 
-# Whoever isn't root
+# Users who aren't root
 
 ALICE = 1001
 
 
 def by_alice(tmp_path: Path, *words: str | Path) -> subprocess.CompletedProcess[bytes]:
-    """A command of somebody who has a home and no service."""
+    """A command of a user who has a home and no service."""
     home = tmp_path / "home"
     home.mkdir(exist_ok=True)
     os.chown(home, ALICE, ALICE)

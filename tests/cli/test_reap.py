@@ -35,7 +35,7 @@ def make_orphan(volume: Path, name: str = "victim") -> str:
 
 
 def make_large_orphan(volume: Path, name: str) -> str:
-    """The id of one that at an entry a second is never done by the time that somebody looks."""
+    """The id of one that at an entry a second is never done by the time that it is looked at."""
     return str(swapped(fill(volume / name, N_LARGE))["id"])
 
 

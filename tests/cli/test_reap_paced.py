@@ -22,9 +22,9 @@ SILENT_S = 0.5
 
 @contextmanager
 def fsyncing(root: Path) -> Iterator[Callable[[], float]]:
-    """A neighbour who writes and fsyncs all the time; he has begun when the `with` does.
+    """A process that writes and fsyncs all the time; it has begun when the `with` does.
 
-    Yields  for how many seconds he was silent at most: a busy machine keeps him waiting too
+    Yields  for how many seconds it was silent at most: a busy machine keeps it waiting too
     """
     fd = os.open(root / "log", os.O_WRONLY | os.O_CREAT)
     has_begun, ends = threading.Event(), threading.Event()
@@ -34,7 +34,7 @@ def fsyncing(root: Path) -> Iterator[Callable[[], float]]:
         nonlocal longest_s
         spoke_s = time.monotonic()
         while not ends.is_set():
-            # Always the same block: however long it takes, he never fills the volume.
+            # Always the same block: however long it takes, it never fills the volume.
             os.pwrite(fd, bytes(4096), 0)
             os.fdatasync(fd)
             now_s = time.monotonic()

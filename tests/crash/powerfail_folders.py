@@ -1,7 +1,7 @@
 """Whose folder is whose, when power is cut: a folder is registered, a store brought up to date, or taken over.
 
-Beside the trees of the rounds there is what a mate planted. What root has once refused stays refused, whoever gives it
-the right modes afterwards; what he has not looked at is not proven.
+Beside the trees of the rounds there is what a mate planted. What root has once refused stays refused, though it gets
+the right modes afterwards; what root has not looked at is not proven.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _THESIS = f"{MATE}/orphans/20200101T000000.000Z-data-000000000000/tree/thesis"
 
 
 def plant(store: Path, area: str) -> None:
-    """A directory of somebody's that was open to others when it got his name."""
+    """A directory of a user's that was open to others when it got that user's name."""
     container = Dir({"tree": Dir({"thesis": "years of work"})}, mode=0o700)
     orphans = Dir({Path(_THESIS).parts[2]: container}, mode=0o700)
     planted = make_tree(store / area / str(MATE), Dir({"orphans": orphans}, mode=0o770))
@@ -82,7 +82,7 @@ def _look(cut: Cut) -> None:
 
 
 def as_of_the_first_format(store: Path) -> None:
-    """What the version before would have made: everybody's folders in `u/`, and no registry."""
+    """What the version before would have made: all users' folders in `u/`, and no registry."""
     (store / "u/0").rename(store / "new/0")
     (store / "u").rmdir()
     (store / "new").rename(store / "u")
@@ -93,7 +93,7 @@ def as_of_the_first_format(store: Path) -> None:
 
 
 def taking_over_round(cut: Cut, k: int) -> None:
-    """Root takes a user's store over; that user's next command takes his folder out of it, and root's registers it."""
+    """Root takes a user's store over; that user's next command takes the folder out of it, and root's registers it."""
     as_user(cut.uid, lambda: init(cut.base))
     _throw(cut, k)
     cut.stands(k, Shape.SWAPPED, sync=True)
@@ -118,7 +118,7 @@ def check_folders(root: Path, marks: Sequence[str]) -> str | None:
 
 
 def _repair(root: Path, marks: Sequence[str]) -> str | None:
-    """Everybody's next command; what was planted is refused, and then put away."""
+    """Each user's next command; what was planted is refused, and then put away."""
     if (root / ".trashd").exists() and os.stat(root / ".trashd").st_uid == 0:
         places = list(root.glob(f".trashd/[un]*/{MATE}"))
         if LOOKED in marks:
@@ -166,7 +166,7 @@ def _tells_of_planted(told: Sequence[str]) -> bool:
 
 
 class FlushedHere(Kernel):
-    """After each rename somebody flushes the directory that a name went to, and no other one."""
+    """After each rename another process flushes the directory that a name went to, and no other one."""
 
     is_source = False
 

@@ -19,7 +19,7 @@ from fusefs.store.list_orphans import ListedContainer
 from tests.support.store import entries, init, problems, reap_now, recover_all
 
 MODE = 0o550  # of every tree and its fresh directory; its owner needs a loan to move it
-ENTERED = 0o700  # of a directory in root's orphan once a reaper is in it, so that nobody brings anything in
+ENTERED = 0o700  # of a directory in root's orphan once a reaper is in it, so that no user brings anything in
 STORE_DURABLE = "store durable"
 
 
@@ -80,7 +80,7 @@ _LOOKS = {
     Shape.PARTING: Look("rest", _ABSENT, (("kept",),)),
 }
 _PASSING = {Shape.GAP, Shape.LINKED, Shape.SHOWN, Shape.PARTING}
-_ORPHANS = ".trashd/*/*/orphans/*"  # in `u/`, or in `new/`, where a user makes his folder
+_ORPHANS = ".trashd/*/*/orphans/*"  # in `u/`, or in `new/`, where users make their folders
 _STORED = (
     ".trashd*/*/*/*/*/*",
     ".trashd*/old-*/*/*/*/*/*",  # in a store that root set aside
@@ -158,7 +158,7 @@ def check_state(root: Path, marks: Sequence[str]) -> str | None:
 
 
 def shapes_at_once(root: Path, marks: Sequence[str]) -> str | None:
-    """What is wrong with the rounds' trees before anybody has recovered anything."""
+    """What is wrong with the rounds' trees before any recovery."""
     return _check_shapes(root, allowed_shapes(marks), "at once")
 
 
@@ -222,7 +222,7 @@ def _read_in(path: Path) -> tuple[int | None, str]:
 
 
 def _check_modes(root: Path, allowed: dict[int, set[Shape]]) -> str | None:
-    """A loan has ended on both sides by the time recovery has; what root's reaper entered stays his, and only his."""
+    """A loan has ended on both sides by the time recovery has; what root's reaper entered stays root's alone."""
     halves = {root / f"v{k}" for k, shapes in allowed.items() if Shape.HALF_HOME in shapes}
     paths = [*root.glob("v*"), *root.glob("lower/v*"), *root.glob(f"{_ORPHANS}/tree")]
     paths = [path for path in paths if path.is_dir() and not (path / "record.json").exists()]

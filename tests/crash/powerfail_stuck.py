@@ -23,7 +23,7 @@ _CUT = 40
 
 
 def _broken(cut: Cut) -> None:
-    """An orphan that nobody understands."""
+    """An orphan that can't be understood."""
     make_tree(cut.base / "job", {"file": TEXT, "sub": {"file": TEXT}})
     identifier = swap(cut.base / "job").id
     os.truncate(cut.base / f".trashd/u/0/orphans/{identifier}/record.json", _CUT)

@@ -31,7 +31,7 @@ LOOKS = frozenset(("open", "openat2", "stat", "fstat", "statx", "statfs", "ident
 
 
 class Meddler:
-    """A gate: before the n-th call (from 0) that changes anything somebody flushes something; a full volume."""
+    """A gate: before the n-th call (from 0) that changes anything another process flushes something; a full volume."""
 
     def __init__(self) -> None:
         self.flush: Callable[[], None] = lambda: None
@@ -71,7 +71,7 @@ class Cut:
         return self.base / f"to{k}"
 
     def begin(self, k: int) -> None:
-        """Make round k's tree; it is on the disk. It is there with its name or not at all, whoever syncs meanwhile."""
+        """Make round k's tree; it is on the disk. It is there, named, or not at all, whatever syncs meanwhile."""
         path = self.base / f"made{k}"
         (path / "part").mkdir(parents=True)
         for name in ("f0", "f1", "part"):
@@ -115,13 +115,13 @@ class Cut:
         self.volume.mark(f"durable {k} {shape.name}")
 
     def sync(self) -> None:
-        """What anybody may do at any time: syncfs."""
+        """What any process may do at any time: syncfs."""
         kernel = Kernel()
         with kernel.open_path(os.fsencode(self.base), os.O_RDONLY) as fd:
             kernel.syncfs(fd)
 
     def flush_unrelated(self) -> None:
-        """What anybody may do too: write a new file beside the victim and fsync it."""
+        """What any process may do too: write a new file beside the victim and fsync it."""
         fd = os.open(self.base / f"other{self.meddler.n_calls}", os.O_CREAT | os.O_WRONLY, 0o600)
         try:
             os.write(fd, b"something")
@@ -282,7 +282,7 @@ def reserve_round(cut: Cut, k: int) -> None:
 
 
 def user_round(cut: Cut, k: int) -> None:
-    """A user's first swap makes his folder; each lends its owner write permission for the exchange."""
+    """A user's first swap makes the folder; each lends its owner write permission for the exchange."""
     cut.begin(k)
     cut.may(k, Shape.SWAPPED)
     identifier = cut.as_its_user(lambda: str(swap(cut.name(k), cut.kernel).id))

@@ -102,7 +102,7 @@ def users_of(volume: Path) -> list[int]:
 
 
 def assert_made_good(volume: Path, before: Before, users: list[int]) -> None:
-    """Everybody is shown what is there; after an init, and a command of everybody's, it is one store with all of it."""
+    """All users are shown what is there; after an init, and a command of each, it is one store with all of it."""
     for uid in users:
         as_user(uid, partial(listed, volume))
     listed(volume)

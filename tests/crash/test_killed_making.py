@@ -36,7 +36,7 @@ def volume() -> Iterator[Path]:
 
 
 def use(volume: Path) -> None:
-    """Any command of the caller: his folder is found, or made."""
+    """Any command of the caller: the folder is found, or made."""
     with own(volume):
         pass
 

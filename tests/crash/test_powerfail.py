@@ -67,7 +67,7 @@ class ParentFsync(Kernel):
 
 
 class SyncedExchange(Kernel):
-    """Exchanges, and somebody syncs all right after it."""
+    """Exchanges, and another process syncs all right after it."""
 
     def exchange(self, old_dir: int, old: bytes, new_dir: int, new: bytes) -> None:
         super().exchange(old_dir, old, new_dir, new)
@@ -111,7 +111,7 @@ def test_power_cut_loses_nothing(verb: str, fstype: str) -> None:
 
 
 def flush_in_the_background(cut: Cut, k: int) -> bool:
-    """Round 0 counts the calls; each later one has a flush by somebody else before another one of them."""
+    """Round 0 counts the calls; each later one has a flush by another process before another one of them."""
     meddler = cut.meddler
     if k == 0:
         meddler.n_left = -1

@@ -1,4 +1,4 @@
-"""Power cut while root says whose folder is whose: nothing is lost, and nothing proven that he has not looked at."""
+"""Power cut while root registers users' folders: nothing is lost, and nothing proven that root has not looked at."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SOME = [("registration", Kernel), ("upgrade", Kernel), ("taking over", FlushedHe
 @on_some_fs
 @pytest.mark.parametrize(("verb", "kind"), ALL if IS_EVERYWHERE else SOME)
 def test_power_cut_strands_nothing_and_proves_nothing_planted(verb: str, kind: type[Kernel], fstype: str) -> None:
-    """Nor if somebody flushes one side of each rename, and only that."""
+    """Nor if another process flushes one side of each rename, and only that."""
     result = replay_a_sample(fstype, FOLDERS[verb], kind)
     print(fstype, verb, kind.__name__, result)
     assert not result.failures, str(result)

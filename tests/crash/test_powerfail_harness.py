@@ -149,7 +149,7 @@ def test_correct_code_passes_every_crash_state(fstype: str) -> None:
 def test_exchange_without_parent_fsync_is_not_durable(fstype: str) -> None:
     result = replay(fstype, Variant.NO_PARENT_FSYNC, stop_after=1)
     [failure] = result.failures
-    assert failure.text in [f"round {k} is A/B" for k in range(N_ROUNDS)], str(result)  # somebody may sync meanwhile
+    assert failure.text in [f"round {k} is A/B" for k in range(N_ROUNDS)], str(result)  # there may be a sync meanwhile
 
 
 @on_each_fs
@@ -158,7 +158,7 @@ def test_files_without_fsync_are_short(fstype: str) -> None:
     [failure] = result.failures
     found = failure.text.rpartition(" ")[2].split("/")
     assert "short" in found, str(result)
-    assert set(found) <= {"short", "A", "B"}, str(result)  # whole is what somebody has synced meanwhile
+    assert set(found) <= {"short", "A", "B"}, str(result)  # whole is what was synced meanwhile
 
 
 @on_each_fs

@@ -175,7 +175,7 @@ def test_recovery_never_takes_the_reserve_that_a_living_swap_uses(volume: Path) 
 
 
 def use(volume: Path) -> None:
-    """Any command of the caller: his folder is found, or made."""
+    """Any command of the caller: the folder is found, or made."""
     with own(volume):
         pass
 

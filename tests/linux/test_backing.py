@@ -31,7 +31,7 @@ HOUR_S, GLANCE_S = 3600.0, 0.01
 
 @pytest.fixture
 def device(tmp_path: Path) -> Iterator[int]:
-    """/dev/fuse of a mount that nobody asks anything, after the handshake."""
+    """/dev/fuse of a mount that gets no requests, after the handshake."""
     fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     options = f"fd={fd},rootmode={stat.S_IFDIR:o},user_id=0,group_id=0".encode()
     libc = ctypes.CDLL(None, use_errno=True)

@@ -1,4 +1,4 @@
-"""What /proc tells of who asks: of his thread, at that moment, and only if it is himself who asks."""
+"""What /proc tells of a caller: of its thread, at that moment, and only if it acts as itself."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TEAM = (72_100, 72_101, 72_102)
 
 @contextmanager
 def somebody(become_him: Callable[[], None]) -> Iterator[int]:
-    """A process that has become somebody, and waits."""
+    """A process that has become another user, and waits."""
     ready, go = os.pipe(), os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -97,7 +97,7 @@ def test_what_acts_as_root_is_roots() -> None:
 
 
 def test_who_is_not_to_be_seen_has_nothing() -> None:
-    """In another pid namespace he is number 0; or he has ended."""
+    """In another pid namespace the caller is number 0; or it has ended."""
     with somebody(lambda: become(HE)) as pid:
         pass
     assert [rights(uid, number) for uid in (0, HE) for number in (0, -1, pid)] == [Rights()] * 6

@@ -1,4 +1,4 @@
-"""Root that is less than root: what is dropped is gone for good, the rest stays, as somebody else too."""
+"""Root that is less than root: what is dropped is gone for good, the rest stays, as another user too."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Where one file has many names: a missing name must not be remembered there, nor where nobody can tell."""
+"""Where one file has many names: a missing name must not be remembered there, nor where that is unknown."""
 
 from __future__ import annotations
 

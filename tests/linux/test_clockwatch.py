@@ -1,4 +1,4 @@
-"""A watch on the wall clock costs nothing while nobody sets it, which is not for tests: it is the whole machine's."""
+"""A watch on the wall clock costs nothing while it is not set, which is not for tests: it is the whole machine's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The configuration's files: found in their order, believed only if nobody else can write them."""
+"""The configuration's files: found in their order, believed only if no other user can write them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ USER = 12001
 
 @pytest.fixture
 def etc() -> Iterator[Path]:
-    """A directory as /etc/trashd is: everybody may look in."""
+    """A directory as /etc/trashd is: every user may look in."""
     with TemporaryDirectory() as path:
         os.chmod(path, 0o755)
         yield Path(path)

@@ -1,4 +1,4 @@
-"""One call as somebody else: judged as him, and ourselves again whatever happens in it; or the process has ended."""
+"""One call as another user: judged as that user, and ourselves again whatever happens; or the process has ended."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def events(inotify: Fd) -> list[InotifyEvent]:
 
 
 def watched(inotify: Fd, path: Path, wanted: InotifyMask = WANTED) -> int:
-    """The number of a watch on a directory that nobody has open any more."""
+    """The number of a watch on a directory that is not open any more."""
     with opened(path) as fd:
         return watch(inotify, fd, wanted)
 

@@ -1,4 +1,4 @@
-"""A listing of an open directory tells what is in it now, not what was in it when somebody looked before."""
+"""A listing of an open directory tells what is in it now, not what was in it at an earlier look."""
 
 from __future__ import annotations
 

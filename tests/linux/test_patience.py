@@ -1,4 +1,4 @@
-"""Questions that may never be answered: whoever hangs is left behind, and holds nothing that others wait for."""
+"""Questions that may never be answered: a child that hangs is left behind, and holds nothing that others wait for."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def test_the_wait_ends_with_its_time() -> None:
 @pytest.mark.needs("fuse")
 @pytest.mark.parametrize("ttl_s", [0, 1])
 def test_no_more_are_asked_at_a_time_than_may_be(volume: Path, ttl_s: float) -> None:
-    """Though the filesystem has to be asked twice where it lets nobody believe what it told."""
+    """Though the filesystem has to be asked twice where what it tells is not to be believed."""
     fill(volume / "flat", N)
     with slow_volume(volume, ttl_s=ttl_s) as slow, Fd(os.open(slow.path / "flat", os.O_PATH)) as fd:
         slow.forget_max()

@@ -1,4 +1,4 @@
-"""Where the service keeps its files: root's place is one, a user's follows his login."""
+"""Where the service keeps its files: root's place is one, a user's follows the login."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A private directory: nobody else enters it, and who takes it for an abandoned one gets nothing but that."""
+"""A private directory: no other user enters it, and a process that takes it for abandoned gets nothing but that."""
 
 from __future__ import annotations
 

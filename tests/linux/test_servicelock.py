@@ -1,4 +1,4 @@
-"""The service's lock: one holder, seen by everybody, gone with him, and nobody else can keep it."""
+"""The service's lock: one holder, seen by every process, gone with it, and no other user can keep it."""
 
 from __future__ import annotations
 

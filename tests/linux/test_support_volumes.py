@@ -250,7 +250,7 @@ def test_watchdog_frees_who_waits_for_a_stopped_daemon(tmp_path: Path) -> None:
 
     with pytest.raises(TimeoutError):
         wait_for_it()
-    assert answer in (["ECONNABORTED"], ["ENOTCONN"], ["ENOENT"])  # the last: it was unmounted before anybody waited
+    assert answer in (["ECONNABORTED"], ["ENOTCONN"], ["ENOENT"])  # the last: it was unmounted before a wait
 
 
 @pytest.mark.needs("root", "fuse")

@@ -55,7 +55,7 @@ def arena(volume: Path, request: pytest.FixtureRequest) -> Iterator[Arena]:
 
 @pytest.fixture(scope="module", params=[pytest.param(how, marks=marks) for how, marks in DIRECT.items()])
 def mounted(volume: Path, request: pytest.FixtureRequest) -> Iterator[Mounted]:
-    """Everybody may make files there; the kernel believes attributes for an hour."""
+    """Every user may make files there; the kernel believes attributes for an hour."""
     source = Path(tempfile.mkdtemp(prefix="mounted-", dir=volume))
     source.chmod(0o1777)
     with trashd_mount(source, options=["coherence=exclusive", request.param], limit_s=SHARED_LIMIT_S) as mounted:

@@ -106,7 +106,7 @@ def test_bug_is_told_as_eio_and_in_the_log(name: str, error: Exception, caplog: 
 
 
 def test_what_has_run_may_be_written_at_once_whatever_its_release_waits_for() -> None:
-    """A release is sent before whoever waits for the program's end goes on, and thus before he opens it."""
+    """A release is sent before a wait for the program's end returns, and thus before the file is opened next."""
     with a_real() as (_kernel, vfs, path):
         (path / "program").write_bytes(b"content")
         (path / "program").chmod(0o755)

@@ -1,6 +1,6 @@
-"""Who appends writes at the end, wherever that is by then; who does not, writes where he says.
+"""O_APPEND writes at the end, wherever that is by then; other writes go where they say.
 
-Whether somebody appends the kernel tells with each write: fcntl(2) may have changed it since the file was opened, and
+Whether it appends the kernel tells with each write: fcntl(2) may have changed it since the file was opened, and
 memory that is mapped never does. Files that are passed through it writes itself.
 """
 
@@ -118,7 +118,7 @@ def test_lines_of_both_sides_come_one_after_the_other(source: Path) -> None:
     assert below.read_bytes() == b"".join(b"in%02dby%02d" % (n, n) for n in range(20))
 
 
-# The kernel writes by the page, and whoever appends behind the mount may come between two.
+# The kernel writes by the page, and an append behind the mount may come between two.
 
 
 def record(who: int, number: int) -> bytes:

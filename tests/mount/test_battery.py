@@ -1,4 +1,4 @@
-"""Whoever does whatever to whatever: what he is told, and what is left, are as on the filesystem below.
+"""Any call by any user on any file: what it returns, and what is left, are as on the filesystem below.
 
 A sample of all that `draw` can think of: TRASHD_TEST_SCENES of them for each kind of mount, from the number
 TRASHD_TEST_FIRST_SCENE on. A scene that is told of as unlike is found again by its number, and TRASHD_TEST_SCENES=1.
@@ -36,7 +36,7 @@ DRAWN = tuple(act for act in ACTS if IS_DIRECT or not act.startswith(OF_DIRECT_R
 
 
 class How(NamedTuple):
-    """A mount's options, and whether root changes things behind it, or whoever it is through it."""
+    """A mount's options, and whether root changes things behind it, or any user through it."""
 
     options: tuple[str, ...]
     is_behind: bool

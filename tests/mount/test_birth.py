@@ -100,7 +100,7 @@ def test_a_birth_stays_whatever_happens_to_the_file(place: Path) -> None:
 
 
 def test_a_birth_is_asked_for_once_and_nothing_else_costs_more(mounted: Mounted, place: Path) -> None:
-    """Of what somebody holds, so that the kernel forgets nothing of it; by no path, whose directories it asks for."""
+    """Of what a process holds, so that the kernel forgets nothing of it; by no path, whose directories it asks for."""
     file = place / "file"
     os.mknod(file, 0o600)
     with opened(file, os.O_PATH) as fd:

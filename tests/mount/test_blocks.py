@@ -144,7 +144,7 @@ def test_parts_are_copied_as_below(oracle: Oracle) -> None:
 
 @ALL_DIRECT
 def test_what_has_no_name_or_another_place_by_now_is_worked_on_as_below(oracle: Oracle) -> None:
-    """By whoever had it open when its directory was exchanged for another, or it was unlinked."""
+    """By a process that had it open when its directory was exchanged for another, or it was unlinked."""
 
     def act(s: Subject, tell: Story) -> None:
         for name in (b"d", b"fresh"):
@@ -194,7 +194,7 @@ def told(path: Path) -> tuple[int, ...]:
 
 
 def settle(path: Path) -> None:
-    """Have blocks that are promised given, as happens whenever somebody syncs: some more may be needed to find them."""
+    """Have blocks that are promised given, as happens at every sync: some more may be needed to find them."""
     with opened(path, os.O_RDONLY) as fd:
         os.fsync(fd)
 

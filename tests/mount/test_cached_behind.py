@@ -1,7 +1,7 @@
 """What changes behind a shared mount is seen in time, though the kernel, the daemon or both have remembered it.
 
 Where the kernel tells of changes (fanotify), at once: long before the timeout, which is an hour here. Where it does
-not, after the timeout: however often somebody looked meanwhile, what is believed gets no younger by that.
+not, after the timeout: however often it was looked at meanwhile, what is believed gets no younger by that.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def test_what_is_looked_at_while_it_changes_is_right_when_it_is_quiet(watched: t
 
 @pytest.fixture(scope="module", params=UNWATCHED)
 def unwatched(request: pytest.FixtureRequest) -> Iterator[tuple[Mounted, Sides]]:
-    """An overlay: it has no file handles, so nobody tells."""
+    """An overlay: it has no file handles, so nothing tells."""
     with overlay_volume() as overlay:
         (overlay.path / "source").mkdir()
         options = ["coherence=shared", f"timeout={TIMEOUT_S}", *UNWATCHED[request.param]]
@@ -185,7 +185,7 @@ def test_a_change_that_nobody_tells_is_seen_when_the_timeout_is_over(
 ) -> None:
     """All changes at a time, each in a place of its own, so that the timeout passes once.
 
-    What an answer takes comes on top: the kernel counts from when whoever asked has it.
+    What an answer takes comes on top: the kernel counts from when the client has it.
     """
     mounted, top = unwatched
     places = {change: top.below(f"place{next(_NUMBERS)}") for change in CHANGES}

@@ -1,4 +1,4 @@
-"""After any change through the mount nothing that is known of anything is stale, whoever made it and whoever looks.
+"""After any change through the mount nothing that is known of anything is stale, whichever client made it or looks.
 
 First everything is looked at, so that all caches have it: attributes, listings, targets, extended attributes, names
 that are not there, of what is changed, its other names, its directory and the directory where it goes. Then the change

@@ -44,7 +44,7 @@ def place(mount: tuple[Mounted, Sides]) -> Sides:
     """A directory of some size, and one beside it."""
     below = mount[1].below(f"place{next(_NUMBERS)}")
     for name in ("d", "beside"):
-        (below.behind / name).mkdir(parents=True)  # which nobody knows yet
+        (below.behind / name).mkdir(parents=True)  # which is not known yet
     (below.behind / "beside/new").touch()
     for i in range(N_STANDING):
         (below.behind / f"d/standing-{i:020}").touch()

@@ -54,7 +54,7 @@ def n_nodes(mounted: Mounted) -> int:
 
 
 def look_up_missing(top: Path, n: int) -> None:
-    """Names that nobody ever had, each once."""
+    """Names that never existed, each once."""
     for _ in range(n):
         assert not os.path.lexists(top / f"flat/missing-{next(_NUMBERS)}")
 

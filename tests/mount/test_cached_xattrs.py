@@ -1,4 +1,4 @@
-"""Where a volume is served without extended attributes, there are none, and nobody is asked for them twice."""
+"""Where a volume is served without extended attributes, there are none, and they are not asked for twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whoever calls: the mount creates, refuses and clears bits for each user as the filesystem below does."""
+"""For any caller the mount creates, refuses and clears bits for each user as the filesystem below does."""
 
 from __future__ import annotations
 

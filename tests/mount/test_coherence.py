@@ -275,7 +275,7 @@ for i in range(10**9):
 
 @contextmanager
 def clients(*tops: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Busy in directories, with the same names, until an error that nobody expects: their exit code."""
+    """Busy in directories, with the same names, until an unexpected error: their exit code."""
     started = [
         subprocess.Popen([sys.executable, "-c", _CLIENT, top, str(i)], stdout=subprocess.PIPE)
         for i, top in enumerate(tops)
@@ -321,7 +321,7 @@ def test_clients_go_on_in_a_directory_that_changes_behind_them() -> None:
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGABRT])
 def test_the_daemon_ends_while_the_kernel_makes_its_teller_wait(how: signal.Signals) -> None:
-    """The teller waits for a lock whose owner waits for the daemon: nobody may be left so."""
+    """The teller waits for a lock whose owner waits for the daemon: none may be left so."""
     with (
         tmpfs_volume() as volume,
         shared_mount(volume, expect_end=True, limit_s=LIMIT_S * 2) as mounted,

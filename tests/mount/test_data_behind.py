@@ -62,7 +62,7 @@ def be_told(fd: int, size: int) -> None:
 @pytest.mark.needs("passthrough")
 @pytest.mark.rests_on("passthrough", "direct-requests")
 def test_who_was_told_how_long_a_file_is_copies_to_its_end(volume: Path) -> None:
-    """Nobody asks for that when something is copied: the kernel takes what it has, and it has what it was told."""
+    """That is not asked for when something is copied: the kernel takes what it has, and it has what it was told."""
     (volume / "source").mkdir(exist_ok=True)
     with trashd_mount(volume / "source", options=["coherence=shared"]) as mounted:
         (mounted.backing / "file").touch()
@@ -100,7 +100,7 @@ def test_what_was_added_behind_is_there_for_who_has_seen_how_long_it_is(
         os.pwrite(fd, b"begun", 0)
         to = os.open(file.seen.with_name("copy"), os.O_RDWR | os.O_CREAT)
         os.pwrite(behind, b"and added", 5)
-        # What he is told the kernel may have thrown away, if the notice came meanwhile: he asks once more then.
+        # What was told the kernel may have thrown away, if the notice came meanwhile: it asks once more then.
         is_there = until(lambda: os.fstat(fd).st_size == 14 and act(fd, to, 100) == 14)
         os.close(to)
         assert is_there

@@ -1,6 +1,6 @@
 """Clients that write, map, cut, extend and copy one file at a time, on both sides of the mount.
 
-Each offset has a byte of its own, so whoever writes there writes that: whatever is read must be that or 0, at any time,
+Each offset has a byte of its own, so each write there writes that: whatever is read must be that or 0, at any time,
 and in the end both sides have the same. A plain directory keeps that law too: it is the first of the places.
 
 TRASHD_TEST_CHANGES  what each client does (make soak-mount: many)
@@ -47,13 +47,13 @@ WHERE: dict[str, tuple[list[str], str]] = {
 
 
 def is_right(seen: bytes, offset: int) -> bool:
-    """Whether all is what somebody may have written there."""
+    """Whether all is what may have been written there."""
     own = OWN[offset : offset + len(seen)]
     return len(own) == len(seen) and all(byte in (0, right) for byte, right in zip(seen, own, strict=True))
 
 
 class Client:
-    """One of them, at work on a file by its name, and by an fd of his own."""
+    """One client, at work on a file by its name, and by an fd of its own."""
 
     def __init__(self, path: Path, seed: str) -> None:
         self._path = path
@@ -63,7 +63,7 @@ class Client:
         self._acts = (self._write, self._write, self._map, self._map, self._cut, self._block, self._copy, self._read)
 
     def work(self) -> None:
-        """Raises  OSError ERANGE: what he read was never written"""
+        """Raises  OSError ERANGE: what it read was never written"""
         for _ in range(N_CHANGES):
             act = self._random.choice(self._acts)
             act(self._random.randrange(SIZE - PART), self._random.randrange(1, PART))

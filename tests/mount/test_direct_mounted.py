@@ -1,4 +1,4 @@
-"""Two mounts, with and without direct requests: whoever uses them can't tell which is which."""
+"""Two mounts, with and without direct requests: clients can't tell which is which."""
 
 from __future__ import annotations
 

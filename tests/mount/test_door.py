@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 @pytest.fixture
 def bench() -> Iterator[Path]:
-    """`source` is what is to be mounted over itself; the user's directory in it has one of his and a file."""
+    """`source` is what is to be mounted over itself; the user's directory in it has a directory and a file."""
     with workbench() as path:
         (path / "source/his/job").mkdir(parents=True)
         (path / "source/his/job/file").write_text("content")
@@ -66,7 +66,7 @@ def shown(path: Path) -> Fd:
 
 
 def with_given(mounted: Path, path: Path, act: Callable[[Fd], T], uid: int = USER) -> T:
-    """What a user does with what he is given for a directory."""
+    """What a user does with what is given for a directory."""
 
     def body() -> T:
         with shown(path) as fd, knock(door(mounted), fd) as backing:
@@ -344,7 +344,7 @@ def test_what_is_sent_may_never_be_closed_and_others_are_served(bench: Path) -> 
 
 
 def lingering() -> socket.socket:
-    """A connection whose last close takes as long as it likes: nobody takes what was sent."""
+    """A connection whose last close takes as long as it likes: no process takes what was sent."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         ours = socket.create_connection(server.getsockname())
         theirs, _address = server.accept()
@@ -360,7 +360,7 @@ def lingering() -> socket.socket:
 def test_what_lingers_when_it_is_closed_keeps_nobody_waiting(bench: Path) -> None:
     mount(bench / "source")
     (porter,) = children(daemon_of(bench / "source"))
-    os.kill(porter, signal.SIGSTOP)  # until nobody else has them open
+    os.kill(porter, signal.SIGSTOP)  # until no other process has them open
     for n_fds in (1, 2, 9):
         with conversation(bench / "source") as asking, contextlib.ExitStack() as owned:
             sent = [owned.enter_context(lingering()) for _ in range(n_fds)]

@@ -64,7 +64,7 @@ def n_nodes(mount: Mounted) -> int:
 
 
 def n_scanned() -> int:
-    """How many names, nodes and the like the kernel has looked at to have memory back, whoever wanted it."""
+    """How many names, nodes and the like the kernel has looked at to have memory back, for any process."""
     (n,) = re.findall(r"^slabs_scanned (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
     return int(n)
 
@@ -110,7 +110,7 @@ def test_who_is_at_work_in_what_is_dropped_stays_where_he_is(mount: Mounted) -> 
 
 @pytest.mark.needs("fuse", "prune")
 def test_what_lies_elsewhere_stays_known(mount: Mounted) -> None:
-    """Unless memory is short: of that nobody is told, but it is counted."""
+    """Unless memory is short: of that nothing is told, but it is counted."""
     at_first = n_scanned()
     look_at_all(mount.path / "elsewhere")
     drop(mount)

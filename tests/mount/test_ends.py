@@ -1,4 +1,4 @@
-"""However the daemon ends, nobody hangs: whoever still calls gets an error."""
+"""However the daemon ends, no process hangs: pending calls get an error."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_signal_unmounts_though_files_are_open(number: signal.Signals) -> None:
             with pytest.raises(OSError, match=r"not connected|abort|I/O error"):
                 os.fsync(fd)
         finally:
-            with contextlib.suppress(OSError):  # the flush has nobody to go to
+            with contextlib.suppress(OSError):  # the flush has no daemon to go to
                 os.close(fd)
         assert (mounted.backing / "busy").read_bytes() == b"written before"
         assert os.listdir(mounted.path) == []

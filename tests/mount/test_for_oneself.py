@@ -1,4 +1,4 @@
-"""Mounts without root: for whoever mounts alone, by fusermount3."""
+"""Mounts without root: for the mounting user alone, by fusermount3."""
 
 import os
 import stat
@@ -78,7 +78,7 @@ def test_blocks_and_files_without_a_name_are_the_users(bench: Path) -> None:
     assert trashd("umount", bench / "target").returncode == 0
 
 
-@pytest.mark.rests_on("kill-privileges")  # else the kernel asks for a chmod, and that is his owner's
+@pytest.mark.rests_on("kill-privileges")  # else the kernel asks for a chmod, and that is its owner's
 def test_anothers_program_is_written_to_and_loses_its_rights(bench: Path) -> None:
     program = bench / "source/program"
     program.touch()

@@ -1,4 +1,4 @@
-"""The tables are taken from who waits with them, and he comes back to what others have left, none the worse for it."""
+"""The tables are taken from a thread that waits with them, which comes back to what others have left, unharmed."""
 
 from __future__ import annotations
 

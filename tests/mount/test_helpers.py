@@ -1,4 +1,4 @@
-"""Threads for what may wait: nobody has so many that others have none, and everybody has his turn."""
+"""Threads for what may wait: no user has so many that others have none, and each has a turn."""
 
 from __future__ import annotations
 

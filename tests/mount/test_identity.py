@@ -1,4 +1,4 @@
-"""Inode numbers are the backing ones, and a node is one incarnation of one inode, whoever gets its number next (I9)."""
+"""Inode numbers are the backing ones, and a node is one incarnation of an inode, even if its number is reused (I9)."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def made_with_number(make: Callable[[bytes], None], look: Callable[[bytes], int]
 
 @contextmanager
 def suppress_stale() -> Iterator[None]:
-    """Of what was removed behind the mount, while nobody had it open, nothing is known any more."""
+    """Of what was removed behind the mount, while it was not open, nothing is known any more."""
     try:
         yield
     except OSError as error:
@@ -145,7 +145,7 @@ def test_new_file_with_the_number_of_an_unlinked_one_is_itself(oracle: Oracle, v
 
 
 class Busy:
-    """A tree on a machine that lets nobody work for long; what was just made may have its number at the third look."""
+    """A tree on a machine that interrupts processes; what was just made may have its number at the third look."""
 
     def __init__(self) -> None:
         self.gate, self.n_looks = TablesLock(), 0
@@ -240,7 +240,7 @@ def free_blocks(top: bytes) -> int:
 
 @pytest.mark.parametrize("how", ["unlinked", "replaced", "reaped"])
 def test_deleted_file_gives_its_blocks_back_while_the_kernel_knows_it(oracle: Oracle, how: str) -> None:
-    """Pitfall 10: no fd of the daemon's holds what nobody has open."""
+    """Pitfall 10: no fd of the daemon's holds what is not open."""
     s, behind = oracle.mounted, oracle.behind["mount"]
     s.mkdir(b"d")
     s.mkdir(b"fresh")
@@ -292,7 +292,7 @@ def test_directory_moved_behind_the_mount_is_reached_by_who_knows_it(oracle: Ora
 
 @pytest.mark.rests_on("seam")
 def test_no_file_has_a_handle_that_would_be_the_next_ones(oracle: Oracle) -> None:
-    """The kernel would make it of the nodeid: whoever kept one (an NFS server does) got another file by it."""
+    """The kernel would make it of the nodeid: a process that kept one (an NFS server does) got another file by it."""
     s = oracle.mounted
     s.put(b"file")
     s.mkdir(b"d")

@@ -1,7 +1,7 @@
-"""Files that come and go by the thousand, each with the inode number of one before it: nobody ever reads another one.
+"""Files that come and go by the thousand, each with the inode number of one before it: none is ever read as another.
 
 Clients, and in a shared mount one behind it, replace and remove the same few names. Each file is whole when it gets its
-name and never changes, and every word of it tells which one it is; whoever has it open or mapped reads that, however
+name and never changes, and every word of it tells which one it is; open or mapped it reads as that, however
 long it is gone. A plain directory keeps that law too: it is the first of the places.
 
 TRASHD_TEST_INCARNATIONS  that each client makes (make soak-mount: many)
@@ -39,7 +39,7 @@ N_NAMES, N_HELD = 5, 8
 N_WORDS = 1500
 """At most: three pages."""
 WORD = struct.Struct("=IIQ")
-"""Who made it, its number with him, and how many words it has."""
+"""The client that made it, its number there, and how many words it has."""
 WHERE = {
     "native": ([], "bbb"),
     "exclusive": (["coherence=exclusive"], "mmm"),
@@ -118,7 +118,7 @@ def volume(request: pytest.FixtureRequest) -> Iterator[Path]:
 
 
 def test_what_is_seen_of_a_name_is_all_of_one_file(volume: Path) -> None:
-    """Somebody behind the mount exchanges two: the attributes of one and the handle of the other were nobody's."""
+    """Two are exchanged behind the mount: the attributes of one and the handle of the other never belong together."""
     for name in ("one", "two"):
         (volume / name).touch()
     right = {os.stat(volume / name).st_ino: handle_of(AT_FDCWD, os.fsencode(volume / name)) for name in ("one", "two")}

@@ -1,4 +1,4 @@
-"""A filesystem mounted inside SRC that never answers keeps waiting who asks it, and nobody else."""
+"""A filesystem mounted inside SRC that never answers keeps waiting its own callers, and no others."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_who_asks_it_waits_alone(how: str, act: str) -> None:
 
 @pytest.mark.parametrize("how", HOW)
 def test_it_may_be_there_before(how: str) -> None:
-    """And though nobody has looked at anything yet."""
+    """And though nothing was looked at yet."""
     with (
         source_directory() as source,
         silent_fuse(source / "inner", 0),

@@ -1,4 +1,4 @@
-"""Who goes by seekdir from entry to entry has those looked at that he wants, and few more; all others are told all."""
+"""Readers that seekdir from entry to entry have those looked at that they want, and few more; others get all."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_where_many_readers_were_is_not_remembered_for_ever() -> None:
 
 @pytest.fixture(scope="module", params=["tmpfs", "ext4"])
 def mount(request: pytest.FixtureRequest) -> Iterator[Mounted]:
-    """With a directory whose listing nobody has read to its end: the kernel keeps none of it."""
+    """With a directory whose listing was not read to its end: the kernel keeps none of it."""
     with tmpfs_volume() if request.param == "tmpfs" else loop_volume("ext4", 64) as volume:
         top = volume / "source" / "d"
         top.mkdir(parents=True)

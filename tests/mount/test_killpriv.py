@@ -1,6 +1,6 @@
 """Set-user-ID and set-group-ID bits and file capabilities go as on the filesystem below; a plain directory tells how.
 
-Whoever writes may be anybody; where we differ, more is taken away, never less (docs/mount.md).
+The writer may be any user; where we differ, more is taken away, never less (docs/mount.md).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BITS = stat.S_ISUID | stat.S_ISGID
 
 
 class Who(NamedTuple):
-    """Somebody who may write to all of the files."""
+    """A user who may write to all of the files."""
 
     uid: int
     gid: int
@@ -168,7 +168,7 @@ def done(act: Act, path: Path, fd: int) -> object:
 
 
 def made(path: Path, kind: str) -> None:
-    """A file of a kind that everybody may write to, its bits set last."""
+    """A file of a kind that every user may write to, its bits set last."""
     path.write_bytes(b"content")
     os.chown(path, OWNER, GROUP)
     _set_bits(path, kind)
@@ -181,7 +181,7 @@ def _set_bits(path: Path, kind: str) -> None:
 
 
 def played(top: Path, who: Who) -> dict[tuple[str, str], tuple[object, Left]]:
-    """What each act on each kind of file answers somebody, and what it leaves."""
+    """What each act of a user on each kind of file returns, and what it leaves."""
     top.mkdir(mode=0o755)
     (top / "source").write_bytes(b"source")
     cases = [(act, kind, top / f"{act.__name__} {kind}") for act in ACTS for kind in KINDS]

@@ -159,7 +159,7 @@ def test_what_comes_back_from_a_store_is_looked_at_anew(tree: Tree, *, is_exchan
 
 
 def test_a_swap_and_its_restore_make_nothing_of_others_void(tree: Tree) -> None:
-    """However many directories are known: those that nobody touched are not asked for again."""
+    """However many directories are known: untouched ones are not asked for again."""
     others = [vfs_write.mkdir(tree.vfs, ROOT, b"%d" % number, 0o755, ME).nodeid for number in range(100)]
     assert tree.tell(*others) == [HOUR_S] * len(others)
     orphan = container(tree)
@@ -293,7 +293,7 @@ def test_who_looked_at_a_file_while_it_was_renamed_does_not_believe_it() -> None
                 with workers([looks, looks]):
                     for one, other in names:
                         one.rename(other)
-                        time.sleep(0.0001)  # until somebody looks
+                        time.sleep(0.0001)  # until it is looked at
                         other.rename(one)
                 assert [told(one) for one, _ in names] == [told(mount.backing / one.name) for one, _ in names]
 

@@ -1,4 +1,4 @@
-"""Who waits for a lease at the backing path keeps nobody else waiting, and has what he waited for in the end."""
+"""A request that waits for a lease at the backing path keeps no other waiting, and succeeds in the end."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ WAITING: dict[str, Callable[[Path], object]] = {
 
 
 def others_work(place: Place) -> None:
-    """What anybody does beside it."""
+    """What any client does beside it."""
     (place.seen / "other").stat()
     assert (place.seen / "other").read_bytes() == b"content"
     (place.seen / "made").write_bytes(b"new")
@@ -108,7 +108,7 @@ def test_who_waits_for_a_lease_keeps_nobody_else_waiting(place: Place, act: str)
 
 @pytest.mark.parametrize("act", WAITING)
 def test_who_is_killed_while_he_waits_ends(place: Place, act: str) -> None:
-    """And what he waited for is not kept: the daemon has as many fds as before, says the mount's own end."""
+    """And what it waited for is not kept: the daemon has as many fds as before, says the mount's own end."""
     with (
         write_lease(place.behind / "leased"),
         clients([lambda: WAITING[act](place.seen / "leased")]) as (client,),
@@ -148,7 +148,7 @@ def test_many_who_wait_all_have_it_in_the_end() -> None:
 
 
 def test_who_waits_very_often_without_direct_requests_is_told_so_and_stops_nobody() -> None:
-    """No more of his than some take a thread and a worker of the daemon's; others may still wait, too."""
+    """No more of one user's than some take a thread and a worker of the daemon's; others may still wait, too."""
     with (
         served("without direct requests") as place,
         write_lease(place.behind / "leased") as give_up,
@@ -165,7 +165,7 @@ def test_who_waits_very_often_without_direct_requests_is_told_so_and_stops_nobod
 def test_what_has_the_name_by_now_is_not_opened_unless_it_is_that_file(
     tmp_path: Path, flags: int, is_shared: bool
 ) -> None:
-    """Its open might do something, or wait: whoever works behind the mount may put a FIFO or a device there."""
+    """Its open might do something, or wait: users behind the mount may put a FIFO or a device there."""
     file, fifo = tmp_path / "file", tmp_path / "fifo"
     file.touch()
     os.mkfifo(fifo)

@@ -148,7 +148,7 @@ def test_rewound_listing_shows_what_was_made_meanwhile(oracle: Oracle) -> None:
 
 
 def test_half_read_listing_of_a_directory_that_was_removed_behind_the_mount_ends(volume: Path) -> None:
-    """A restore does that to an empty directory that somebody lists."""
+    """A restore does that to an empty directory that is being listed."""
     (volume / "removed/d").mkdir(parents=True)
     with trashd_mount(volume / "removed") as mount:
         fd = os.open(mount.backing / "d", os.O_RDONLY | os.O_DIRECTORY)

@@ -1,4 +1,4 @@
-"""The seam between pyfuse3 and trio: whoever else needs the loop gets it, it costs little, and it knows its pyfuse3."""
+"""The seam between pyfuse3 and trio: other tasks get the loop, it costs little, and it knows its pyfuse3."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def seam_of(monkeypatch: pytest.MonkeyPatch) -> Any:
     return vars(pyfuse3)["trio"]
 
 
-# Everybody's turn.
+# Each task's turn.
 
 
 def test_requests_without_end_let_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +122,7 @@ def test_requests_without_end_let_others_go_on(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_request_that_another_one_takes_is_waited_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who asked may be killed before anybody reads what he asked: reading would stop all until somebody else asks."""
+    """A client may be killed before its request is read: reading would stop all until the next request."""
     seam = seam_of(monkeypatch)
     n_found = 0
 
@@ -250,7 +250,7 @@ def test_a_client_that_comes_seldom_is_not_watched_for(monkeypatch: pytest.Monke
     n, n_looks_at_the_clock = 1000, 0
 
     def go_on() -> float:
-        """A clock that goes on by a microsecond whenever somebody looks at it, as who watches does."""
+        """A clock that goes on by a microsecond at each look at it, as a watching thread's does."""
         nonlocal n_looks_at_the_clock
         n_looks_at_the_clock += 1
         return n_looks_at_the_clock / 1e6

@@ -70,7 +70,7 @@ def test_when_the_connection_is_gone_each_worker_sees_it(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("n_waiting", [1, N_WORKERS])
 def test_a_signal_ends_an_aborted_service_though_handlers_wait(place: Path, n_waiting: int) -> None:
-    """All of them, even: then nobody reads, and so nobody sees the abort."""
+    """All of them, even: then no thread reads, and so none sees the abort."""
     with waiting_mount(place, limit_s=LIMIT_S) as mount:
         pid_fd = os.pidfd_open(mount.fuse.pid)
         with ThreadPoolExecutor(N_WORKERS) as pool:

@@ -1,7 +1,7 @@
 """Any history of files, links, renames, exchanges and open handles: the mount answers as the native filesystem does.
 
 Hypothesis draws the history. One mount serves all of them, each in a fresh directory; its twin is a directory on the
-same filesystem that no FUSE is in front of. So with caches on, off and tiny, whoever else may change the tree, and
+same filesystem that no FUSE is in front of. So with caches on, off and tiny, whatever else may change the tree, and
 whether the backing filesystem is waited for in threads or not.
 """
 
@@ -53,7 +53,7 @@ HANDLES = st.integers(0, 3)
 
 
 def attributes(path: bytes) -> tuple[int, ...]:
-    """All but the numbers: whoever still has a deleted file open keeps its inode number from the next."""
+    """All but the numbers: a deleted file that is still open keeps its inode number from the next."""
     st = os.lstat(path)
     times = st.st_atime_ns, st.st_mtime_ns, st.st_ctime_ns
     return st.st_mode, st.st_nlink, st.st_uid, st.st_gid, st.st_rdev, st.st_size, *times
@@ -183,7 +183,7 @@ class MountMachine(RuleBasedStateMachine):
 
     @rule(slot=HANDLES, to=HANDLES, offset=OFFSETS, to_offset=OFFSETS, size=OFFSETS)
     def copy_range(self, slot: int, to: int, offset: int, to_offset: int, size: int) -> None:
-        """By the filesystem below; where nobody answers by the kernel, page by page."""
+        """By the filesystem below; where that can't, by the kernel, page by page."""
 
         def act(s: Native, h: Handle) -> int:
             other = self.handles[to][self.both.index(s)]
@@ -214,12 +214,12 @@ class MountMachine(RuleBasedStateMachine):
 
     @rule()
     def forget(self) -> None:
-        """Memory gets short: what nobody uses is forgotten."""
+        """Memory gets short: what is not in use is forgotten."""
         self.mounted.forget_all()
 
     @invariant()
     def trees_are_equal_and_nothing_is_stale(self) -> None:
-        """First what is remembered of attributes: whoever reads the tree has them asked for again."""
+        """First what is remembered of attributes: reading the tree asks for them again."""
         tree = self.both[1].tree()
         for path in tree:
             assert outcome(attributes, self.both[0].top + b"/" + path) == outcome(attributes, self.behind + b"/" + path)

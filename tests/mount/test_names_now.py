@@ -32,7 +32,7 @@ RENAME_WHITEOUT = 4
 
 
 class Place(NamedTuple):
-    """A directory as somebody uses it, and as it is seen behind that."""
+    """A directory as a user sees it, and as it is seen behind that."""
 
     seen: Path
     behind: Path
@@ -100,7 +100,7 @@ def rename2(old: Path, new: Path, flags: int) -> None:
 
 
 def tree(at: Path) -> object:
-    """What nobody may have changed."""
+    """What must not have changed."""
     return sorted(
         (path.name, st.st_ino, st.st_mode, st.st_uid, st.st_size, st.st_nlink)
         for path in [at, *at.iterdir()]
@@ -135,7 +135,7 @@ def test_nor_in_a_sticky_one_what_is_anothers_by_now(place: Place, act: str) -> 
 
 @pytest.mark.parametrize("act", NAMES)
 def test_nor_where_his_group_may_less_than_others(place: Place, act: str) -> None:
-    """Which he is in still."""
+    """Which the process is in still."""
     place.known(OTHERS, 0o777)
     os.chown(place.behind, OTHERS, TEAM)
     place.behind.chmod(0o757)
@@ -196,7 +196,7 @@ def test_a_directorys_fd_may_be_read_by_whom_it_was_given(place: Place) -> None:
 
 
 def test_a_link_to_what_is_anothers_by_now_is_not_made(place: Place) -> None:
-    """fs.protected_hardlinks: not to what he may not write."""
+    """fs.protected_hardlinks: not to what the user may not write."""
     place.known()
     os.chown(place.behind / "file", OTHERS, OTHERS)
     refused(place, NAMES["link"])
@@ -299,7 +299,7 @@ def test_and_does_not_where_it_does_not(place: Place, act: str) -> None:
 
 @pytest.mark.parametrize("mode", [0o600, 0o644])
 def test_an_overlay_on_a_mount_shows_users_their_files(place: Place, mode: int) -> None:
-    """It reads what is below as who mounted it, root, whoever asks: no thread of root's is to be seen."""
+    """It reads what is below as root, which mounted it, for every caller: no thread of root's is to be seen."""
     place.known()
     (place.seen / "file").chmod(mode)
     with overlay_on(place.seen) as overlay:

@@ -32,13 +32,13 @@ _NUMBERS = itertools.count()
 
 
 class Place(NamedTuple):
-    """A directory as somebody uses it, and as it is seen behind that."""
+    """A directory as a user sees it, and as it is seen behind that."""
 
     seen: Path
     behind: Path
 
     def put(self, name: str, mode: int, *, is_directory: bool = False) -> Path:
-        """Something of his, which the kernel knows for that."""
+        """Something of the user's, which the kernel knows for that."""
         path = self.seen / name
         if is_directory:
             path.mkdir()
@@ -66,7 +66,7 @@ def place(where: Place) -> Place:
 
 
 class Target(NamedTuple):
-    """What somebody works on: by its path, or an fd of it."""
+    """What a user works on: by its path, or an fd of it."""
 
     path: Path
     fd: int = -1
@@ -90,7 +90,7 @@ FILES: dict[str, Act] = {
 
 
 def state(path: Path) -> object:
-    """What nobody may have changed."""
+    """What must not have changed."""
     st = path.lstat()
     attributes = {name: os.getxattr(path, name) for name in os.listxattr(path)}
     return st.st_mode, st.st_uid, st.st_gid, st.st_size, st.st_atime_ns, st.st_mtime_ns, attributes

@@ -237,7 +237,7 @@ def test_what_is_written_to_memory_is_told(file: File) -> None:
         memory[0] = 1
         assert file.agrees_without_access_time()
     assert file.agrees()
-    memory[4096] = 1  # nobody has it open any more
+    memory[4096] = 1  # it is not open any more
     assert file.agrees_without_access_time()
     memory.flush()
     memory.close()

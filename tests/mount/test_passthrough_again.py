@@ -31,7 +31,7 @@ def source() -> Iterator[Path]:
 
 @pytest.fixture
 def mount(source: Path) -> Iterator[Mounted]:
-    """A mount of it, which nobody goes past, and which knows both files throughout."""
+    """A mount of it, which is never bypassed, and which knows both files throughout."""
     with trashd_mount(source) as mounted, held(mounted.path / "small", mounted.path / "large"):
         yield mounted
 

@@ -61,7 +61,7 @@ def sync(fd: int) -> int:
 
 
 def write_back(faulty: FaultyDisk) -> None:
-    """As the kernel does sooner or later; who asks for it here is told of what fails, and of nobody's file."""
+    """As the kernel does sooner or later; asked for here it is told what fails, and of no file."""
     with suppress(OSError):
         volumes.sync(faulty.path)
 
@@ -165,7 +165,7 @@ def test_a_failing_disk_is_told_of_as_below(disk: Disk, act: Act) -> None:
 
 @pytest.mark.parametrize("name", ["mapped", "O_SYNC", "O_DSYNC"])
 def test_who_was_told_by_a_write_or_msync_is_told_once_more_by_fsync(disk: Disk, name: str) -> None:
-    """The kernel and the daemon have the file open, each for himself: never less than below."""
+    """The kernel and the daemon have the file open, each for itself: never less than below."""
 
     def act(file: Path, faulty: FaultyDisk) -> Iterator[tuple[str, int]]:
         with opened(file, os.O_RDWR | getattr(os, name, 0)) as fd:
@@ -239,7 +239,7 @@ def test_who_has_no_room_goes_on_by_the_same_handle_when_there_is_some(
         (source / "below").unlink()
         assert right[1:] == (True, 0, True)
         with trashd_mount(source, limit_s=LIMIT_S) as mounted:
-            for _ in range(2):  # whoever keeps a file, keeps its room from the next
+            for _ in range(2):  # a file that is kept keeps its room from the next
                 volumes.sync(source)
                 assert fill(mounted.path / "file", mounted.path / "ballast", source) == right
                 (mounted.path / "file").unlink()

@@ -192,7 +192,7 @@ def test_a_program_that_runs_is_not_written_and_leaves_no_file_behind(mount: Mou
         program.write_bytes(Path("/bin/sleep").read_bytes())
         program.chmod(0o755)
         for place in (mount.path, mount.backing):
-            assert until(lambda: mount.n_fds() <= n_fds)  # nobody runs what the daemon still has open to be written
+            assert until(lambda: mount.n_fds() <= n_fds)  # nothing runs what the daemon still has open to be written
             with subprocess.Popen([place / "program", "60"]) as running:
                 assert until(lambda: os.path.realpath(f"/proc/{running.pid}/exe").endswith("program"))
                 with pytest.raises(OSError, match=os.strerror(errno.ETXTBSY)):

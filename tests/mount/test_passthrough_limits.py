@@ -202,7 +202,7 @@ def test_direct_io_on_what_passes_through_is_refused_as_it_is_below() -> None:
 
 
 def test_a_mapping_of_pages_of_the_kernels_stays_until_it_is_gone() -> None:
-    """Such a mapping keeps its handle: nobody else passes through beside it."""
+    """Such a mapping keeps its handle: no other handle passes through beside it."""
     with tmpfs_volume() as volume, mounted_at(volume / "source", "ramfs") as source:
         (source / "file").write_bytes(CONTENT)
         with trashd_mount(source) as mounted:

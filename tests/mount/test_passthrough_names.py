@@ -1,4 +1,4 @@
-"""Open files that are passed through while their names change and go: by swaps, the reaper, and everybody else."""
+"""Open files that are passed through while their names change and go: by swaps, the reaper, and other processes."""
 
 from __future__ import annotations
 

@@ -35,11 +35,11 @@ class Place(NamedTuple):
         mount(*self.words, "--coherence", "exclusive", "--passthrough", "on")
 
     def kill(self) -> None:
-        """Nobody answers any more."""
+        """No daemon answers any more."""
         kill_daemon(self.path)
 
     def replace(self) -> None:
-        """Somebody answers again."""
+        """A daemon answers again."""
         mount("--replace", *self.words, "--coherence", "exclusive", "--passthrough", "on")
 
     def n_fds(self) -> int:

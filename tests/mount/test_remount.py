@@ -1,4 +1,4 @@
-"""`remount` gives back what the mount itself refused, and nothing of what SRC's mount, or whoever mounted, refuses."""
+"""`remount` gives back what the mount itself refused, and nothing of what SRC's mount, or its user, refuses."""
 
 import os
 import subprocess

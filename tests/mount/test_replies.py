@@ -244,7 +244,7 @@ def place() -> Iterator[Path]:
 
 
 def forget_all(path: Path) -> None:
-    """Let the kernel drop the nodes of a mount that nobody uses: any reconfiguration does that."""
+    """Let the kernel drop the unused nodes of a mount: any reconfiguration does that."""
     subprocess.run(["mount", "-i", "-o", "remount,ro", path], check=True)
 
 

@@ -42,7 +42,7 @@ def mounted(request: pytest.FixtureRequest) -> Iterator[Mounted]:
 
 
 def add(path: Path, most: int = 2 * SIZE_MIB * MIB) -> int:
-    """How many bytes a file takes, a new one if need be, until there are no more blocks for whoever writes."""
+    """How many bytes a file takes, a new one if need be, until there are no more blocks for the writer."""
     with opened(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) as fd:
         return add_to(fd, most)
 

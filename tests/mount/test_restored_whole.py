@@ -199,7 +199,7 @@ def test_what_is_left_of_a_half_reaped_tree_is_as_it_was(place: Place, n: int) -
     but |= {path: ("nlink", *MOVED) for path in seen if before[path][:2] in linked}
     but["tree"] = EMPTIED
     # Killed in a directory of another, or one that others write in, the reaper leaves it root's and closed: else what
-    # came in meanwhile could not be told from what he had begun (docs/decisions/0025-what-came-in.md).
+    # came in meanwhile could not be told from what the reaper had begun (docs/decisions/0025-what-came-in.md).
     mode, uid = FIELDS.index("mode"), FIELDS.index("uid")
     taken = {path for path in seen if seen[path][uid] == 0 != before[path][uid] and path != "tree"}
     assert {seen[path][mode] for path in taken} <= {stat.S_IFDIR | 0o700}

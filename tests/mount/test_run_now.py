@@ -28,7 +28,7 @@ PROGRAM = "/usr/bin/id"
 
 
 class Place(NamedTuple):
-    """A directory as somebody uses it, and as it is seen behind that."""
+    """A directory as a user sees it, and as it is seen behind that."""
 
     seen: Path
     behind: Path
@@ -51,7 +51,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
 
 
 def program(place: Place, mode: int, name: str) -> Path:
-    """One of root's and the team's, which somebody has run, and looked at."""
+    """One of root's and the team's, which was run, and looked at."""
     path = place.seen / f"{name} {mode:o}"
     shutil.copy(PROGRAM, path)
     os.chown(path, 0, TEAM)
@@ -63,7 +63,7 @@ def program(place: Place, mode: int, name: str) -> Path:
 
 
 def run(path: Path, fd: int = -1) -> str:
-    """Whom it finds itself to be, run by him."""
+    """The user that it finds itself to be, run by this one."""
 
     def do() -> str:
         what = str(path) if fd < 0 else f"/proc/self/fd/{fd}"
@@ -74,7 +74,7 @@ def run(path: Path, fd: int = -1) -> str:
 
 
 def give_away(place: Place, path: Path) -> None:
-    """Behind: from then on it is his, who writes to it what he wants."""
+    """Behind: from then on it is the user's, who writes anything to it."""
     behind = place.behind / path.name
     os.chown(behind, HE, HE)
     behind.write_bytes(Path(PROGRAM).read_bytes() + b"\0")

@@ -1,4 +1,4 @@
-"""A backing filesystem that hangs keeps waiting who asked it, and nobody else; nothing piles up, and all can be ended.
+"""A backing filesystem that hangs keeps waiting its own callers, and no others; nothing piles up, and all can be ended.
 
 What hangs is one name of a slow filesystem, and whatever is about it, until it is told to go on. Who waits for it can't
 be killed, so each client is a process.
@@ -64,7 +64,7 @@ class Slow(NamedTuple):
 
 @contextmanager
 def slow_mount(options: Sequence[str] = OPTIONS, *, expect_end: bool = False, has_uring: bool = True) -> Iterator[Slow]:
-    """What hangs goes on at the end, before anybody looks whether the daemon is as it was."""
+    """What hangs goes on at the end, before it is checked whether the daemon is as it was."""
     with tmpfs_volume() as source, slow_volume(source, delay_us=200, limit_s=100) as volume:
         for name in ("stuck", "free", "also"):
             (source / name).mkdir()

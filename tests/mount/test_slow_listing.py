@@ -270,7 +270,7 @@ def lists_for_ever(top: Path) -> None:
 @pytest.mark.parametrize("options", [[EXCLUSIVE], [EXCLUSIVE, "cache_size=8K"], [EXCLUSIVE, "timeout=0"]], ids=str)
 @BOTH_WAYS
 def test_who_changed_something_sees_it_however_many_look(options: Sequence[str], *, has_uring: bool) -> None:
-    """What was fetched before a change, and comes after it, is not believed: by nobody."""
+    """What was fetched before a change, and comes after it, is not believed: by no client."""
     with listed(SLOW, *options, n=150, delay_us=1000, has_uring=has_uring) as one:
         with workers([lambda: lists_for_ever(one.top)] * 2):
             for i in range(60):

@@ -1,4 +1,4 @@
-"""A directory whose listing is remembered is not opened below until something has to be read: nobody can tell."""
+"""A directory whose listing is remembered is not opened below until something has to be read: no client can tell."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Two:
         return self.volume.n_messages.get("opendir", 0)
 
     def remember(self) -> None:
-        """Nobody but the daemon does."""
+        """Only the daemon does."""
         os.listdir(self.top)
         self.mounted.forget_all()
         self.volume.forget_all()
@@ -112,7 +112,7 @@ def test_what_is_gone_behind_the_mount_is_told_to_be(both: Two) -> None:
     with opened(both.top, os.O_RDONLY | os.O_DIRECTORY) as fd:
         shutil.rmtree(both.backing)
         (both.mounted.path / "other").mkdir()
-        assert errno_of(lambda: os.fsync(fd)) >= 0  # whatever it says: nobody waits, and the daemon lives
+        assert errno_of(lambda: os.fsync(fd)) >= 0  # whatever it says: no client waits, and the daemon lives
     assert (both.mounted.path / "other").is_dir()
 
 

@@ -1,4 +1,4 @@
-"""Many clients at work in the same few directories, at a time: when it is quiet, nobody is told anything but the truth.
+"""Many clients at work in the same few directories, at a time: when it is quiet, all that is told is true.
 
 Errors that names cause each other are as they are on any filesystem; no other may come.
 """

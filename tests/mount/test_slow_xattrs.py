@@ -1,5 +1,5 @@
-"""Extended attributes over a slow filesystem: fetched with what is listed, remembered, told as they are now, to whoever
-may be told. What the slow filesystem is asked is counted by itself.
+"""Extended attributes over a slow filesystem: fetched with what is listed, remembered, told as they are to users who
+may see them. What the slow filesystem is asked is counted by itself.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Served:
         return {name: n - before.get(name, 0) for name, n in now.items() if n != before.get(name, 0)}
 
     def drop_all(self) -> None:
-        """Let the kernel forget what it knows of both filesystems, so that nobody but the daemon remembers."""
+        """Let the kernel forget what it knows of both filesystems, so that only the daemon remembers."""
         self.mounted.forget_all()
         self.volume.forget_all()
 
@@ -126,7 +126,7 @@ def test_the_second_time_nothing_is_asked_though_the_kernel_has_forgotten_all(
         one.drop_all()
         assert run(COMMANDS[command], one.top) == first
         asked = one.asked_since(before)
-        asked.pop("statfs", None)  # find asks once for the free room, which nobody remembers
+        asked.pop("statfs", None)  # find asks once for the free room, which is not remembered
         assert asked == {}
         assert first == run(COMMANDS[command], one.backing)
 
@@ -157,7 +157,7 @@ def test_who_asks_for_none_has_none_fetched() -> None:
             run(COMMANDS["ls --color"], one.top)
         assert "getxattr" not in one.asked_since(before)
         run(COMMANDS["ls -l"], one.top)
-        for name in ("next", "one after"):  # one listing later, nobody wants them any more
+        for name in ("next", "one after"):  # one listing later, they are not wanted any more
             before = one.rests()
             fill(one.volume.backing / name, 100)
             run(COMMANDS["ls --color"], one.top.parent / name)
@@ -165,7 +165,7 @@ def test_who_asks_for_none_has_none_fetched() -> None:
 
 
 def test_what_ls_has_fetched_getfacl_is_told_from_memory() -> None:
-    """And what was listed without is fetched for whoever asks: many at a time."""
+    """And what was listed without is fetched at a request: many at a time."""
     with served() as one:
         run(COMMANDS["find"], one.top)
         before = one.rests()
@@ -319,7 +319,7 @@ def lists_for_ever(top: Path) -> None:
 @pytest.mark.parametrize("options", [[], ["cache_size=8K"]], ids=str)
 @BOTH_WAYS
 def test_who_changed_one_sees_it_however_many_look(options: list[str], *, has_uring: bool) -> None:
-    """What was fetched before a change, and comes after it, is not believed: by nobody."""
+    """What was fetched before a change, and comes after it, is not believed: by no client."""
     with served(*options, n=150, has_uring=has_uring) as one:
         path = one.top / "f7"
         with workers([lambda: lists_for_ever(one.top)] * 2 + [lambda: sets_for_ever(one.top / "f8")]):
@@ -363,7 +363,7 @@ def test_nobody_is_told_what_another_user_was_told() -> None:
 
 
 def test_each_is_told_from_memory_what_he_was_told() -> None:
-    """And what nobody is told at all is asked for once."""
+    """And what is told to no client is asked for once."""
     with served(n=20, xattrs=Xattrs.ALL | Xattrs.FOR_ROOT) as one:
         path = next(path for path in one.backing.iterdir() if acl_of(path) is not None)
         for _ in range(2):

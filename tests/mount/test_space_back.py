@@ -88,7 +88,7 @@ def is_back(mount: Mounted, before: Seen) -> bool:
 
 
 def begin(mount: Mounted) -> Seen:
-    """What there is when a swap has been once, and nobody holds its directory: the store has what it needs."""
+    """What there is when a swap has been once, and no process holds its directory: the store has what it needs."""
     (mount.path / "first").mkdir()
     done_well("reap", "--now", swapped(mount.path / "first")["id"])
     (mount.path / "first").rmdir()
@@ -169,7 +169,7 @@ def test_a_restored_tree_is_whole_and_known_anew(mount: Mounted) -> None:
 
 
 def test_who_stays_in_a_tree_sees_what_a_reaper_did_there_when_it_is_back(mount: Mounted) -> None:
-    """What he was told before it was dropped would last for an hour."""
+    """What was told before it was dropped would last for an hour."""
     top = fill(mount, "job")
     with Fd(os.open(top / "d1", os.O_RDONLY)) as held:
         assert until(lambda: _lasts(mount, held))

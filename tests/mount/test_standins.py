@@ -1,4 +1,4 @@
-"""Who waits for the backing filesystem, and whatever for, keeps nobody else waiting: another one serves meanwhile.
+"""A thread that waits for the backing filesystem, for anything, keeps no request waiting: another one serves.
 
 What waits here is told when to go on: one name of a filesystem that answers at once otherwise, or a frozen disk.
 """
@@ -185,7 +185,7 @@ def waits(pid: int) -> bool:
 
 
 def another_looks(top: Path) -> None:
-    """Another user, who sees what he would see."""
+    """Another user, who sees the same as below."""
     os.setgid(ANOTHER)
     os.setuid(ANOTHER)
     assert (top / "free/free-0").read_bytes() == b"content"
@@ -241,7 +241,7 @@ def test_umount_force_lets_who_waits_go() -> None:
 
 
 def test_a_program_that_is_served_while_others_wait_may_map_and_lock_and_poll() -> None:
-    """What the kernel asks of nobody, and what nobody answers."""
+    """What the kernel asks of no daemon, and what none answers."""
 
     def act(top: Path) -> None:
         with (top / "free/free-0").open("r+b") as file:
@@ -270,7 +270,7 @@ def test_the_service_manager_hears_that_it_lives_while_somebody_waits(monkeypatc
             assert sum(word == b"WATCHDOG=1" for word in words) >= 3
 
 
-# A frozen disk: who changes something waits, as natively, and nobody else.
+# A frozen disk: changes wait, as natively, and nothing else.
 
 
 class Disk(NamedTuple):

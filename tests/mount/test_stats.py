@@ -33,7 +33,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs/monitoring.md"
 
 @pytest.fixture
 def target(bench: Path) -> Path:
-    """A mount that is used by nobody else."""
+    """A mount that no other process uses."""
     mount(bench / "source", bench / "target", "--coherence", "exclusive")
     return bench / "target"
 
@@ -295,7 +295,7 @@ def own_bench(bench: Path) -> Iterator[Path]:
         os.chown(one, USER, USER)
     with ExitStack() as stack:
         devices = stack.enter_context(device_for_all())
-        if LOGINS.exists():  # somebody who is logged in here has a runtime directory without being told of it
+        if LOGINS.exists():  # a user who is logged in here has a runtime directory without being told of it
             stack.enter_context(bind_mount(devices, LOGINS))
         yield bench
 

@@ -1,4 +1,4 @@
-"""The mount's root: the kernel keeps its ACL, and whoever passes it on his way to a name asks nobody."""
+"""The mount's root: the kernel keeps its ACL, and a process that passes it on the way to a name asks no daemon."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_name_like_the_tops_is_a_name_like_any(mount: Mounted) -> None:
 
 
 def test_nobody_sees_the_mount_before_it_answers(mount: Mounted) -> None:
-    """Nobody serves it, and nobody has to wait for it."""
+    """No daemon serves it, and no process has to wait for it."""
     target = mount.path.with_name("other")
     target.mkdir()
     options = parse_options([], as_root=True, usual=Coherence.SHARED)

@@ -121,7 +121,7 @@ def killed(act: Callable[[Kernel], object], call: str, n: int = 1, uid: int = AL
 
 
 def is_dead(path: Path) -> bool:
-    """Whether nobody serves a mount any more."""
+    """Whether no daemon serves a mount any more."""
     try:
         os.statvfs(path)
     except OSError as error:

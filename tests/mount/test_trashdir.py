@@ -105,7 +105,7 @@ def test_another_nodeid_is_nobody_s_link(nodeid: int) -> None:
 
 @pytest.fixture
 def volume() -> Iterator[Path]:
-    """A store of root's, in which nobody has a folder yet."""
+    """A store of root's, in which no user has a folder yet."""
     with tmpfs_volume() as path:
         with Kernel().open_path(raw(path)) as root:
             assert prepare_store(Kernel(), root, raw(path)) is None

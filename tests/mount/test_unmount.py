@@ -1,4 +1,4 @@
-"""The mount's end, asked for by a person, by a signal, or by nobody."""
+"""The mount's end, asked for by a person, by a signal, or not at all."""
 
 import errno
 import os

@@ -42,7 +42,7 @@ def mount(request: pytest.FixtureRequest) -> Iterator[Mounted]:
 
 @pytest.fixture
 def directory(mount: Mounted) -> Path:
-    """A directory with more names than one answer takes, that nobody has listed."""
+    """A directory with more names than one answer takes, that was not listed yet."""
     name = f"d{next(_NUMBERS)}"
     (mount.backing / name).mkdir()
     for number in range(N_NAMES):
@@ -112,7 +112,7 @@ def test_a_listing_goes_on_while_names_change(directory: Path) -> None:
 
 
 def test_a_listing_stays_in_the_directory_that_was_opened(directory: Path) -> None:
-    """A swap, while somebody lists: he goes on in what he has opened."""
+    """A swap, while a process lists: it goes on in what it has opened."""
     fresh = directory.with_name(f"{directory.name}-fresh")
     fresh.mkdir()
     with Fd(os.open(directory, os.O_RDONLY)) as fd:
