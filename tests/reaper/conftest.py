@@ -36,6 +36,6 @@ def base() -> Iterator[Path]:
 
 @pytest.fixture
 def home() -> Iterator[Mapping[int, Path]]:
-    """The homes of two users; nobody knows any store."""
+    """The homes of two users; no registry names a store."""
     with homes(ALICE, BOB) as made:
         yield made

@@ -1,4 +1,4 @@
-"""A reap does what the person who asked could have done, and nothing more (I13): root's command for him included."""
+"""A reap does what the user who asked could have done, and nothing more (I13): by root's command too."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def orphan_with(volume: Path, name: str, spec: Spec | Dir, more: Callable[[Path]
 
 
 def assert_stays(volume: Path, identifier: str, reap: Reap, name: str, why: dict[bytes, int], left: set[str]) -> None:
-    """Reaped, all but what is not his goes; that stays as it is, and is told with the kernel's reason."""
+    """Reaped, all but what is not the user's goes; that stays as it is, and is told with the kernel's reason."""
     reaped = reap(volume, identifier)
     assert reasons(reaped) == why
     assert_quarantined(volume, reaped)

@@ -25,7 +25,7 @@ LARGE_BYTES = 300 << 20  # in no step that a reaper may cut by
 
 @contextmanager
 def canary_in(volume: Path) -> Iterator[Canary]:
-    """A canary; in the end it is untouched, and nobody else has a name for its files."""
+    """A canary; in the end it is untouched, and there is no other name for its files."""
     canary = Canary(volume)
     yield canary
     canary.assert_alone()

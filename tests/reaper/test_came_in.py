@@ -1,6 +1,6 @@
 """What came into an orphan after the swap was not given: the reaper leaves it.
 
-Each mate does the same to a twin tree in the open: what he can't delete there by himself, a reap does not delete.
+Each mate does the same to a twin tree in the open: what that mate can't delete there, a reap does not delete.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def came_in(reaped: Reaped) -> list[bytes]:
 
 
 def twin_survives(project: Path) -> bool:
-    """Whether the mate, who moved the twin's results and removes what he can, leaves the thesis."""
+    """Whether the mate, who moved the twin's results and removes all that is possible, leaves the thesis."""
     with way_into(project / "twin-job/in") as fd:
         move_in(project / "twin-results", fd)
     remove_what_he_can(project / "twin-job")
@@ -151,7 +151,7 @@ def test_what_a_mate_moved_into_an_orphan_is_kept(volume: Path, asker: int, way:
 
 
 def test_what_was_there_goes_although_a_mate_owns_it(volume: Path) -> None:
-    """Directories of two owners, writable by the team, that nobody touched."""
+    """Directories of two owners, writable by the team, that were not touched."""
     project = make_project(volume)
     for asker, name in ((ALICE, "job"), (0, "twin-job")):
         identifier = swap_as(asker, project / name)
@@ -182,7 +182,7 @@ def test_what_is_moved_to_the_top_is_kept(quick_volume: Path) -> None:
 
 
 def test_what_comes_back_with_more_in_it_is_kept(quick_volume: Path) -> None:
-    """It was there at the swap; out in the open its owner put his own into it, and then it came in again."""
+    """It was there at the swap; out in the open its owner put something into it, and then it came in again."""
     project = make_project(quick_volume)
     with way_into(project / "job") as fd:
         identifier = swap_as(ALICE, project / "job")
@@ -205,7 +205,7 @@ def test_an_empty_directory_goes_whoever_moved_it(quick_volume: Path) -> None:
 
 @pytest.mark.parametrize("mode", [0o070, 0o2370])
 def test_a_mode_that_keeps_its_owner_out_opens_nothing(quick_volume: Path, mode: int) -> None:
-    """The reaper gives its user what a mode forbids him, but not where it is in doubt."""
+    """The reaper gives its user what a mode forbids, but not where it is in doubt."""
     project = make_project(quick_volume)
     (project / "results").chmod(mode)
     with way_into(project / "job/in") as fd:
@@ -251,7 +251,7 @@ def swap_nothing(volume: Path) -> None:
 
 
 def test_what_came_into_what_a_sweep_took_is_kept(volume: Path) -> None:
-    """What nobody touched goes, although a mate may write in it and the sweep has moved it."""
+    """What was not touched goes, although a mate may write in it and the sweep has moved it."""
     project = make_project(volume)
     for fresh in ("other", "job"):
         with way_into(project / "job/in") as fd:
@@ -353,7 +353,7 @@ def test_the_list_says_why_and_what_to_do(quick_volume: Path, capsys: pytest.Cap
 
 
 def test_a_writer_in_directories_of_the_askers_alone_hinders_nothing(volume: Path) -> None:
-    """However often they change: nobody else can have moved them."""
+    """However often they change: no other user can have moved them."""
     make_tree(volume / "logs", closed({"app": closed({"old": "1"}), "today": closed({})}))
     tick(volume)
     with way_into(volume / "logs/app") as fd:
@@ -421,7 +421,7 @@ def files_below(top: Path) -> list[str]:
 
 
 def test_a_snapshot_in_the_orphan_is_no_gift() -> None:
-    """It has the ctimes of what it is one of; a user makes one of what he owns, with directories of others in it."""
+    """It has the ctimes of what it is one of; users make one of their own, with directories of others in it."""
     with team_volume("btrfs") as volume:
         source = btrfs_subvolume(volume / "project", "source")
         make_tree(source / "results", results())
@@ -528,7 +528,7 @@ def test_a_reap_that_is_killed_before_any_call_leaves_no_doubt(quick_volume: Pat
 
 
 def reap_and_die(asker: int, volume: Path, identifier: str, n: int) -> bool:
-    """Somebody reaps an orphan and is killed before his n-th call; whether he was."""
+    """A user reaps an orphan and is killed before the n-th call; whether that happened."""
 
     def act() -> bool:
         kernel = Kernel(DyingAt(n))
@@ -562,7 +562,7 @@ def test_a_clock_that_was_set_back_since_hides_nothing(quick_volume: Path) -> No
 
 
 def test_without_a_time_in_its_record_a_container_has_its_birth(volume: Path) -> None:
-    """An orphan of an older version: what nobody touched goes, what came in stays."""
+    """An orphan of an older version: what was not touched goes, what came in stays."""
     project = make_project(volume)
     with way_into(project / "job/in") as fd:
         identifier = swap_as(ALICE, project / "job")

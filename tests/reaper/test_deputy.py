@@ -49,7 +49,7 @@ LIMIT_S = 60.0
 RATE = 20.0  # of a clock that passes quickly; children have the real one
 IDLE_POLICY = 5  # SCHED_IDLE
 SLOW = Speed(entries_per_s=10)
-"""What is large is never done by the time that somebody looks."""
+"""What is large is never done by the time that it is looked at."""
 
 
 @asynccontextmanager
@@ -81,7 +81,7 @@ def status_of(pid: int) -> dict[str, str]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what tells nobody."""
+    """Wait for what is not announced."""
     while not condition():
         await trio.sleep(0.005)
 
@@ -109,7 +109,7 @@ def test_child_has_one_users_rights_and_no_more(volume: Path) -> None:
         async with deputy_of(OTHER, volume) as deputy:
             await all_answers(deputy, Tend())
             assert os.sched_getscheduler(deputy.pid) == IDLE_POLICY
-            # Whoever is not dumpable has files in /proc that belong to root.
+            # A process that is not dumpable has files in /proc that belong to root.
             assert Path(f"/proc/{deputy.pid}/environ").stat().st_uid == 0
             return status_of(deputy.pid)
 

@@ -357,7 +357,7 @@ def test_large_file_whose_mode_forbids_writing_is_cut_for_its_owner() -> None:
 
 
 def test_opener_who_waits_for_the_lease_finds_the_content_whole() -> None:
-    """Somebody opens the file between our lease and the unlink: he waits in open(2), and must not read a stump."""
+    """A process opens the file between our lease and the unlink: it waits in open(2), and must not read a stump."""
     with loop_volume("ext4", 256) as volume, container(volume) as (path, fd):
         large(path / "tree")
         read, write = os.pipe()

@@ -1,4 +1,4 @@
-"""Workers on an xfs keep out of each other's allocation groups, and nobody waits for the dead."""
+"""Workers on an xfs keep out of each other's allocation groups, and none waits for a dead one."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_groups_are_an_xfs_matter(volume: Path) -> None:
 
 @pytest.fixture
 def other(groups: AllocationGroups, directories: list[Fd]) -> Iterator[int]:
-    """The pid of somebody who is at work in the group of the first directory."""
+    """The pid of a process that is at work in the group of the first directory."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:

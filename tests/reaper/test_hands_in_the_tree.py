@@ -46,13 +46,13 @@ def opened(path: Path) -> Iterator[int]:
 
 
 def same_names(path: Path) -> Path:
-    """A directory with the names that every directory here has: whoever is led astray finds what he looks for."""
+    """A directory with the names that every directory here has: a reaper that is led astray finds what it looks for."""
     fill(fill(path, N_FILES) / "sub", N_FILES)
     return path
 
 
 def finish(volume: Path, identifier: str) -> None:
-    """Nobody is at it any more: what was quarantined can be reaped now."""
+    """No process is at it any more: what was quarantined can be reaped now."""
     if state_of(volume, identifier) is not None:
         assert reap_now(volume, identifier).report.failures == ()
     assert state_of(volume, identifier) is None

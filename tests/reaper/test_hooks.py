@@ -1,4 +1,4 @@
-"""Hooks with real processes: what they are given, as whom they run, and that none can hold up the service."""
+"""Hooks with real processes: what they are given, as which user they run, and that none can hold up the service."""
 
 from __future__ import annotations
 

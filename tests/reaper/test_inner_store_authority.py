@@ -1,4 +1,4 @@
-"""Stores in what its owner could not delete and root takes over (`authority = "root"`): nobody's goes by that."""
+"""Stores in what its owner could not delete and root takes over (`authority = "root"`): no store goes by that."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def until_done(running: Service, volume: Path) -> None:
 
 
 def assert_whole(volume: Path, inner: str) -> None:
-    """What the inner store holds is all there, somewhere in an orphan of somebody's."""
+    """What the inner store holds is all there, somewhere in an orphan."""
     (found,) = volume.glob(f".trashd/[un]*/*/*/*/**/.trashd/u/*/orphans/{inner}")
     assert (found / "tree/a").read_text() == "1"
 
@@ -118,7 +118,7 @@ def test_what_a_third_person_planted_keeps_nothing(base: Path, volume: Path, uid
     team = team_in(volume, 1)
     make_tree(team / "open", Dir(mode=0o777))
     as_user(BOB, partial(plant_store, team / "open", uid))
-    tick(volume)  # else nobody knows what was there before the swap
+    tick(volume)  # else it is not known what was there before the swap
     as_user(ALICE, lambda: remove(team, options=EXPIRED))
     with service(base, volume, config=AS_ROOT) as running:
         running.until(lambda: entries(volume) == [])

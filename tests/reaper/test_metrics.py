@@ -152,7 +152,7 @@ def test_a_file_that_cannot_be_written_is_told_once(tmp_path: Path, caplog: pyte
 def served(act: Callable[[int], Awaitable[None]]) -> None:
     """Do something with the port on which metrics are served; the service lives at the end.
 
-    Its time stands still: whom a busy machine keeps waiting is not slow.
+    Its time stands still: a client that a busy machine keeps waiting is not slow.
     """
 
     async def main() -> None:

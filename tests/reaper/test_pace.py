@@ -16,7 +16,7 @@ from tests.support.reapers import empty_container
 YIELDING = Speed(is_alone=False, share=0.1)
 _LIMIT_S = 60.0
 _N_TRIES = 5
-"""Of what a busy machine may spoil, by giving the processor to somebody else in the middle of a slice."""
+"""Of what a busy machine may spoil, by giving the processor to another process in the middle of a slice."""
 
 
 class Waiter:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.needs("root")
 
 
 class Clock:
-    """Stands still until somebody moves it."""
+    """Stands still until it is moved."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0

@@ -1,4 +1,4 @@
-"""Pauses as files: what is there is in force, and what nobody understands pauses everything."""
+"""Pauses as files: what is there is in force, and what can't be understood pauses everything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Others who want the orphan that is being reaped: whoever has it has it alone, to the last of his processes (I5)."""
+"""Others that want the orphan that is being reaped: its holder has it alone, to the last of its processes (I5)."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ EVIL = "plans\n\x1b[2J"
 
 
 class Watched(NamedTuple):
-    """A service that tells everything to everybody, its files and its port."""
+    """A service that reports by all outlets, its files and its port."""
 
     service: Service
     base: Path
@@ -52,7 +52,7 @@ class Watched(NamedTuple):
         return path.read_text() if path.exists() else ""
 
     def asked(self) -> str:
-        """What Prometheus gets; nothing if it was hung up on, or nobody listens yet."""
+        """What Prometheus gets; nothing if it was hung up on, or no process listens yet."""
         text = ""
         with suppress(OSError), urllib.request.urlopen(f"http://{self.address}/metrics", timeout=30) as answer:
             text = answer.read().decode()
@@ -89,7 +89,7 @@ def jobs_of(uid: int, volume: Path) -> None:
 
 
 def orphan_of_his(volume: Path, name: str, options: SwapOptions | None = None) -> Swapped:
-    """One more orphan of his."""
+    """One more orphan of the user's."""
     make_tree(volume / "home" / name, Dir({"a": "1"}, owner=(OTHER, OTHER)))
     return as_user(OTHER, partial(swap, volume / "home" / name, None, options or SwapOptions()))
 
@@ -101,7 +101,7 @@ def wait_until_known(running: Service, volume: Path, n_orphans: int) -> None:
 
 
 def free_address() -> str:
-    """A host and port where nobody listens; on 127.0.0.1 somebody might, by the time that it is used."""
+    """A host and port where no process listens; on 127.0.0.1 one might, by the time that it is used."""
     pid = os.getpid()
     host = f"127.{pid >> 16}.{pid >> 8 & 255}.{pid & 255}"
     with socket.create_server((host, 0)) as listener:

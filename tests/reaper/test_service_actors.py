@@ -37,12 +37,12 @@ def throw(twins: Twins, asker: Person, where: str, number: int) -> None:
 
 
 def is_done(twins: Twins) -> bool:
-    """Whether nothing waits to be reaped any more but what somebody planted."""
+    """Whether nothing waits to be reaped any more but what was planted."""
     return all(path.name == FORGED for state in ("orphans", "reaping") for path in containers(twins, state))
 
 
 def containers(twins: Twins, state: str, whose: str = "*") -> list[Path]:
-    """What is in a state, of everybody or of one user."""
+    """What is in a state, of all users or of one."""
     return list(twins.first.volume.glob(f".trashd/*/{whose}/{state}/*Z-*"))
 
 

@@ -76,7 +76,7 @@ def test_without_a_memory_the_clock_is_believed() -> None:
 
 @pytest.mark.parametrize("set_s", [JUMP_S, -JUMP_S])
 def test_without_a_memory_what_was_made_in_this_boot_has_its_age(set_s: int) -> None:
-    """The clock was set, and then the first service began: records tell the clock that nobody sets, too."""
+    """The clock was set, and then the first service began: records tell the clock that is never set, too."""
     with tmpfs_store() as volume, places() as base:
         young, old = (orphan_in(volume, name, WEEK).id for name in ("young", "old"))
         for identifier, retention_s in ((young, 7 * DAY_S), (old, 0)):

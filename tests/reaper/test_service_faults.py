@@ -288,7 +288,7 @@ def test_service_that_looks_for_volumes_ends_at_once_though_one_hangs() -> None:
 
 
 def test_idle_service_ends_with_its_forker() -> None:
-    """Whoever starts it again does; it would not know before something is due."""
+    """Its manager starts it again; it would not notice itself before something is due."""
     with tmpfs_store() as volume, places() as base, service(base, volume) as running:
         os.kill(running.forker(), signal.SIGKILL)
         assert running.process.wait(LIMIT_S) != 0

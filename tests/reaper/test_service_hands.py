@@ -37,7 +37,7 @@ _BREATH_S = 0.001
 HELD_UP_S = 50.0
 """A child that hangs is waited for longer than that."""
 CPU_MOST = 0.5
-"""Of one core: what the service may use while somebody makes noise."""
+"""Of one core: what the service may use while a user makes noise."""
 
 
 def throw_large(shared: Shared, uid: int, n_files: int = 20_000) -> str:
@@ -294,7 +294,7 @@ def busy(shared: Shared) -> Callable[[Callable[[int], None]], None]:
             if n == 0:
                 become(MALLORY)
             act(n)
-            select.select([], [], [], _BREATH_S)  # whoever computes all the time leaves nothing to idle priorities
+            select.select([], [], [], _BREATH_S)  # a busy loop leaves nothing to idle priorities
 
         with shared.served() as running, beside(by_mallory) as n_done:
             large = throw_large(shared, ALICE, 20_000)

@@ -1,4 +1,4 @@
-"""What Mallory writes and plants: the service and her own child make nothing of it that she could not, nobody waits."""
+"""What Mallory writes and plants: the service and her own child make nothing of it that she could not, none waits."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _fifo(record: Path, _shared: Shared) -> None:
 
 
 def _device(record: Path, _shared: Shared) -> None:
-    os.mknod(record, stat.S_IFCHR | 0o600, os.makedev(1, 5))  # /dev/zero: whoever reads it never ends
+    os.mknod(record, stat.S_IFCHR | 0o600, os.makedev(1, 5))  # /dev/zero: reading it never ends
 
 
 def _socket(record: Path, _shared: Shared) -> None:

@@ -1,4 +1,4 @@
-"""What somebody plants as another user's folder: the service serves it to nobody, and one look tells."""
+"""What a user plants as another user's folder: the service does not serve it, and one look tells."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(180)]
 
 @pytest.mark.parametrize("name", ["13000", f"{ALICE}.0123456789ab"])
 def test_a_folder_that_a_mate_planted_is_served_to_nobody(shared: Shared, name: str) -> None:
-    """He may rename directories of that user's, and delete nothing in them; one with a folder, and one without."""
+    """A mate may rename directories of that user's, not delete in them; one with a folder, and one without."""
     planted = plant(shared.volume, MALLORY, int(name.partition(".")[0]), name)
     before = snapshot(planted, with_times=True)
     with shared.served() as running:
@@ -57,7 +57,7 @@ def test_one_look_at_u_serves_all_its_users(shared: Shared) -> None:
 
 
 def test_a_store_that_a_mate_made_of_roots_directories_is_served_to_nobody() -> None:
-    """Its modes are right by now. Root's word makes a new one, in which what it held goes by nobody else's."""
+    """Its modes are right by now. Root's word makes a new one, in which what it held goes by no other user's."""
     with tmpfs_volume() as volume, places() as base:
         project = forge_store(volume, MALLORY, ALICE)
 

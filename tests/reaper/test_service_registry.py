@@ -58,7 +58,7 @@ def test_a_store_that_is_registered_later_is_served_when_it_is(base: Path, home:
         running.until(lambda: own_stores(running))
         os.chown(other, ALICE, ALICE)
         place = make_tree(other / "place", Dir(owner=(ALICE, ALICE)))
-        container = thrown(ALICE, place, *SOON)  # with a registry of its own, which nobody told root of
+        container = thrown(ALICE, place, *SOON)  # with a registry of its own, which root was not told of
         done = trashd_as(ALICE, home[ALICE], "init", container.parents[4])
         assert done.code == 0, done
         running.until(lambda: not container.exists())

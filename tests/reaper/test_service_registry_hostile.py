@@ -1,4 +1,4 @@
-"""What a user writes into his registry, or puts where it leads, costs others nothing and gets nothing of theirs."""
+"""What a user writes into a registry, or puts where it leads, costs others nothing and gets nothing of theirs."""
 
 from __future__ import annotations
 

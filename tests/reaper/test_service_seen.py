@@ -129,7 +129,7 @@ def test_idle_service_sleeps(base: Path, volume: Path) -> None:
 
 
 def is_asleep(running: Service) -> bool:
-    """Whether nobody works for it any more, and it has told so."""
+    """Whether no child works for it any more, and it has told so."""
     seen = running.seen()
     return seen is not None and seen.age_s > 1.5 and not running.children()
 
@@ -147,7 +147,7 @@ def n_sleeps(pids: list[int]) -> int:
     found = 0
     for pid in pids:
         for thread in Path(f"/proc/{pid}/task").iterdir():
-            with suppress(FileNotFoundError, ProcessLookupError):  # nobody needed that thread any more
+            with suppress(FileNotFoundError, ProcessLookupError):  # that thread was not needed any more
                 found += of_process(pid, f"task/{thread.name}/status", "voluntary_ctxt_switches")
     return found
 

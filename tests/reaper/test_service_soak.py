@@ -75,7 +75,7 @@ def live(running: Service, people: Traffic, random: Random) -> list[Sample]:
     running.until(lambda: n_reaped(running))  # what it needs once it is at work
     began, samples = time.monotonic(), list[Sample]()
     every_s = SOAK_S / N_LIVES / N_SAMPLES
-    # Not too many: whoever loses his children again and again waits longer each time.
+    # Not too many: a user whose children end again and again waits longer each time.
     kills = set(random.sample(range(N_SAMPLES), 4 + int(SOAK_S / N_LIVES / 100)))
     for n in range(N_SAMPLES):
         running.until(partial(is_over, began + n * every_s))

@@ -1,4 +1,4 @@
-"""Several users of one service: each with his own rights, and none in another's way."""
+"""Several users of one service: each with their own rights, and none in another's way."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ ALICE, BOB = 12101, 12102
 
 
 def home_of(uid: int, volume: Path) -> Path:
-    """A directory of his."""
+    """A directory of the user's."""
     return make_tree(volume / f"home-{uid}", Dir(owner=(uid, uid)))
 
 
 def large_of(uid: int, volume: Path, n_files: int, options: SwapOptions = EXPIRED) -> str:
-    """The id of an orphan of his with many files."""
+    """The id of an orphan of the user's with many files."""
     large = home_of(uid, volume) / "large"
     return as_user(uid, lambda: str(swap(fill(large, n_files), options=options).id))
 
 
 def orphan_with_a_file_of_roots(uid: int, volume: Path) -> str:
-    """The id of an orphan of his in which a directory of root's can't be emptied by him."""
+    """The id of an orphan in which a directory of root's can't be emptied by its user."""
     tree = Dir({"mine": "1", "roots": Dir({"a": "1"})}, owner=(uid, uid))
     job = make_tree(home_of(uid, volume) / "job", tree)
     return as_user(uid, lambda: str(swap(job, options=EXPIRED).id))
@@ -177,7 +177,7 @@ def test_roots_authority_is_for_those_alone_who_are_listed(base: Path, volume: P
 
 
 def immutable_orphan(uid: int, volume: Path) -> str:
-    """The id of an orphan of his with an immutable file in it."""
+    """The id of an orphan of the user's with an immutable file in it."""
     job = make_tree(home_of(uid, volume) / "job", Dir({"sub": Dir({"a": "1"}, owner=(uid, uid))}, owner=(uid, uid)))
     set_flags(job / "sub/a", IMMUTABLE)
     return as_user(uid, lambda: str(swap(job, options=EXPIRED).id))

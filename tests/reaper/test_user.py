@@ -56,7 +56,7 @@ def new_user(most: int = MOST) -> UserState:
 
 
 def part_of(user: UserState) -> FolderPart:
-    """His folder in the one store that he has."""
+    """The user's folder in the only store."""
     return user.parts[BASE]
 
 
@@ -74,7 +74,7 @@ def new_intake() -> ChildAnswers:
 
 
 def looked_at(user: UserState, *identifiers: str, at_s: float = 0.0) -> None:
-    """He was tended and looked at, and has these, due then."""
+    """The user was tended and looked at, and has these, due then."""
     assert user.next_order(0.0) == Tend()
     look = user.next_order(0.0)
     assert isinstance(look, ReadRecords)
@@ -295,7 +295,7 @@ class Machine(RuleBasedStateMachine):
         return OrphanEnded(chosen.id, n_removed=1)
 
     def teardown(self) -> None:
-        """In the end nobody holds anything, all that ever was wrong is well, and time passes."""
+        """In the end nothing is held, all that ever was wrong is well, and time passes."""
         self.held.clear()
         self.ahead_s += MUCH_LATER_S
         idle = 0

@@ -236,7 +236,7 @@ def test_a_mount_that_never_answers_holds_nobody_who_looks_for_holders() -> None
         (volume / "written").write_bytes(os.urandom(SIZE))
         mounted = volume / str(gone.id) / "looks like a file (deleted)"
         mounted.mkdir(parents=True)
-        with silent_fuse(mounted, 0):  # root's: a request of anybody else would be refused, not kept waiting
+        with silent_fuse(mounted, 0):  # root's: another user's request would be refused, not kept waiting
             fd = os.open(mounted, os.O_PATH)
             try:
                 waited = gone.wait(volume, patience_s=0)

@@ -268,7 +268,7 @@ def wrong_calls() -> str:
 
 
 def for_user() -> str:
-    """What a user is told who has one directory of his own in a volume of root's."""
+    """What a user is told who has one own directory in a volume of root's."""
     fresh_volume()
     run("init", str(VOLUME))
     _make("roots")

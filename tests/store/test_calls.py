@@ -23,7 +23,7 @@ pytestmark = pytest.mark.needs("root")
 USER = 1001
 N_CALLS = {"swap": 87, "rm": 69}
 """What they make now, eight of them to see that each part of the folder is its user's alone, eleven that root has
-registered it, six to see whether anybody noted a store below the victim, one to see that the registry of stores names
+registered it, six to see whether any user noted a store below the victim, one to see that the registry of stores names
 this one, one to know when the victim came: more needs a reason."""
 
 N_ROOTS = 2

@@ -1,4 +1,4 @@
-"""Copies of a volume: what a copied store holds is listed, kept, and restored where that takes nothing from anybody."""
+"""Copies of a volume: what a copied store holds is listed, kept, and restored where that takes nothing from others."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ def test_a_swap_that_was_killed_before_the_copy_is_told_with_a_way_out(volumes: 
     assert run(["doctor", "--rescue", container.name, "--to", str(volumes.copy / "out"), str(volumes.copy)]) == 0
     assert not container.exists()
     assert [p.read_text() for p in volumes.copy.rglob("results")] == ["old"]
-    init(volumes.copy)  # root says that he knows this copy
+    init(volumes.copy)  # root says that this copy is known
     assert recover_all(volumes.copy) == []
     assert_silent(volumes.copy)
 

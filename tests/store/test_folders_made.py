@@ -1,4 +1,4 @@
-"""A user's folder: how it comes to be: whole, exact, and one for each user, whoever else is at it."""
+"""A user's folder: how it comes to be: whole, exact, and one for each user, whatever else is at it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A folder is proven if root registered it, where root alone makes names; what is not, nobody reaps for its user."""
+"""A folder is proven if root registered it, where root alone makes names; what is not, none reaps for its user."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def volume() -> Iterator[Path]:
 
 
 def served(volume: Path) -> set[int]:
-    """Whom root's service would serve."""
+    """The users that root's service would serve."""
     with opened(volume) as store:
         return set(take_census(store).inos)
 
@@ -215,7 +215,7 @@ def test_init_sees_that_strangers_are_refused(filesystem: str) -> None:
 
 @pytest.mark.needs("loop")
 def test_a_subvolume_is_nobodys_folder() -> None:
-    """A user may snapshot a subvolume that he owns with others' directories in it, and openat2 stops at none."""
+    """A user may snapshot an own subvolume with others' directories in it, and openat2 stops at none."""
     with loop_volume("btrfs") as path:
         init(path)
         place = path / f".trashd/new/{ALICE}"

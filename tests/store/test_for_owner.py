@@ -1,4 +1,4 @@
-"""`swap --for-owner`: nothing that the owner could choose has root's name, whatever he does; he gets the old tree."""
+"""`swap --for-owner`: nothing that the owner could choose has root's name, ever; the owner gets the old tree."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def hide_containers(volume: Path) -> None:
 
 
 def open_containers(volume: Path) -> None:
-    """Let everybody into them."""
+    """Let all users into them."""
     for container in staged(volume):
         container.chmod(0o777)
 

@@ -303,7 +303,7 @@ def test_a_planted_folder_is_passed_over_and_init_repairs_it(volume: Path, plant
     recover_all(volume)
     assert canary_of(volume) == before
     assert not (volume / f".trashd/new/{ALICE}").exists()
-    # A directory is told by its owner's name until he takes it away.
+    # A directory is told by its owner's name until its owner takes it away.
     assert all("new/1002." in problem.where for problem in problems(volume))
 
 

@@ -1,4 +1,4 @@
-"""Every verb, by root and by the victim, beside one who is up to something: a plain twin shows what he could do."""
+"""Every verb, by root and by the victim, beside a hostile user: a plain twin shows what that user could do."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ AFTER = 1_000_000
 
 
 class Verb(NamedTuple):
-    """A command, what it needs to find, and what it is that the asker does himself on the twin.
+    """A command, what it needs to find, and what it is that the asker does directly on the twin.
 
     words   ID: the orphan's; VOLUME: the volume; what begins with it is a path there
     thrown  who has swapped DATA away before

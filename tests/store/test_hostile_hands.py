@@ -281,7 +281,7 @@ def test_the_child_has_no_capability_and_can_not_be_traced() -> None:
     assert told[b"Fd-owner"].strip() == b"0"
 
 
-# What a user puts in the place of his folder's parts
+# What a user puts in the place of their folder's parts
 
 
 @pytest.mark.parametrize("part", ["orphans", "stage", "restoring", "drop", "pointers", "quarantine"])

@@ -1,6 +1,6 @@
 """Any history of people, some up to something, between any two calls of any command: a plain twin is the oracle.
 
-Hypothesis draws who throws away, takes back and reaps what, what somebody else does with plain calls meanwhile, and
+Hypothesis draws who throws away, takes back and reaps what, what another user does with plain calls meanwhile, and
 before which call. Whatever comes of it, nothing is gone, out of its owner's reach or readable that was not so, or
 could not have been made so, on a volume where the same people have only their own calls.
 """
@@ -124,7 +124,7 @@ class HostileMachine(RuleBasedStateMachine):
 
     @rule(where=st.sampled_from(SHARED))
     def open(self, where: str) -> None:
-        """He has one more directory open."""
+        """The user has one more directory open."""
         with suppress(OSError):
             for side in (self.twins.first, self.twins.plain):
                 called_by(self.twins.hostile.be, lambda side=side: os.listdir(side.at(where)), "he")  # type: ignore[misc]
@@ -194,7 +194,7 @@ class HostileMachine(RuleBasedStateMachine):
 
     @rule(asker=ASKERS, where=st.sampled_from(VICTIMS))
     def drop(self, asker: Person, where: str) -> None:
-        """The asker moves something into his own drop folder, if he has one."""
+        """The asker moves something into their own drop folder, if there is one."""
         twins, may_go = self.twins, self.twins.deletable(asker, where)
         self.n_thrown += 1
 

@@ -64,7 +64,7 @@ def take_over(volume: Path) -> None:
 
 
 def restore_it(volume: Path) -> None:
-    """By its id, which somebody may have told."""
+    """By its id, which may be known."""
     assert run(["restore", FORGED, "--volume", str(volume)]) == 5
 
 
@@ -146,7 +146,7 @@ def test_the_hands_that_he_kept_open_lead_to_nothing_of_hers(volume: Path, name:
 
 
 def test_after_root_took_over_a_store_no_directory_of_roots_is_his_folder() -> None:
-    """Bob's own first swap makes the store; then he plants what is root's, and the administrator follows the hint."""
+    """Bob's own first swap makes the store; then Bob plants what is root's, and the administrator follows the hint."""
     with tmpfs_volume(options=("mode=1777",)) as volume:
         make_tree(volume / "bob", Dir(owner=(BOB, BOB)))
 

@@ -1,4 +1,4 @@
-"""`restore --to` by root: what gets the name is the record's tree, or nothing, whoever is faster."""
+"""`restore --to` by root: what gets the name is the record's tree, or nothing, whichever process is faster."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ def test_nobody_but_root_can_note_that_root_made_a_store(filesystem: str) -> Non
 
 
 def test_without_such_attributes_roots_registry_names_what_he_made() -> None:
-    """Root of a container can't set one: nor does he believe it of a store that takes the place of the named one."""
+    """Root of a container can't set one: nor believes it of a store that takes the place of the named one."""
     with tmpfs_volume() as path:
         (path / "roots").mkdir()
 

@@ -1,4 +1,4 @@
-"""Nothing carries a store away that somebody noted and that holds something: what would refuses, or says so."""
+"""Nothing carries a noted store away that holds something: what would refuses, or says so."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_store_that_trashd_had_to_make_further_down_is_found() -> None:
 
 
 def test_a_store_that_nothing_but_the_registry_names_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bob made it himself where he could write, without an upper store that had a pointer."""
+    """Bob made it where he may write, without an upper store that had a pointer."""
     with tmpfs_volume() as path:
         make_tree(path / "team", {"proj": Dir({"job": Dir({}, owner=(BOB, BOB))}, owner=(BOB, BOB))})
         make_tree(path / "state", Dir(owner=(BOB, BOB)))
@@ -146,7 +146,7 @@ def test_root_refuses_for_the_owner_too_when_he_swaps_for_him(shared: Path) -> N
 
 
 def test_what_nothing_but_another_users_registry_names_goes_with_roots_swap_and_comes_back_with_it() -> None:
-    """Root does not read everybody's registry for a swap; what is pinned there is in the orphan, whole."""
+    """Root does not read all users' registries for a swap; what is pinned there is in the orphan, whole."""
     with tmpfs_store() as path:
         make_tree(path / "team", {"alice": Dir({"proj": Dir(owner=(ALICE, ALICE))}, owner=(ALICE, ALICE))})
         with without_upper_store(path):
@@ -176,7 +176,7 @@ def test_a_pointer_of_anothers_stops_no_user(shared: Path) -> None:
 
 
 def test_a_user_who_stops_his_process_stops_nobody(shared: Path) -> None:
-    """What he noted is not known then; the remover stops at a store all the same."""
+    """What was noted is not known then; the remover stops at a store all the same."""
     pointers = folder_of(shared, ALICE) / "pointers"
     for number in range(3):
         os.mkfifo(pointers / f"{number:032}")

@@ -166,7 +166,7 @@ def test_root_keeps_for_the_owner(volume: Path) -> None:
         os.chown(path, 4711, 65534)
     swapped = swap_for_owner(Kernel(), raw(job), SwapOptions(keep=("a", "d")))
     assert (names(job), swapped.kept) == ({"a", "d"}, (b"a", b"d"))
-    volume.chmod(0o777)  # a restore is his own
+    volume.chmod(0o777)  # a restore is the user's own
     restore(volume, swapped.id)
     assert names(job) == {"a", "c", "d"}
 

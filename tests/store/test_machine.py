@@ -350,7 +350,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(_has_names)
     @rule(data=st.data(), n=st.integers(0, 60), kind=st.sampled_from(["swap", "rm", "restore"]))
     def rename_during(self, data: st.DataObject, n: int, kind: str) -> None:
-        """Somebody renames what has the name, just before a call of the verb: it refuses, or both have their way."""
+        """Another process renames what has the name, just before a call of the verb: that refuses, or both succeed."""
         at_origin = taken_origins(self.world)
         verb: Verb
         promise: Callable[[World], World | None]

@@ -1,4 +1,4 @@
-"""One with 65,536 subordinate uids has a genuine folder for each: so many calls a folder, and nobody waits for them."""
+"""A user with 65,536 subordinate uids has a genuine folder for each: so many calls a folder, and no user waits."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def make_folders(volume: Path, start: int, n: int) -> None:
-    """What somebody who may be each of these users has made: to the eye they are as if he had."""
+    """What a user with all these subordinate uids would have made, as far as it can be seen."""
     for uid in range(FIRST + start, FIRST + start + n):
         folder = volume / ".trashd/new" / str(uid)
         for part in (folder, *(folder / os.fsdecode(name) for name in FOLDERS)):
@@ -67,13 +67,13 @@ def doctor(kernel: Kernel, volumes: Sequence[bytes]) -> object:
 
 
 def serve(kernel: Kernel, volumes: Sequence[bytes]) -> object:
-    """The service's look: whom there is to serve."""
+    """The service's look: which users there are to serve."""
     with open_volume(kernel, volumes[0]) as seen:
         return seen.users()
 
 
 def calls(volume: Path, look: Callable[[Kernel, list[bytes]], object]) -> Counter[str]:
-    """How often each call is made, by root and his children."""
+    """How often each call is made, by root and its children."""
     return Counter(call.name for call in numbered_calls(lambda kernel: look(kernel, [raw(volume)])))
 
 

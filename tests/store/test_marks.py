@@ -1,4 +1,4 @@
-"""Filesystems where no identity lasts: a mark tells our fresh directory, if there are attributes; else nobody can."""
+"""Filesystems where no identity lasts: a mark tells our fresh directory, if there are attributes; else nothing can."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Restore of what a sweep took: merged into the directory that it came from, and nobody's thing replaced by it."""
+"""Restore of what a sweep took: merged into the directory that it came from, and nothing of others replaced by it."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_way_to_a_part_is_made_like_the_tree(volume: Path, logs: Path) -> None:
 
 
 def test_mallory_gets_no_directory_by_exchanging_one_on_the_way_to_a_part(volume: Path) -> None:
-    """He owns the place, and has one of root's in it, which he puts where one like his own is to come."""
+    """A user owns the place, and has a directory of root's in it, which is put where one like the user's is to come."""
     spec = Dir({"a": Dir({"file": b"", "more": b""}, 0o755, (MALLORY, MALLORY))}, 0o755, (MALLORY, MALLORY))
     home = make_tree(volume / "home", spec)
     make_tree(home / "secret", Dir({"key": b""}, 0o700))

@@ -117,7 +117,7 @@ def test_a_container_that_the_kernel_can_t_move_at_the_moment_is_looked_for_agai
     device = os.stat(mount.path).st_dev
 
     class Crowded(Kernel):
-        """Somebody renames in the mount at the first looks: the kernel says ESTALE then (fs/dcache.c)."""
+        """Another process renames in the mount at the first looks: the kernel says ESTALE then (fs/dcache.c)."""
 
         left = 3
 

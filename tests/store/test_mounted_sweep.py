@@ -1,4 +1,4 @@
-"""A sweep of a directory in a mount of ours: whoever looks there sees its names go, and come back, at once."""
+"""A sweep of a directory in a mount of ours: a process that looks there sees its names go, and come back, at once."""
 
 from __future__ import annotations
 

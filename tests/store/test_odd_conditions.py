@@ -1,4 +1,4 @@
-"""The ways out, upgrades and copies where there is no room, no right to write, no end of depth, or somebody besides."""
+"""The ways out, upgrades and copies where there is no room, no right to write, no end of depth, or a second user."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_on_a_full_volume_it_is_not_reaped_before_it_is_proven() -> None:
 def test_restore_says_which_directories_the_reaper_has_closed_and_how_to_find_them(
     volume: Path, uid: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """One of others in root's orphan, one of his own that others may write in in a user's."""
+    """One of others in root's orphan; in a user's, an own one that others may write in."""
     home = make_tree(volume / "home", Dir(owner=(uid, uid)))
     shared = Dir({"file": "x", "more": Dir({"leaf": "y"}, owner=(UID, UID))}, mode=0o2775, owner=(UID, UID))
     make_tree(home / "job", Dir({"shared": shared}, owner=(uid, uid)))
@@ -173,7 +173,7 @@ def her_tree(volume: Path, name: str) -> Path:
 
 
 def with_a_store(volume: Path) -> str:
-    """Root swaps a directory with a store in it that holds something, which nobody knew of."""
+    """Root swaps a directory with a store in it that holds something, which root did not know of."""
     team = make_tree(volume / "roots/team", {"in": {"leaf": "in it"}})
     (volume / ".trashd").rename(volume / "aside")
     init(team)
@@ -310,7 +310,7 @@ def test_a_mount_in_the_stores_way_is_told_with_what_helps_and_changes_nothing(
             run(["init", str(volume)])
             for words in (["doctor"], ["doctor", "--rescue", cut, "--to", str(volume / "roots/out")]):
                 if where.endswith("WHOLE") and "--rescue" in words:
-                    continue  # which is in nobody's way
+                    continue  # which is in no way
                 assert run([*words, str(volume)]) != 0
             assert run(["restore", whole, "--to", str(volume / "roots/back"), "--volume", str(volume)]) != 0 or (
                 where.endswith("CUT")

@@ -1,4 +1,4 @@
-"""Names that nobody expects, in a victim, a volume's path, after --to: what is told is safe to see and to paste."""
+"""Unexpected names, in a victim, a volume's path, after --to: what is told is safe to see and to paste."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Place(NamedTuple):
         return [json.loads(line) for line in ended.told.splitlines()]
 
     def swapped(self, person: Person = ROOT) -> str:
-        """The id of a victim that somebody swapped."""
+        """The id of a victim that a user swapped."""
         (told,) = self.says("swap", self.victim(person.uid), person=person)
         return str(told["id"])
 
@@ -79,7 +79,7 @@ def place(name: bytes) -> Iterator[Place]:
 
 
 def tell(*words: str | bytes | Path, person: Person = ROOT) -> Ended:
-    """A command as somebody runs it, and what it says, which a terminal may see."""
+    """A command as a user runs it, and what it says, which a terminal may see."""
     ended = command_as(person, [os.fsdecode(word) for word in words], _NEVER, lambda: None)
     assert ended.code != BROKEN, ended
     assert [c for c in ended.told if not c.isprintable() and c != "\n"] == [], (words, ended)
@@ -94,7 +94,7 @@ def pasted(line: str, *more: str) -> int:
 
 
 def cut_record(place: Place, uid: int = 0) -> str:
-    """The id of an orphan whose record nobody can read."""
+    """The id of an orphan whose record can't be read."""
     identifier = place.swapped(ALICE if uid else ROOT)
     tell("list", "--volume", place.volume)  # root looks at a new folder
     os.truncate(folder_of(place.volume, uid) / "orphans" / identifier / "record.json", 40)

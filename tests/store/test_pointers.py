@@ -62,7 +62,7 @@ HOSTILE: dict[str, Callable[[Path], object]] = {
 
 @pytest.fixture
 def volume() -> Iterator[Path]:
-    """A volume with a store, Alice's home, and Bob's with a store of his own, which was there before, and an orphan."""
+    """A volume with a store, Alice's home, and Bob's with an own store, which was there before, and an orphan."""
     with tmpfs_volume() as path:
         make_tree(path / "home", {"alice": Dir(owner=(ALICE, ALICE)), "bob": Dir(owner=(BOB, BOB))})
         as_user(BOB, lambda: swap(make_tree(path / "home" / "bob" / "job", {"results": "his"})))

@@ -52,7 +52,7 @@ def volume() -> Iterator[Path]:
 
 
 def stuck(volume: Path, name: str = "job") -> ListedContainer:
-    """What is in quarantine of a directory of Alice's, in which root had made one of his own."""
+    """What is in quarantine of a directory of Alice's, in which root had made one of root's."""
 
     def act() -> str:
         make_tree(volume / "alice" / name, {"results": "hers"})
@@ -292,7 +292,7 @@ def test_nobody_there_to_be_asked_is_a_wrong_command_line(volume: Path, monkeypa
 
 
 class Terminal(io.StringIO):
-    """Somebody at a terminal, who types what it holds."""
+    """A person at a terminal, who types what it holds."""
 
     def isatty(self) -> bool:
         return True

@@ -36,7 +36,7 @@ KEPT = SwapOptions(retention_s=None)
 
 
 def beside(volume: Path, n_calls: int) -> Iterator[Kernel]:
-    """A kernel for each call of an act, before which somebody else recovers the whole store."""
+    """A kernel for each call of an act, before which another process recovers the whole store."""
     for n in range(n_calls):
         yield Kernel(ActingAt(n, lambda: recover_all(volume)))
 
@@ -62,7 +62,7 @@ def test_what_was_dropped_is_taken_in_once() -> None:
 
 
 def restore_late(volume: Path, kernel: Kernel) -> None:
-    """Restore a directory into whose successor somebody has written: what he wrote is an orphan, and its id is told."""
+    """Restore a directory into whose successor something was written: that is an orphan, and its id is told."""
     job = make_tree(volume / "job", {"a": "1"})
     identifier = swap(job, options=KEPT).id
     (job / "late").write_text("late")

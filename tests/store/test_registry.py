@@ -1,4 +1,4 @@
-"""Each user's registry of the stores that he uses: what it names, what it forgets, and what it never waits for."""
+"""Each user's registry of the stores in use: what it names, what it forgets, and what it never waits for."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LINE = RegistryLine(Identity("1:0a0b", 7, 9), VolumeId("0" * 32), 5, b"/srv/\xff
 
 @pytest.fixture(autouse=True)
 def alice() -> Iterator[Path]:
-    """Alice's home; nobody knows any store."""
+    """Alice's home; no registry names a store."""
     with homes(ALICE, BOB) as made:
         yield made[ALICE]
 

@@ -1,4 +1,4 @@
-"""What a user may put into his registry, or in its place: it costs others nothing, and leads root nowhere."""
+"""What a user may put into a registry, or in its place: it costs others nothing, and leads root nowhere."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LIMIT_S = 30.0
 
 @pytest.fixture
 def users() -> Iterator[tuple[Path, Path]]:
-    """The homes of Alice and of Bob, each with a store of his own and an orphan in it."""
+    """The homes of Alice and of Bob, each with an own store and an orphan in it."""
     with homes(ALICE, BOB) as made:
         for uid, home in made.items():
             job = make_tree(home / "job", {})
@@ -40,7 +40,7 @@ def users() -> Iterator[tuple[Path, Path]]:
 
 
 def heard() -> list[tuple[int, Path]]:
-    """The stores of users that root opens, and for whom."""
+    """The stores of users that root opens, and for which user."""
     kernel, mounts = Kernel(), read_mounts()
     found = []
     for word in stores_of_users(kernel, mounts):

@@ -32,7 +32,7 @@ SYSTEM = ("posix", "fcntl", "_io")
 
 @pytest.fixture
 def alice() -> Iterator[Path]:
-    """Alice's home; nobody knows any store."""
+    """Alice's home; no registry names a store."""
     with homes(ALICE) as made:
         yield made[ALICE]
 

@@ -1,4 +1,4 @@
-"""A way out of the store for all that nobody understands: taken out whole, or given up; and nothing else is."""
+"""A way out of the store for all that can't be understood: taken out whole, or given up; and nothing else is."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def given_up(volume: Path, name: str) -> Forgotten:
     return forget(Kernel(), [raw(volume)], find_thing(Kernel(), [raw(volume)], name.encode()))
 
 
-# What nobody understands: each makes one, and says where it is
+# What can't be understood: each makes one, and says where it is
 
 
 def with_cut_record(volume: Path) -> Path:
@@ -116,7 +116,7 @@ def kept_in_stage(volume: Path) -> Path:
 
 
 def kept_in_restoring(volume: Path) -> Path:
-    """A store was copied while somebody restored."""
+    """A store was copied during a restore."""
     container = place(volume, orphan_in(volume).id)
     make_tree(volume / "copy", {"of": "it"})
     (container / "tree").rename(volume / "job-old")

@@ -1,4 +1,4 @@
-"""Root takes what is in a user's quarantine: what its owner does meanwhile harms nobody else, and nothing is lost."""
+"""Root takes what is in a user's quarantine: what its owner does meanwhile harms no other, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def volume() -> Iterator[Path]:
 
 
 def stuck(volume: Path) -> ListedContainer:
-    """What is in quarantine of a directory of Alice's, in which root had made one of his own."""
+    """What is in quarantine of a directory of Alice's, in which root had made one of root's."""
 
     def act() -> str:
         make_tree(volume / "alice" / "job", {"results": "hers"})
@@ -188,7 +188,7 @@ def test_a_frozen_container_is_told(volume: Path) -> None:
 
 
 def back(volume: Path, entry: ListedContainer) -> None:
-    """Put it back where it was, whoever has it."""
+    """Put it back where it was, whatever has it."""
     (found,) = entries(volume)
     if found.uid == 0:
         restore(volume, found.id, to=path_of(entry))

@@ -1,4 +1,4 @@
-"""A store of the first format becomes one of today: whole, whoever is killed; what was planted stays and is told."""
+"""A store of the first format becomes one of today: whole, whatever is killed; what was planted stays and is told."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def sampled(sample: str) -> Iterator[Path]:
 
 
 def served(volume: Path) -> set[int]:
-    """Whom root's service would serve."""
+    """The users that root's service would serve."""
     with opened(volume) as store:
         return set(take_census(store).inos)
 
@@ -240,7 +240,7 @@ def test_a_users_own_store_is_closed_by_his_next_first_command_or_list() -> None
 
 
 def test_in_a_users_own_store_he_alone_is_served() -> None:
-    """Whoever made himself a folder there when all could: nobody's command takes it for his, not even his own."""
+    """A folder that a user made there when all could: no command takes it for that user's, not even that user's own."""
     with tmpfs_volume(options=("mode=1777",)) as volume:
         make_tree(volume / "alice", Dir({"job": Dir({"a": "1"}, owner=(ALICE, ALICE))}, owner=(ALICE, ALICE)))
         as_user(ALICE, lambda: init(volume))

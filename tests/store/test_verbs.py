@@ -1,4 +1,4 @@
-"""The verbs as the issue promises them, each on a plain store that nobody disturbs."""
+"""The verbs as the issue promises them, each on a plain store without interference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Restore: the tree back at its name, elsewhere or in part, and nobody's thing replaced by it."""
+"""Restore: the tree back at its name, elsewhere or in part, and nothing of others replaced by it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is up to something in a team's directories, and what he does there: plain calls, each as the kernel allows it."""
+"""A hostile user in a team's directories, and what that user does there: plain calls, each as the kernel allows it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BOB = Person(1002, 1002, (TEAM,))
 CAROL = Person(1003, 1003)
 PEOPLE: Mapping[str, Person] = {"alice": ALICE, "bob": BOB, "carol": CAROL}
 MAPPED = BOB._replace(maps=((0, BOB.uid, 1), (1, FIRST_SUBID, N_SUBIDS)))
-"""Bob as root of a user namespace with his subordinate ids."""
+"""Bob as root of a user namespace with Bob's subordinate ids."""
 
 
 def _text(name: str) -> bytes:
@@ -97,7 +97,7 @@ def _may_open(path: Path) -> None:
     os.close(os.open(path, os.O_RDONLY | os.O_DIRECTORY))
 
 
-# What he does
+# What the hostile user does
 
 
 def move(source: str, target: str) -> Step:
@@ -106,7 +106,7 @@ def move(source: str, target: str) -> Step:
 
 
 def make(where: str, mode: int = 0o777) -> Step:
-    """A directory of his own, open to all."""
+    """An own directory, open to all."""
 
     def step(side: Side) -> None:
         side.at(where).mkdir()
@@ -121,12 +121,12 @@ def link(where: str, target: str) -> Step:
 
 
 def write(where: str, text: str) -> Step:
-    """Other content for a file that he may write to, or a new one."""
+    """Other content for a file that the user may write to, or a new one."""
     return lambda side: side.at(where).write_text(text)
 
 
 def set_mode(where: str, mode: int) -> Step:
-    """chmod of what is his."""
+    """chmod of what is the user's."""
     return lambda side: side.at(where).chmod(mode)
 
 
@@ -140,7 +140,7 @@ def _copy(source: str, target: str) -> Step:
 
 
 def plant(source: str, tree: str, target: str) -> list[Step]:
-    """A directory of somebody's, filled like a folder of a store with an orphan to be reaped, to a name in one."""
+    """A directory of a user's, filled like a folder of a store with an orphan to be reaped, to a name in one."""
     container = f"{source}/orphans/{FORGED}"
 
     def forge(side: Side) -> None:
@@ -153,7 +153,7 @@ def plant(source: str, tree: str, target: str) -> list[Step]:
 
 
 def of_hers(act: Callable[[Path], object]) -> Step:
-    """Something with each tree that lies in a folder of whoever does it."""
+    """Something with each tree that lies in the acting user's folder."""
 
     def step(side: Side) -> None:
         for tree in side.volume.glob(f".trashd/*/{os.getuid()}*/*/*/tree"):
@@ -164,7 +164,7 @@ def of_hers(act: Callable[[Path], object]) -> Step:
 
 
 def change_owner(where: str, uid: int) -> Step:
-    """chown, by the numbers of his user namespace."""
+    """chown, by the numbers of the user namespace."""
     return lambda side: os.chown(side.at(where), uid, uid)
 
 

@@ -1,4 +1,4 @@
-"""An automount whose daemon is a process of ours: it hears whether anybody wanted it mounted, and mounts nothing."""
+"""An automount whose daemon is a process of ours: it hears whether it was wanted mounted, and mounts nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.volumes import unmount
 
 _PROTOCOL = 5
 _CATATONIC = 0x9362
-"""AUTOFS_IOC_CATATONIC: whoever waits is let go."""
+"""AUTOFS_IOC_CATATONIC: processes that wait are let go."""
 
 
 @contextmanager
@@ -46,7 +46,7 @@ def resting(point: Path, kind: str = "direct") -> Iterator[Callable[[], bool]]:
 
 
 def _end_it(point: Path, ready: tuple[int, int], end: tuple[int, int]) -> None:
-    """The daemon's life: when nobody needs it any more, nothing waits for it."""
+    """The daemon's life: when it is not needed any more, nothing waits for it."""
     try:
         os.setpgid(0, 0)
         os.close(end[1])

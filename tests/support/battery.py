@@ -1,7 +1,7 @@
 """Scenes of who does what to what: drawn by their number, acted on a plain directory and through a mount, and compared.
 
-A scene is a directory of its own with a thing in it (f), which somebody looks at in some way, which root may change
-then, and to which somebody does something. What came of it is his answer, and what is left.
+A scene is a directory of its own with a thing in it (f), which a user looks at in some way, which root may change
+then, and to which the user does something. What came of it is the answer, and what is left.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ DIRECTORY_MODES = {
     0o555: 1, 0o707: 1,
 }  # fmt: skip
 ACLS = {"": 8, "he rw": 2, "he none": 2, "he rwx, mask r": 2, "team rwx": 1, "team none": 1, "strangers rwx": 1}
-"""Whom a named entry is for."""
+"""The user that a named entry is for."""
 LOOKS = ("stat", "list", "read", "missing", "access", "attributes", "root's stat", "open")
 CHANGES = {
     "none": 0,
@@ -48,7 +48,7 @@ CHANGES = {
     "d is replaced": 1, "e is closed": 1,
 }  # fmt: skip
 BY = ": "
-"""Between somebody and what he does, for a change that isn't root's."""
+"""Between a user's name and the act, for a change that isn't root's."""
 MEDDLING = tuple(
     name for name, act in ACTS.items() if NAME in act.by and act.reaches != KERNEL and name != "chown to nobody else"
 )
@@ -105,8 +105,8 @@ def _whose(mode: int, owner: Owner, acl: str = "") -> str:
 def draw(number: int, *, has_changes: bool, acts: Sequence[str] = ()) -> Scene:
     """The scene of that number, always the same one.
 
-    has_changes  root always changes something; else somebody does sometimes
-    acts         that anybody may do; none: all
+    has_changes  root always changes something; else a user does sometimes
+    acts         that any user may do; none: all
     """
     rng = random.Random(number)
     act = rng.choice(acts or list(ACTS))

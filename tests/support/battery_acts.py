@@ -1,4 +1,4 @@
-"""What somebody can do to a file, a directory or a name: the calls of the battery, each by path or by fd."""
+"""What a user can do to a file, a directory or a name: the calls of the battery, each by path or by fd."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class At(NamedTuple):
-    """Where somebody does something: f is the thing, g a file beside it, n a name that is free; e is beside d."""
+    """Where a user does something: f is the thing, g a file beside it, n a name that is free; e is beside d."""
 
     who: Person
     d: str  # the directory that f, g and n are in, as a prefix of paths
@@ -65,7 +65,7 @@ FILE, DIRECTORY, LINK, FIFO, DEVICE = "file", "directory", "link", "fifo", "devi
 OPENABLE = (FILE, FILE, FILE, FILE, DIRECTORY)
 ALL = (*OPENABLE, LINK, FIFO, DEVICE)
 THING, NAMES, KERNEL = "the thing", "names", "the kernel"
-"""Whom a call comes to, through a mount: the daemon with the inode that the kernel has found; the same with names in
+"""What a call comes to, through a mount: the daemon with the inode that the kernel has found; the same with names in
 directories that it has found; or the kernel alone, which answers from what it knows."""
 
 
@@ -151,7 +151,7 @@ def _copy(at: At) -> object:
 
 
 def _execute(at: At) -> bytes:
-    """Whom the program finds itself to be."""
+    """The user that the program finds itself to be."""
     path = f"/proc/self/fd/{at.fd}" if isinstance(at.what, int) else at.what
     fds = [at.fd] if at.fd >= 0 else []
     done = subprocess.run([path], pass_fds=fds, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)

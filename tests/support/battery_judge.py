@@ -1,6 +1,6 @@
 """What two places made of a scene, compared: how they differ, and whether docs/mount.md says so.
 
-No difference may give anybody more than the filesystem below: what is explained here gives less, or is what the kernel
+No difference may give any user more than the filesystem below: what is explained here gives less, or is what the kernel
 answers alone, as old as it may be.
 """
 
@@ -63,7 +63,7 @@ class Case(NamedTuple):
 
 def why(case: Case) -> str | None:
     """The reason of a difference; None: there is none that we know, and it is a fault of ours."""
-    if case.is_behind and case.scene.when == BEFORE:  # what he looked at then
+    if case.is_behind and case.scene.when == BEFORE:  # what the user looked at then
         case = case._replace(mounted=case.mounted._replace(looked=case.native.looked))
         if not case.differs():
             return _ALONE
@@ -96,7 +96,7 @@ def _may_be_a_write(case: Case) -> bool:
 
 
 def _has_lost_bits(case: Case) -> bool:
-    """Below, what is a set-ID program is not for everybody to give away who may give files away."""
+    """Below, a set-ID program is not to be given away by all that may give files away."""
     before = case.mounted._replace(answer=case.native.answer, left=case.native.left)
     may_give = PEOPLE[case.scene.person].capability == Capability.CHOWN
     return may_give and before != case.native and _without_bits(before) == _without_bits(case.native)
@@ -134,7 +134,7 @@ def _plain_mode(found: re.Match[str]) -> str:
 
 
 def _is_gone(case: Case) -> bool:
-    """Nobody has it open in the daemon."""
+    """It is not open in the daemon."""
     was_refused = not case.native.answer.startswith("ok") or case.is_less or case.native.answer == "ok True"
     is_so = case.mounted.answer in ("Stale file handle", "No such file or directory", "ok False")
     is_gone = case.scene.change.endswith(("f is gone", f"{BY}unlink", f"{BY}rmdir"))
@@ -142,7 +142,7 @@ def _is_gone(case: Case) -> bool:
 
 
 def _is_a_fifo(case: Case) -> bool:
-    """What is written to it is the kernel's, and its times are told to nobody."""
+    """What is written to it is the kernel's, and its times are told to no client."""
 
     def timeless(came: Came) -> Came:
         before, left = (
@@ -172,7 +172,7 @@ def _is_found_by_an_old_name(case: Case) -> bool:
 
 
 def _is_meant_to_be_now(case: Case) -> bool:
-    """Who may write to a file may set that anyway, and the kernel took him for its owner."""
+    """A user who may write to a file may set that anyway, and the kernel took the user for its owner."""
     is_so = case.mounted.answer == "ok" and case.mounted.left == {
         path: how.replace("as before as before", "now now") if path == "d/f" else how
         for path, how in case.mounted.before.items()

@@ -1,4 +1,4 @@
-"""The scenes of the battery, acted: root prepares them, somebody's process looks and acts, root sees what is left."""
+"""The scenes of the battery, acted: root prepares them, a user's process looks and acts, root sees what is left."""
 
 from __future__ import annotations
 
@@ -153,14 +153,14 @@ def _chmod(scene: Scene, path: Path, mode: int) -> None:
 
 
 def look(top: Path, *, has_times: bool) -> dict[str, str]:
-    """What is there: everything that somebody might have changed."""
+    """What is there: everything that may have been changed."""
     found: dict[str, str] = {}
     _look_at(top, ".", found, has_times=has_times)
     return found
 
 
 def show(top: Path) -> dict[str, str]:
-    """How it begins, for all who may see it: whose it is, and what he may."""
+    """How it begins, for all who may see it: its owner, and what that user may."""
     found: dict[str, str] = {}
     _look_at(top, ".", found, has_times=None)
     return found
@@ -190,7 +190,7 @@ def _more(path: Path, st: os.stat_result, *, has_times: bool) -> str:
     return ", ".join(told)
 
 
-# What somebody does, in his own process.
+# What a user does, in a process of their own.
 
 
 def _said(call: Callable[[], object]) -> str:
@@ -204,7 +204,7 @@ def _said(call: Callable[[], object]) -> str:
 
 
 class _Actor:
-    """Somebody, who keeps what he opened to the end of a scene."""
+    """A user's process, which keeps what it opened to the end of a scene."""
 
     def __init__(self, person: Person) -> None:
         self._person = person
@@ -241,12 +241,12 @@ class _Actor:
         stack.callback(self._held.pop, key)
 
     def meddle(self, scene: Scene, top: str) -> str:
-        """What he is told who changes something meanwhile."""
+        """What a process is told that changes something meanwhile."""
         _, _, act = scene.change.partition(BY)
         return _said(lambda: ACTS[act].do(At(self._person, top + "/d/", top + "/e/", top + "/d/f")))
 
     def act(self, scene: Scene, top: str) -> str:
-        """His answer."""
+        """The process's answer."""
         with self._stacks.pop(top):
             d = top + "/d/"
             if scene.base != NAME:
@@ -277,7 +277,7 @@ def _read(path: str) -> bytes:
 
 
 def _open_somehow(path: str) -> int:
-    """For as much as he may."""
+    """For as much as the user may."""
     for flags in (os.O_RDWR, os.O_WRONLY):
         with contextlib.suppress(OSError):
             return os.open(path, flags | _AT_ONCE)
@@ -310,15 +310,15 @@ class Actors:
         self._channels: dict[str, socket.socket] = {}
 
     def look(self, scene: Scene, top: Path, given: int) -> tuple[str, ...]:
-        """How somebody looks at things; given: an fd of root's for him, or -1."""
+        """How a process looks at things; given: an fd of root's for it, or -1."""
         return self._begin("look", scene.person, scene, top, given)()
 
     def meddle(self, scene: Scene, top: Path) -> tuple[str, ...]:
-        """What somebody is told who changes something."""
+        """What a process is told that changes something."""
         return self._begin("meddle", scene.change.partition(BY)[0], scene, top)()
 
     def begin_act(self, scene: Scene, top: Path) -> Callable[[], str]:
-        """Let him act; what waits for him, and returns what he is told."""
+        """Let it act; what waits for it, and returns what it is told."""
         told = self._begin("act", scene.person, scene, top)
         return lambda: told()[0]
 
@@ -407,7 +407,7 @@ def begin(scene: Scene, place: Place, actors: Actors) -> Came:
 
 
 def _changed(scene: Scene, at: Place, actors: Actors) -> tuple[str, ...]:
-    """What who changes something is told, if he isn't root."""
+    """What a process is told that changes something, if it isn't root's."""
     if BY in scene.change:
         return actors.meddle(scene, at.changed)
     if scene.change != "none":

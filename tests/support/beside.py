@@ -1,4 +1,4 @@
-"""Commands on the first of two twins, and what must hold of its store whoever is at work beside them."""
+"""Commands on the first of two twins, and what must hold of its store whatever is at work beside them."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class BrokenFs(LyingFs):
         ino = self.open_files[fh]
         await super().release(fh)
         if ino in self.hidden and ino not in self.open_files.values():
-            with contextlib.suppress(OSError):  # it was removed as what it is, by somebody who saw it
+            with contextlib.suppress(OSError):  # it was removed as what it is, by a process that saw it
                 os.unlink(self._path(ino))
             self.hidden.discard(ino)
 

@@ -24,7 +24,7 @@ def _below(fd: int) -> int:
 
 
 def walk_chain(top: Path) -> int:
-    """How many levels somebody finds who lists and looks at all, as find does."""
+    """How many levels a process finds that lists and looks at all, as find does."""
     fd, n = os.open(top, os.O_RDONLY), 1
     while os.listdir(fd):
         os.stat("d", dir_fd=fd)

@@ -14,7 +14,7 @@ LIMIT_S = 40.0
 
 @contextmanager
 def clients(acts: Sequence[Callable[[], object]]) -> Iterator[list[int]]:
-    """Processes that do something once, each ending with its errno; they are there when somebody waits for them."""
+    """Processes that do something once, each ending with its errno; they are there when they are waited for."""
     pids = []
     for act in acts:
         pid = os.fork()

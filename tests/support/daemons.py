@@ -1,4 +1,4 @@
-"""Mounts of `trashd mount` as people make them, in the background; a process outside frees whoever hangs on one."""
+"""Mounts of `trashd mount` as people make them, in the background; a process outside frees what hangs on one."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ exit 1
 def workbench(limit_s: float = 100) -> Iterator[Path]:
     """A tmpfs with `source/file` and an empty `target`, and nothing of ours mounted in the end.
 
-    Raises  TimeoutError: somebody hung, and was freed by an abort of what is mounted in it; AssertionError: something
+    Raises  TimeoutError: a process hung, and was freed by an abort of what is mounted in it; AssertionError: something
             is left in /run/trashd
     """
     mount_fusectl()
@@ -65,7 +65,7 @@ def workbench(limit_s: float = 100) -> Iterator[Path]:
 
 
 def watchdog(top: Path, limit_s: float) -> subprocess.Popen[bytes]:
-    """A process that aborts what is mounted below a directory, and kills whoever was given a path there.
+    """A process that aborts what is mounted below a directory, and kills processes that were given a path there.
 
     Unless it is told in time that all is well.
     """
@@ -86,7 +86,7 @@ def backing_of(target: Path) -> Path:
 
 
 def our_mount(target: Path) -> MountEntry | None:
-    """The mount of ours that one sees at this path; nobody is asked."""
+    """The mount of ours that one sees at this path; no daemon is asked."""
     found = [entry for entry in mounts() if entry.mount_point == os.fsencode(target)]
     return found[-1] if found and found[-1].fs_type == FSTYPE else None
 

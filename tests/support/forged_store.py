@@ -1,6 +1,6 @@
-"""A mate who makes a store of root's out of directories and files of root's that his group may write to.
+"""A mate who makes a store of root's out of directories and files of root's that the mate's group may write to.
 
-What he does is plain calls of his own. The last of it is root's: modes as a backup says that they were, or as a careful
+The mate makes plain calls only. The last of it is root's: modes as a backup says that they were, or as a careful
 administrator sets them. From then on all of it is as trashd makes it.
 """
 
@@ -47,7 +47,7 @@ def shared_directories(volume: Path, alice: int) -> Path:
 
 
 def forge_store(volume: Path, mate: int, alice: int) -> Path:
-    """The project of such a volume with a `.trashd` that root never made: by all that can be read in it he did."""
+    """The project of such a volume with a `.trashd` that root never made: by all that can be read in it root did."""
     project, kernel = shared_directories(volume, alice), Kernel()
     roots = project / "roots"
     with kernel.open_path(raw(roots)) as fd:

@@ -1,4 +1,4 @@
-"""A filesystem that takes no changes for a time: whoever wants to make one waits, in the kernel, until it does."""
+"""A filesystem that takes no changes for a time: a process that makes one waits, in the kernel, until it does."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A tree that a team works in, its owner's orphan of it, and a mate who has a way in there.
 
-The twin is the same tree in the open, where the same mate has the same way in and removes all that he can by himself.
+The twin is the same tree in the open, where the same mate has the same way in and removes all that is possible.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def shared(entries: Spec, owner: int = ALICE) -> Dir:
 
 
 def closed(entries: Spec, owner: int = ALICE) -> Dir:
-    """A directory that its owner alone may write in, with files that are his."""
+    """A directory that its owner alone may write in, with that owner's files."""
     return Dir(entries, mode=0o755, owner=(owner, owner))
 
 
@@ -112,7 +112,7 @@ def move_in(what: Path, fd: int, way: WayIn = WayIn.FD, mate: int = MATE) -> Non
 
 
 def remove_what_he_can(tree: Path, mate: int = MATE) -> None:
-    """Somebody removes a tree with calls of his own, as far as he gets."""
+    """A user removes a tree with plain calls, as far as possible."""
 
     def act() -> None:
         for where, directories, files in os.walk(tree, topdown=False):
@@ -129,17 +129,17 @@ def remove_what_he_can(tree: Path, mate: int = MATE) -> None:
 
 
 def as_asker(uid: int, act: Callable[[], str]) -> str:
-    """What somebody does in the store: one of the team, or root."""
+    """What a user does in the store: one of the team, or root."""
     return act() if uid == 0 else as_user(uid, act, groups=[TEAM])
 
 
 def swap_as(uid: int, path: Path) -> str:
-    """The id of what somebody swapped."""
+    """The id of what a user swapped."""
     return as_asker(uid, lambda: str(swap(path, options=PINNED).id))
 
 
 def reap_as(uid: int, volume: Path, identifier: str, wishes: RemovalWishes = NOTHING_SPECIAL) -> Reaped:
-    """Somebody reaps one of his own orphans."""
+    """A user reaps an own orphan."""
 
     def act() -> Reaped:
         with own(volume) as folder:

@@ -1,4 +1,4 @@
-"""A command of trashd's, and what somebody else does just before one of its calls to the kernel."""
+"""A command of trashd's, and what another process does just before one of its calls to the kernel."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Ended(NamedTuple):
 
     code   its exit code
     told   standard output and error, in the order of their writing
-    acted  whether it came to the call before which somebody was to act
+    acted  whether it came to the call before which another was to act
     """
 
     code: int
@@ -38,10 +38,10 @@ class Ended(NamedTuple):
 
 
 def command_as(person: Person, words: Sequence[str], moment: int, act: Callable[[], object]) -> Ended:
-    """Run `trashd WORDS` as somebody; `act` is called, by this process, before the command's call number `moment`.
+    """Run `trashd WORDS` as a user; `act` is called, by this process, before the command's call number `moment`.
 
     The command's own children go on counting from where they were forked; each waits until the act is done. If the
-    command makes fewer calls, nobody acts.
+    command makes fewer calls, none acts.
     """
     asks, go = os.pipe(), os.pipe()
     with tempfile.TemporaryFile() as told:
@@ -59,7 +59,7 @@ def command_as(person: Person, words: Sequence[str], moment: int, act: Callable[
 
 
 class _Pausing:
-    """A gate that asks, before its n-th call (from 0), for somebody to act, and waits until he has."""
+    """A gate that asks, before its n-th call (from 0), for another process to act, and waits until it has."""
 
     def __init__(self, n: int, asks: int, go: int) -> None:
         self.left = n

@@ -22,7 +22,7 @@ Law = Callable[[Before], object]
 """What must hold afterwards; it gets what was there before."""
 
 _ALONE = frozenset({"fsync", "syncfs", "statfs", "listxattr", "ioctl"})
-"""Calls that nobody who meets one in the middle changes, or notices: before and after them is one moment."""
+"""Calls in the middle of which nothing can be changed, or noticed: before and after them is one moment."""
 
 
 def hold_when_killed(scene: Scene, volume: Path, law: Law) -> None:
@@ -89,7 +89,7 @@ def _fail(scene: Scene, volume: Path, n: int, number: int) -> str | None:
 
 
 def telling(calls: Sequence[NumberedCall]) -> list[int]:
-    """The numbers of the calls before which somebody else may change what comes next, and of the end.
+    """The numbers of the calls before which another process may change what comes next, and of the end.
 
     Every other one of them; in `make soak-store` all.
     """

@@ -115,9 +115,9 @@ def mount_fs(fstype: str, device: Path, mountpoint: Path) -> None:
 
 
 def unmount(mountpoint: Path, *, lazy: bool = False) -> None:
-    """Unmount; Raises OSError, EBUSY while somebody has it open.
+    """Unmount; Raises OSError, EBUSY while it is open.
 
-    For longer than a moment: who looks what others have open, as some of our commands do, has it open himself then.
+    For longer than a moment: a look at what others have open, as some of our commands take, has it open itself.
     """
     deadline = time.monotonic() + _PATIENCE_S
     while _libc.umount2(os.fsencode(mountpoint), _MNT_DETACH if lazy else 0):
@@ -147,9 +147,9 @@ class LoopDevice:
         fcntl.ioctl(self.fd, _BLKFLSBUF, 0)
 
     def wait_unused(self) -> None:
-        """Wait until nobody has it mounted any more; Raises OSError, EBUSY for longer than a moment.
+        """Wait until it is not mounted any more; Raises OSError, EBUSY for longer than a moment.
 
-        Whoever made himself a mount namespace meanwhile has a copy of our mount there: until that is gone, the next
+        A mount namespace that was made meanwhile has a copy of our mount: until that is gone, the next
         mount of the device would be the same filesystem, with what it remembers of the content before.
         """
         deadline = time.monotonic() + _PATIENCE_S
@@ -277,7 +277,7 @@ def _loop_on(backing: Path) -> Iterator[LoopDevice]:
 
 
 def _leave(mountpoint: Path) -> None:
-    """Unmount whatever happened: lazily if somebody still has it open."""
+    """Unmount whatever happened: lazily if it is still open."""
     if mountpoint.is_mount():
         try:
             unmount(mountpoint)

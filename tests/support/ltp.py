@@ -1,4 +1,4 @@
-"""The Linux Test Project's tests of system calls on files, where somebody has installed it: LTPROOT, or /opt/ltp.
+"""The Linux Test Project's tests of system calls on files, where it is installed: LTPROOT, or /opt/ltp.
 
 No registry has it. Each test is a program that works in a directory of its own and ends with what it found.
 """

@@ -1,6 +1,6 @@
 """A mate: who may rename another user's directory, since their group may write to it, and may delete nothing in it.
 
-With it he plants a folder for somebody in a store: the directory's owner is not who put it there.
+With it the mate plants a folder for a user in a store: the directory's owner did not put it there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.support.users import as_user
 TEAM = 5000
 THESIS = b"years of work"
 FORGED = str(make_id("20200101T000000", 0, b"data", bytes(6)))
-"""The id of what he has prepared to be reaped."""
+"""The id of what the mate has prepared to be reaped."""
 
 
 def share_project(volume: Path, owner: int) -> Path:

@@ -146,7 +146,7 @@ def removed(world: World, path: Steps) -> World | None:
 
 
 def moved(world: World, source: Steps, target: Steps) -> World:
-    """A rename by anybody, to a free name."""
+    """A rename by any user, to a free name."""
     return world._replace(home=put(put(world.home, source, None), target, look_up(world.home, source)))
 
 

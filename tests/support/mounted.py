@@ -55,7 +55,7 @@ class Mounted:
         return len(os.listdir(f"/proc/{self.pid}/fd"))
 
     def forget_all(self) -> None:
-        """Let the kernel forget every name and node of this mount that nobody uses."""
+        """Let the kernel forget every unused name and node of this mount."""
         forget_all(self.path)
 
     def settles(self) -> bool:
@@ -72,7 +72,7 @@ class Mounted:
 
 
 def forget_all(mount_point: Path) -> None:
-    """Let the kernel forget every name and node of a filesystem that nobody uses, as if memory were short.
+    """Let the kernel forget every unused name and node of a filesystem, as if memory were short.
 
     A reconfiguration without a change does that for one filesystem, where drop_caches does it for all.
     Source  fs/super.c, reconfigure_super: shrink_dcache_sb
@@ -92,7 +92,7 @@ def _checked(result: int) -> int:
 
 
 def until(is_so: Callable[[], bool], limit_s: float = _SETTLE_S) -> bool:
-    """Whether something comes true in time; for what tells nobody."""
+    """Whether something comes true in time; for what is not announced."""
     deadline_s = time.monotonic() + limit_s
     while not is_so():
         if time.monotonic() > deadline_s:

@@ -18,7 +18,7 @@ STAGED = ".trashd/u/0/stage"
 
 @contextmanager
 def opened(path: Path) -> Iterator[Callable[[], str]]:
-    """A directory that somebody has open: where the kernel has it now."""
+    """A directory that a process has open: where the kernel has it now."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield lambda: os.readlink(f"/proc/self/fd/{fd}")

@@ -13,7 +13,7 @@ from tests.support.tree import Dir, Spec, Symlink, make_tree
 from tests.support.users import as_user
 
 OTHER = 12001
-"""A user whom nobody knows."""
+"""A user that the system does not know."""
 TREE: Spec = {"a": "1", "sub": {"b": "2", "link": Symlink("../a")}}
 EXPIRED = SwapOptions(retention_s=0)
 PINNED = SwapOptions(retention_s=None)

@@ -21,7 +21,7 @@ SOON = ("--keep-for", "0s")
 
 
 def thrown(uid: int, home: Path, *words: str, where: str = "work") -> Path:
-    """The container of what a user swapped in a directory of his home, and logged out."""
+    """The container of what a user swapped in a directory of the home, and logged out."""
     work = home / where
     if not work.exists():
         make_tree(work, Dir(owner=(uid, uid)))
@@ -53,7 +53,7 @@ def outlasts(running: Service, uid: int, home: Path, kept: Path) -> None:
 
 
 def line_of(base: Path, volume: str | None = None) -> RegistryLine:
-    """What a registry says of a directory with a store, whoever made it."""
+    """What a registry says of a directory with a store, whichever user made it."""
     kernel = Kernel()
     with kernel.open_path(os.fsencode(base / ".trashd")) as fd:
         identity = kernel.identify(fd)
@@ -62,7 +62,7 @@ def line_of(base: Path, volume: str | None = None) -> RegistryLine:
 
 
 def register(uid: int, home: Path, lines: Iterable[RegistryLine]) -> None:
-    """A user writes his registry himself."""
+    """A user writes a registry by hand."""
     path = registry_of(home)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"".join(map(encode, lines)))

@@ -50,7 +50,7 @@ def opened(path: Path, flags: int) -> Iterator[int]:
 
 @contextmanager
 def held(*paths: Path) -> Iterator[None]:
-    """The kernel forgets none of these meanwhile, though memory is short, or somebody drops its caches.
+    """The kernel forgets none of these meanwhile, though memory is short, or its caches are dropped.
 
     Each is looked up, and not opened.
     """
@@ -61,12 +61,12 @@ def held(*paths: Path) -> Iterator[None]:
 
 
 def may_be_written(program: Path) -> bool:
-    """Whether nobody runs it any more: who looks at a process that ends, as others do here, keeps it for a moment."""
+    """Whether it does not run any more: a look at a process that ends, as others do here, keeps it for a moment."""
     return errno_of(lambda: os.close(os.open(program, os.O_WRONLY))) == 0
 
 
 def waits_in_the_kernel(pid: int) -> bool:
-    """Whether a process waits for the answer to a request, or for somebody who asks the same."""
+    """Whether a process waits for the answer to a request, or for another that asks the same."""
     found = Path(f"/proc/{pid}/wchan").read_text() + Path(f"/proc/{pid}/stack").read_text()
     return any(word in found for word in ("fuse", "request_wait", "d_alloc_parallel", "d_wait_lookup"))
 

@@ -1,4 +1,4 @@
-"""Who asks: users, root with and without his capabilities, single capabilities, roots of user namespaces."""
+"""Credentials to act with: users, root with or without capabilities, single capabilities, roots of user namespaces."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ OURS = (1000, 72_000, 1000)
 
 
 class Person(NamedTuple):
-    """Whom a process can be."""
+    """The credentials that a process can have."""
 
     uid: int
     gid: int
     groups: tuple[int, ...] = ()
-    capability: int | None = None  # the one that he has
-    is_capable: bool = False  # he has all
-    maps: tuple[tuple[int, int, int], ...] = ()  # of the user namespace whose root he is
+    capability: int | None = None  # the one that it has
+    is_capable: bool = False  # it has all
+    maps: tuple[tuple[int, int, int], ...] = ()  # of the user namespace whose root it is
 
     def named(self, outside: int) -> int:
-        """What he calls an id that is ours; an id that he has no name for he can't use."""
+        """An id of ours as these credentials map it; an unmapped id can't be used."""
         for inside, first, n in self.maps:
             if first <= outside < first + n:
                 return inside + outside - first
         return outside
 
     def has(self, uid: int) -> bool:
-        """Whether what belongs to an id is his: his own, or one that he has in a user namespace."""
+        """Whether an id is one of these: the own one, or one in the user namespace."""
         return uid == self.uid or any(first <= uid < first + n for _, first, n in self.maps)
 
     def be(self) -> None:
-        """Turn this process, root's, into him for good. Raises  OSError"""
+        """Give this process, root's, these credentials for good. Raises  OSError"""
         if self.maps:
             _enter_namespace(self)
         elif self.capability is not None:
@@ -106,7 +106,7 @@ PEOPLE: Mapping[str, Person] = MappingProxyType(
 
 
 def _enter_namespace(person: Person) -> None:
-    """Be root of a user namespace of his own; who stays outside for a moment writes its maps."""
+    """Be root of a new user namespace; a process that stays outside for a moment writes its maps."""
     ready, go = os.pipe(), os.pipe()
     own = os.getpid()
     pid = os.fork()

@@ -1,4 +1,4 @@
-"""The vfs in this process, with somebody who plays the kernel: walks paths, follows links, counts references.
+"""The vfs in this process, with a player of the kernel's part: walks paths, follows links, counts references.
 
 What the kernel decides by itself before it asks a FUSE filesystem (ELOOP, EISDIR at an open) is decided here too;
 what it leaves to the filesystem (EEXIST, ENOTEMPTY, ENAMETOOLONG) goes to the vfs. The caller is root.

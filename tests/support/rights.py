@@ -22,7 +22,7 @@ WAYS = ("native", "exclusive", "shared", "slow")
 
 @contextmanager
 def seen_and_behind(way: str, *options: str) -> Iterator[tuple[Path, Path]]:
-    """A directory for everybody: as it is used, and as it is below. options: more of the mount's"""
+    """A directory for all users: as it is used, and as it is below. options: more of the mount's"""
     with loop_volume("ext4", 64) as volume:
         source = volume / "source"
         source.mkdir()
@@ -38,7 +38,7 @@ def seen_and_behind(way: str, *options: str) -> Iterator[tuple[Path, Path]]:
 
 
 def in_child(act: Callable[[], object], become: Callable[[], None]) -> int:
-    """The errno of an act by a process that has become somebody before."""
+    """The errno of an act by a process that has become a user before."""
     pid = os.fork()
     if pid == 0:
         code = 255

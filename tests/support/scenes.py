@@ -54,11 +54,11 @@ LOOKING = frozenset(
         "flock", "lease", "fsync", "syncfs", "strangers",
     }
 )  # fmt: skip
-"""What a kill undoes, or cannot: whoever comes after it finds the same, killed before such a call or after it."""
+"""What a kill undoes, or cannot: the next process finds the same, killed before such a call or after it."""
 
 EVERY_CALL = bool(os.environ.get("TRASHD_TEST_EVERY_CALL"))
 STRIDE = 1 if EVERY_CALL else 3
-"""From one call before which something happens to the next, where nobody knows which of them matter."""
+"""From one call before which something happens to the next, where it is not known which of them matter."""
 
 Tree = tuple[Seen, ...]
 Prepare = Callable[[Path], None]
@@ -189,12 +189,12 @@ def settle(volume: Path) -> None:
 
     assert (as_user(uid, told) if uid else told()) == []
     if uid:
-        assert recover_all(volume) == []  # what root had in his own hands
+        assert recover_all(volume) == []  # what root held itself
     assert_nothing_half_done(volume)
 
 
 def assert_settled(volume: Path) -> None:
-    """The checker is silent, and not because somebody still holds something."""
+    """The checker is silent, and not because something is still locked."""
     assert_nothing_half_done(volume)
     assert_silent(volume)
 
@@ -275,7 +275,7 @@ class DyingAfter:
 
 
 class StoppingAt:
-    """A gate that stops the process before its n-th call (from 0), until somebody continues it."""
+    """A gate that stops the process before its n-th call (from 0), until it is continued."""
 
     def __init__(self, n: int) -> None:
         self.left = n

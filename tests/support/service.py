@@ -58,7 +58,7 @@ class Service:
             if time.monotonic() > ends_at or self.process.poll() is not None:
                 what = "ended" if self.process.poll() is not None else "goes on"
                 raise TimeoutError(f"the service {what}: {self.seen()}; its log:\n{self.log.read_text()}")
-            # Whoever looks all the time leaves nothing to the service, which is idle by its priority.
+            # A process that looks all the time leaves nothing to the service, which is idle by its priority.
             select.select([], [], [], max(_GLANCE_S, 3 * (time.thread_time() - looked_s)))
             looked_s = time.thread_time()
 
@@ -93,7 +93,7 @@ class Service:
         return _group_of(self.process.pid)
 
     def is_alone(self) -> bool:
-        """Whether nobody acts for users, or is about to end."""
+        """Whether no child acts for users, or is about to end."""
         return set(self.processes()) == {self.process.pid, self.forker()}
 
     @contextmanager
@@ -128,7 +128,7 @@ class Service:
 
 @contextmanager
 def places() -> Iterator[Path]:
-    """A directory for the service's configuration, state and logs; what it runs with is nobody else's for the block.
+    """A directory for the service's configuration, state and logs; what it runs with is its own for the block.
 
     Root's registry neither: it is watched, so what other tests' commands register would wake the service.
     """
@@ -153,7 +153,7 @@ def service(
 ) -> Iterator[Service]:
     """`trashd service run` on some volumes, ready; stopped at the end of the block, so that nothing is left half-done.
 
-    base  of `places`: a second service there finds what the first one left; a user's own is his to write in
+    base  of `places`: a second service there finds what the first one left; a user may write in their own
     user  whose own service it is; root's if None
     """
     configure(base, config)

@@ -1,4 +1,4 @@
-"""A volume that Alice and Mallory share with root, whose canary nobody may touch; the reaper service on it."""
+"""A volume that Alice and Mallory share with root, whose canary must not be touched; the reaper service on it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Shared:
     """The volume, and where its service has its files."""
 
     def __init__(self, volume: Path, base: Path) -> None:
-        """Make everybody's home."""
+        """Make each user's home."""
         self.volume = volume
         self.base = base
         init(volume)
@@ -38,7 +38,7 @@ class Shared:
         return self.volume / f"home-{uid}"
 
     def folder(self, uid: int) -> Path:
-        """His folder in the store, by its plain name."""
+        """The user's folder in the store, by its plain name."""
         return folder_of(self.volume, uid)
 
     def throw(self, uid: int, name: str = "job", options: SwapOptions = EXPIRED, spec: Spec = TREE) -> str:

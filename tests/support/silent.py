@@ -1,4 +1,4 @@
-"""A user's FUSE mount that never answers: whoever asks it anything waits beyond SIGKILL."""
+"""A user's FUSE mount that never answers: a process that asks it anything waits beyond SIGKILL."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class SlowVolume:
         struct.pack_into("=I", self._control, _XATTRS, xattrs)
 
     def forget_all(self) -> None:
-        """Let the kernel forget every name and node of it that nobody uses."""
+        """Let the kernel forget every unused name and node of it."""
         forget_all(self.path)
 
     def hang(self, name: str) -> None:

@@ -30,7 +30,7 @@ _PAUSE_S = 0.01
 
 @contextmanager
 def own_runtime_dir() -> Iterator[bytes]:
-    """The service's runtime directory, with nobody else's service in it."""
+    """The service's runtime directory, with no other service in it."""
     directory = make_dir(runtime_dir())
     with tmpfs_over(Path(os.fsdecode(directory))):
         yield directory
@@ -98,7 +98,7 @@ def _serve(
 
 
 def _reap_claimed(folder: UserFolder, _visible: object) -> None:
-    """Reap what is past its retention: what somebody claimed."""
+    """Reap what is past its retention: what was claimed."""
     with folder.open(State.REAPING) as claimed:
         for name in folder.store.kernel.list(claimed):
             reap(folder, ContainerId(name.decode()))

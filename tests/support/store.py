@@ -198,7 +198,7 @@ class ActingAt:
 
 
 def folder_of(volume: Path, uid: int) -> Path:
-    """A user's folder with the plain name: where root has it, or else where he makes it himself."""
+    """A user's folder with the plain name: where root has it, or else where the user makes it."""
     proven = volume / ".trashd" / "u" / str(uid)
     return proven if proven.exists() else volume / ".trashd" / "new" / str(uid)
 

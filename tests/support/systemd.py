@@ -96,7 +96,7 @@ exec /lib/systemd/systemd --system --log-target=journal "--unit=$UNIT"
 """
 
 # $1 limit in seconds, $2 PID 1. A line on stdin says that all is well; the end of stdin, that the test's process died.
-# Who waits for a FUSE daemon can't be killed, and PID 1 can't end before him.
+# A process that waits for a FUSE daemon can't be killed, and PID 1 can't end before it.
 _WATCHDOG = """
 read -r -t "$1" && exit 0
 while read -r _ _ device _; do
@@ -224,7 +224,7 @@ def booted(
 
     setup     gets the new root before it boots
     unit      what it boots
-    limit_s   after this it is killed, whoever hangs in there
+    limit_s   after this it is killed, whatever hangs in there
     Raises    NotBooted; OSError: no namespaces or no cgroup for it
     """
     mount_fusectl()

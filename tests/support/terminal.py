@@ -1,4 +1,4 @@
-"""A command on a terminal, and somebody who reads and types there."""
+"""A command on a terminal, and a person who reads and types there."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Terminal:
             while part := os.read(self._ours, 1 << 16):
                 self.seen += self._decoder.decode(part)
         except OSError:
-            pass  # EIO: nobody has the other side any more
+            pass  # EIO: the other side is closed
         os.close(self._ours)
         return self.process.wait(_PATIENCE_S)
 

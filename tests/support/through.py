@@ -97,7 +97,7 @@ def opened(path: Path, flags: int = os.O_RDWR) -> Iterator[int]:
 
 
 def works_on(fd: int) -> None:
-    """Whoever has it open reads, writes, maps and flushes."""
+    """A process that has it open reads, writes, maps and flushes."""
     assert os.pread(fd, SIZE, 0) == CONTENT
     assert os.pwrite(fd, b"PASSED", 0) == 6
     with mmap.mmap(fd, SIZE) as mapped:

@@ -68,7 +68,7 @@ def read(path: Path) -> Content:
 
 
 class Person:
-    """One of them, in a process of his own."""
+    """One of them, in a process of its own."""
 
     def __init__(self, volume: Path, uid: int, seed: str) -> None:
         self.ledger = Ledger()
@@ -93,7 +93,7 @@ class Person:
             self._random.choice(self._acts)()
 
     def has_room(self) -> bool:
-        """Whether to go on: nobody fills a volume up because the reaper is slow."""
+        """Whether to go on: no user fills a volume up because the reaper is slow."""
         st = os.statvfs(self._home)
         return st.f_bavail > _ROOM * st.f_blocks and st.f_favail >= _ROOM * st.f_files
 
@@ -141,7 +141,7 @@ class Person:
         self._swap_for_good(path)
 
     def _restore(self, identifier: str) -> None:
-        """Have one back that nobody may have reaped; sometimes something was written to its name meanwhile."""
+        """Have one back that must not have been reaped; sometimes something was written to its name meanwhile."""
         content = self.ledger.orphans[identifier]
         path = self._home / f"t{content['number']}"
         late = {"number": content["number"], "late": "late"}

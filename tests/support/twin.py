@@ -1,8 +1,8 @@
-"""A volume and its plain twin, on which nobody has trashd: what becomes of a file there, people can do by themselves.
+"""A volume and its plain twin, on which there is no trashd: what becomes of a file there, users can do by plain calls.
 
 The same people do the same on both with calls of their own. Where trashd acts on the first, the twin's asker does
-what he could do himself at that moment: `mv` into a directory that is his alone, or back. A fault is what is gone,
-out of its owner's reach or readable by somebody on the first, and never was, nor could have been made so, on the twin.
+what that user could do at that moment: `mv` into a directory of that user alone, or back. A fault is what is gone,
+out of its owner's reach or readable by a user on the first, and never was, nor could have been made so, on the twin.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PARTS = ("stage", "orphans", "drop", "quarantine")
 
 @dataclass
 class Side:
-    """One of the two: where it is, and the directories that somebody has held open, by name."""
+    """One of the two: where it is, and the directories that a user has held open, by name."""
 
     volume: Path
     held: dict[str, int] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Side:
 
 
 Step = Callable[[Side], object]
-"""A call or two of somebody's, on either side."""
+"""A call or two of a user's, on either side."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ class Twins:
     """Both, and what the plain one has shown so far.
 
     people   who is looked at: all but root
-    may_go   contents that somebody gave away, or that who is up to something could have deleted himself
-    seen     by person, contents that he could read once
+    may_go   contents that a user gave away, or that the hostile one could have deleted by plain calls
+    seen     by user, contents that this one could read once
     hidden   contents that their owner could not get at once
     """
 
@@ -101,7 +101,7 @@ class Twins:
     def act(self, side: Side, steps: Sequence[Step]) -> list[Step]:
         """Have the hostile one do something on one of them; what fails, fails.
 
-        Returns  the steps but for exchanges that were made: who made them again would undo what he did
+        Returns  the steps but for exchanges that were made: to make them again would undo what was done
         """
         done = called_by(self.hostile.be, lambda: _try_all(side, steps), "the actor")
         if side is self.plain:
@@ -113,9 +113,9 @@ class Twins:
         return could_delete(asker, self.plain.at(where)) | could_delete(asker, self.first.at(where))
 
     def give(self, asker: Person, where: str, number: int, *, is_swap: bool) -> None:
-        """On the plain one: an asker gives something away, which he could delete now, into what is his alone.
+        """On the plain one: an asker gives something away, which the asker could delete now, into an own directory.
 
-        is_swap  he makes an empty directory like it in its place
+        is_swap  an empty directory like it is made in its place
         """
         self.may_go |= self.deletable(asker, where)
         path = self.plain.at(where)
@@ -133,7 +133,7 @@ class Twins:
         self.note()
 
     def take_back(self, asker: Person, number: int, where: str) -> None:
-        """On the plain one: an asker has back what he gave away."""
+        """On the plain one: an asker has back what was given away."""
         called_by(asker.be, lambda: _mv(own_place(self.plain, asker, number), self.plain.at(where)), "the asker")
         self.note()
 
@@ -155,7 +155,7 @@ class Twins:
 
 
 def own_place(side: Side, asker: Person, number: int) -> Path:
-    """Where a plain twin's asker puts what he gives away: a directory like that of a store."""
+    """Where a plain twin's asker puts what is given away: a directory like that of a store."""
     return side.volume / ".trashd/u" / str(asker.uid) / "orphans" / str(number) / "tree"
 
 
@@ -182,7 +182,7 @@ def _try_all(side: Side, steps: Sequence[Step]) -> set[int]:
 
 
 def _mv(source: Path, target: Path) -> None:
-    """Move something to a free name, as its owner if need be with a mode lent; nothing if he may not."""
+    """Move something to a free name, as its owner if need be with a mode lent; nothing if that is refused."""
     with suppress(OSError):
         target.parent.mkdir(mode=0o700, exist_ok=True)
         st = source.lstat()
@@ -214,7 +214,7 @@ def contents(side: Side) -> dict[str, int]:
 
 
 def readable(person: Person, side: Side, *, is_holder: bool) -> set[str]:
-    """What somebody reads who goes wherever he may, from the volume's root and, a holder, from what he holds."""
+    """What a user reads by going everywhere allowed, from the volume's root and, a holder, from what is held."""
     tops = [str(side.volume), *(f"/proc/self/fd/{fd}" for fd in side.held.values() if is_holder)]
 
     def look() -> set[str]:
@@ -235,9 +235,9 @@ def readable(person: Person, side: Side, *, is_holder: bool) -> set[str]:
 
 
 def could_delete(person: Person, top: Path) -> set[str]:
-    """The contents at and below a path that somebody could delete now, with unlink, and chmod of what is his.
+    """The contents at and below a path that a user could delete now, with unlink, and chmod of own directories.
 
-    The way to them is not looked at: he may have an old fd.
+    The way to them is not looked at: the user may have an old fd.
     """
     found: set[str] = set()
     if top.is_file():

@@ -1,4 +1,4 @@
-"""Stores of root's that Alice and Bob share: what they swap, her folder, and root's canary, which nobody may touch."""
+"""Stores of root's that Alice and Bob share: what they swap, her folder, root's canary, which is not to be touched."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def modes(folder: Path) -> set[int]:
 
 
 def make(volume: Path, kernel: Kernel | None = None) -> Path:
-    """The caller's folder, made if he has none."""
+    """The caller's folder, made if there is none."""
     with opened(volume) as store:
         store = store._replace(kernel=kernel or store.kernel)
         with open_user(store, os.geteuid()) or make_user(store) as folder:

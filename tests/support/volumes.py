@@ -171,7 +171,7 @@ def _mounted(fs_type: str, source: str | Path, target: Path, options: Sequence[s
 
 @contextlib.contextmanager
 def _scratch(parent: Path | None = None) -> Iterator[Path]:
-    """A directory that everybody may pass through (mkdtemp's own is 0700)."""
+    """A directory that every user may pass through (mkdtemp's own is 0700)."""
     path = Path(tempfile.mkdtemp(prefix="trashd-volume-", dir=parent)).resolve()
     path.chmod(0o755)
     try:
@@ -351,12 +351,12 @@ def _fsxattr(path: Path, new: bytes | None = None) -> bytes:
 
 @contextlib.contextmanager
 def full(volume: Path, *, blocks: bool = True, inodes: bool = True, spare_kernel: bool = True) -> Iterator[Path]:
-    """A volume where nobody, root included, gets one more block and/or inode; what fills it goes at the end.
+    """A volume where no user, root included, gets one more block and/or inode; what fills it goes at the end.
 
     inodes        on xfs and btrfs, which make them from blocks, only together with `blocks`; without it a
                   btrfs is out of data, and has metadata left for names
-    spare_kernel  leave ext4 the 2 % that it keeps for its own extent trees and gives to nobody else; statvfs
-                  shows some blocks free then, as it does on xfs (4) and btrfs, where nobody gets them either
+    spare_kernel  leave ext4 the 2 % that it keeps for its own extent trees and gives to no file; statvfs
+                  shows some blocks free then, as it does on xfs (4) and btrfs, where no user gets them either
     Yields        the directory with the filling; what is removed from it is free again
     Hazard        a btrfs as full as that refuses rename and truncate too, until something is unlinked
     """

@@ -54,7 +54,7 @@ def test_directory_that_is_in_the_container_by_now_loses_nothing(volume: Path, j
             (job / "sub/empty").mkdir()
             here = ActionPlace(kernel, scope.sides, b"", True, lambda: False, ways)
             assert action.take(here, ["sub"]).refused == []
-            # Whoever had it open goes on in there.
+            # A process that had it open goes on in there.
             taken = action.take(ActionPlace(kernel, sides, b"sub", True, lambda: False, ways), ["empty"])
         assert list(taken.refused) == [("empty", errno.ENOENT)]
         orphan = action.end(SweepSums(n_done=1)).orphan

@@ -1,4 +1,4 @@
-"""Sweeps of what somebody serves: a filesystem as slow as a network's, by threads; and a mount of ours, both sides."""
+"""Sweeps of what a daemon serves: a filesystem as slow as a network's, by threads; and a mount of ours, both sides."""
 
 from __future__ import annotations
 

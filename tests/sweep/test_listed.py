@@ -96,7 +96,7 @@ def test_late_names_are_asked_for_when_they_can_be_acted_on(top: Path) -> None:
 
 
 class Halting:
-    """Lets nothing be done before each slice until somebody has waited, who then looks."""
+    """Lets nothing be done before each slice until the test has waited, which then looks."""
 
     def __init__(self, look: Callable[[], tuple[int, int]]) -> None:
         self.look = look

@@ -240,7 +240,7 @@ def test_a_link_that_mallory_has_put_in_his_directory_is_not_followed(volume: Pa
 
 
 def test_mallory_gets_no_directory_by_exchanging_the_one_that_is_made(volume: Path) -> None:
-    """He owns the place, and has one of root's in it, which he puts where one like his own is to come."""
+    """A user owns the place, and has a directory of root's in it, which is put where one like the user's is to come."""
     job = make_tree(volume / "job", {"a": Dir({"file": b""}, 0o755, (MALLORY, MALLORY))})
     home = make_tree(volume / "home", Dir({"secret": Dir({"key": b""}, 0o700)}, owner=(MALLORY, MALLORY)))
 

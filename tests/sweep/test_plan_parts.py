@@ -224,7 +224,7 @@ def test_looking_makes_nothing_look_used(tmp_path: Path) -> None:
 
 
 def spares(path: Path, *, holds: bool) -> tuple[str | None, bool]:
-    """What the guard says, and whether somebody else could lock the directory then."""
+    """What the guard says, and whether another process could lock the directory then."""
     with KERNEL.open_path(bytes(path)) as opened, KERNEL.open_dir(opened) as fd:
         said = KeepGuard(holds).spares(KERNEL, BackingAndMount(fd), b"")
         return said, why_locked(KERNEL, opened, b".") is None

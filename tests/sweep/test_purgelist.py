@@ -1,4 +1,4 @@
-"""Purge lists: each user is told what of his goes, and nobody chooses where the lists are written."""
+"""Purge lists: each user is told what of theirs goes, and no user chooses where the lists are written."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_directory_that_others_can_change_gets_no_lists(tmp_path: Path, uid: int
 @needs_root
 @pytest.mark.parametrize("writes", [True, False])
 def test_lists_go_nowhere_below_a_users_directory(tmp_path: Path, *, writes: bool) -> None:
-    """He could put any directory of root's there, whose lists would be taken away."""
+    """The user could put any directory of root's there, whose lists would be taken away."""
     os.chown(tmp_path, MALLORY, MALLORY)
     there = tmp_path / "lists"
     there.mkdir(0o700)

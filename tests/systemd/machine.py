@@ -13,7 +13,7 @@ from tests.support.systemd import System, booted
 
 REAPER = "trashd-reaper.service"
 SLOW = "10/s"
-"""What is large is never done by the time that somebody looks."""
+"""What is large is never done by the time that it is looked at."""
 # In the name of the service's own process, as root may.
 _LESS_TIME = """
 import socket, struct, sys

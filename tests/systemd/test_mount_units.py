@@ -22,7 +22,7 @@ FSTAB = """
 
 
 def fs_type(system: System, path: str) -> str:
-    """What is mounted on a path, seen by everybody; nobody is asked."""
+    """What is mounted on a path, seen by all; no daemon is asked."""
     lines = [line.split(" - ") for line in system.proc(1, "mountinfo").splitlines()]
     found = [after.split()[0] for before, after in lines if before.split()[4] == path]
     return found[-1] if found else ""

@@ -14,7 +14,7 @@ from tests.systemd.machine import REAPER, SLOW, containers, fill, inside, limit,
 pytestmark = pytest.mark.needs("systemd")
 
 ENABLED = (REAPER,)
-STRANGER, NOGROUP = 4711, 65534  # a uid that nobody has has no group either
+STRANGER, NOGROUP = 4711, 65534  # a uid without a user has no group either
 # As named in the unit; numbers of linux/capability.h.
 CAPABILITIES = {"CHOWN": 0, "DAC_OVERRIDE": 1, "DAC_READ_SEARCH": 2, "FOWNER": 3, "KILL": 5, "SETGID": 6, "SETUID": 7,
                 "LINUX_IMMUTABLE": 9, "LEASE": 28}  # fmt: skip

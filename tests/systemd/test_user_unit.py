@@ -1,4 +1,4 @@
-"""A user's own reaper, by his own systemd, without a login and without an administrator's reaper."""
+"""A user's own reaper, by the user's own systemd, without a login and without an administrator's reaper."""
 
 import os
 from collections.abc import Iterator

@@ -177,7 +177,7 @@ def test_time_too_late_for_nanoseconds_is_not_remembered_nor_what_was_before() -
 
 
 def learn_all(cache: MetadataCache, epoch: Epoch) -> set[str]:
-    """What is known after somebody who began with an epoch has learnt all."""
+    """What is known after a look that began with an epoch has learnt all."""
     cache.learn_attributes(FILE, seen(), epoch, 0.0)
     cache.learn_attributes(DIRECTORY, seen(2), epoch, 0.0)
     cache.learn_name(DIRECTORY, b"a", FILE, epoch, 0.0)

@@ -31,7 +31,7 @@ FROM_FUTURE = NOW + 1000 * 365 * DAY
 
 
 class World:
-    """True time, and a wall clock that anybody sets; the service looks at both whenever something happens."""
+    """True time, and a wall clock that may be set; the service looks at both whenever something happens."""
 
     def __init__(self) -> None:
         self.true_ns = NOW

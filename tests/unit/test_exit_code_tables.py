@@ -12,7 +12,7 @@ from fusefs.core.errors import EXIT_CODES, Exit, TrashdError
 
 ROOT = Path(__file__).parents[2]
 SIGNALS = [Exit.INTERRUPTED, Exit.TERMINATED]
-"""A closed pipe's is told by no table: nobody is left to read it."""
+"""A closed pipe's is told by no table: no reader is left."""
 
 
 def read_table(name: str) -> list[tuple[str, str]]:

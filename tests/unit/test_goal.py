@@ -1,4 +1,4 @@
-"""What somebody waits for: read as it is typed, reached when it is there, and called impossible only if it is."""
+"""The goal of a wait: read as it is typed, reached when it is there, and called impossible only if it is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of nodes: a nodeid means one incarnation of one inode as long as anybody knows it (I7, I9)."""
+"""The table of nodes: a nodeid means one incarnation of one inode as long as it is known (I7, I9)."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_detached_node_tells_what_it_was_and_its_number_is_not_given_away() -> N
 
 
 def test_a_directory_is_never_seen_to_lie_in_itself() -> None:
-    """What was moved behind the mount: `mv a/b b; mv a b/a`. Whoever walks up must come to an end."""
+    """What was moved behind the mount: `mv a/b b; mv a b/a`. A walk up must come to an end."""
     nodes = table()
     directory = stat.S_IFDIR | 0o755
     a = nodes.learn(source(12), seen(12, mode=directory), nodes.root, b"a")

@@ -38,7 +38,7 @@ class Disk(NamedTuple):
     """A neighbour who fsyncs 400 times a second, and feels us more the more we do.
 
     is_there  at a moment
-    hurt      his calls take so many times as long, per share of the time that we take
+    hurt      the others' calls take so many times as long, per share of the time that we take
     """
 
     is_there: Callable[[float], bool]
@@ -150,7 +150,7 @@ def test_each_sign_of_somebody_is_enough(sample: Sample) -> None:
     assert after([QUIET, sample, sample]).company is OtherUsers.SOME
 
 
-# How much beside somebody.
+# How much beside others.
 
 
 def test_who_is_not_felt_may_take_more() -> None:

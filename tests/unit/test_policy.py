@@ -41,7 +41,7 @@ rules = st.builds(
 
 
 def orphan(created_ns: int, retention_s: int | None = DEFAULT_RETENTION_S, origin: bytes | None = None) -> KnownOrphan:
-    """An orphan that nobody has seen yet."""
+    """An orphan that was not seen yet."""
     return KnownOrphan(make_id("20261121T000000", 0, b"job", bytes(6)), created_ns, retention_s, origin)
 
 

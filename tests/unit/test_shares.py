@@ -1,4 +1,4 @@
-"""Nobody takes the last: whatever others have, who has none gets some, root too, and who has most is refused first."""
+"""No user takes the last: whatever others have, one with none gets some, root too; one with most is refused first."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ class Moves(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def ask(self, data: st.DataObject) -> None:
-        """Of one alone: of the others nobody knows where they lie, until they are asked."""
+        """Of one alone: of the others it is not known where they lie, until they are asked."""
         node = self.one(data)
         assert self.nodes.zone_of(node) is self.walked(node)
 
