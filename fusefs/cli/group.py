@@ -1,4 +1,4 @@
-"""The commands' list, each imported when it is called; groups of commands."""
+"""The list of commands, each imported when it is called; groups of commands."""
 
 from __future__ import annotations
 

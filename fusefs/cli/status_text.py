@@ -1,4 +1,4 @@
-"""What a service says of itself, in words: the same for the plain text and for the live view."""
+"""The service's status in words, for the plain text and for the live view alike."""
 
 from __future__ import annotations
 

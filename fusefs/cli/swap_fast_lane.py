@@ -1,4 +1,4 @@
-"""The fast lane: `trashd swap DIR…` without options, which needs neither click nor msgspec."""
+"""The fast path of `trashd swap DIR…` without options, which needs neither click nor msgspec."""
 
 from __future__ import annotations
 

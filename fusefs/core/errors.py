@@ -1,4 +1,4 @@
-"""Errors as a person meets them: one class a kind, with an exit code and a hint for the next step.
+"""Errors as a user sees them: one class a kind, with an exit code and a hint for the next step.
 
 The docstring's first line is the message; `detail` says what it was about.
 """

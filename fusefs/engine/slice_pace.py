@@ -1,4 +1,4 @@
-"""What a removal asks before each slice: how much may be done now, and how long to wait if nothing may."""
+"""The pace of a removal, asked before each slice: how much may be done now, and how long to wait if nothing may."""
 
 from __future__ import annotations
 

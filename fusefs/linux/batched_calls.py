@@ -1,4 +1,4 @@
-"""System calls for many entries of one directory at a time; what one entry refuses holds up no other."""
+"""System calls for many entries of one directory at a time; an error of one leaves the others alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When the wall clock is set: a timer that never rings, which the kernel cancels then."""
+"""When the wall clock is set: a timer that never expires, which the kernel cancels then."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Now, by all clocks there are."""
+"""The present moment by the wall clock, the boot clock and the boot's id."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Between the vfs's values and pyfuse3's, and from any exception to an errno: the only place that does."""
+"""Between the vfs's values and pyfuse3's, and from any exception to an errno: all of it in this file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `.trashd` is inside the mount: found by name, hidden from listings, never remembered; and `.trashd/drop`.
+"""The directory `.trashd` inside the mount: found by name, hidden from listings, never remembered; and `.trashd/drop`.
 
 `.trashd/drop` is a link that no disk has: to each user it leads to their own drop folder. So `mv DIR .trashd/drop/` is
 all that a container needs that sees nothing but the mount. Its nodeid depends on the user and on where it leads: the

@@ -1,4 +1,4 @@
-"""What the tree is: the mount's operations by nodeid, on the backing filesystem; knows nothing of pyfuse3.
+"""The mount's filesystem operations by nodeid, on the backing filesystem; knows nothing of pyfuse3.
 
 Everything here is synchronous, so that nothing happens between finding a node and counting its reference (I8), and
 raises OSError only. It runs on the loop's own thread, or under the gate's lock in another: all that asks the backing

@@ -1,4 +1,4 @@
-"""What is due next in one folder: as many containers as memory allows, and whether there are more."""
+"""The queue of what is due next in one folder: as many containers as memory allows, and whether there are more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all volumes of a service share."""
+"""State that all volumes of a service share: clocks, events, processes and configuration."""
 
 from __future__ import annotations
 

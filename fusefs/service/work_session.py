@@ -1,4 +1,4 @@
-"""Work on an opened volume: whose turn it is, what is done in it and how fast, until nothing is due any more."""
+"""Work on an opened volume: which user's turn it is, what is done in it, how fast, until nothing is due any more."""
 
 from __future__ import annotations
 

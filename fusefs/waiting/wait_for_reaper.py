@@ -1,4 +1,4 @@
-"""What a command swapped away and waits for: left to the reaper, followed until that is done with it, and its space."""
+"""Orphans whose space a command waits for: left to the reaper, and followed until that is done and the space free."""
 
 from __future__ import annotations
 
