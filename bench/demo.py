@@ -137,7 +137,7 @@ def mounted(root: Path) -> Iterator[Path]:
 
 
 def through_the_mount(root: Path) -> None:
-    """A swap under the eyes of a client of the mount, and one by somebody who has no trashd at all."""
+    """A swap under the eyes of a client of the mount, and one by a user without trashd."""
     with mounted(root) as path:
         job, other = path / "job", path / "other"
         make_flat(job, N_MOUNTED)

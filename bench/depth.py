@@ -107,7 +107,7 @@ def take_levels(root: Path, fuse: FuseMount | None, n_levels: int, n_chains: int
 
 
 def take_jumps(directory: Path, fuse: FuseMount | None) -> dict[str, float]:
-    """Seconds of processor time that a jump to an entry takes, in a directory that nobody has listed to its end."""
+    """Seconds of processor time that a jump to an entry takes, in a directory that was not listed to its end."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     buffer = ctypes.create_string_buffer(BUFFER_BYTES)
 

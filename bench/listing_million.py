@@ -94,7 +94,7 @@ def begin_peak(fuse: FuseMount) -> int:
 
 
 def wait_until_idle(fuse: FuseMount) -> None:
-    """Let it take in what the kernel told it to forget: nobody waits for that, and nothing says that it is done."""
+    """Let it take in what the kernel told it to forget: no process waits for that, and nothing says that it is done."""
     until_s = time.monotonic() + _IDLE_MAX_S
     seen = -1.0
     while (now := cpu_s(fuse)) != seen and time.monotonic() < until_s:

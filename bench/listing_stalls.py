@@ -58,7 +58,7 @@ def _swap(victim: Path) -> str:
 
 @contextlib.contextmanager
 def _swaps(victim: Path, source: Path) -> Iterator[None]:
-    """Somebody who swaps a directory and takes it back, all the time."""
+    """A process that swaps a directory and takes it back, all the time."""
     stop = threading.Event()
 
     def work() -> None:

@@ -1,6 +1,6 @@
 """What the kernel asks a FUSE daemon, counted by opcode as it sends it.
 
-FORGET and INTERRUPT are not among it: nobody waits for them.
+FORGET and INTERRUPT are not among it: no client waits for them.
 
 Source  the tracepoint fuse:fuse_request_send; Documentation/trace/ftrace.rst, "Instances"
 """
@@ -19,7 +19,7 @@ _TRACING = Path("/sys/kernel/tracing")
 _EVENT = "events/fuse/fuse_request_send"
 _BUFFER_KIB = 8192  # for each processor: 100,000 messages
 _OPCODE = re.compile(rb"\(FUSE_(\w+)\)")
-# RELEASE and readahead are sent when nobody waits for them; when none has come for so long, all have.
+# RELEASE and readahead are sent when no client waits for them; when none has come for so long, all have.
 _SETTLE_S = 0.05
 _SETTLE_MAX_S = 2.0
 

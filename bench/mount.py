@@ -61,7 +61,7 @@ N_FDS = 200_000
 
 @contextlib.contextmanager
 def on(cores: str) -> Iterator[None]:
-    """Who measures, and all whom he starts, on as many cores."""
+    """Run the measuring process, and all that it starts, on as many cores."""
     before = os.sched_getaffinity(0)
     if cores == ONE_CORE:
         os.sched_setaffinity(0, {max(before)})

@@ -24,7 +24,7 @@ _LISTINGS = ("ls -l", NO_XATTRS, SCAN)
 
 
 class Target(NamedTuple):
-    """How fast somebody is to be, beside another."""
+    """How fast one subject is to be, beside another."""
 
     part: str
     steps: tuple[str, ...]

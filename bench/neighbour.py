@@ -46,7 +46,7 @@ _WARM_S = 0.5
 _GLANCE_S = 0.05
 PERCENTILES = (50, 95, 99)
 MANY = 4
-"""Times the files of a turn, so that somebody still deletes when the neighbours are gone."""
+"""Times the files of a turn, so that deletion still goes on when the neighbours are gone."""
 STEP_S = 0.1
 _PRESSURE = Path("/proc/pressure/io")
 _SLOW, _PART, _FULL = 2.0, 0.125, 0.7
@@ -147,7 +147,7 @@ def within(latencies: Sequence[Latency], span: tuple[float, float]) -> list[floa
 
 
 def quiet_s(options: Sequence[str], fresh: Fresh) -> float:
-    """Seconds of a reap with nobody there."""
+    """Seconds of a reap without neighbours."""
     with fresh() as root:
         time_command([TRASHD, "swap", root / VICTIM])
         set_caches(root, cold=False)
@@ -155,7 +155,7 @@ def quiet_s(options: Sequence[str], fresh: Fresh) -> float:
 
 
 def compete(modes: Sequence[str], fresh: Fresh, n_rounds: int, pause: Callable[[], None]) -> dict[str, Any]:
-    """All turns of all modes, and what a reap takes with nobody there.
+    """All turns of all modes, and what a reap takes without neighbours.
 
     pause  called between two turns
     """

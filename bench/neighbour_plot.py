@@ -10,7 +10,7 @@ COME_S, GO_S, END_S = 2.0, 8.0, 13.0
 
 
 class Moment(NamedTuple):
-    """A step of time: entries a second that went in it, and the share of it in which somebody stalled for a disk."""
+    """A step of time: entries a second that went in it, and the share of it in which a process stalled for a disk."""
 
     at_s: float
     rate: float

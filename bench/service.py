@@ -146,7 +146,7 @@ def fair(base: Path, root: Path) -> dict[str, Any]:
             waited.append(_until(one, lambda: not (os.listdir(small / "orphans") or os.listdir(small / "reaping"))))
         was_behind = bool(os.listdir(big / "reaping"))
     if not was_behind:
-        waited = waited[:-1]  # the last one may have had nobody before it
+        waited = waited[:-1]  # the last one may have had none before it
     return {"waited_s": max(waited), "median_s": statistics.median(waited), "n_rounds": len(waited)}
 
 

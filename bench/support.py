@@ -123,7 +123,7 @@ def kept_in_memory(paths: Sequence[Path]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def running(command: Sequence[str | Path], stdin: Path = Path("/dev/null"), stderr: int = 2) -> Iterator[int]:
-    """The pid of a command whose output nobody reads; its process group is its own and ends with the `with`."""
+    """The pid of a command whose output is not read; its process group is its own and ends with the `with`."""
     arguments = [os.fspath(word) for word in command]
     redirected = [
         (os.POSIX_SPAWN_OPEN, 0, os.fspath(stdin), os.O_RDONLY, 0),
@@ -134,7 +134,7 @@ def running(command: Sequence[str | Path], stdin: Path = Path("/dev/null"), stde
     try:
         yield pid
     finally:
-        # Nobody has waited yet, so the number can't be another's; who is left over must not keep the volume busy.
+        # Not waited for yet, so the number can't be another's; what is left over must not keep the volume busy.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
         os.waitpid(pid, 0)

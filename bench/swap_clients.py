@@ -85,7 +85,7 @@ def clients_in(path: Path) -> Iterator[Clients]:
 
 @contextlib.contextmanager
 def watching(victim: Path) -> Iterator[Client]:
-    """Who waits for a directory to be empty, or gone; he tells when he saw it."""
+    """A client that waits for a directory to be empty, or gone; it tells when it saw that."""
     ready = _FORKED.Event()
     with _client(_watch, victim, ready) as client:
         if not ready.wait(_LIMIT_S):

@@ -1,6 +1,6 @@
 """What a command takes while it runs, all its processes together: memory and fds.
 
-Looking costs the watched one time, so nobody is timed while he is watched.
+Looking costs the watched one time, so nothing is timed while it is watched.
 """
 
 import contextlib
