@@ -1,4 +1,4 @@
-"""trashd holders: who works in a tree, by its path, by an orphan's id, and on a whole volume."""
+"""trashd holders: which processes work in a tree, by its path, by an orphan's id, and on a whole volume."""
 
 import subprocess
 from pathlib import Path

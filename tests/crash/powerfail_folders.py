@@ -1,4 +1,4 @@
-"""Whose folder is whose, when power is cut: a folder is registered, a store brought up to date, or taken over.
+"""Users' folders when power is cut: a folder is registered, a store brought up to date, or taken over.
 
 Beside the trees of the rounds there is what a mate planted. What root has once refused stays refused, though it gets
 the right modes afterwards; what root has not looked at is not proven.

@@ -1,7 +1,7 @@
 """What the kernel answers without us is as old as docs/mount.md says, row by row of its table, and never gets older.
 
 Where changes behind the mount are told of, the time is an hour, so that nothing but the notice makes it new; where
-nobody tells (an overlay), it is a second.
+nothing tells (an overlay), it is a second.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The door of a mount over itself: who shows a directory of the mount gets what is below it, and no way above."""
+"""The socket of a mount over itself: a client that shows a directory of it gets what is below, and no way above."""
 
 import contextlib
 import ctypes

@@ -1,4 +1,4 @@
-"""Who uses a name that others unlink and make all the time is never told ESTALE, as on any other filesystem."""
+"""A process that uses a name which others unlink and make all the time never gets ESTALE, as elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose an inode is now decides who may change it, not whose the kernel takes it for: root may have taken it behind.
+"""An inode's present owner decides who may change it, not the one that the kernel knows: root may have taken it behind.
 
 The mount is exclusive, so nothing tells the kernel, which believes what it knows for an hour. A plain directory tells
 how it is without a mount.

@@ -1,4 +1,4 @@
-"""What can't be written is told to who writes past the daemon as the filesystem below tells it, and ends as there."""
+"""What can't be written past the daemon fails as on the filesystem below, and ends as there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The daemon is killed, and another takes its place: who had files open goes on, and nothing is lost or kept."""
+"""The daemon is killed, and another takes its place: clients with open files go on, and nothing is lost or kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Listings over a slow filesystem: who wants names waits for names alone, for attributes many are fetched at a time.
+"""Listings over a slow filesystem: names wait for names alone, and many attributes are fetched at a time.
 
 What is asked of the slow filesystem is counted by itself; no law here is about how long anything takes.
 """

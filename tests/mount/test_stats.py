@@ -1,4 +1,4 @@
-"""`trashd stats`: numbers that agree with what was done, whatever became of the mount, its daemon, or who asks."""
+"""`trashd stats`: numbers that agree with what was done, whatever became of the mount, its daemon, or the reader."""
 
 import json
 import os

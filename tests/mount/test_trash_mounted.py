@@ -1,4 +1,4 @@
-"""`.trashd` in a live mount: hidden, found, never remembered; and `mv DIR .trashd/drop/` for who has nothing else."""
+"""`.trashd` in a live mount: hidden, found, never remembered; and `mv DIR .trashd/drop/` for clients with only that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the store changes of names that others see is seen at once, by who had looked before and may remember for long.
+"""What the store changes of names that others see is seen at once, by all that had looked and may remember for long.
 
 Nothing here is remembered for less than an hour (coherence=exclusive), so that what is done behind the mount stays
 unseen.

@@ -1,4 +1,4 @@
-"""The service's hands: processes that have one user's rights and no more, do as they are told, and end with it."""
+"""The service's children: processes that have one user's rights and no more, do as they are told, and end with it."""
 
 from __future__ import annotations
 

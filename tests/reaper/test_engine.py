@@ -1,4 +1,4 @@
-"""The engine of a reap: few calls, a crew that may lose hands, a stop that is clean, a pace, large files in steps."""
+"""The engine of a reap: few calls, workers that may be lost, a stop that is clean, a pace, large files in steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose authority: root's commands on a user's containers do what that user could have done, and no more (I13)."""
+"""Authority: root's commands on a user's containers do what that user could have done, and no more (I13)."""
 
 from __future__ import annotations
 

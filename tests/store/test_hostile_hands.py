@@ -1,4 +1,4 @@
-"""Hands that move things under a command: mounts, links and renames at any of its calls, and signals to its child."""
+"""Users who move things under a command: mounts, links and renames at any of its calls, and signals to its child."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def test_a_store_that_trashd_had_to_make_further_down_is_found() -> None:
 
 
 def test_a_store_that_nothing_but_the_registry_names_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bob made it where he may write, without an upper store that had a pointer."""
+    """Bob made it in a place of Bob's, without an upper store that had a pointer."""
     with tmpfs_volume() as path:
         make_tree(path / "team", {"proj": Dir({"job": Dir({}, owner=(BOB, BOB))}, owner=(BOB, BOB))})
         make_tree(path / "state", Dir(owner=(BOB, BOB)))

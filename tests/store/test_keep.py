@@ -1,4 +1,4 @@
-"""Keep: an orphan's term is its record's; only orphans have one, and only their owner's hands write it."""
+"""Keep: an orphan's term is its record's; only orphans have one, and only their owner's process writes it."""
 
 from __future__ import annotations
 

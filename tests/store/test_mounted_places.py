@@ -1,4 +1,4 @@
-"""Commands on a mounted tree: where the store is, what is refused, who holds what."""
+"""Commands on a mounted tree: where the store is, what is refused, which process holds what."""
 
 from __future__ import annotations
 

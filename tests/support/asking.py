@@ -1,4 +1,4 @@
-"""Who asks the vfs for something, where no kernel does."""
+"""A caller for requests to the vfs, where no kernel makes them."""
 
 from __future__ import annotations
 

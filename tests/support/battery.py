@@ -1,4 +1,4 @@
-"""Scenes of who does what to what: drawn by their number, acted on a plain directory and through a mount, and compared.
+"""Scenes, one act on a file each: drawn by their number, acted on a plain directory and through a mount, and compared.
 
 A scene is a directory of its own with a thing in it (f), which a user looks at in some way, which root may change
 then, and to which the user does something. What came of it is the answer, and what is left.

@@ -1,4 +1,4 @@
-"""Clients of a mount, each a process: who waits for what hangs can't be killed."""
+"""Clients of a mount, each a process: one that waits for what hangs can't be killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Direct without a kernel: a socket for /dev/fuse, and who asks by it and is told."""
+"""A Direct without a kernel: a socket for /dev/fuse, and a client that asks by it."""
 
 from __future__ import annotations
 

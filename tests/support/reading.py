@@ -1,4 +1,4 @@
-"""A reader in a process of its own, who opens one file all the time and must never miss it."""
+"""A reader in a process of its own, which opens one file all the time and must never miss it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may do what: processes with a right that their ids alone don't give them, and where rights are looked at.
+"""Permissions: processes with a right that their ids alone don't give them, and where rights are looked at.
 
 That is a capability, or a user namespace of their own.
 """

@@ -1,4 +1,4 @@
-"""Processes that do something for ever beside a test; an error of theirs is the test's. And who ends a crew's."""
+"""Processes that do something for ever beside a test; an error of theirs is the test's. And how a crew's are ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands in a walk's way, and who else is at work there: told, left alone, and no reason to end."""
+"""What stands in a walk's way, and what else is at work there: told, left alone, and no reason to end."""
 
 from __future__ import annotations
 
