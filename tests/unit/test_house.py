@@ -4,21 +4,27 @@ import ast
 import io
 import re
 import tokenize
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 MAX_LINES = 600
-FLOORS = {"core": 0, "linux": 1, "store": 2, "cli": 3, "reaper": 3, "sweep": 3, "mount": 3}
-DOORS = {room for room, floor in FLOORS.items() if floor == 3}
-LENT_TO_SWEEP = {f"fusefs.reaper.{name}" for name in ("crew", "drive", "groups", "pace", "paced", "strategy")}
+FLOORS = {
+    "core": 0, "linux": 1, "store": 2, "engine": 3, "reaper": 4, "sweep": 4, "mount": 4, "service": 5, "plan": 5,
+    "waiting": 6, "cli": 7,
+}  # fmt: skip
+LATE_FROM = FLOORS["engine"]
+"""From here up commands import when they are called: `trashd swap` needs none of it."""
+RUNS_FOR_YEARS = {"mount", "service"}
 IMPURE = {
     "ctypes", "io", "os", "pathlib", "pyfuse3", "random", "secrets", "socket", "subprocess", "time", "trio",
 }  # fmt: skip
-KNOWS_PYFUSE3 = {f"fusefs.mount.{name}" for name in ("adapter", "translate", "loop", "daemon")}
+KNOWS_PYFUSE3 = "fusefs.mount.pyfuse3_"
 LOADS_LIBRARIES = "fusefs.linux.syscalls"
 LOADERS = {"CDLL", "PyDLL", "LibraryLoader", "cdll", "pydll"}
 # What is only ever added to may name what is gone since.
@@ -34,7 +40,9 @@ NAMED = re.compile(
     r"|(?P<file>(?<=`)\w+\.py|test_\w+\.py|[\w-]+\.md)"
     r"|[Dd]ecision (?P<decision>\d+))"
 )
-CATCHES_ALL = {"fusefs.cli.main", "fusefs.mount.pyfuse3_values", "fusefs.service.service"}
+ERRORS_END = {"fusefs.mount.pyfuse3_values", "fusefs.service.service"}
+"""A request is answered with an errno, and a service goes on with its other volumes, whatever was wrong."""
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class Module:
@@ -80,6 +88,13 @@ def imports_of(nodes: Iterable[ast.AST]) -> Iterator[str]:
             yield node.module
 
 
+def modules_of(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """What `from package import name` imports, if that is a module."""
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
 def name_room(imported: str) -> str:
     """The part below fusefs; empty for fusefs itself and for what is no part of it."""
     parts = imported.split(".")
@@ -102,12 +117,17 @@ def imports_point_down(module: Module) -> Iterator[str]:
             yield f"imports {imported} from a floor above"
 
 
-def doors_do_not_meet(module: Module) -> Iterator[str]:
-    seen = module.early_imports() if module.room == "cli" else set(module.imports)
-    for imported in sorted(seen):
-        is_lent = module.room == "sweep" and imported in LENT_TO_SWEEP
-        if module.room in DOORS and name_room(imported) in DOORS - {module.room} and not is_lent:
-            yield f"imports {imported} from another door"
+def rooms_of_a_floor_do_not_meet(module: Module) -> Iterator[str]:
+    for imported in module.imports:
+        room = name_room(imported)
+        if module.room in FLOORS and room != module.room and FLOORS.get(room) == FLOORS[module.room]:
+            yield f"imports {imported} from another room of its floor"
+
+
+def commands_import_late(module: Module) -> Iterator[str]:
+    for imported in sorted(module.early_imports()) if module.room == "cli" else ():
+        if LATE_FROM <= FLOORS.get(name_room(imported), -1) < FLOORS["cli"]:
+            yield f"imports {imported} before it is called"
 
 
 def core_is_pure(module: Module) -> Iterator[str]:
@@ -116,15 +136,16 @@ def core_is_pure(module: Module) -> Iterator[str]:
             yield f"imports {imported} in core"
 
 
-def trio_stays_on_floor_3(module: Module) -> Iterator[str]:
+def trio_stays_where_things_run_for_years(module: Module) -> Iterator[str]:
     for imported in module.imports:
-        if module.name.startswith("fusefs") and module.room not in DOORS and name_package(imported) == "trio":
-            yield "imports trio below floor 3"
+        stranger = module.name.startswith("fusefs") and module.room not in RUNS_FOR_YEARS
+        if stranger and name_package(imported) == "trio":
+            yield "imports trio"
 
 
-def pyfuse3_stays_in_mount(module: Module) -> Iterator[str]:
+def pyfuse3_stays_in_its_bridge(module: Module) -> Iterator[str]:
     for imported in module.imports:
-        stranger = module.name.startswith("fusefs") and module.name not in KNOWS_PYFUSE3
+        stranger = module.name.startswith("fusefs") and not module.name.startswith(KNOWS_PYFUSE3)
         if stranger and name_package(imported) == "pyfuse3":
             yield "imports pyfuse3"
 
@@ -174,7 +195,7 @@ def one_file_calls_the_c_library(module: Module) -> Iterator[str]:
 
 def only_the_top_catches_all(module: Module) -> Iterator[str]:
     """A handler that ends in a bare `raise` passes on what it caught, and may stand anywhere."""
-    if not module.name.startswith("fusefs") or module.name in CATCHES_ALL:
+    if not module.name.startswith("fusefs") or module.name in ERRORS_END:
         return
     for node in module.nodes:
         if isinstance(node, ast.ExceptHandler) and catches_all(node) and not passes_on(node):
@@ -288,10 +309,11 @@ FINDERS: dict[str, Callable[[str], bool]] = {
 LAWS: tuple[Law, ...] = (
     every_room_has_a_floor,
     imports_point_down,
-    doors_do_not_meet,
+    rooms_of_a_floor_do_not_meet,
+    commands_import_late,
     core_is_pure,
-    trio_stays_on_floor_3,
-    pyfuse3_stays_in_mount,
+    trio_stays_where_things_run_for_years,
+    pyfuse3_stays_in_its_bridge,
     imports_are_absolute,
     imports_name_what_they_take,
     packages_hold_only_a_docstring,
@@ -323,8 +345,31 @@ def test_every_file_keeps(law: Law, house: list[Module]) -> None:
     assert [f"{module.name}: {complaint}" for module in house for complaint in law(module)] == []
 
 
-def test_who_may_know_pyfuse3_does(house: list[Module]) -> None:
-    assert {module.name for module in house if "pyfuse3" in module.imports} >= KNOWS_PYFUSE3
+def find_circle(house: Iterable[Module]) -> list[str]:
+    """Modules that import themselves by way of others, if there are such; imports in functions and for checks count."""
+    graph = {module.name: set(module.imports) | set(modules_of(module.nodes)) for module in house}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        circle: list[str] = error.args[1]
+        return circle
+    return []
+
+
+def names_twice(house: Iterable[Module]) -> list[str]:
+    """Names that two modules outside cli/ have, or two classes anywhere in fusefs."""
+    ours = [module for module in house if module.room and not module.is_package]
+    modules = Counter(module.name.rpartition(".")[2] for module in ours if module.room != "cli")
+    classes = Counter(node.name for module in ours for node in module.tree.body if isinstance(node, ast.ClassDef))
+    return [name for names in (modules, classes) for name, count in names.items() if count > 1]
+
+
+def test_nothing_imports_itself_by_way_of_others(house: list[Module]) -> None:
+    assert find_circle(house) == []
+
+
+def test_modules_and_classes_have_names_of_their_own(house: list[Module]) -> None:
+    assert names_twice(house) == []
 
 
 def test_every_document_names_what_exists() -> None:
@@ -342,19 +387,22 @@ def test_every_document_names_what_exists() -> None:
         (imports_point_down, "fusefs.linux.a", "import fusefs.store.swap"),
         (imports_point_down, "fusefs.store.a", "from fusefs import reaper"),
         (imports_point_down, "fusefs.store.a", "def f():\n    from fusefs.cli import main"),
-        (doors_do_not_meet, "fusefs.mount.a", "from fusefs.reaper.queue import Queue"),
-        (doors_do_not_meet, "fusefs.reaper.a", "def f():\n    import fusefs.mount.vfs"),
-        (doors_do_not_meet, "fusefs.mount.a", "import fusefs.cli.main"),
-        (doors_do_not_meet, "fusefs.cli.a", "import fusefs.service.service"),
-        (doors_do_not_meet, "fusefs.cli.a", "if True:\n    import fusefs.mount.daemon"),
-        (doors_do_not_meet, "fusefs.sweep.a", "from fusefs.service.service import serve"),
-        (doors_do_not_meet, "fusefs.reaper.a", "from fusefs.sweep.run import run"),
-        (doors_do_not_meet, "fusefs.cli.a", "import fusefs.sweep.run"),
+        (imports_point_down, "fusefs.engine.a", "from fusefs.reaper.b import c"),
+        (imports_point_down, "fusefs.reaper.a", "from fusefs.service.b import c"),
+        (imports_point_down, "fusefs.sweep.a", "from fusefs.plan.b import c"),
+        (imports_point_down, "fusefs.mount.a", "import fusefs.cli.main"),
+        (rooms_of_a_floor_do_not_meet, "fusefs.mount.a", "from fusefs.reaper.reap import reap"),
+        (rooms_of_a_floor_do_not_meet, "fusefs.reaper.a", "def f():\n    import fusefs.mount.vfs"),
+        (rooms_of_a_floor_do_not_meet, "fusefs.sweep.a", "from fusefs.reaper.reap import reap"),
+        (rooms_of_a_floor_do_not_meet, "fusefs.plan.a", "from fusefs.service.service import serve"),
+        (commands_import_late, "fusefs.cli.a", "import fusefs.service.service"),
+        (commands_import_late, "fusefs.cli.a", "if True:\n    import fusefs.mount.daemon"),
+        (commands_import_late, "fusefs.cli.a", "import fusefs.engine.workers"),
         (core_is_pure, "fusefs.core.a", "from os import open"),
         (core_is_pure, "fusefs.core.a", "def f():\n    import time"),
-        (trio_stays_on_floor_3, "fusefs.store.a", "import trio"),
-        (pyfuse3_stays_in_mount, "fusefs.mount.vfs", "from pyfuse3 import FUSEError"),
-        (pyfuse3_stays_in_mount, "fusefs.reaper.a", "import pyfuse3.asyncio"),
+        (trio_stays_where_things_run_for_years, "fusefs.store.a", "import trio"),
+        (pyfuse3_stays_in_its_bridge, "fusefs.mount.vfs", "from pyfuse3 import FUSEError"),
+        (pyfuse3_stays_in_its_bridge, "fusefs.reaper.a", "import pyfuse3.asyncio"),
         (imports_are_absolute, "fusefs.store.a", "from . import swap"),
         (imports_name_what_they_take, "fusefs.store.a", "from os import *"),
         (modules_say_what_they_are, "fusefs.store.a", "a = 1"),
@@ -410,6 +458,24 @@ def test_a_document_may_name_what_exists_and_what_is_not_ours(text: str) -> None
     assert list(find_gone(text, ROOT / "README.md")) == []
 
 
+def test_a_circle_is_found() -> None:
+    house = [
+        Module("fusefs.store.a", "def f():\n    from fusefs.store import b"),
+        Module("fusefs.store.b", "if TYPE_CHECKING:\n    from fusefs.store.c import C"),
+        Module("fusefs.store.c", "import fusefs.store.a, fusefs.store.d"),
+        Module("fusefs.store.d", ""),
+    ]
+    assert set(find_circle(house)) == {"fusefs.store.a", "fusefs.store.b", "fusefs.store.c"}
+
+
+def test_a_name_of_two_modules_or_classes_is_found() -> None:
+    house = [
+        Module("fusefs.store.a", "class A: ..."), Module("fusefs.mount.a", "class B: ..."),
+        Module("fusefs.cli.a", "class A: ..."),
+    ]  # fmt: skip
+    assert names_twice(house) == ["a", "A"]
+
+
 def test_a_package_with_code_is_found() -> None:
     assert list(packages_hold_only_a_docstring(Module("fusefs.a", '"""A."""\nimport os', is_package=True)))
 
@@ -419,13 +485,13 @@ def test_a_package_with_code_is_found() -> None:
     [
         ("fusefs.linux.a", "import os\nfrom fusefs.core.names import Name"),
         ("fusefs.store.a", "from fusefs.linux.kernel import Kernel\nfrom fusefs.core.names import Name"),
-        ("fusefs.reaper.a", "import trio\nfrom fusefs.store.claim import claim"),
-        ("fusefs.mount.pyfuse3_handlers", "import pyfuse3"),
-        ("fusefs.sweep.a", "from fusefs.engine.slice_pace import Pace"),
+        ("fusefs.service.a", "import trio\nfrom fusefs.reaper.reap import reap"),
+        ("fusefs.mount.pyfuse3_a", "import pyfuse3"),
+        ("fusefs.sweep.a", "from fusefs.engine.slice_pace import SlicePace"),
         ("fusefs.cli.a", "def f():\n    from fusefs.service.service import serve"),
         (LOADS_LIBRARIES, "import ctypes\nlibc = ctypes.CDLL(None)"),
         ("fusefs.linux.a", "import ctypes\nbuffer = ctypes.create_string_buffer(1)"),
-        ("fusefs.cli.main", "try: f()\nexcept Exception: pass"),
+        ("fusefs.mount.pyfuse3_values", "try: f()\nexcept Exception: pass"),
         ("fusefs.store.a", "try: f()\nexcept BaseException:\n    close()\n    raise"),
         ("tests.linux.a", "import pyfuse3, trio"),
         ("fusefs.store.a", 'A = "docs/attic.md"  # and store/swap.py'),
