@@ -49,7 +49,7 @@ def survey(
     progress     told the entries and bytes found, about every thousand
     with_shared  ask each file which of its blocks snapshots or reflinks share: an open and an ioctl a file, only on
                  filesystems that can share
-    stops        asked as often: whoever says yes gets what was counted by then
+    stops        asked as often: after a yes it returns what was counted by then
     Raises       nothing for an entry: what can't be looked at is counted
     """
     with Descent(kernel, container) as way:

@@ -1,6 +1,6 @@
-"""A removal in the foreground, and who leads it: a person's limits alone, or what others on the disk feel.
+"""A removal in the foreground at a pace: the user's limits alone, or what others on the disk feel.
 
-Nothing of the latter is beyond the rights of a user: pressure is told to everybody, the probe is in his own folder.
+The latter needs no privilege: every user can read the pressure, and the probe is written to the user's own folder.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who leads a removal by what the machine feels: it listens in the common rests, and asks core/pacing."""
+"""The pace of a removal by the machine's load: measured in the workers' common rests, decided by core/pacing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.pressure import DeviceCounters, Psi, StallTimes
 
 _BEFORE_LOOK_S = 0.02
-"""Small orphans are gone before anybody had to listen."""
+"""Small orphans are gone before a look is due."""
 _EARLY_S = 0.002
 """A look that should be in a rest is not left to its last moment."""
 _LATE_S = 0.01
@@ -154,7 +154,7 @@ class PressurePacer:
         now_s = self._clock()
         is_rest, until_s = self._span(now_s)
         if not pacing.needs_probes(self._state):
-            # For those who look at it alone; never in a rest, where it would be taken for somebody.
+            # For those who look at it alone; never in a rest, where it would be taken for another's load.
             return is_rest is False and now_s - self._probed_s >= _PROBE_EVERY_S
         has_time = until_s - now_s >= 2 * (self._probes[-1] if self._probes else 0.0)
         return is_rest is not None and has_time and now_s - self._probed_s >= _OFTEN_S

@@ -12,7 +12,7 @@ from fusefs.core.slice_budget import AT_ONCE, SIP_S, SLICE_S, SliceBudget, Speed
 GLANCE_S = 0.2
 """How long a change of mind may go unseen."""
 _NAP_S = 0.002
-"""Shorter than that nobody has to be listened to while we wait."""
+"""Shorter waits than that are slept through: no stop is looked for in them."""
 _GAP_S = 0.0002
 """Between two looks whether the device has a gap for us."""
 _PATIENCE_S = 0.1

@@ -1,4 +1,4 @@
-"""How to delete fast on which filesystem; measured, see docs/performance.md."""
+"""How many workers, of which kind, delete fastest on which filesystem; measured, see docs/performance.md."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ROOM, _ROOM_CHARS = 1 << 20, 1 << 22
 
 
 class Workers(Enum):
-    """Who runs the slices beside each other."""
+    """What runs the slices beside each other."""
 
     PROCESSES = "forked: the kernel's work is short, and Python's lock would make threads wait for each other"
     THREADS = "they wait for a server most of the time"

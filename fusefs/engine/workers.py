@@ -1,4 +1,4 @@
-"""Who runs slices: any concurrent.futures.Executor.
+"""Workers for slices, threads or processes: any concurrent.futures.Executor.
 
 Threads serve where a server is waited for. On a local filesystem an unlink takes microseconds and Python's lock
 would be the bottleneck, so that each thread there has a process of its own, forked before the threads start;
@@ -120,7 +120,7 @@ class _ForkedWorkers(Generic[Work, Done]):
             os.kill(pid, signal.SIGKILL)
             raise WorkerLost from error
         finally:
-            self._free.put(pid)  # of one that is lost, whoever takes it next is told so at once
+            self._free.put(pid)  # of one that is lost, its next use fails at once
         done: Done = pickle.loads(message)
         return done.with_fds(fds)
 

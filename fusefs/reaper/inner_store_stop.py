@@ -1,7 +1,7 @@
-"""Where the remover stops: at a store that holds something. Whoever had it may not know that it went along.
+"""Whether a directory is a store that holds something: there the remover stops, as its owner may not know of it.
 
-A store that holds nothing, and what a third person made to look like one, is removed like everything else: nobody can
-make somebody's orphan last for ever.
+A store that holds nothing, and what a third user made to look like one, is removed like everything else: no user can
+make another's orphan last for ever.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class InnerStores:
         self._with_stores = with_stores
         self._owners = {0, os.geteuid()}
         if os.geteuid() == 0:
-            # Who takes another's tree for root takes his stores with it.
+            # Root, taking over another's tree, takes that user's stores with it.
             with suppress(OSError):  # gone, or mounted over: the remover says so
                 self._owners.add(kernel.stat(container, TREE).st_uid)
 
@@ -94,7 +94,7 @@ def _pinned_of(kernel: Kernel, dir_fd: int, name: bytes, uid: int, things: list[
             try:
                 found = call_as(uid, lambda _ask: flags(), lambda _question: b"")
             except ChildLost:
-                found = b"\1"  # its user stopped it: nobody knows
+                found = b"\1"  # its user stopped it: unknown
     if len(found) != len(things):
         return things
     return [thing for thing, is_pinned in zip(things, found, strict=True) if is_pinned]

@@ -1,4 +1,4 @@
-"""Paced removal looks at files before they go: it counts their bytes, and cuts the large ones in steps.
+"""Paced removal of large files: each file is looked at before it goes, its bytes counted; a large one is cut in steps.
 
 A large file is cut only when no other process sees it: a write lease says that none has it open, and after the
 unlink no link is left. Without the second look a link made in between would lose its content (measured).
@@ -75,7 +75,7 @@ class LargeFiles:
                 if self._is_ours(fd):
                     return fd
         except OSError:
-            pass  # EAGAIN: somebody has it open; EINVAL: no leases here. It goes in one piece.
+            pass  # EAGAIN: it is open elsewhere; EINVAL: no leases here. It goes in one piece.
         fd.close()
         return None
 

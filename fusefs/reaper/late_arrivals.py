@@ -1,4 +1,4 @@
-"""What of a tree was there when it came into the store: only that was given to be deleted.
+"""Which directories of a tree were there when it came into the store: only those were given to be deleted.
 
 Who has an old fd or working directory in a victim can move directories of others into the orphan for as long as it
 waits. Files need no care: who may rename one may unlink it. A directory is moved with all that is in it, by who may
@@ -6,7 +6,7 @@ write in it, and he need not be who may delete that. A rename changes a director
 directory is in doubt if it was changed since the tree came, unless nobody but the asker and root can have moved it.
 What has a ctime from before has the entries that it had then, and so on upwards.
 
-The reaper changes directories too. What it enters becomes, first of all, its user's own where nobody else writes:
+The reaper changes directories too. What it enters becomes, first of all, its user's own where no other user writes:
 that is in no doubt the next time, and keeps others out. Directories of others it can't make so (unless it is root's):
 a reap that is told to stop, or fails in one, notes them. One that is killed leaves them in doubt.
 """
@@ -37,17 +37,17 @@ class LateArrivals:
     """Says of each directory that the reaper comes to whether it was given, and makes it the reaper's own."""
 
     def __init__(self, kernel: Kernel, container: Fd, uid: int, record: Record, *, without_doubt: bool = False) -> None:
-        """Know what the record of a container tells, which is its user's word, and he is who asked.
+        """Know what the record of a container tells: its user's word, at whose request it is deleted.
 
-        uid     whose folder the container is in, and who the reaper is
-        without_doubt  all that is there is given: who asked says so now, and could delete it by himself now
+        uid     the user whose folder the container is in, and as whom the reaper runs
+        without_doubt  all that is there is given: its user says so now, and could delete it now
         """
         self._kernel = kernel
         self._without_doubt = without_doubt
         self._uid = uid
         # What only root can move, root moved. Of a container that root took over, its user's own moves count.
         self._movers = frozenset({0, self._uid if record.taken_from is None else record.taken_from})
-        # A container is its user's alone: nobody else put this there.
+        # A container is its user's alone: no other user put this there.
         self._tops = frozenset({bytes(TREE)} if record.taken_from is None else {bytes(TREE), join(TREE, TREE)})
         self._since_ns = _since_ns(kernel, container, record)
         self._entered = dict(record.entered)
@@ -55,7 +55,7 @@ class LateArrivals:
         self._has_subvolumes = kernel.filesystem(container) == BTRFS_MAGIC
 
     def takes(self, fd: Fd, path: bytes) -> bool:
-        """Whether a directory was given; if so it is the reaper's own from now on, as far as he can make it that.
+        """Whether a directory was given; if so it is the reaper's own from now on, as far as it can be made that.
 
         path    below the container
         Raises  OSError
@@ -122,10 +122,10 @@ def _since_ns(kernel: Kernel, container: Fd, record: Record) -> int:
     """What was changed at this time or later is not as it was when the tree came; by the filesystem's clock.
 
     A wall clock that was set back since makes it as much earlier: what was moved then looks that much older. Jumps
-    to and fro, and those of a boot that is over, nobody sees.
+    to and fro, and those of a boot that is over, can't be seen.
     """
     if record.moved_ns is None:
-        return kernel.statx(container, asks=True).btime_ns  # 0: nobody knows it, and all was changed since
+        return kernel.statx(container, asks=True).btime_ns  # 0: unknown, and all was changed since
     if record.boot_ns is None or record.boot != boot_id():
         return record.moved_ns
     then_ns = record.created_ns - record.boot_ns

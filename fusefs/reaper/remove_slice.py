@@ -239,7 +239,7 @@ class _RemovalRun:
             self._enter(frame, name, n_passes)
 
     def _enter(self, frame: _Frame, name: str, n_passes: int = 0) -> None:
-        if self._is_held_store(frame, name):  # before it is renamed up, where nobody knows it by its name
+        if self._is_held_store(frame, name):  # before it is renamed up, where its name doesn't tell it
             return
         if len(self._frames) > self._slice.max_depth:
             if self._hoist(frame, name):
@@ -259,7 +259,7 @@ class _RemovalRun:
                 self._fail(frame, name, error.errno or errno.EIO, "open")
             return
         if fd is None:
-            # Who can move an empty one can remove it.
+            # A user who can move an empty one can remove it.
             if not self._rmdir_unseen(frame, name):
                 self._fail(frame, name, errno.EPERM, CAME_IN)
             return

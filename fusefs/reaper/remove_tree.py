@@ -32,7 +32,7 @@ class RemovalWishes(NamedTuple):
     pace       how fast, asked before each slice; without one: as fast as the kernel
     progress   told what was removed, after each slice
     stops      asked between slices
-    parks      the same, for who has time: not while a large file is being cut, whose rest would go at once
+    parks      the same, where there is time: not while a large file is being cut, whose rest would go at once
     by_force   immutable and append-only flags are taken off where they forbid something
     without_doubt  what came in after the swap goes too (reaper/late_arrivals.py): a person says so now
     with_stores  stores in it that hold something go too, but for what is pinned in them

@@ -1,4 +1,4 @@
-"""The audit log: who took, restored and reaped what, and how much; one JSON object a line, for years.
+"""The audit log: which user took, restored and reaped what, and how much; one JSON object a line, for years.
 
 Beside it the same events in the service's log, for people, with journald's fields.
 """

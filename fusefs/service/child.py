@@ -1,4 +1,4 @@
-"""A child of the service: one user's hands on one volume. It alone reads what he wrote, and deletes with his rights.
+"""The service's child process for one user on one volume. It alone reads that user's files, and deletes as that user.
 
 It does one order at a time and listens while it works: for another tempo, or a word to leave it where it is.
 """
@@ -131,7 +131,7 @@ class Child:
         return Tended(bases, [problem[:_TOLD_CHARS] for problem in problems[:_TOLD_PROBLEMS]])
 
     def _served(self) -> Iterator[UserFolder]:
-        """This user's folders in all stores, as far as they are proven; in his own service all of them."""
+        """This user's folders in all stores, as far as they are proven; in a user's own service all of them."""
         return (one for one in with_lower(self._folder) if one.is_proven or not self._folder.is_proven)
 
     @contextmanager
@@ -192,7 +192,7 @@ class Child:
         origin = None if record.origin is None else os.path.join(folder.store.base_path, record.origin)
         told = SeenContainer(name, is_claimed, record.created_ns, record.retention_s, origin, record.method)
         boot_ns = record.boot_ns if record.boot == boot_id() else None
-        # On a full volume the reasons found no room: nobody knows that it is root's to take.
+        # On a full volume the reasons found no room: it is not known that it is root's to take.
         is_reasonless = state is State.QUARANTINE and not record.failures
         is_kept = is_reasonless or keeps_for_its_owner(record.failures)
         return told._replace(is_kept=is_kept, boot_ns=boot_ns)
@@ -295,7 +295,7 @@ class Child:
 
 
 def _given(folder: UserFolder) -> list[str]:
-    """What could not be handed over of what root, killed, had in hand for others: nobody else's folder has any."""
+    """What a killed root had under way for other users and can't be handed over; only root's folder has any."""
     if folder.uid or not folder.is_proven or not folder.list(State.STAGE):
         return []
     with open_areas(folder.store.kernel, folder.store.fd) as areas:

@@ -213,7 +213,7 @@ class ChildAnswers:
         if self._is_own:
             return
         rules = self._policy.rules_for(origin)
-        # Who he is, is asked last: far away, on some machines.
+        # The user's name is asked last: of a server far away, on some machines.
         if user.uid and rules.authority is Authority.ROOT and rules.gives_root(user.uid, user_name(user.uid)):
             self.for_root.append(ForRoot(user.uid, part.base, ContainerId(identifier), rules.clears_flags))
 

@@ -1,4 +1,4 @@
-"""A child as the service has it: orders out, answers in, and a look whether it lives."""
+"""The service's end of the connection to a child: orders out, answers in, and whether it still runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a service remembers for the next one: how far the wall clock is ahead."""
+"""State that a service leaves to the next one: how far the wall clock is ahead."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ class _DueEntry(NamedTuple):
 class DueQueue:
     """Containers and the times at which they may be reaped, soonest first; pure.
 
-    Times are the service's, in seconds. When there are too many the latest are dropped: whoever has taken the others
-    must look again.
+    Times are the service's, in seconds. When there are too many the latest are dropped: once the others are taken,
+    look again.
     """
 
     def __init__(self, most: int) -> None:

@@ -1,4 +1,4 @@
-"""What one user can have told of him: he may rename his own containers all day, and each time is an event."""
+"""A rate limit on events: one user may rename containers all day, and each rename would be reported."""
 
 from __future__ import annotations
 

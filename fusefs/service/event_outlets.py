@@ -1,4 +1,4 @@
-"""Where events and figures go: log, audit log, hooks, metrics; as the configuration says, which may change."""
+"""The outlets of events and figures: log, audit log, hooks, metrics; as the configuration says, which may change."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class EventOutlets:
         self._listening = trio.CancelScope()
 
     def tell(self, event: Event, *, is_own: bool) -> None:
-        """Tell everybody who wants to know. is_own: it happened in a store of its user's own"""
+        """Report an event to all outlets. is_own: it happened in a store of its user's own"""
         log_event(event)
         if self._audit is not None:
             self._audit(event)

@@ -1,7 +1,7 @@
-"""Whose turn it is: users share a volume's time, whatever each of them has in the trash.
+"""Fair queueing: which user's turn it is. Users share a volume's time, whatever each of them has in the trash.
 
-Start-time fair queueing: whoever had least comes next. Whoever comes anew begins where the others are, so that he is
-next, and nobody saves up time by staying away. Who is many users (subordinate uids) has one person's share for all.
+Start-time fair queueing: the user who had least comes next. A new one begins where the others are, so is
+next, and no time is saved up by staying away. A user with subordinate uids has one person's share for all.
 Source  Goyal, Vin, Chen: Start-time fair queueing (1996)
 """
 
@@ -14,7 +14,7 @@ class FairTurns:
     """The time that each user had; pure."""
 
     def __init__(self, holder_of: Callable[[int], int] = lambda uid: uid) -> None:
-        """holder_of: who is behind a user; most are themselves."""
+        """holder_of: the user who has a subordinate uid; most uids are their own."""
         self._holder_of = holder_of
         self._holders = _TimeShares()
         self._users: dict[int, _TimeShares] = {}
@@ -45,10 +45,10 @@ class _TimeShares:
         self._now_s = 0.0
 
     def next(self, wanting: Collection[int]) -> int:
-        """Who had least of those who want a turn."""
+        """The one that had least of those that want a turn."""
         known = set(wanting)
         for one in [one for one, had_s in self._had_s.items() if one not in known and had_s <= self._now_s]:
-            del self._had_s[one]  # he would begin anew where the others are, which is not before that
+            del self._had_s[one]  # it would begin anew where the others are, which is not before that
         for one in wanting:
             self._had_s[one] = max(self._had_s.get(one, self._now_s), self._now_s)
         chosen = min(wanting, key=lambda one: (self._had_s[one], one))
@@ -56,5 +56,5 @@ class _TimeShares:
         return chosen
 
     def charge(self, one: int, seconds: float) -> None:
-        """A turn of his took so long."""
+        """A user's turn took so long."""
         self._had_s[one] = self._had_s.get(one, self._now_s) + seconds

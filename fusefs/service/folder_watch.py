@@ -1,4 +1,4 @@
-"""What inotify tells of one user's folders, as things to look at: what fell in, what was restored, what was dropped."""
+"""inotify watches on one user's folders, as things to look at: what came in, was restored, or was dropped."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class FolderWatch:
             else:
                 if base in self._blind:
                     self._blind.discard(base)
-                    self.user.look_again()  # who knows what happened meanwhile
+                    self.user.look_again()  # anything may have happened meanwhile
         for base in self._watches.keys() - self.user.parts.keys():
             self._leave(base)
 
@@ -80,7 +80,7 @@ class FolderWatch:
             self._add(store, folder, DROP, InotifyMask.MOVED_TO | InotifyMask.CREATE, part, self._on_drop)
 
     def _open_folder(self, store: Store, base: bytes) -> Fd:
-        """The user's folder in that store or in one below it. His own pointer leads there: through no link."""
+        """The user's folder in that store or in one below it. The user's own pointer leads there: through no link."""
         kernel = store.kernel
         with kernel.open_beneath(store.base.fd, join(below(base, store.base_path), STORE), DIRECTORY) as fd:
             areas = open_areas(kernel, fd)

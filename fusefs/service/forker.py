@@ -83,7 +83,7 @@ class Forker:
     async def fork(self, folder: UserFolder, person: UserCredentials) -> Born:
         """A child that acts for the owner of a folder.
 
-        person  as whom; the service's own user for a folder of his
+        person  the user to fork as; the service's own for its own folder
         Raises  ForkerLost; OSError if there is none: no memory, too many processes, killed at once
         Checkpoint  yes
         """
@@ -174,7 +174,7 @@ def _run(parent: int, channel: socket.socket) -> NoReturn:
     try:
         for number in _IGNORED:
             signal.signal(number, signal.SIG_IGN)
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for children: the kernel buries them
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no wait(2) for children: the kernel reaps them
         be_idle()
         is_wanted = die_with_parent(parent)
         while is_wanted:

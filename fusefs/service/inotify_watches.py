@@ -15,8 +15,8 @@ from fusefs.linux.inotify import InotifyEvent, InotifyMask, open_inotify, read_e
 _BREATH_S, _LONGEST_BREATH_S = 0.02, 0.5
 """Between two readings: a user who creates and removes files all day must not keep the service busy."""
 _N_RESTS = 4
-"""Such a rest is so much longer than what this thread computed since the last one: however fast he is, and however
-slow the machine, his noise takes a fifth of a core at most."""
+"""Such a rest is so much longer than what this thread computed since the last one: however fast a user is, and however
+slow the machine, that noise takes a fifth of a core at most."""
 
 Notice = Callable[[InotifyEvent], None]
 

@@ -205,7 +205,7 @@ class ReadRegistries(msgspec.Struct, tag=True):
 class UserRegistry(msgspec.Struct):
     """What one user's registry names; an O_PATH fd of its directory is sent along, if it can be had.
 
-    words   his own stores that are there, the newest last, at most `MOST_STORES`
+    words   the user's own stores that are there, the newest last, at most `MOST_STORES`
     n_more  how many others there are
     """
 

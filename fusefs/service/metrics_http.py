@@ -38,7 +38,7 @@ async def serve(
 
 
 async def _answer(registry: CollectorRegistry, limit: trio.CapacityLimiter, stream: trio.SocketStream) -> None:
-    """One request, one answer; who is slow, or one of too many, is hung up on."""
+    """One request, one answer; a slow client, or one of too many, is disconnected."""
     async with stream:
         try:
             limit.acquire_nowait()

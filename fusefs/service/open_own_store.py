@@ -1,6 +1,6 @@
-"""A user's own store as root's service opens it: what his registry names, and nothing in it is read or made by root.
+"""A user's own store as root's service opens it: named in that user's registry, and not read or written by root.
 
-Whoever owns a store can put anything into it at any moment. So root holds its directories open and has them watched;
+The owner of a store can put anything into it at any moment. So root holds its directories open and has them watched;
 every look into a file, and every change, is a process of its owner's, as everywhere below a user's folder (I13).
 """
 
@@ -25,7 +25,7 @@ from fusefs.store.registry_targets import LineOf
 from fusefs.store.user_folders import FolderCensus, FolderRefusal, plain_name, why_not
 
 ROOTS = (0,)
-"""Whose links and mounts root's service goes through."""
+"""The users whose links and mounts root's service goes through."""
 _OTHERS_LOOK = 0o005
 _STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OF_ID = 8
@@ -103,9 +103,9 @@ def seen_by_all(base: Fd, wanted: LineOf) -> bytes:
 
 
 def open_folder(store: Store, uid: int) -> UserFolder | None:
-    """The owner's folder in his own store; None if it is not there, or not as only he can have made it.
+    """The owner's folder in a user's own store; None if it is not there, or not as only the owner can have made it.
 
-    By its plain name alone: there nobody else makes names, and what he fills `u/` with is not read.
+    By its plain name alone: there no other user makes names, and what the owner fills `u/` with is not read.
     Raises  OSError
     """
     found = _look(store, uid)

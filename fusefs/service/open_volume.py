@@ -70,7 +70,7 @@ class OpenVolume(NamedTuple):
     lock_fd     None on a volume without room for a lock file: claims alone keep two reapers apart there (I5)
     own         what its owner vouches for, of a user's own store that root's service works on: there root makes
                 nothing, neither a lock nor what a probe writes, and takes nothing over
-    told_path   so much of such a store's path as everybody may see
+    told_path   so much of such a store's path as every user may see
     """
 
     store: Store
@@ -177,14 +177,14 @@ def _leave_to_root(store: Store) -> None:
     with suppress(TrashdError, OSError):  # of another version: then claims keep the two apart
         seen = read_status(SYSTEM_RUNTIME)
     served = seen.status.volumes if seen is not None and seen.is_running else ()
-    # An id is no secret: somebody else's own store may have the same.
+    # An id is no secret: another user's own store may have the same.
     ours = (one for one in served if one.id == store.volume.id and (one.owner or 0) == store.owner)
     if any(one.phase not in _LET_GO for one in ours):
         raise Elsewhere(store.base_path)
 
 
 def _refuse_unproven(store: Store) -> None:
-    """A store of the caller's own may be a copy or a backup, unless his registry names it; of root's, another's work.
+    """A user's own store may be a copy or a backup, unless that user's registry names it; root's, another user's work.
 
     Raises  Unproven
     """
@@ -233,7 +233,7 @@ def volume_paths(mounts: list[Mount], seen: Iterable[MountView]) -> list[bytes]:
     """The mount points where there may be a store to serve, each by the path that rules know it by.
 
     What a mount of ours shows is known by that mount's path, be its daemon dead or hung: by the backing one it would be
-    another volume, for which neither its rules nor its pauses hold. Who wants that path served names it.
+    another volume, for which neither its rules nor its pauses hold. To have that path served, name it.
     """
     shown = {view.backing for view in seen}
     return [path for path in mount_points(mounts) if find_place(path, mounts) not in shown]

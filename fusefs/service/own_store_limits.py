@@ -1,5 +1,5 @@
-"""How much of the service users' own stores get: a user with a thousand of them, or with a disk that hangs, holds up
-himself."""
+"""How many of each user's own stores the service serves, and how many orphans it remembers of them: a user with a
+thousand stores, or with a disk that hangs, delays no other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OF_USER, _OF_MOUNT = 2, 16
 _THREADS = 3
 """That may wait for a user's disks."""
 _MOST_REMEMBERED, _LEAST_REMEMBERED = 20_000, 100
-"""Orphans whose time is known, of all these stores together, and of one at least."""
+"""Orphans whose due time is remembered, of all these stores together, and of one at least."""
 
 
 class OwnStoreLimit:

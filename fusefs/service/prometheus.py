@@ -30,7 +30,7 @@ _Family = TypeVar("_Family", GaugeMetricFamily, CounterMetricFamily)
 class _Row(NamedTuple):
     """A metric of each volume; it is absent where its value is not known.
 
-    adds  the sum of a user's own stores is told as his: which he has, and how many, is nobody else's business
+    adds  the sum of a user's own stores is told as the user's: which they are, and how many, stays private
     """
 
     name: str

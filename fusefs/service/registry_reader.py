@@ -25,7 +25,7 @@ from fusefs.store.user_registries import stores_of_users
 MOST_STORES = 100
 """Of one user that are served."""
 _MOST_BYTES, _LINE_BYTES = MESSAGE_MAX * 3 // 4, 700
-"""Of a message, and what a line has besides its path: who has very long paths has fewer stores served."""
+"""Of a message, and what a line has besides its path: a user with very long paths has fewer stores served."""
 
 
 def tell_homes(channel: socket.socket, uids: Iterable[int]) -> None:

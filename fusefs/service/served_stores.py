@@ -24,15 +24,15 @@ _AT_ONCE = 16
 _HUNG_S = 3.0
 """How long mount points may take to answer."""
 _MOST_NAMED = 5_000
-"""Users whom the accounts need not list that are asked for."""
+"""How many users' registries are read that the accounts need not list."""
 _LIMIT_S = 600.0
-"""For all registries together: a user who stops the process that reads his costs seconds."""
+"""For all registries together: a user who stops the process that reads one costs seconds."""
 _LEAST_S, _N_RESTS = 2.0, 20
-"""Between two readings, and so many times as long as one takes: whoever writes his registry all day costs a twentieth
+"""Between two readings, and so many times as long as one takes: a registry that is written all day costs a twentieth
 of a core at most, of the lowest priority."""
 
 Key = tuple[int, bytes]
-"""A user, and the path of a store that he registered: others may register it as well, which says nothing."""
+"""A user, and the path of a store that this user registered: others may register it as well, which says nothing."""
 _Which = tuple[int, int]
 
 
@@ -94,7 +94,7 @@ class RegisteredStores:
     async def run(self, uids: Callable[[], Iterable[int]], changed: Callable[[], None]) -> None:
         """Read until cancelled. Raises  ForkerLost. Checkpoint
 
-        uids     who has a folder in a store that is served, and may be missing in the accounts' list
+        uids     users with a folder in a store that is served, and may be missing in the accounts' list
         changed  called when `words` has been brought up to date
         """
         while True:
@@ -121,7 +121,7 @@ class RegisteredStores:
         except OSError as error:
             _LOG.warning("users' registries can't be read: %s", error.strerror)
             return
-        if is_whole:  # of whom nothing was heard has no store any more
+        if is_whole:  # a user of whom nothing was heard has no store any more
             for uid in self._n_more.keys() - heard:
                 self._forget(uid)
 
@@ -133,7 +133,7 @@ class RegisteredStores:
             self._context.watcher.remove(watch)
 
     def _watch(self, uid: int, directory: Fd | None) -> None:
-        """Hear of it when he registers another one."""
+        """Hear of it when the user registers another one."""
 
         def on_event(event: InotifyEvent) -> None:
             if event.happened & (InotifyMask.IGNORED | InotifyMask.UNMOUNT):
@@ -148,7 +148,7 @@ class RegisteredStores:
                 _LOG.warning("the registry of uid %d can't be watched: %s", uid, error.strerror)
 
     def passed_over(self) -> tuple[PassedOver, ...]:
-        """Who has more stores than are served."""
+        """The users who have more stores than are served."""
         return tuple(
             PassedOver(f"uid {uid}", f"{n:,} of the stores in his registry", "they go by: trashd reap")
             for uid, n in sorted(self._n_more.items())

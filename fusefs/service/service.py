@@ -1,4 +1,4 @@
-"""The service: a keeper for each volume, and what they share; ends within a second, with nothing to repair."""
+"""The service: every volume watched and worked on, and what they share; ends within a second, nothing to repair."""
 
 from __future__ import annotations
 
@@ -354,7 +354,7 @@ class _Service:
             if event.name == STORES:
                 self._nudged.set()
 
-        # Who has no home, or one that can't be written, registers nothing.
+        # A user without a home, or with one that can't be written, registers nothing.
         with suppress(OSError), Fd(os.open(make_dir(lasting_dir()), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
             self._watcher.add(fd, InotifyMask.MOVED_TO, on_event)
 

@@ -1,4 +1,4 @@
-"""The service's status as a file in its runtime directory: written by the service, read by everybody."""
+"""The status file in the service's runtime directory: written by the service, readable for every user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One user of a volume as the service knows him: what is to be looked at, what is due, and what to do next; pure."""
+"""One user of a volume as the service has it: folders to look at, orphans that are due, the next order; pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ENOUGH_DUE = 500
 _PATIENCE_S, _MOST_PATIENCE_S = 2.0, 60.0
 """What one orphan may take before the next one of its user has its turn, and after some turns."""
 _FIRST_RETRY_S, _LAST_RETRY_S = 1.0, 3600.0
-"""What was swapped just now may be locked by whoever did it still; what stays locked is asked for ever less often."""
+"""What was swapped just now may still be locked by that command; what stays locked is tried ever less often."""
 _FIRST_PAUSE_S, _GRUDGE_S = 1.0, 300.0
 _FIRST_TEND_S = 5.0
 _MOST_REMEMBERED = 1000
@@ -190,7 +190,7 @@ class UserState:
     def __init__(self, uid: int, base: bytes, most: Callable[[], int], told_until_ns: int) -> None:
         """Begin with a look at everything.
 
-        base  of the store that he was found in
+        base  of the store that the user was found in
         most  how many orphans may be remembered of a part
         told_until_ns  wall time: what was made later is not told yet
         """
@@ -215,7 +215,7 @@ class UserState:
         self._sofar: dict[str, ReapProgress] = {}
 
     def tended(self, bases: Iterable[bytes]) -> bool:
-        """His folders are in order, and in these stores; whether some were not known."""
+        """The user's folders are in order, and in these stores; whether some were not known."""
         wanted = set(bases) | {self._base}
         new = wanted - self.parts.keys()
         for base in new:
@@ -238,7 +238,7 @@ class UserState:
             part.look_again()
 
     def next_order(self, now_s: float) -> Order | None:
-        """What is to be done for him now, if anything."""
+        """What is to be done for the user now, if anything."""
         if now_s < self._retry_at_s:
             return None
         if now_s >= self.tend_at_s:
@@ -270,7 +270,7 @@ class UserState:
         return max(min([self.tend_at_s, *(part.next_at_s() for part in self.parts.values())]), self._retry_at_s)
 
     def due_at_s(self) -> float:
-        """When his next orphan is due, or was; infinity for never."""
+        """When the user's next orphan is due, or was; infinity for never."""
         return min(part.due_at_s() for part in self.parts.values())
 
     def n_due(self, now_s: float) -> int:
@@ -278,7 +278,7 @@ class UserState:
         return sum(part.n_due(now_s) for part in self.parts.values())
 
     def ordered(self, identifiers: Iterable[str]) -> None:
-        """These are being reaped for him, by us."""
+        """These are being reaped for the user, by us."""
         self._ours.update(dict.fromkeys(identifiers))
         _bound(self._ours)
 
@@ -314,7 +314,7 @@ class UserState:
         self.n_removed = 0
 
     def has_had_enough(self, now_s: float) -> bool:
-        """Whether the current orphan should make way for another one of his."""
+        """Whether the current orphan should make way for another one of the user's."""
         if self.current is None or not self._has_other_work(now_s):
             return False
         patience_s = _PATIENCE_S * 2.0 ** min(self._n_parked.get(self.current, 0), 10)
@@ -337,7 +337,7 @@ class UserState:
         return self._sofar.get(identifier, ReapProgress())
 
     def failed(self, now_s: float) -> float:
-        """His process or his folder failed: he waits, longer each time; how long."""
+        """The user's process or folder failed: for how long to wait now, longer each time."""
         wait_s = min(_FIRST_PAUSE_S * 2.0**self._n_strikes, _LAST_RETRY_S)
         self._n_strikes = min(self._n_strikes + 1, 20)
         self._retry_at_s = now_s + wait_s

@@ -1,4 +1,4 @@
-"""The life of one volume in the service: opened when something is to be done there, let go of when not."""
+"""One volume in the service: opened when something is to be done there, let go of when not."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ from fusefs.store.user_folders import FolderCensus, whose
 
 _LOG = logging.getLogger(__name__)
 _MOST_REMEMBERED, _LEAST_REMEMBERED = 20_000, 100
-"""Orphans of a volume whose time is known, some megabytes; of one user at least so many."""
+"""Orphans of a volume whose due time is remembered, some megabytes; of one user at least so many."""
 _FIRST_REST_S, _LONGEST_REST_S = 60.0, 3600.0
 _ELSEWHERE_S = 60.0
 _GONE_FOR_GOOD = 3
-"""Looks in vain, at least ten minutes apart, after which a volume that nobody named is forgotten."""
+"""Looks in vain, at least ten minutes apart, after which a volume that was not named is forgotten."""
 _HUNG_S, _TURN_S = 10.0, 30.0
 """How long a user's own store may take to open, and how long it stays open while others of them wait."""
 _NEVER_S = 10 * 365 * 86_400.0

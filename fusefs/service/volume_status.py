@@ -1,4 +1,4 @@
-"""A volume as the status tells it."""
+"""The status of one volume, made of what the service knows of it."""
 
 from __future__ import annotations
 

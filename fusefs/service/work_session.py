@@ -38,7 +38,7 @@ _TICK_S = 0.1
 _QUANTUM_S = 0.5
 """Of one user's turn where others wait."""
 _AROUND_S, _AROUND_LEAST_S = 2.0, 0.5
-"""Between two looks at the free space and for new users; sooner for these, but anybody makes names in u/ all day."""
+"""Between two looks at the free space and for new users; sooner for these, but users may make names in u/ all day."""
 _MOST_HELD = 16
 """Removals that are held half-way at a time: more are parked."""
 _MOST_IDLE = 4
@@ -48,7 +48,7 @@ _PARKING_S = 0.4
 _DYING_S = 0.2
 """Killed, a child lives on until it gets a processor."""
 _ROOTS_MOST = 1000
-"""Orphans of root's that are remembered of a store where he had none before."""
+"""Orphans of root's that are remembered of a store where root had none before."""
 _LINGER_S = 2.0
 """A volume stays open so long after the last work: things are seldom thrown away one by one."""
 
@@ -58,7 +58,7 @@ class SessionEvents(NamedTuple):
 
     space   what is free, every few seconds
     parts   a user has folders in stores that were not known
-    around  every few seconds: there may be users who were not known
+    around  every few seconds: there may be unknown users
     """
 
     space: Callable[[VolumeSpace], None]
@@ -82,7 +82,7 @@ class WorkSession:
     ) -> None:
         """Be ready to work.
 
-        users    whom to serve; new ones may come while it works
+        users    those to serve; new ones may come while it works
         limiter  of the threads that touch this volume
         """
         self._context = context
@@ -120,7 +120,7 @@ class WorkSession:
         self.wake()
 
     def renew(self, uid: int) -> None:
-        """A user's folder is not the one that his child has: his next order goes to another child."""
+        """A user's folder is not the one that its child has: the next order goes to another child."""
         self._stale.add(uid)
 
     def look_around(self) -> None:
@@ -259,7 +259,7 @@ class WorkSession:
         deputy = self._deputies.get(user.uid)
         if deputy is not None and user.uid in self._stale - self._busy:
             self._dismiss(deputy)
-            user.look_again()  # what it told meanwhile was of the folder that he had
+            user.look_again()  # what it told meanwhile was of the former folder
             deputy = None
         if deputy is None:
             self._stale.discard(user.uid)
@@ -277,7 +277,7 @@ class WorkSession:
         """A new child for a user; None, and he is forgotten, if he has no folder any more."""
         folder = await in_thread(self._limiter, partial(self._opened.folder, user.uid))
         if folder is None:
-            if self._users.get(user.uid) is user:  # nobody saw it while we looked
+            if self._users.get(user.uid) is user:  # no other task saw it while we looked
                 del self._users[user.uid]
             return None
         with folder:

@@ -39,7 +39,7 @@ _PAUSE_S = 0.2
 _ASK_S = 1.0
 """As often as a service at work says something new."""
 _LATE_S = 10.0
-"""So long an orphan that is due may lie untouched before somebody asks why."""
+"""So long an orphan that is due may lie untouched before it is looked into why."""
 _RESTART_S = 5.0
 """So long a service may be away before it counts as gone."""
 _UNKNOWN = Survey(0, 0, 0, 0, 1, False)
@@ -190,7 +190,7 @@ def follow(
     """Wait until the orphans of one store have ended, or until enough has come, or until it is known why it can't.
 
     tell   gets what goes on, in words, before each pause
-    stops  asked after each pause: whoever says yes gets what is known by then
+    stops  asked after each pause: after a yes it returns what is known by then
     """
     expected = total(orphan.survey for orphan in orphans)
     left, kept = list(orphans), list[SpaceKept]()
@@ -234,7 +234,7 @@ def _end_of(orphan: FollowedOrphan) -> list[SpaceKept] | None:
     try:
         reason = orphan.left()
     except FileNotFoundError:
-        return None  # somebody took it out again
+        return None  # it was taken out again
     orphan.close()
     return [reason]
 
@@ -441,7 +441,7 @@ def _find_reaper(store: Store) -> VolumeStatus | SpaceKept:
 
 def _find(store: Store, volumes: tuple[VolumeStatus, ...]) -> VolumeStatus | None:
     """A lower store is served with the upper one of its filesystem, which its user's pointers lead from."""
-    # An id is no secret: somebody else's own store may have the same.
+    # An id is no secret: another user's own store may have the same.
     ours = [volume for volume in volumes if volume.owner in (None, store.owner)]
     for volume in ours:
         if volume.id == store.volume.id:

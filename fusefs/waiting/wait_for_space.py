@@ -84,7 +84,7 @@ def wait_for_goal(
 ) -> GoalReached:
     """Wait until so much of the space that reaped trees took is there; or say what keeps the rest.
 
-    Run it as who typed the command: processes are seen as far as that user may look.
+    Run it as the user who typed the command: processes are seen as far as that user may look.
     fd            any directory on the volume
     gauge         since before the reap
     survey        of the trees before the reap, `core.space.total` of several
@@ -93,7 +93,7 @@ def wait_for_goal(
     containers    whose files are looked for in processes; any in a store if none is named
     patience_s    how long free space may stay as it is; 0 for one look
     tell          before each pause
-    stops         asked after each pause: whoever says yes gets what is known by then
+    stops         asked after each pause: after a yes it returns what is known by then
     """
     waiting = _SpaceWait(kernel, fd, survey.n_bytes, [*foreseen(survey, left_bytes), *known], containers)
     pause_s = _FIRST_PAUSE_S
@@ -185,7 +185,7 @@ def _held_open(found: Iterable[DeletedFile], is_ours: Callable[[bytes], bool]) -
 
 
 def _clients(holders: Container[int], is_ours: Callable[[bytes], bool]) -> str:
-    """Who uses what was reaped by a mount of it, in words: to them it is not deleted. holders: those found already"""
+    """The programs that use what was reaped through a mount, where it is not deleted. holders: those found already"""
     named = (one for one in find_named(is_ours) if one.pid not in holders and not serves_fuse(one.pid))
     told = [f"{printable(one.command.encode())} (pid {one.pid})" for one in named]
     more = len(told) - _MOST_CLIENTS
