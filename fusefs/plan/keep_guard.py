@@ -1,4 +1,4 @@
-"""What people and programs want left alone: directories with a `.trashd-keep`, and whatever is locked by flock(2)."""
+"""Exceptions to a sweep: directories with a `.trashd-keep`, and whatever is locked by flock(2)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fusefs.sweep.request import Action, ActionEnd, ActionPlace, ActionResult, I
 KEEP_FILE = Name(b".trashd-keep")
 LOCKED, KEPT = "locked", f"holds {KEEP_FILE.decode()}"
 _READING = os.O_RDONLY | os.O_NONBLOCK
-"""To wait for nobody: neither for a FIFO's writer nor for the holder of a lease."""
+"""To wait neither for a FIFO's writer nor for the holder of a lease."""
 _NO_EXCLUSIVE = frozenset({errno.EBADF, errno.EINVAL, errno.EISDIR})
 """NFS makes of a flock one that wants an fd open for writing. Source  flock(2), NOTES"""
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
@@ -92,7 +92,7 @@ class Locking:
         """Stand before an action.
 
         holds       False where the action is only told what it would take
-        is_guarded  directories have been asked for already, by a guard who may hold them
+        is_guarded  directories have been asked for already, by a guard that may hold them
         """
         self._action = action
         self._holds = holds
@@ -154,7 +154,7 @@ def why_locked(kernel: Kernel, directory: Fd, path: bytes, locks: ExitStack | No
             return why_held(kernel, found, kernel.fstat(found), locks)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.EXDEV):
-            return None  # whoever acts on it is told the same
+            return None  # acting on it meets the same
         return _unsure(error)
 
 
@@ -162,7 +162,7 @@ def why_held(kernel: Kernel, found: Fd, st: os.stat_result, locks: ExitStack | N
     """Why a file or directory that is open, if only for its path (O_PATH), should be left alone; as `why_locked`."""
     if not stat.S_ISREG(st.st_mode) and not stat.S_ISDIR(st.st_mode):
         return None  # to open a tape would rewind it; and a link can't be locked
-    # One with more names is not held: by its other name it would look as if somebody else had it.
+    # One with more names is not held: by its other name it would look locked by another.
     holds = locks is not None and st.st_nlink == 1
     try:
         with ExitStack() as owned:

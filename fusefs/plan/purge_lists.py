@@ -1,6 +1,6 @@
 """Lists of what a plan will take, one for each user, written some time ahead.
 
-`<user>.list` belongs to that user, who alone may read it beside us. A line is a time, a tab and a path.
+`<user>.list` belongs to that user, who alone may read it besides us. A line is a time, a tab and a path.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ENDING, _NEW = b".list", b".list.new"
 _MODE = 0o640
 _BUFFER_MAX_BYTES = 1 << 20
 _HEAD = b"# What trashd plan takes then, if nobody uses it before. In paths \\\\ is a backslash, \\xNN a byte.\n"
-"""By this first line a list of ours is known: one that says something else is of somebody else."""
+"""By this first line a list of ours is known: one that begins otherwise is not ours."""
 _LACKING = b"# Not complete: not all could be looked at this time.\n"
 
 
@@ -94,7 +94,7 @@ class PurgeLists:
         self.is_whole = False
 
     def publish(self) -> int:
-        """Put all lists in place, and take away those of users who have none any more; how many there are.
+        """Put all lists in place, and take away those of users that have none any more; how many there are.
 
         While something is lacking, it can't be told which user has none any more: an earlier list stays.
 
@@ -178,7 +178,7 @@ def open_lists(kernel: Kernel, path: bytes, *, writes: bool) -> Iterator[PurgeLi
         try:
             _check_ours(kernel, fd, path)
         except OSError as error:
-            if writes or error.errno != errno.EACCES:  # who only looks may read no list but his own
+            if writes or error.errno != errno.EACCES:  # a reader may read no list but its own
                 raise from_os(error, path) from error
         way = _way_to(kernel, path)
         if not writes:
@@ -192,7 +192,7 @@ def open_lists(kernel: Kernel, path: bytes, *, writes: bool) -> Iterator[PurgeLi
 
 
 def _open(kernel: Kernel, path: bytes, *, makes: bool) -> Fd:
-    """The directory, which nobody else can write in, or exchange for another one. Raises  Refused, OSError"""
+    """The directory, which no other user can write in, or exchange for another one. Raises  Refused, OSError"""
     upper, name = os.path.split(path.rstrip(b"/"))
     with _found_above(kernel, upper) as above:
         st = kernel.fstat(above.fd)
@@ -243,7 +243,7 @@ def _found_above(kernel: Kernel, path: bytes) -> Iterator[MeantDirectory]:
 
 
 def _check_ours(kernel: Kernel, directory: Fd, path: bytes) -> None:
-    """Nothing with a list's name is anybody else's: it would be replaced, or taken away. Raises  Refused, OSError"""
+    """Check that no list's name is another user's: it would be replaced, or taken away. Raises  Refused, OSError"""
     for name in kernel.list(directory):
         with suppress(FileNotFoundError):
             if name.endswith((_ENDING, _NEW)) and not _is_list(kernel, directory, name):
@@ -278,7 +278,7 @@ def line_path(path: bytes) -> bytes:
 def _file_name(uid: int) -> bytes:
     name = os.fsencode(user_name(uid))
     is_plain = name and b"/" not in name and not name.startswith(b".")
-    return name if is_plain and not name.isdigit() else b"%d" % uid  # digits are for who has no name
+    return name if is_plain and not name.isdigit() else b"%d" % uid  # digits are for users without a name
 
 
 def _time(ns: int) -> bytes:

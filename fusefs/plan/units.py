@@ -28,7 +28,7 @@ MOUNTED = "something is mounted in it"
 _PATH_MAX_BYTES = 1 << 16
 """Each directory is opened by its path from the unit on: a chain of a million would take hours."""
 _NEVER_NS = 1 << 63
-"""The birth of a file on a filesystem that keeps none: nobody may say that it is old."""
+"""The birth of a file on a filesystem that keeps none: it is never called old."""
 
 
 class Unit(NamedTuple):

@@ -1,4 +1,4 @@
-"""What a selection chooses where names don't tell: by a stat, by a look into a directory, by where something is."""
+"""The part of a selection that names don't decide: it takes a stat, a look into a directory, or where something is."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fusefs.sweep.request import Action, Identified, identify
 
 _NONE = SweepSums()
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
-"""What was listed is no directory any more; what a link leads to is nobody's business here."""
+"""What was listed is no directory any more; what a link leads to is not looked at."""
 
 
 def missing(n: int, are_again: bool) -> SweepSums:
@@ -166,7 +166,7 @@ class Chooser:
         return True
 
     def refuse(self, upper: bytes, refused: Refused, *, tells_mounts: bool = True) -> None:
-        """Count names of a directory that can't be looked at, and tell them. tells_mounts: otherwise who enters does"""
+        """Count names of a directory that can't be looked at, and tell them. tells_mounts: else entering does"""
         for name, number in refused:
             if number == errno.EXDEV:
                 self._tally.count(SweepSums(n_mounts=int(tells_mounts)))

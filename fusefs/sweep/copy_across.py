@@ -1,6 +1,6 @@
 """Matches moved by a copy: made whole, read back, on disk and under its name before the original goes.
 
-What a kill leaves is the original, or both; who comes after finds a copy that is complete, and only removes the
+What a kill leaves is the original, or both; the next sweep finds a copy that is complete, and only removes the
 original. A copy that has its name is never taken away again: another sweep may have relied on it.
 """
 

@@ -1,4 +1,4 @@
-"""As much of a directory as memory and time allow: what is chosen there as far as names tell, and what to enter."""
+"""A directory read by windows, as memory and time allow: what is chosen there as far as names tell, what to enter."""
 
 from __future__ import annotations
 

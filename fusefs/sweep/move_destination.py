@@ -1,8 +1,8 @@
-"""Where matches are moved to: a directory that a person named, and in it the tree that they come from; and what
+"""The destination of moved matches: a directory that a person named, and in it the tree that they come from; and what
 becomes of a match whose name is taken there.
 
-Nothing here is ever done to a name that whoever owns the place could have put there: a directory is made, with its
-owner and mode, where nobody else can enter, and then gets its name.
+Nothing here is ever done to a name that the owner of the place could have put there: a directory is made, with its
+owner and mode, where no other user can enter, and then gets its name.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _found(kernel: Kernel, path: bytes) -> Scope:
 
 
 def _refuse_others_way(kernel: Kernel, scope: Scope, path: bytes) -> None:
-    """Whoever can put a link on the way would choose for us where things go. Raises  Refused, NotFound"""
+    """A user who can put a link on the way would choose for us where things go. Raises  Refused, NotFound"""
     with found_directory(kernel, path, scope.mounts) as found:
         seen = kernel.fstat(found.fd)
         if not any(one is not None and os.path.samestat(seen, kernel.fstat(one)) for one in scope.sides):

@@ -12,7 +12,7 @@ from fusefs.sweep.agenda import Job, JobKind
 
 _TOGETHER = 1024
 _LONGEST = 1 << 20
-"""Bytes of a path, the longest that anybody has by far: what has no end at all must not fill the memory."""
+"""Bytes of a path, far longer than any real one: what has no end at all must not fill the memory."""
 
 
 class BrokenList(UsageError):

@@ -1,7 +1,7 @@
 """The directories that a rule's pattern means, opened without following anything that others can change.
 
 A rule may be run by root, in trees of others. So the way is gone name by name, by fds: a link is followed only where
-nobody but root and ourselves can have put it, and what a user has mounted is not entered.
+only root and ourselves can have put it, and what a user has mounted is not entered.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def find_directories(
 def found_directory(kernel: Kernel, path: bytes, mounts: Sequence[Mount] | None = None) -> Iterator[MeantDirectory]:
     """The directory at a path that was typed, by the same way. mounts: as for `find_directories`
 
-    Raises  Refused: a link on it is another user's, he has mounted something on it, or it leads to no directory;
+    Raises  Refused: a link on it is another user's, who may have mounted something on it, or it leads to no directory;
             NotFound
     """
     absolute = os.path.normpath(os.path.join(os.getcwdb(), path))

@@ -94,7 +94,7 @@ class Request(NamedTuple):
     names      only these, each relative to the directory (or absolute and inside of it), instead of a walk
     n_workers  None: what is best there
     inode      st_dev and st_ino that the directory must have; None: whatever is there
-    guard      who says what is not even looked into
+    guard      which says what is not even looked into
     wraps      puts something of one's own around the action
     late       a name is asked for when it can be acted on at once: what it was chosen for may soon be past
     """
@@ -214,6 +214,6 @@ class DirectoryGuard(Protocol):
     def spares(self, kernel: Kernel, sides: BackingAndMount, upper: bytes) -> str | None:
         """Why a directory is left alone, with all that is in it and its own name; None if it isn't.
 
-        sides  the directory, open for reading, for as long as whoever asked is at it
+        sides  the directory, open for reading, for as long as the caller is at it
         upper  its path relative to the sweep's directory, which is asked about too
         """

@@ -48,7 +48,7 @@ from fusefs.sweep.sweep_slice import SweepWorker
 
 NOTHING_SPECIAL = SweepWishes()
 _FIRST_S = 0.005
-"""The first slice goes to nobody else: most sweeps are done then."""
+"""The first slice is done in this process: most sweeps are done then."""
 _WINDOW = 65_536
 
 
@@ -124,7 +124,7 @@ def _open_top(kernel: Kernel, directory: bytes, inode: Identified | None) -> Ite
 
     inode   that it must have, on the side that the path leads to; None: any
     Raises  what `find_scope` does; NotFound if it is another one; for root what `found_directory` does: a link that
-            somebody else can change would lead root wherever he likes
+            another user can change would lead root anywhere
     """
     with find_scope(kernel, directory) as scope:
         sides = scope.sides

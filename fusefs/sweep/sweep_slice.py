@@ -1,6 +1,6 @@
 """One slice of a sweep: directories opened by their path from the sweep's own, listed, chosen from, acted on.
 
-Nothing on the way may be a link, a mount or `..` (openat2), so that what somebody exchanges for a directory that was
+Nothing on the way may be a link, a mount or `..` (openat2), so that what others exchange for a directory that was
 listed is never entered. A name costs a stat only if the selection asks for more than names and kinds.
 """
 
@@ -356,7 +356,7 @@ class _SweepRun:
                     kept.append(name)
         return kept
 
-    # What somebody listed.
+    # What was listed.
 
     def _look(self, job: Job) -> None:
         """Choose among names and act on them; directories are taken, but not entered for what else is in them."""
