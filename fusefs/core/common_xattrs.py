@@ -1,7 +1,7 @@
 """The extended attributes that are asked of every file, and what is remembered of them: a value, or that there is none.
 
 `ls -l`, `cp -p` and `rsync -A` ask for ACLs, `ls --color` for capabilities, `rsync -X` for all names; and the kernel
-asks itself, before it lets anybody in, runs a program or writes.
+asks itself, before it lets a process in, runs a program or writes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NAMES: Final = b""
 Answers = Mapping[bytes, bytes | int]
 """By name what it was answered: the value, or an errno."""
 UNSUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
-"""Whoever is answered one of these need not ask about the next file."""
+"""After one of these answers there is no need to ask about the next file."""
 
 _ABSENT: Final = UNSUPPORTED | {errno.ENODATA}
 """There is none; any other error may be over the next time."""
@@ -28,14 +28,14 @@ _REMEMBERED: Final = (NAMES, ACCESS_ACL, DEFAULT_ACL, CAPABILITY, LABEL)
 _NUMBERS: Final = {name: number for number, name in enumerate(_REMEMBERED)}
 _LONGEST_BYTES = 4096
 _ONE = Struct("=IBi")
-"""Whose it is; the number of the name; and the bytes of the value that follows, or a negative errno."""
+"""The uid that was told; the number of the name; and the bytes of the value that follows, or a negative errno."""
 
 Known = dict[tuple[int, bytes], bytes | int]
-"""Answers by the uid that was told, and the name; uid 0: everybody would be told the same, or it is root's."""
+"""Answers by the uid that was told, and the name; uid 0: every user would be told the same, or it is root's."""
 
 
 def is_asked_of_all(name: bytes) -> bool:
-    """Whether it is one of these: of others, some of which change without anybody's doing, nothing is remembered."""
+    """Whether it is one of these: of others, some of which change by themselves, nothing is remembered."""
     return name in _NUMBERS
 
 
@@ -43,7 +43,7 @@ def pack(known: Known) -> bytes:
     """A few bytes for what may be remembered of some answers: no errors, nothing long, no other names.
 
     And no file's capabilities: what a program may is asked each time that it is run.
-    ENOSYS is told as EOPNOTSUPP: to whoever asks by FUSE it would mean all that there are.
+    ENOSYS is told as EOPNOTSUPP: to the kernel's FUSE it would mean all that there are.
     """
     parts = []
     for (uid, name), answer in known.items():

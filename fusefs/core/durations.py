@@ -13,7 +13,7 @@ _DIGITS_MAX = 15
 def parse_duration(text: str) -> int:
     """Seconds from `90s`, `15m`, `24h`, `3d`, `2w` or sums such as `1d12h`; `0` is none.
 
-    Another number alone is refused: who types 3 for how long something is kept may mean days.
+    Another number alone is refused: 3 as a retention may mean days.
     Raises  ValueError with a message for the person who typed it
     """
     if re.fullmatch(r"0*[1-9][0-9]*", text, re.ASCII):

@@ -235,7 +235,7 @@ class CrossesBoundary(NoStore):
 
 
 WAY_OUT = "trashd doctor --rescue ID --to PATH takes it out of the store, trashd doctor --forget ID gives it up"
-"""What helps with anything that nobody understands."""
+"""What helps with anything that can't be understood."""
 SETTLE = f"trashd doctor --repair VOLUME completes or undoes what a killed command left; what it can't: {WAY_OUT}"
 """What helps with anything that stays half done."""
 

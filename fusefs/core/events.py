@@ -95,7 +95,7 @@ def encode(event: Event) -> bytes:
 def variables(event: Event) -> dict[str, bytes]:
     """An event as TRASHD_* variables, for a hook's environment and a journal's fields; empty for what is unknown.
 
-    Paths are the kernel's own bytes: whoever shows them makes them printable.
+    Paths are the kernel's own bytes: to be made printable where they are shown.
     """
     return {
         "TRASHD_EVENT": event.kind.value.encode(),

@@ -1,12 +1,12 @@
-"""Who may have one more of what there are only so many of: there are always some for who has none yet.
+"""Fair shares of a limited number of things: there are always some for a user who has none yet.
 
-Nothing can be taken back, so whoever has most must be refused in time. An eighth is kept for people's first ones. Of
-the rest nobody may have more than eight times what is left then: one alone gets eight ninths of it, the next one eight
-ninths of what that leaves, and so on; who gives some back gets none until he has come down to that.
+Nothing can be taken back, so the user with most must be refused in time. An eighth is kept for people's first ones. Of
+the rest no user may have more than eight times what is left then: one alone gets eight ninths of it, the next one eight
+ninths of what that leaves, and so on; after giving some back there are none until it has come down to that.
 
-A user has more uids than one: those of his containers, 65,536 as a rule, from anywhere. So from there on, all uids of
-an aligned block of 65,536 are one more who asks, and share what he gets by the same rule; a user's lie in two blocks.
-People of a directory service have such uids, too, and need not be told from these: each of them gets his first ones,
+A user has more uids than one: those of containers, 65,536 as a rule, from anywhere. So from there on, all uids of
+an aligned block of 65,536 are one more user, and share what that gets by the same rule; a user's lie in two blocks.
+People of a directory service have such uids, too, and need not be told from these: each of them gets their first ones,
 as long as half of what is kept for that is left, which is for all others.
 """
 
@@ -25,7 +25,7 @@ class FairShares:
         """Begin with all of them left.
 
         n           how many there are
-        is_for_all  else there is one user, who may have them all
+        is_for_all  else there is one user, who may have all
         """
         self._n = n
         self._is_for_all = is_for_all
@@ -53,7 +53,7 @@ class FairShares:
         return has < left
 
     def most_of_one(self) -> int:
-        """How many one gets who is alone, and neither root nor of a block."""
+        """How many a lone user gets who is neither root nor of a block."""
         if not self._is_for_all:
             return self._n
         return max(_N_FIRST, (self._n - self._n_reserved - self._n_kept) * _RATIO // (_RATIO + 1))

@@ -1,4 +1,4 @@
-"""What makes a mount fast, each of it to be switched off: where it is off the mount does the same, slower."""
+"""The fast paths of a mount, each of which can be switched off: without one the mount does the same, slower."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class FastPath(Enum):
     SEAM         a request is read as soon as the last one is answered, without a round of trio's scheduler; all others
                  rest on it, since their replies are patched on its way
     REQUESTS     the commonest requests are read and answered without libfuse and pyfuse3
-    PARALLEL     who looks up a name does not wait for others in the same directory
+    PARALLEL     a lookup does not wait for others in the same directory
     LISTINGS     the kernel keeps listings, until it is told of a change
     ROOT_ACL     the kernel keeps the ACL of the mount's root
     UNOPENED     the kernel opens and closes directories without a message
     LINKS        the kernel keeps where symbolic links lead
-    KILLPRIV     whoever serves a write takes away set-user-ID bits and file capabilities; else the kernel asks for
+    KILLPRIV     what serves a write takes away set-user-ID bits and file capabilities; else the kernel asks for
                  them at each write
     PASSTHROUGH  reads, writes and mmap go to the file below, past the daemon
     """

@@ -1,4 +1,4 @@
-"""The kernel's messages: requests as they are read from /dev/fuse, and the answers to them.
+"""The FUSE wire format: requests as they are read from /dev/fuse, and the answers to them.
 
 Source  linux/fuse.h, version 7.31 and later: fuse_in_header, fuse_out_header, fuse_attr, and the structs named below
 """
@@ -26,7 +26,7 @@ put_number: Final = Struct("=Q").pack_into
 NUMBER_AT: Final = 8
 ANSWER_HEAD_SIZE: Final = _ANSWER_HEAD.size
 REQUEST_BYTES_MAX: Final = (1 << 20) + (1 << 12)
-"""A write of as much as libfuse agrees to, and its header: the kernel lets nobody read who has less room."""
+"""A write of as much as libfuse agrees to, and its header: the kernel refuses a read with less room."""
 FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE, FOPEN_CACHE_DIR, FOPEN_PASSTHROUGH = 1 << 0, 1 << 1, 1 << 3, 1 << 7
 
 _ATTRIBUTES = "QQQqqqIIIIIIIII4x"

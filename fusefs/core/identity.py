@@ -105,5 +105,5 @@ def in_words(identity: Identity) -> str:
 
 
 def from_words(handle: bytes, ino: bytes, btime_ns: bytes) -> Identity:
-    """What `in_words` said, word by word; who reads them has seen that they are such words."""
+    """What `in_words` said, word by word; the caller has checked that they are such words."""
     return Identity("" if handle == b"-" else handle.decode(), int(ino), int(btime_ns))

@@ -1,4 +1,4 @@
-"""What is known of one inode at one moment."""
+"""The attributes of one inode at one moment, as statx(2) has them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Attributes(NamedTuple):
         return tuple.__new__(Attributes, (*self[:3], 0, *self[4:]))
 
     def gives_rights(self) -> bool:
-        """Whether it is a program that runs as its owner, or in its group, whoever runs it."""
+        """Whether it is a program that runs as its owner, or in its group, for every user."""
         is_set = self.mode & stat.S_ISUID or (self.mode & stat.S_ISGID and self.mode & stat.S_IXGRP)
         return bool(is_set) and self.mode & _S_IFMT == stat.S_IFREG
 

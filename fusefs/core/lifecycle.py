@@ -11,9 +11,9 @@ from fusefs.core.identity import Identity, Likelihood, compare, is_marked
 from fusefs.core.record import Method, Record
 
 DEFAULT_RETENTION_S = 24 * 3600
-"""How long an orphan can be restored unless somebody says otherwise: a night to notice a mistake."""
+"""How long an orphan can be restored unless told otherwise: a night to notice a mistake."""
 RESCUED_RETENTION_S = 7 * 24 * 3600
-"""How long what a restore found in its way can be restored: nobody asked for it, nor to have it for ever."""
+"""How long what a restore found in its way can be restored: it was not asked for, and need not stay for ever."""
 
 
 class State(Enum):

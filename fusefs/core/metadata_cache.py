@@ -6,7 +6,7 @@ has expired, what has changed since it was seen, or half a listing.
 
 A look at a slow filesystem takes time, and what it finds is as old as its beginning. The changes are numbered; a look
 begins with the number of the newest (its epoch), and what it learns is refused if that has changed since. The number
-of each change is noted while anybody looks.
+of each change is noted while any look is under way.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PACKED = Struct("=QQIIIIQQQIqqqqd")
 """Attributes, and the time until which they may be believed: a fifth of what the tuple and its numbers take."""
 _N_FIELDS = len(Attributes._fields)
 _UNTIL = Struct("=d")
-"""The same time, before what is packed of extended attributes."""
+"""The time until which it is valid, before packed extended attributes."""
 
 _Changed = SourceKey | tuple[SourceKey, bytes | None]
 """An inode's attributes; one name in a directory, or its listing; all its names (None)."""
@@ -138,7 +138,7 @@ class MetadataCache:
         lifetime_s   for how long after it was seen anything may be believed
         """
         self.epoch = Epoch(0)
-        """The number of the newest change: for those who learn at once what they see, without begin and end."""
+        """The number of the newest change: for callers that learn at once what they see, without begin and end."""
         self._limit_bytes = limit_bytes
         self._largest_bytes = limit_bytes // _LARGEST_SHARE
         self._lifetime_s = lifetime_s
@@ -146,7 +146,7 @@ class MetadataCache:
         self._n_bytes = 0
         self._n_looks = 0
         self._changed_at: dict[_Changed, Epoch] = {}
-        self._floor = self.epoch  # nothing is known of changes before: who began earlier learns nothing
+        self._floor = self.epoch  # nothing is known of changes before: a look that began earlier learns nothing
 
     def __len__(self) -> int:
         """How many inodes something is known of."""
@@ -164,7 +164,7 @@ class MetadataCache:
 
     @property
     def largest_bytes(self) -> int:
-        """The largest listing that is remembered: who gathers one may give up beyond it."""
+        """The largest listing that is remembered: gathering one may be given up beyond it."""
         return self._largest_bytes
 
     def begin(self) -> Epoch:
@@ -300,7 +300,7 @@ class MetadataCache:
     def learn_xattrs(self, source: SourceKey, answers: Answers, epoch: Epoch, now_s: float, uid: int = 0) -> None:
         """Remember some of its extended attributes, and what is known of the others for no longer than before.
 
-        uid  who was told; 0: everybody would be
+        uid  that was told; 0: every uid would be
         """
         if epoch != self.epoch and self._has_changed(epoch, source):
             return
@@ -379,14 +379,14 @@ class MetadataCache:
         self._n_bytes += item.extra_bytes()
 
     def directory_changed(self, directory: SourceKey) -> None:
-        """All that is known of a directory may be wrong, or of another inode: whose last link went, say."""
+        """All that is known of a directory may be wrong, or of another inode: its last link went, say."""
         self._note(directory, (directory, None))
         item = self._items.pop(directory, None)
         if item is not None:
             self._count_out(directory, item)
 
     def clear(self) -> None:
-        """All that is known may be wrong, and what anybody sees who has begun to look."""
+        """All that is known may be wrong, and what a look sees that has begun."""
         self.epoch = Epoch(self.epoch + 1)
         self._forget_changes()
         self._items.clear()

@@ -1,7 +1,7 @@
-"""What a mount's daemon counts, and the form in which others find it: a file of numbers that tells their names.
+"""The counters of a mount's daemon, and their file: numbers that others can read, as it has their names in it.
 
 A head, a table of names in JSON, and 64-bit counters of the machine's own byte order, which the daemon changes in
-place. Whoever reads takes the names from the file: numbers of another version's daemon keep their meaning.
+place. Readers take the names from the file: numbers of another version's daemon keep their meaning.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Remembered(NamedTuple):
 class Operation(NamedTuple):
     """How often a request came, and how long its answers took.
 
-    n_failed   those answered with an errno, whatever it meant to who asked
+    n_failed   those answered with an errno, whatever it meant to the client
     counts     how many took less than each of the bounds and no less than the one before; the last: longer than all
     """
 

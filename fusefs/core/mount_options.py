@@ -1,4 +1,4 @@
-"""What a mount can be told: one table of options, from which the command line's and the words of `-o` come."""
+"""The options of a mount: one table, from which the command line's options and the words of `-o` come."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fusefs.core.sizes import parse_size
 
 
 class Coherence(Enum):
-    """Who else changes the backing tree.
+    """Whether the backing tree is changed behind the mount.
 
-    EXCLUSIVE  nobody: all who use it go through the mount
-    SHARED     anybody, at any time: what the kernel remembers soon grows old
+    EXCLUSIVE  never: all use of it goes through the mount
+    SHARED     at any time: what the kernel remembers soon grows old
     """
 
     EXCLUSIVE = "exclusive"
@@ -30,7 +30,7 @@ class BackingSpeed(Enum):
     """How the backing filesystem answers.
 
     AUTO   as its type says, and how long it takes
-    LOCAL  at once: nobody waits for anybody else
+    LOCAL  at once: no operation waits for another
     SLOW   some time later (a network): operations wait side by side, and listings fetch attributes ahead
     """
 
@@ -99,7 +99,7 @@ class MountOptions:
     n_in_flight          requests at a time for a slow backing filesystem
     without              fast paths that are off
     show_trash           `.trashd` is in the listing of the root
-    allow_other          users other than the one who mounts may use it
+    allow_other          users other than the mounting one may use it
     default_permissions  the kernel checks permissions, not the filesystem below with the daemon's own
     flags                the kernel's flags that are on, by mount(8)'s names
     """
@@ -118,7 +118,7 @@ class MountOptions:
     flags: frozenset[str]
 
     def off(self) -> dict[FastPath, str]:
-        """The fast paths that somebody has switched off, and how."""
+        """The fast paths that are switched off, and how."""
         off = {path: f"without={path.value}" for path in self.without}
         if self.passthrough is PassthroughMode.OFF:
             off[FastPath.PASSTHROUGH] = "passthrough=off"
@@ -253,8 +253,8 @@ _BY_NAME: Final = {option.name: option for option in OPTIONS}
 def parse_options(texts: Iterable[str], *, as_root: bool, is_sloppy: bool = False, usual: Coherence) -> MountOptions:
     """Read the texts of all `-o`; the last word wins.
 
-    as_root    root mounts for everybody, others for themselves
-    is_sloppy  pass over words that nobody knows
+    as_root    root mounts for all users, others for themselves
+    is_sloppy  pass over unknown words
     usual      the coherence if nothing is said of it
     Raises     UsageError
     """
@@ -281,7 +281,7 @@ def parse_options(texts: Iterable[str], *, as_root: bool, is_sloppy: bool = Fals
             raise UsageError(reason, f"there are {ours}, and mount(8)'s {', '.join(sorted(_FLAGS))}")
     if values["timeout_s"] is None:
         values["timeout_s"] = _TIMEOUTS_S[values["coherence"]]
-    # Without the kernel's checks the daemon's permissions would be everybody's.
+    # Without the kernel's checks all users would have the daemon's permissions.
     values["default_permissions"] |= values["allow_other"]
     options = MountOptions(**values, flags=frozenset(flags))
     if options.passthrough is PassthroughMode.ON and (

@@ -66,7 +66,7 @@ def join(*parts: bytes) -> RelPath:
 def printable(path: bytes) -> str:
     r"""The path as a terminal may see it: control characters and invalid UTF-8 as `\xNN`, no escape sequence.
 
-    A name is anybody's choice; shown raw it could move an administrator's cursor or recolour his log.
+    Any user chooses names; shown raw one could move an administrator's cursor or recolour a log.
     """
     text = path.decode("utf-8", "surrogateescape")
     return "".join(c if c.isprintable() else _escape(c) for c in text)

@@ -1,6 +1,6 @@
-"""How fast a reaper may be beside others: decided from what stalls and waits while it rests, and while it works.
+"""The pace of a reaper beside others: decided from what stalls and waits while it rests, and while it works.
 
-All who reap on a machine rest by the same clock. What stalls or reads or flushes in a rest are others; what they wait
+All reapers on a machine rest by the same clock. What stalls or reads or flushes in a rest are others; what they wait
 longer for outside the rests than in them is our doing. So nothing has to be known about the disk, and all is a share:
 of the time in which the kernel works for us, whether an unlink takes ten microseconds or ten milliseconds.
 
@@ -21,7 +21,7 @@ from typing import NamedTuple
 from fusefs.core.slice_budget import HOLD, Speed
 
 TICK_S = 0.1
-"""Somebody who leads looks at least so often."""
+"""The load is looked at at least so often."""
 PERIOD_S, REST_S = 0.25, 0.02
 """Alone on the disk: a rest in each period. A neighbour is noticed after the second, or the third."""
 LONG_PERIOD_S, LONG_REST_S = 0.5, 0.06
@@ -29,13 +29,13 @@ LONG_PERIOD_S, LONG_REST_S = 0.5, 0.06
 SETTLE_S = 0.004
 """What the kernel still does for us when a rest begins is not listened to."""
 FIRST_LOOK_S = 0.05
-"""Nothing is done before somebody has listened that long."""
+"""Nothing is done before the load was measured that long."""
 
 LEAST_SHARE, FIRST_SHARE, MOST_SHARE = 0.005, 0.3, 0.4
 """Of the time, beside others: never nothing; what we begin with; and never so much that it would be felt before it
 could be measured."""
 _MOST_DEAF = 0.9
-"""Where nothing tells that nobody is there."""
+"""Where nothing tells whether there are others."""
 _FAR_BACK, _BACK, _FORTH = 0.5, 0.8, 1.05
 _DECIDE_S = 2.0
 _MEMORY_S = 12.0
@@ -49,14 +49,14 @@ _NOTHING_S = 1e-6
 _KEPT_PROBES = 8
 
 _STALL_IO, _STALL_MEMORY, _STALL_CPU = 0.02, 0.05, 0.5
-"""Shares of a rest in which somebody stalled: then somebody is there. Processors are shared by the scheduler already,
+"""Shares of a rest in which others stalled: then there are others. Processors are shared by the scheduler already,
 so that only a crowd on them counts."""
 _REQUESTS = 2
 """Reads and flushes of others in a rest; one alone may be the journal's own."""
 _COME, _OF_RESTS = 2, 3
 """One rest of three may be the journal's own."""
 _GONE_RESTS = 4
-"""So many long rests, at most one of them with somebody in it: he is gone."""
+"""So many long rests, at most one of them with others in it: they are gone."""
 _PLANNED, _LAST_PART = 0.9, 0.01
 """Parts of the horizon: when all is to be done, as what comes in between needs time too; and over which that is spread
 which is late already.

@@ -285,7 +285,7 @@ class _RuleBuilder(SettingsBuilder):
         self.problems.append(self._table.place.problem(what, fix))
 
     def _read(self, key: str, read: Callable[[Any], Any], otherwise: Any = None) -> Any:
-        """What a text means; the message of who can't read it is the problem."""
+        """What a text means; the message of `read` that it can't is the problem."""
         if not self._has(key):
             return otherwise
         try:

@@ -1,4 +1,4 @@
-"""What an administrator wants of the reaper, and the decisions that follow from it: values in, values out."""
+"""The administrator's policy for the reaper, and the decisions that follow from it: values in, values out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOW, HIGH = 0.05, 0.10
 
 
 class Authority(Enum):
-    """Who deletes: the user who asked, or root for him."""
+    """Which user deletes: the one who asked, or root instead."""
 
     ASKER = "asker"
     ROOT = "root"
@@ -30,10 +30,10 @@ class Authority(Enum):
 class RetentionRules(NamedTuple):
     """What holds for orphans from one place.
 
-    retention_s    for whoever did not ask for another one than the usual; None: kept until space is wanted
-    minimum_age_s  no rule lets an orphan go younger than that, unless its owner asked for less himself
+    retention_s    where none but the usual was asked for; None: kept until space is wanted
+    minimum_age_s  no rule lets an orphan go younger than that, unless its owner asked for less
     keep           patterns (fnmatch, `*` matches `/` too) of origins: never reaped by itself
-    users          names or uids for whom `authority` holds if it is ROOT: users write records, so that a path in one
+    users          names or uids for which `authority` holds if it is ROOT: users write records, so that a path in one
                    proves nothing
     clears_flags   immutable and append-only ones too, where root deletes
     """
@@ -83,7 +83,7 @@ class VolumePolicy(NamedTuple):
     windows            none: always. The free-space rule doesn't wait for one
     horizon_s          the backlog shall be gone within; None: at whatever pace neighbours allow
     blocks, inodes     watermarks; None: nothing hurries
-    paced              whether it makes way for others who use the disk
+    paced              whether it makes way for others that use the disk
     """
 
     path: bytes
@@ -120,7 +120,7 @@ class OrphanSize(NamedTuple):
 class KnownOrphan(NamedTuple):
     """What the service knows of one container.
 
-    created_ns   wall time, by the word of whoever made it
+    created_ns   wall time, by the word of its maker
     retention_s  as its owner asked; None: pinned
     origin       full path; None for what was dropped
     is_claimed   in reaping/: it is given up already

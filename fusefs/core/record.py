@@ -23,7 +23,7 @@ NOTE_MAX_CHARS = 2000
 MAX_ENTERED = 100
 """Directories of others that a reap notes: it has few more open at a time."""
 MAX_FAILURES = 50
-"""Failures kept by name: a record must stay below 64 KiB, and nobody reads the millionth."""
+"""Failures kept by name: a record must stay below 64 KiB, and the millionth is never read."""
 
 
 class Method(Enum):
@@ -101,7 +101,7 @@ class Record(NamedTuple):
     parent       the victim's parent directory; the one that was swept
     fresh        the directory that took the victim's place; None where none did
     victim       the tree; a sweep makes it, and puts into it what it takes
-    host, boot   machine id (or host name) and boot id of whoever made it, or was the last to restore it
+    host, boot   machine id (or host name) and boot id of the host that made it, or was the last to restore it
     created_ns   wall time
     boot_ns      the same by CLOCK_BOOTTIME of that boot, which can't be set; None: not told
     retention_s  seconds until it may be reaped; None means never unless asked
@@ -110,11 +110,11 @@ class Record(NamedTuple):
                  if nothing was lent. Set before the loan, so that recovery can take it back.
     lent_fresh   the same for the fresh directory when a restore moves it: its mode may be another one by then
     target       where a restore takes a tree that has a loan, if not to its origin: relative like that
-    heir         who is to get the tree, as long as it is in root's hands; None for whose folder it is in
+    heir         the user who is to get the tree, as long as root has it; None: the user whose folder it is in
     kept         directories that stay in view (`swap --keep`), while files do so by a link; None if nothing was kept
     moved_ns     the filesystem's own clock just before the tree came: what was moved later was not given (security.md);
                  of a sweep, when all had come; None in records made before, where the container's birth tells
-    taken_from   uid of the user whose container the tree is (store/seize.py): what only he can move is not in doubt
+    taken_from   uid of the user whose container the tree is (store/seize.py): what only they can move is not in doubt
     entered      directories of others in which a reap stopped or failed
     partial      the reaper had begun: the tree is not whole any more
     failures     why it is in quarantine

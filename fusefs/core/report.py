@@ -1,4 +1,4 @@
-"""What a loop over many items did, and why something was left: it goes on after a failure and returns this."""
+"""What a loop over many items did, and what it left and why: it goes on after a failure and returns this."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Reaped(NamedTuple):
 STORE = "store"
 PINNED = "pinned"
 CAME_IN = "came-in"
-"""Of a directory that nobody can say was there when the tree came."""
+"""Of a directory that is not known to have been there when the tree came."""
 
 WORDS = {
     STORE: "a trash store that holds something; restore what it holds (trashd list --volume DIR, where DIR is the "
@@ -70,7 +70,7 @@ def keeps_for_its_owner(failures: Iterable[Failure]) -> bool:
 def add_failures(noted: list[Failure], more: Iterable[Failure]) -> None:
     """Remember so many failures as a record has room for; one of our own reasons is among them, if there is any.
 
-    Who decides by it must not miss it among thousands.
+    A decision by it must not miss it among thousands.
     """
     for one in more:
         if len(noted) < MAX_FAILURES:

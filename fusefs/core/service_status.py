@@ -1,6 +1,6 @@
-"""What the service says of itself: a small file that anybody may read, and that costs nothing to read.
+"""The service's status: a small file that every user may read, and that costs nothing to read.
 
-Everybody may read it, so there is no name of anybody's file in it, and of an orphan's id only its end.
+Every user may read it, so there is no name of any user's file in it, and of an orphan's id only its end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fusefs.core.record import quote, unquote
 
 MOST_FAULTS = 10
 UNSEEN = "….".encode()
-"""Stands, with some of the store's id, for the names in a path that are nobody else's business."""
+"""Stands, with some of the store's id, for the names in a path that other users may not see."""
 
 
 class VolumePhase(Enum):
@@ -28,7 +28,7 @@ class VolumePhase(Enum):
     WINDOW     waits for the hours in which it may
     BROKEN     too many errors: rests before it tries again
     ELSEWHERE  another reaper has the volume
-    UNPROVEN   a user's own store that is not in his registry, or of root's that root did not make: nothing is reaped
+    UNPROVEN   a user's own store not in that user's registry, or of root's that root did not make: nothing is reaped
     GONE       not mounted any more, or another filesystem at its place
     """
 
@@ -61,7 +61,7 @@ class StatusFault(msgspec.Struct, frozen=True):
 
 
 class PassedOver(msgspec.Struct, frozen=True):
-    """What is called like a user's folder and is not his, and what a person can do; `where` is printable."""
+    """What is called like a user's folder and is not one, and what a person can do; `where` is printable."""
 
     where: str
     what: str
@@ -72,7 +72,7 @@ class VolumeStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One volume.
 
     path       the directory that holds the store, quoted as records have it; of a user's own store that root's service
-               serves only so much as everybody can see, and some of its id
+               serves only so much as every user can see, and some of its id
     owner      uid of the user whose own store it is, if root's service serves it
     why        a sentence that says more than the phase: what it waits for
     n_orphans  all that are in the store, those being reaped among them; n_due of them may go now
@@ -83,7 +83,7 @@ class VolumeStatus(msgspec.Struct, frozen=True, kw_only=True):
     eta_s      until all that is due is gone
     oldest_overdue_s            how long the oldest could have been gone
     next_due_ns                 wall time when the next one may go; None: none will
-    free_trend_bytes_per_s      how free space went lately, whoever did it
+    free_trend_bytes_per_s      how free space went lately, whatever the cause
     removed_entries, freed_bytes, n_reaped  since the service started
     faults     the last ones, the newest last
     refused    names in the store that are like users' folders and are not used as such, a few of each owner

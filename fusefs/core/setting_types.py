@@ -1,4 +1,4 @@
-"""The kinds of values that configurations and plans have: how each is typed, read, and written again."""
+"""The kinds of values in configurations and plans: how each is typed, read, and written again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sweep did, or would do: as it is told to whoever asked for it."""
+"""The result of a sweep, done or only looked at, as its caller is told."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ TEXT_MAX_BYTES = 1 << 20
 LINE_MAX_CHARS = 4096
 """tomllib needs time in the square of a dotted key's length: 40 ms for the longest that fits here."""
 PROBLEMS_MAX = 100
-"""Told at once: nobody reads more, and a file that has nothing to do with us has as many as lines."""
+"""Told at once: more would not be read, and a file that has nothing to do with us has as many as lines."""
 _DEPTH_MAX = 16
 """Far more than any key that we know; what lies deeper stands where that begins."""
 KeyPath = tuple[str | int, ...]
