@@ -485,7 +485,7 @@ class VolumeLoop:
         return rest_s
 
     def _lets_tell(self) -> bool:
-        """Whether one more thing may be told that its owner can bring about as often as he likes."""
+        """Whether one more thing may be told that its owner can bring about at will."""
         return self.owner is None or self._context.lets_tell(self.owner)
 
     def _forget(self) -> None:

@@ -30,7 +30,7 @@ COPY_PREFIX = NEW_PREFIX + b"copy-"
 What a killed maker leaves in it is never the only copy.
 """
 OLD = b"old-"
-"""Prefix of a store's name, in the one that took its place, that root set aside when he took the volume over."""
+"""Prefix of a store's name, in the one that took its place, that root set aside when taking the volume over."""
 VOLUME = Name(b"volume.json")
 CACHEDIR_TAG = Name(b"CACHEDIR.TAG")
 CACHEDIR_TEXT = b"Signature: 8a477f597d28d172789f06886806bc55\n# Made by trashd: what lies here waits for its end.\n"
