@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.fuse import ServedVolume
 from tests.support.lyingfs import RENAME_EXCHANGE, RENAME_NOREPLACE, lying_volume, renameat2
-from tests.support.passing import held
+from tests.support.open_files import held
 from tests.support.tree import make_tree, snapshot
 from tests.support.users import as_user
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from fusefs.linux.syscalls import RENAME_EXCHANGE, RENAME_NOREPLACE
-from tests.support.passing import held
+from tests.support.open_files import held
 from tests.support.slowfs import SlowVolume, Xattrs, slow_volume
 from tests.support.subjects import Native, Story, Subject
 from tests.support.tree import make_tree, snapshot

@@ -13,7 +13,7 @@ from tests.support.command import switched_off
 from tests.support.daemons import workbench
 from tests.support.mounted import SHARED_LIMIT_S, Mounted, trashd_mount
 from tests.support.oracle import DIRECT, Arena, Oracle, arena_on
-from tests.support.through import LIMIT_S, stored_volume
+from tests.support.passthrough_files import LIMIT_S, stored_volume
 from tests.support.volumes import loop_volume, tmpfs_volume
 
 _NUMBERS = itertools.count()

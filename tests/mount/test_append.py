@@ -27,8 +27,9 @@ from tests.support.faultydisk import SIZE as DISK_SIZE
 from tests.support.faultydisk import faulty_disk
 from tests.support.messages import a_real
 from tests.support.mounted import trashd_mount
+from tests.support.open_files import opened
 from tests.support.oracle import SLOW
-from tests.support.through import LIMIT_S, n_asked, opened
+from tests.support.passthrough_files import LIMIT_S, n_messages
 
 pytestmark = pytest.mark.needs("root", "fuse")
 
@@ -155,12 +156,12 @@ def test_what_is_appended_comes_in_one_message(source: Path) -> None:
         for flags in (APPENDS | os.O_CREAT, APPENDS):
             with opened(mounted.path / "log", flags) as fd:
                 for size in (1, PAGE - 1, 2 * PAGE, 100_000, (1 << 20) - PAGE):
-                    before = n_asked(mounted)
+                    before = n_messages(mounted)
                     assert os.write(fd, bytes(size)) == size
-                    assert n_asked(mounted) == before + 1, size
-                before = n_asked(mounted)
+                    assert n_messages(mounted) == before + 1, size
+                before = n_messages(mounted)
                 os.writev(fd, [b"part"] * 200)
-                assert n_asked(mounted) == before + 1
+                assert n_messages(mounted) == before + 1
         assert os.stat("log", dir_fd=top).st_size == (mounted.path / "log").stat().st_size
 
 

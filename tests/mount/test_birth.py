@@ -15,7 +15,7 @@ import pytest
 from fusefs.linux.kernel import Kernel
 from tests.support.command import done_well
 from tests.support.mounted import SHARED_LIMIT_S, Mounted, trashd_mount, until
-from tests.support.passing import opened
+from tests.support.open_files import opened
 
 pytestmark = [pytest.mark.needs("root", "fuse", "loop"), pytest.mark.rests_on("direct-requests")]
 

@@ -19,8 +19,8 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.shared_extents import shared_bytes
 from fusefs.linux.syscalls import RENAME_EXCHANGE, fallocate
 from tests.support.mounted import Mounted, trashd_mount
+from tests.support.open_files import errno_of, opened
 from tests.support.oracle import ALL_DIRECT, Oracle
-from tests.support.passing import errno_of, opened
 from tests.support.subjects import Handle, Story, Subject
 from tests.support.volumes import loop_volume, sync, tmpfs_volume
 

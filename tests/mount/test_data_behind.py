@@ -15,7 +15,7 @@ import pytest
 from fusefs.linux.syscalls import fallocate
 from tests.support.clients import clients, ends
 from tests.support.mounted import SHARED_LIMIT_S, Mounted, trashd_mount, until
-from tests.support.passing import opened, waits_in_the_kernel
+from tests.support.open_files import opened, waits_in_the_kernel
 from tests.support.volumes import loop_volume, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")

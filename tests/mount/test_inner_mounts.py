@@ -15,7 +15,7 @@ import pytest
 from tests.support.clients import LIMIT_S, clients, ends, in_time, is_ended
 from tests.support.command import trashd
 from tests.support.mounted import Mounted, trashd_mount, until
-from tests.support.passing import waits_in_the_kernel
+from tests.support.open_files import waits_in_the_kernel
 from tests.support.silent import silent_fuse
 from tests.support.volumes import bind_mount, mount_of, overlay_volume, tmpfs_volume
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.mounted import SHARED_LIMIT_S, Mounted, trashd_mount, until
-from tests.support.passing import held
+from tests.support.open_files import held
 from tests.support.users import as_user
 from tests.support.volumes import loop_volume, tmpfs_volume
 

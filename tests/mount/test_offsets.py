@@ -12,7 +12,7 @@ import pytest
 
 from fusefs.linux.syscalls import FALLOC_FL_KEEP_SIZE, fallocate
 from tests.support.mounted import trashd_mount
-from tests.support.passing import opened
+from tests.support.open_files import opened
 from tests.support.subjects import outcome
 from tests.support.volumes import loop_volume, tmpfs_volume
 

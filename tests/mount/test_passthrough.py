@@ -16,7 +16,8 @@ from typing import NamedTuple
 import pytest
 
 from tests.support.mounted import SHARED_LIMIT_S, Mounted, trashd_mount, until
-from tests.support.passing import may_be_written, n_messages, opened, why_off
+from tests.support.open_files import may_be_written, opened
+from tests.support.passthrough_files import n_messages, why_off
 from tests.support.volumes import (
     loop_volume,
     tmpfs_volume,

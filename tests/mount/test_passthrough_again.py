@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.mounted import Mounted, trashd_mount, until
-from tests.support.passing import all_closed, held, n_messages, opened
+from tests.support.open_files import held, opened
+from tests.support.passthrough_files import all_closed, n_messages
 from tests.support.volumes import tmpfs_volume
 
 pytestmark = [pytest.mark.needs("root", "fuse", "passthrough"), pytest.mark.rests_on("passthrough")]

@@ -17,9 +17,9 @@ import pytest
 from tests.support import volumes
 from tests.support.faultydisk import SIZE, FaultyDisk, faulty_disk
 from tests.support.mounted import SHARED_LIMIT_S, Mounted, trashd_mount
-from tests.support.passing import errno_of, n_messages, opened
+from tests.support.open_files import errno_of, opened
+from tests.support.passthrough_files import n_messages, space_comes_back
 from tests.support.subjects import outcome
-from tests.support.through import space_comes_back
 from tests.support.users import as_user
 from tests.support.volumes import btrfs_subvolume, loop_volume, tmpfs_volume
 

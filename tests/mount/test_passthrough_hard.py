@@ -20,13 +20,12 @@ import pytest
 from tests.support.command import done_well
 from tests.support.daemons import ended
 from tests.support.mounted import Mounted, trashd_mount, until
-from tests.support.passing import may_be_written, waits_in_the_kernel
-from tests.support.through import (
+from tests.support.open_files import may_be_written, opened, waits_in_the_kernel
+from tests.support.passthrough_files import (
     CONTENT,
     LIMIT_S,
     SIZE,
     not_asked,
-    opened,
     processes,
     put,
     space_comes_back,

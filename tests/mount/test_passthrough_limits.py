@@ -20,7 +20,8 @@ from tests.support.command import TRASHD
 from tests.support.daemons import workbench
 from tests.support.fuse import device_for_all
 from tests.support.mounted import trashd_mount, until
-from tests.support.passing import all_closed, errno_of, held, n_messages, opened, why_off
+from tests.support.open_files import errno_of, held, opened
+from tests.support.passthrough_files import all_closed, n_messages, why_off
 from tests.support.slowfs import slow_volume
 from tests.support.users import as_user, run_as
 from tests.support.volumes import btrfs_subvolume, full, loop_volume, overlay_volume, tmpfs_volume, unmount

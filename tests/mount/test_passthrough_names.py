@@ -10,19 +10,19 @@ from pathlib import Path
 import pytest
 
 from tests.support.mounted import Mounted, trashd_mount
-from tests.support.store import reap_now, recover_all, swap
-from tests.support.through import (
+from tests.support.open_files import opened
+from tests.support.passthrough_files import (
     CONTENT,
     LIMIT_S,
     NEARLY,
     SIZE,
     free_bytes,
     not_asked,
-    opened,
     put,
     space_comes_back,
     works_on,
 )
+from tests.support.store import reap_now, recover_all, swap
 
 pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.rests_on("passthrough")]
 

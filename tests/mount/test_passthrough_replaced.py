@@ -13,8 +13,8 @@ import pytest
 from tests.support.command import done_well
 from tests.support.daemons import daemon_of, kill_daemon, mount, our_mount, workbench
 from tests.support.mounted import until
-from tests.support.passing import opened
-from tests.support.through import CONTENT, SIZE, free_bytes, put, space_comes_back, works_on
+from tests.support.open_files import opened
+from tests.support.passthrough_files import CONTENT, SIZE, free_bytes, put, space_comes_back, works_on
 from tests.support.workers import workers
 
 pytestmark = [pytest.mark.needs("root", "fuse", "passthrough"), pytest.mark.rests_on("passthrough")]

@@ -17,7 +17,7 @@ from tests.support.command import TRASHD, environment
 from tests.support.daemons import ended, workbench
 from tests.support.misled import misled
 from tests.support.mounted import Mounted, trashd_mount, until
-from tests.support.passing import n_messages, why_off
+from tests.support.passthrough_files import n_messages, why_off
 from tests.support.volumes import mount_of, tmpfs_volume
 
 pytestmark = [pytest.mark.needs("root", "fuse", "passthrough"), pytest.mark.rests_on("passthrough")]

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.mounted import SHARED_LIMIT_S, trashd_mount, until
-from tests.support.passing import may_be_written
+from tests.support.open_files import may_be_written
 from tests.support.volumes import loop_volume
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")

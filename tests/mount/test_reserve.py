@@ -12,8 +12,8 @@ import pytest
 
 from fusefs.linux.syscalls import fallocate
 from tests.support.mounted import Mounted, trashd_mount, until
-from tests.support.passing import errno_of, opened
-from tests.support.through import free_bytes
+from tests.support.open_files import errno_of, opened
+from tests.support.passthrough_files import free_bytes
 from tests.support.users import as_user
 from tests.support.volumes import loop_volume
 

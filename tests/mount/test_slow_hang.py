@@ -25,7 +25,7 @@ import pytest
 from tests.support.clients import LIMIT_S, clients, ends, in_time, is_ended
 from tests.support.command import trashd
 from tests.support.mounted import Mounted, trashd_mount, until
-from tests.support.passing import waits_in_the_kernel
+from tests.support.open_files import waits_in_the_kernel
 from tests.support.slowfs import SlowVolume, slow_volume
 from tests.support.volumes import mount_of, tmpfs_volume
 

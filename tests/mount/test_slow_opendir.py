@@ -21,7 +21,7 @@ from tests.support.asking import Somebody
 from tests.support.bulk import fill
 from tests.support.messages import a_real
 from tests.support.mounted import Mounted, trashd_mount
-from tests.support.passing import errno_of, opened
+from tests.support.open_files import errno_of, opened
 from tests.support.slowfs import SlowVolume, slow_volume
 from tests.support.users import as_user
 from tests.support.volumes import tmpfs_volume

@@ -26,7 +26,7 @@ from tests.support.command import trashd
 from tests.support.frozen import frozen
 from tests.support.leases import is_broken_into, write_lease
 from tests.support.mounted import Mounted, trashd_mount, until
-from tests.support.passing import waits_in_the_kernel
+from tests.support.open_files import waits_in_the_kernel
 from tests.support.slowfs import SlowVolume, slow_volume
 from tests.support.tree import snapshot
 from tests.support.volumes import loop_volume, mount_of, tmpfs_over, tmpfs_volume

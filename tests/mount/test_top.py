@@ -18,7 +18,7 @@ from tests.support.acls import ACCESS, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USE
 from tests.support.command import TRASHD
 from tests.support.denied import without
 from tests.support.mounted import Mounted, trashd_mount, until
-from tests.support.passing import held
+from tests.support.open_files import held
 from tests.support.users import as_user
 from tests.support.volumes import bind_mount, mounts, tmpfs_volume
 

@@ -12,7 +12,7 @@ import pytest
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.syscalls import RENAME_EXCHANGE, renameat2
 from tests.support.mounted import Mounted, trashd_mount, until
-from tests.support.passing import held
+from tests.support.open_files import held
 from tests.support.store import ENTRIES, assert_silent, entries, init, raw, recover_all, swap
 from tests.support.tree import Dir, make_tree, snapshot
 from tests.support.users import as_user, run_as

@@ -15,8 +15,8 @@ import pytest
 from tests.support.acls import DEFAULT, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
 from tests.support.losingfs import losing_volume
 from tests.support.mounted import Mounted, trashd_mount, until
+from tests.support.open_files import errno_of, opened
 from tests.support.oracle import ALL_DIRECT, Oracle
-from tests.support.passing import errno_of, opened
 from tests.support.subjects import Handle, Native, Story, Subject
 from tests.support.users import as_user
 from tests.support.volumes import tmpfs_volume

@@ -19,7 +19,7 @@ from fusefs.mount.counters import Counters
 from fusefs.mount.tables_lock import TablesLock
 from fusefs.mount.vfs import Vfs
 from tests.support.mounted import SHARED_LIMIT_S, Mounted, trashd_mount, until
-from tests.support.passing import held
+from tests.support.open_files import held
 from tests.support.volumes import loop_volume, tmpfs_volume
 
 pytestmark = [

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from fusefs.core.fast_paths import FastPath
+from fusefs.mount.find_mounts import look, mount_at
 from tests.support.mounted import Mounted, until
 from tests.support.store import init
 from tests.support.volumes import tmpfs_volume
@@ -51,18 +53,38 @@ def space_comes_back(backing: Path) -> Iterator[None]:
     assert until(lambda: free_bytes(backing) > before - NEARLY)
 
 
-def n_asked(mounted: Mounted) -> int:
-    """How often the daemon was asked to read or to write."""
-    operations = mounted.stats().operations
-    return operations["read"].n() + operations["write"].n()
+def why_off(mounted: Mounted) -> str | None:
+    """Why nothing passes the daemon of a mount; None: it does."""
+    states = look(mount_at(os.fsencode(mounted.path))).fast_paths
+    (state,) = (state for state in states if state.name == FastPath.PASSTHROUGH.value)
+    return None if state.is_on else state.why
+
+
+def n_messages(mounted: Mounted) -> int:
+    """Reads and writes that came to the daemon."""
+    return sum(mounted.stats().operations[name].n() for name in ("read", "write"))
+
+
+def all_closed(mounted: Mounted) -> bool:
+    """Whether the daemon hears of the close of every file, though late: what was read ahead keeps a file for a moment.
+
+    Until then the next open is of the same mode.
+    """
+
+    def is_so() -> bool:
+        operations = mounted.stats().operations
+        opens = (operations["open"], operations["create"])
+        return sum(one.n() - one.n_failed for one in opens) == operations["release"].n()
+
+    return until(is_so)
 
 
 @contextmanager
 def not_asked(mounted: Mounted) -> Iterator[None]:
     """The kernel reads and writes itself."""
-    before = n_asked(mounted)
+    before = n_messages(mounted)
     yield
-    assert n_asked(mounted) == before
+    assert n_messages(mounted) == before
 
 
 @contextmanager
@@ -84,16 +106,6 @@ def processes(n: int, work: Callable[[], None]) -> Iterator[list[int]]:
     finally:
         os.close(done)
         os.close(tells)
-
-
-@contextmanager
-def opened(path: Path, flags: int = os.O_RDWR) -> Iterator[int]:
-    """An fd for a time."""
-    fd = os.open(path, flags)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
 
 
 def works_on(fd: int) -> None:
