@@ -20,7 +20,7 @@ from fusefs.linux.shared_extents import shared_bytes
 from fusefs.linux.syscalls import RENAME_EXCHANGE, fallocate
 from tests.support.mounted import Mounted, trashd_mount
 from tests.support.open_files import errno_of, opened
-from tests.support.oracle import ALL_DIRECT, Oracle
+from tests.support.oracle import ALL_DIRECT, Oracle, agreed
 from tests.support.subjects import Handle, Story, Subject
 from tests.support.volumes import loop_volume, sync, tmpfs_volume
 
@@ -72,101 +72,92 @@ def test_blocks_and_holes_are_made_as_below(oracle: Oracle, mode: int) -> None:
 
 
 @ALL_DIRECT
-def test_what_is_refused_is_refused_as_below(oracle: Oracle) -> None:
-    def act(s: Subject, tell: Story) -> None:
-        s.put(b"file", b"content")
-        h = s.open(b"file", os.O_RDWR)
-        for mode in (0, KEEP_SIZE, PUNCH_HOLE | KEEP_SIZE):
-            for offset, size in ((0, 0), (-1, 5), (5, -1), (1 << 62, 1 << 62), (0, (1 << 63) - 1), (0, 1 << 40)):
-                if mode & PUNCH_HOLE and size > 1 << 40:
-                    continue
-                tell(allocate, h, mode, offset, size)
+@agreed
+def test_what_is_refused_is_refused_as_below(s: Subject, tell: Story) -> None:
+    s.put(b"file", b"content")
+    h = s.open(b"file", os.O_RDWR)
+    for mode in (0, KEEP_SIZE, PUNCH_HOLE | KEEP_SIZE):
+        for offset, size in ((0, 0), (-1, 5), (5, -1), (1 << 62, 1 << 62), (0, (1 << 63) - 1), (0, 1 << 40)):
+            if mode & PUNCH_HOLE and size > 1 << 40:
+                continue
+            tell(allocate, h, mode, offset, size)
+    tell(s.fstat, h)
+    s.close(h)
+    h = s.open(b"file")
+    tell(allocate, h, 0, 0, 4096)
+    tell(copy, h, h, 4, 0, 100)
+    s.close(h)
+    s.truncate(b"file", 7)
+
+
+@ALL_DIRECT
+@agreed
+def test_data_and_holes_are_found_as_below(s: Subject, tell: Story) -> None:
+    s.put(b"empty")
+    s.put(b"sparse")
+    s.truncate(b"sparse", 10 * CHUNK)
+    h = s.open(b"sparse", os.O_WRONLY)
+    for number in (1, 4, 5, 8):
+        s.pwrite(h, b"x" * CHUNK, number * CHUNK)
+    tell(allocate, h, PUNCH_HOLE | KEEP_SIZE, 4 * CHUNK, CHUNK)
+    s.fsync(h)
+    s.close(h)
+    for name in (b"empty", b"sparse"):
+        h = s.open(name)
+        for whence in (os.SEEK_DATA, os.SEEK_HOLE):
+            for offset in (-1, 0, 1, CHUNK, 2 * CHUNK, 4 * CHUNK, 9 * CHUNK, 10 * CHUNK - 1, 10 * CHUNK, 1 << 62):
+                tell(seek, h, offset, whence)
+        tell(seek, h, 5, os.SEEK_SET)
+        tell(os.read, h.number, 5) if not s.fstat(h).size_bytes else None
+        s.close(h)
+
+
+@ALL_DIRECT
+@agreed
+def test_parts_are_copied_as_below(s: Subject, tell: Story) -> None:
+    s.put(b"source", LARGE)
+    s.put(b"to", b"0123456789")
+    source, to = s.open(b"source", os.O_RDWR), s.open(b"to", os.O_RDWR)
+    for offset, to_offset, size in (
+        (0, 0, 5), (3, 8, 5000), (100, 70_000, len(LARGE)), (len(LARGE), 0, 5), (len(LARGE) - 3, 2, 5),
+        (1 << 40, 0, 5), (0, 0, 0), (0, 1 << 20, len(LARGE)),
+    ):  # fmt: skip
+        tell(copy, source, to, size, offset, to_offset)
+        tell(s.fstat, to)
+        tell(s.pread, to, 9000, max(to_offset - 10, 0))
+    tell(copy, source, source, 1000, 0, 500)  # EINVAL: they overlap
+    tell(copy, source, source, 1000, 0, len(LARGE))
+    s.close(to)
+    to = s.open(b"to", os.O_WRONLY | os.O_APPEND)
+    tell(copy, source, to, 5, 0, 0)
+    for h in (source, to):
+        s.close(h)
+    tell(s.get, b"source")
+    tell(s.get, b"to")
+
+
+@ALL_DIRECT
+@agreed
+def test_what_has_no_name_or_another_place_by_now_is_worked_on_as_below(s: Subject, tell: Story) -> None:
+    """By whoever had it open when its directory was exchanged for another, or it was unlinked."""
+    for name in (b"d", b"fresh"):
+        s.mkdir(name)
+    s.put(b"d/file", LARGE)
+    s.put(b"d/gone", LARGE)
+    s.put(b"fresh/file", b"fresh")
+    file, gone = s.open(b"d/file", os.O_RDWR), s.open(b"d/gone", os.O_RDWR)
+    s.rename(b"fresh", b"d", RENAME_EXCHANGE)
+    s.unlink(b"fresh/gone")
+    for h in (file, gone):
+        tell(allocate, h, 0, 0, MIB)
+        tell(allocate, h, PUNCH_HOLE | KEEP_SIZE, 4096, 8192)
         tell(s.fstat, h)
+    tell(copy, gone, file, 5000, 100, 9000)
+    tell(copy, file, gone, 5000, 100, 9000)
+    tell(s.pread, gone, 30_000, 0)
+    for h in (file, gone):
         s.close(h)
-        h = s.open(b"file")
-        tell(allocate, h, 0, 0, 4096)
-        tell(copy, h, h, 4, 0, 100)
-        s.close(h)
-        s.truncate(b"file", 7)
-
-    oracle.agree(act)
-
-
-@ALL_DIRECT
-def test_data_and_holes_are_found_as_below(oracle: Oracle) -> None:
-    def act(s: Subject, tell: Story) -> None:
-        s.put(b"empty")
-        s.put(b"sparse")
-        s.truncate(b"sparse", 10 * CHUNK)
-        h = s.open(b"sparse", os.O_WRONLY)
-        for number in (1, 4, 5, 8):
-            s.pwrite(h, b"x" * CHUNK, number * CHUNK)
-        tell(allocate, h, PUNCH_HOLE | KEEP_SIZE, 4 * CHUNK, CHUNK)
-        s.fsync(h)
-        s.close(h)
-        for name in (b"empty", b"sparse"):
-            h = s.open(name)
-            for whence in (os.SEEK_DATA, os.SEEK_HOLE):
-                for offset in (-1, 0, 1, CHUNK, 2 * CHUNK, 4 * CHUNK, 9 * CHUNK, 10 * CHUNK - 1, 10 * CHUNK, 1 << 62):
-                    tell(seek, h, offset, whence)
-            tell(seek, h, 5, os.SEEK_SET)
-            tell(os.read, h.number, 5) if not s.fstat(h).size_bytes else None
-            s.close(h)
-
-    oracle.agree(act)
-
-
-@ALL_DIRECT
-def test_parts_are_copied_as_below(oracle: Oracle) -> None:
-    def act(s: Subject, tell: Story) -> None:
-        s.put(b"source", LARGE)
-        s.put(b"to", b"0123456789")
-        source, to = s.open(b"source", os.O_RDWR), s.open(b"to", os.O_RDWR)
-        for offset, to_offset, size in (
-            (0, 0, 5), (3, 8, 5000), (100, 70_000, len(LARGE)), (len(LARGE), 0, 5), (len(LARGE) - 3, 2, 5),
-            (1 << 40, 0, 5), (0, 0, 0), (0, 1 << 20, len(LARGE)),
-        ):  # fmt: skip
-            tell(copy, source, to, size, offset, to_offset)
-            tell(s.fstat, to)
-            tell(s.pread, to, 9000, max(to_offset - 10, 0))
-        tell(copy, source, source, 1000, 0, 500)  # EINVAL: they overlap
-        tell(copy, source, source, 1000, 0, len(LARGE))
-        s.close(to)
-        to = s.open(b"to", os.O_WRONLY | os.O_APPEND)
-        tell(copy, source, to, 5, 0, 0)
-        for h in (source, to):
-            s.close(h)
-        tell(s.get, b"source")
-        tell(s.get, b"to")
-
-    oracle.agree(act)
-
-
-@ALL_DIRECT
-def test_what_has_no_name_or_another_place_by_now_is_worked_on_as_below(oracle: Oracle) -> None:
-    """By a process that had it open when its directory was exchanged for another, or it was unlinked."""
-
-    def act(s: Subject, tell: Story) -> None:
-        for name in (b"d", b"fresh"):
-            s.mkdir(name)
-        s.put(b"d/file", LARGE)
-        s.put(b"d/gone", LARGE)
-        s.put(b"fresh/file", b"fresh")
-        file, gone = s.open(b"d/file", os.O_RDWR), s.open(b"d/gone", os.O_RDWR)
-        s.rename(b"fresh", b"d", RENAME_EXCHANGE)
-        s.unlink(b"fresh/gone")
-        for h in (file, gone):
-            tell(allocate, h, 0, 0, MIB)
-            tell(allocate, h, PUNCH_HOLE | KEEP_SIZE, 4096, 8192)
-            tell(s.fstat, h)
-        tell(copy, gone, file, 5000, 100, 9000)
-        tell(copy, file, gone, 5000, 100, 9000)
-        tell(s.pread, gone, 30_000, 0)
-        for h in (file, gone):
-            s.close(h)
-        tell(s.get, b"d/file")
-
-    oracle.agree(act)
+    tell(s.get, b"d/file")
 
 
 def test_what_the_kernel_has_no_message_for_is_refused_and_changes_nothing(file: Path) -> None:
@@ -194,7 +185,7 @@ def told(path: Path) -> tuple[int, ...]:
 
 
 def settle(path: Path) -> None:
-    """Have blocks that are promised given, as happens at every sync: some more may be needed to find them."""
+    """Have blocks that are promised given, as happens whenever somebody syncs: some more may be needed to find them."""
     with opened(path, os.O_RDONLY) as fd:
         os.fsync(fd)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.moving import pass_a_tick
-from tests.support.oracle import WITHOUT, Oracle
+from tests.support.oracle import WITHOUT, Oracle, agreed
 from tests.support.subjects import Story, Subject
 
 pytestmark = [pytest.mark.needs("root", "fuse", "loop"), WITHOUT]
@@ -60,91 +60,81 @@ def test_open_with_every_flag(oracle: Oracle, kind: bytes) -> None:
     oracle.agree(act)
 
 
-def test_large_writes_and_reads(oracle: Oracle) -> None:
-    def act(s: Subject, tell: Story) -> None:
-        s.put(b"file", LARGE)
-        assert s.get(b"file") == LARGE
-        h = s.open(b"file", os.O_RDWR)
-        for offset in (0, 1, 4095, 4096, 65535, 131073, len(LARGE) - 1, len(LARGE), len(LARGE) + 5000):
-            tell(s.pwrite, h, b"%d" % offset * 500, offset)
-            tell(s.pread, h, 3000, max(offset - 1000, 0))
-        s.fsync(h)
-        s.close(h)
-        tell(s.get, b"file")
-
-    oracle.agree(act)
+@agreed
+def test_large_writes_and_reads(s: Subject, tell: Story) -> None:
+    s.put(b"file", LARGE)
+    assert s.get(b"file") == LARGE
+    h = s.open(b"file", os.O_RDWR)
+    for offset in (0, 1, 4095, 4096, 65535, 131073, len(LARGE) - 1, len(LARGE), len(LARGE) + 5000):
+        tell(s.pwrite, h, b"%d" % offset * 500, offset)
+        tell(s.pread, h, 3000, max(offset - 1000, 0))
+    s.fsync(h)
+    s.close(h)
+    tell(s.get, b"file")
 
 
-def test_append_goes_to_the_end_wherever_it_is(oracle: Oracle) -> None:
-    def act(s: Subject, tell: Story) -> None:
-        one = s.open(b"log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        two = s.open(b"log", os.O_WRONLY | os.O_APPEND)
-        other = s.open(b"log", os.O_RDWR)
-        tell(s.pwrite, one, b"one ", 0)
-        tell(s.pwrite, two, b"two ", 0)
-        tell(s.pwrite, one, b"three ", 0)
-        tell(s.ftruncate, other, 4)
-        tell(s.pwrite, two, b"after the cut", 0)
-        tell(s.pread, other, 99, 0)
-        tell(s.pread, one, 9, 0)  # EBADF: write only
-        for h in (one, two, other):
-            s.close(h)
-
-    oracle.agree(act)
-
-
-def test_truncate(oracle: Oracle) -> None:
-    def act(s: Subject, tell: Story) -> None:
-        s.put(b"file", b"0123456789")
-        s.mkdir(b"d")
-        s.symlink(b"file", b"link")
-        tell(s.truncate, b"file", 4)
-        tell(s.get, b"file")
-        tell(s.truncate, b"link", 8)
-        tell(s.get, b"file")
-        tell(s.truncate, b"d", 0)
-        tell(s.truncate, b"absent", 0)
-        h = s.open(b"file", os.O_RDWR)
-        tell(s.ftruncate, h, 100_000)
-        tell(s.pread, h, 20, 0)
-        tell(s.fstat, h)
-        tell(s.ftruncate, h, 0)
-        tell(s.fstat, h)
-        s.close(h)
-        h = s.open(b"file")
-        tell(s.pread, h, 10, 0)
+@agreed
+def test_append_goes_to_the_end_wherever_it_is(s: Subject, tell: Story) -> None:
+    one = s.open(b"log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    two = s.open(b"log", os.O_WRONLY | os.O_APPEND)
+    other = s.open(b"log", os.O_RDWR)
+    tell(s.pwrite, one, b"one ", 0)
+    tell(s.pwrite, two, b"two ", 0)
+    tell(s.pwrite, one, b"three ", 0)
+    tell(s.ftruncate, other, 4)
+    tell(s.pwrite, two, b"after the cut", 0)
+    tell(s.pread, other, 99, 0)
+    tell(s.pread, one, 9, 0)  # EBADF: write only
+    for h in (one, two, other):
         s.close(h)
 
-    oracle.agree(act)
+
+@agreed
+def test_truncate(s: Subject, tell: Story) -> None:
+    s.put(b"file", b"0123456789")
+    s.mkdir(b"d")
+    s.symlink(b"file", b"link")
+    tell(s.truncate, b"file", 4)
+    tell(s.get, b"file")
+    tell(s.truncate, b"link", 8)
+    tell(s.get, b"file")
+    tell(s.truncate, b"d", 0)
+    tell(s.truncate, b"absent", 0)
+    h = s.open(b"file", os.O_RDWR)
+    tell(s.ftruncate, h, 100_000)
+    tell(s.pread, h, 20, 0)
+    tell(s.fstat, h)
+    tell(s.ftruncate, h, 0)
+    tell(s.fstat, h)
+    s.close(h)
+    h = s.open(b"file")
+    tell(s.pread, h, 10, 0)
+    s.close(h)
 
 
-def test_file_too_large_is_refused(oracle: Oracle) -> None:
-    def act(s: Subject, tell: Story) -> None:
-        s.put(b"file")
-        tell(s.truncate, b"file", (1 << 63) - 1)
-        h = s.open(b"file", os.O_RDWR)
-        tell(s.pwrite, h, b"x", 1 << 45)
-        tell(s.fstat, h)
-        s.close(h)
-        s.truncate(b"file", 0)
-
-    oracle.agree(act)
+@agreed
+def test_file_too_large_is_refused(s: Subject, tell: Story) -> None:
+    s.put(b"file")
+    tell(s.truncate, b"file", (1 << 63) - 1)
+    h = s.open(b"file", os.O_RDWR)
+    tell(s.pwrite, h, b"x", 1 << 45)
+    tell(s.fstat, h)
+    s.close(h)
+    s.truncate(b"file", 0)
 
 
-def test_sparse_file_stays_sparse(oracle: Oracle) -> None:
-    def act(s: Subject, tell: Story) -> None:
-        h = s.open(b"sparse", os.O_RDWR | os.O_CREAT, 0o600)
-        tell(s.pwrite, h, b"x" * 4096, 1 << 30)
-        s.fsync(h)
-        tell(s.fstat, h)
-        tell(s.pread, h, 16, 1 << 29)
-        tell(s.ftruncate, h, 1 << 20)
-        s.fsync(h)
-        tell(s.fstat, h)
-        s.close(h)
-        s.unlink(b"sparse")
-
-    oracle.agree(act)
+@agreed
+def test_sparse_file_stays_sparse(s: Subject, tell: Story) -> None:
+    h = s.open(b"sparse", os.O_RDWR | os.O_CREAT, 0o600)
+    tell(s.pwrite, h, b"x" * 4096, 1 << 30)
+    s.fsync(h)
+    tell(s.fstat, h)
+    tell(s.pread, h, 16, 1 << 29)
+    tell(s.ftruncate, h, 1 << 20)
+    s.fsync(h)
+    tell(s.fstat, h)
+    s.close(h)
+    s.unlink(b"sparse")
 
 
 def test_direct_io(oracle: Oracle) -> None:
@@ -163,14 +153,12 @@ def test_direct_io(oracle: Oracle) -> None:
         assert s.get(b"file") == bytes(4096) + b"d" * 4096
 
 
-def test_direct_io_in_process(oracle: Oracle) -> None:
-    def act(s: Subject, tell: Story) -> None:
-        s.put(b"file", LARGE)
-        h = s.open(b"file", os.O_RDONLY | os.O_DIRECT)
-        s.close(h)
-        tell(s.stat, b"file")
-
-    oracle.agree(act)
+@agreed
+def test_direct_io_in_process(s: Subject, tell: Story) -> None:
+    s.put(b"file", LARGE)
+    h = s.open(b"file", os.O_RDONLY | os.O_DIRECT)
+    s.close(h)
+    tell(s.stat, b"file")
 
 
 def test_mapped_file_and_its_reader_agree(oracle: Oracle) -> None:
@@ -187,36 +175,33 @@ def test_mapped_file_and_its_reader_agree(oracle: Oracle) -> None:
         assert view[100:105] == b"write"
 
 
-def test_what_touches_which_time(oracle: Oracle) -> None:
+@agreed
+def test_what_touches_which_time(s: Subject, tell: Story) -> None:
     """Which of mtime and ctime each call moves, of the file and of its directory."""
+    s.mkdir(b"d")
+    s.put(b"d/file", b"content")
 
-    def act(s: Subject, tell: Story) -> None:
-        s.mkdir(b"d")
-        s.put(b"d/file", b"content")
+    def moved_by(label: str, call: Callable[[], object]) -> None:
+        for path in (b"d", b"d/file"):
+            s.utime(path, 1, 1)
+        ctimes = [s.ctime_ns(path) for path in (b"d", b"d/file")]
+        pass_a_tick()  # before Linux 6.13 a file that has been looked at has the clock of the last tick, too
+        call()
+        moved = [s.times(path).mtime_ns != 1 for path in (b"d", b"d/file")]
+        moved += [s.ctime_ns(path) != older for path, older in zip((b"d", b"d/file"), ctimes, strict=True)]
+        tell.told.append(f"{label} moved {moved}")
 
-        def moved_by(label: str, call: Callable[[], object]) -> None:
-            for path in (b"d", b"d/file"):
-                s.utime(path, 1, 1)
-            ctimes = [s.ctime_ns(path) for path in (b"d", b"d/file")]
-            pass_a_tick()  # before Linux 6.13 a file that has been looked at has the clock of the last tick, too
-            call()
-            moved = [s.times(path).mtime_ns != 1 for path in (b"d", b"d/file")]
-            moved += [s.ctime_ns(path) != older for path, older in zip((b"d", b"d/file"), ctimes, strict=True)]
-            tell.told.append(f"{label} moved {moved}")
-
-        moved_by("mknod", lambda: s.mknod(b"d/new", 0o100600))
-        moved_by("link", lambda: s.link(b"d/file", b"d/link"))
-        moved_by("unlink of a link", lambda: s.unlink(b"d/link"))
-        moved_by("rename within", lambda: s.rename(b"d/new", b"d/newer"))
-        moved_by("rename of the file", lambda: (s.rename(b"d/file", b"d/f"), s.rename(b"d/f", b"d/file")))
-        moved_by("rename away", lambda: s.rename(b"d/newer", b"gone"))
-        moved_by("chmod", lambda: s.chmod(b"d/file", 0o600))
-        moved_by("chown", lambda: s.chown(b"d/file", 5, 5))
-        moved_by("setxattr", lambda: s.setxattr(b"d/file", "user.a", b"1"))
-        moved_by("truncate", lambda: s.truncate(b"d/file", 3))
-        moved_by("truncate to the same size", lambda: s.truncate(b"d/file", 3))
-        moved_by("write", lambda: s.put(b"d/file", b"again", flags=0))
-        moved_by("open to cut", lambda: s.put(b"d/file"))
-        moved_by("read", lambda: (s.get(b"d/file"), s.listdir(b"d")))
-
-    oracle.agree(act)
+    moved_by("mknod", lambda: s.mknod(b"d/new", 0o100600))
+    moved_by("link", lambda: s.link(b"d/file", b"d/link"))
+    moved_by("unlink of a link", lambda: s.unlink(b"d/link"))
+    moved_by("rename within", lambda: s.rename(b"d/new", b"d/newer"))
+    moved_by("rename of the file", lambda: (s.rename(b"d/file", b"d/f"), s.rename(b"d/f", b"d/file")))
+    moved_by("rename away", lambda: s.rename(b"d/newer", b"gone"))
+    moved_by("chmod", lambda: s.chmod(b"d/file", 0o600))
+    moved_by("chown", lambda: s.chown(b"d/file", 5, 5))
+    moved_by("setxattr", lambda: s.setxattr(b"d/file", "user.a", b"1"))
+    moved_by("truncate", lambda: s.truncate(b"d/file", 3))
+    moved_by("truncate to the same size", lambda: s.truncate(b"d/file", 3))
+    moved_by("write", lambda: s.put(b"d/file", b"again", flags=0))
+    moved_by("open to cut", lambda: s.put(b"d/file"))
+    moved_by("read", lambda: (s.get(b"d/file"), s.listdir(b"d")))

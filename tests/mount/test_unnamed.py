@@ -16,7 +16,7 @@ from tests.support.acls import DEFAULT, GROUP_OBJ, MASK, NOBODY, OTHER, USER, US
 from tests.support.losingfs import losing_volume
 from tests.support.mounted import Mounted, trashd_mount, until
 from tests.support.open_files import errno_of, opened
-from tests.support.oracle import ALL_DIRECT, Oracle
+from tests.support.oracle import ALL_DIRECT, Oracle, agreed
 from tests.support.subjects import Handle, Native, Story, Subject
 from tests.support.users import as_user
 from tests.support.volumes import tmpfs_volume
@@ -41,48 +41,44 @@ def naming(s: Subject) -> Callable[[Handle, bytes], None]:
 
 
 @ALL_DIRECT
-def test_a_file_without_a_name_is_written_and_named_as_below(oracle: Oracle) -> None:
-    def act(s: Subject, tell: Story) -> None:
-        s.mkdir(b"d")
-        s.put(b"file")
-        h = s.open(b"d", os.O_TMPFILE | os.O_RDWR, 0o640)
-        tell(s.fstat, h)
-        tell(s.pwrite, h, b"content" * 1000, 100)
-        tell(s.pread, h, 9000, 95)
-        tell(s.ftruncate, h, 5000)
-        s.fsync(h)
-        tell(s.fstat, h)
-        tell(s.listdir, b"d")
-        tell(s.rmdir, b"d")
-        tell(naming(s), h, b"file")  # EEXIST
-        tell(naming(s), h, b"one")
-        tell(s.fstat, h)
-        tell(naming(s), h, b"two")
-        tell(s.unlink, b"one")
-        tell(s.pwrite, h, b"more", 5000)
-        tell(s.fchmod, h, 0o600)
-        s.fsync(h)
-        tell(s.fstat, h)
-        s.close(h)
-        tell(s.get, b"two")
-
-    oracle.agree(act)
+@agreed
+def test_a_file_without_a_name_is_written_and_named_as_below(s: Subject, tell: Story) -> None:
+    s.mkdir(b"d")
+    s.put(b"file")
+    h = s.open(b"d", os.O_TMPFILE | os.O_RDWR, 0o640)
+    tell(s.fstat, h)
+    tell(s.pwrite, h, b"content" * 1000, 100)
+    tell(s.pread, h, 9000, 95)
+    tell(s.ftruncate, h, 5000)
+    s.fsync(h)
+    tell(s.fstat, h)
+    tell(s.listdir, b"d")
+    tell(s.rmdir, b"d")
+    tell(naming(s), h, b"file")  # EEXIST
+    tell(naming(s), h, b"one")
+    tell(s.fstat, h)
+    tell(naming(s), h, b"two")
+    tell(s.unlink, b"one")
+    tell(s.pwrite, h, b"more", 5000)
+    tell(s.fchmod, h, 0o600)
+    s.fsync(h)
+    tell(s.fstat, h)
+    s.close(h)
+    tell(s.get, b"two")
 
 
 @ALL_DIRECT
-def test_what_is_asked_wrong_is_refused_as_below(oracle: Oracle) -> None:
-    def act(s: Subject, tell: Story) -> None:
-        s.mkdir(b"d")
-        s.put(b"file")
-        tell(s.opens, b"d", os.O_TMPFILE)
-        tell(s.opens, b"file", os.O_TMPFILE | os.O_RDWR)
-        tell(s.opens, b"absent", os.O_TMPFILE | os.O_RDWR)
-        tell(s.opens, b"d", os.O_TMPFILE | os.O_WRONLY)
-        h = s.open(b"d", os.O_TMPFILE | os.O_RDWR | os.O_EXCL, 0o600)
-        tell(naming(s), h, b"never")
-        s.close(h)
-
-    oracle.agree(act)
+@agreed
+def test_what_is_asked_wrong_is_refused_as_below(s: Subject, tell: Story) -> None:
+    s.mkdir(b"d")
+    s.put(b"file")
+    tell(s.opens, b"d", os.O_TMPFILE)
+    tell(s.opens, b"file", os.O_TMPFILE | os.O_RDWR)
+    tell(s.opens, b"absent", os.O_TMPFILE | os.O_RDWR)
+    tell(s.opens, b"d", os.O_TMPFILE | os.O_WRONLY)
+    h = s.open(b"d", os.O_TMPFILE | os.O_RDWR | os.O_EXCL, 0o600)
+    tell(naming(s), h, b"never")
+    s.close(h)
 
 
 @ALL_DIRECT

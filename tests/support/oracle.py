@@ -98,6 +98,16 @@ class Oracle:
         return [] if until(is_right) else _compare(f"inode numbers of {subject.name}", numbers(subject), there)
 
 
+def agreed(act: Act) -> Callable[[Oracle], None]:
+    """A test of that name: all subjects, doing that, answer as the native one does."""
+
+    def test(oracle: Oracle) -> None:
+        oracle.agree(act)
+
+    test.__name__, test.__doc__, test.__module__ = act.__name__, act.__doc__, act.__module__
+    return test
+
+
 @dataclass(frozen=True, slots=True)
 class Arena:
     """Where the directories of many tests are."""
