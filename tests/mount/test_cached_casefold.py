@@ -14,9 +14,9 @@ from fusefs.mount import readdir, vfs_write
 from fusefs.mount.counters import Counters
 from fusefs.mount.tables_lock import TablesLock
 from fusefs.mount.vfs import Vfs
-from tests.support.asking import Somebody
 from tests.support.foldingfs import folding_volume
 from tests.support.mounted import trashd_mount
+from tests.support.vfs_without_mount import Somebody
 from tests.support.volumes import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "fuse")

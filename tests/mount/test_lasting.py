@@ -23,8 +23,8 @@ from fusefs.mount.tables_lock import TablesLock
 from fusefs.mount.validity import AttrTimeouts, EntryParam
 from fusefs.mount.vfs import Vfs
 from fusefs.mount.xattr_operations import XattrOperations
-from tests.support.asking import Somebody
 from tests.support.mounted import trashd_mount
+from tests.support.vfs_without_mount import Somebody
 from tests.support.volumes import tmpfs_volume
 from tests.support.workers import workers
 

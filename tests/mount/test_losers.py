@@ -14,10 +14,9 @@ from fusefs.core.inode_table import ROOT
 from fusefs.linux.fd import Fd
 from fusefs.mount import vfs_files, vfs_write
 from fusefs.mount.vfs import Vfs
-from tests.support.asking import Somebody
 from tests.support.mounted import SHARED_LIMIT_S, trashd_mount
-from tests.support.mounts import vfs_on
 from tests.support.subjects import outcome
+from tests.support.vfs_without_mount import Somebody, vfs_on
 from tests.support.volumes import tmpfs_volume
 from tests.support.workers import workers
 

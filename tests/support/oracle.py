@@ -16,9 +16,9 @@ import pytest
 from fusefs.linux.fd import Fd
 from fusefs.mount.vfs import Vfs
 from tests.support.mounted import Mounted, until
-from tests.support.mounts import vfs_on
 from tests.support.player import Player
 from tests.support.subjects import Native, Story, Subject
+from tests.support.vfs_without_mount import vfs_on
 
 WITHOUT = pytest.mark.parametrize(
     ("volume", "arena"),

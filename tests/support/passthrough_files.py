@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fusefs.core.fast_paths import FastPath
-from fusefs.mount.find_mounts import look, mount_at
+from fusefs.mount.find_mounts import read_counters, mount_at
 from tests.support.mounted import Mounted, until
 from tests.support.store import init
 from tests.support.volumes import tmpfs_volume
@@ -55,7 +55,7 @@ def space_comes_back(backing: Path) -> Iterator[None]:
 
 def why_off(mounted: Mounted) -> str | None:
     """Why nothing passes the daemon of a mount; None: it does."""
-    states = look(mount_at(os.fsencode(mounted.path))).fast_paths
+    states = read_counters(mount_at(os.fsencode(mounted.path))).fast_paths
     (state,) = (state for state in states if state.name == FastPath.PASSTHROUGH.value)
     return None if state.is_on else state.why
 

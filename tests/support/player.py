@@ -19,8 +19,8 @@ from fusefs.mount.validity import EntryParam
 from fusefs.mount.vfs import Vfs
 from fusefs.mount.vfs_write import Changes
 from fusefs.mount.xattr_operations import XattrOperations
-from tests.support.asking import Somebody
 from tests.support.subjects import KEEP, Handle, Seen, Subject, Times, see
+from tests.support.vfs_without_mount import Somebody
 
 ROOT = 1
 _MAX_LINKS = 40

@@ -1,11 +1,22 @@
-"""A vfs without a mount: what the daemon has below pyfuse3, asked directly."""
+"""A vfs without a mount: what the daemon has below pyfuse3, asked directly, and who asks it."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from fusefs.linux.fd import Fd
 from fusefs.mount.counters import Counters
 from fusefs.mount.tables_lock import TablesLock
 from fusefs.mount.vfs import Vfs
+
+
+class Somebody(NamedTuple):
+    """A process; linux.caller.Caller says what of it counts."""
+
+    uid: int
+    gid: int
+    pid: int
+    umask: int
 
 
 def vfs_on(root: Fd, *, max_fds: int, is_shared: bool = False) -> Vfs:
