@@ -1,1 +1,1 @@
-"""Floor 3: the command line."""
+"""Floor 7: the command line."""

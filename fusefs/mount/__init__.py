@@ -1,1 +1,1 @@
-"""Floor 3: the FUSE mount. pyfuse3 is known to adapter, translate, loop and daemon alone."""
+"""Floor 4: the FUSE mount. Only `pyfuse3_*` imports pyfuse3."""

@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 
-import pyfuse3
 import trio
 
 from fusefs.core.errors import Busy, Exit, NotPermitted, Refused
@@ -50,8 +49,7 @@ from fusefs.mount.vfs import Vfs
 from fusefs.mount.xattr_operations import XattrOperations
 
 _N_WORKERS = 512
-"""Requests under way at a time: those that wait for a slow filesystem must leave room for others. min = max: pyfuse3
-must never end one between a reply and the next request."""
+"""Requests under way at a time: those that wait for a slow filesystem must leave room for others."""
 _N_THREADS_MAX, _FDS_PER_THREAD = 480, 8
 """Of them may wait; what needs no waiting is answered by the others. A thread may be lent two or three fds."""
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -163,24 +161,23 @@ class _MountDaemon(Pyfuse3Handlers):
         path = printable(attached.mount.point)
         vfs, lane, is_shared = self._vfs, self._lane, self._options.coherence is Coherence.SHARED
         _collect_garbage_seldom()
-        pyfuse3.init(self, f"/dev/fd/{int(attached.fd)}", set())
-        try:
-            with _watching(attached, vfs) if is_shared else nullcontext() as watched, _door(attached, vfs) as asked:
-                if watched is not None:
-                    vfs.memory.has_news = watched.has_news
-                elif is_shared:
-                    lane.turn_off(FastPath.LISTINGS, "nothing tells of changes behind the mount")
-                vfs.keeps_listings = lane.is_on(FastPath.LISTINGS)
-                self._see_offer()
-                trio.run(self._loop, attached, watched, asked, ended)
-        except BaseException:
-            _log.exception("%s: the daemon failed; the mount stays, dead, until trashd mount --replace", path)
-            raise
-        finally:
-            if self._stand_ins is not None:
-                self._stand_ins.end()
-            vfs.passthrough.close()
-            pyfuse3.close(unmount=False)  # that closes the fd; what libfuse did not mount it must not unmount
+        with pyfuse3_loop.session(self, int(attached.fd)):
+            try:
+                with _watching(attached, vfs) if is_shared else nullcontext() as watched, _door(attached, vfs) as asked:
+                    if watched is not None:
+                        vfs.memory.has_news = watched.has_news
+                    elif is_shared:
+                        lane.turn_off(FastPath.LISTINGS, "nothing tells of changes behind the mount")
+                    vfs.keeps_listings = lane.is_on(FastPath.LISTINGS)
+                    self._see_offer()
+                    trio.run(self._loop, attached, watched, asked, ended)
+            except BaseException:
+                _log.exception("%s: the daemon failed; the mount stays, dead, until trashd mount --replace", path)
+                raise
+            finally:
+                if self._stand_ins is not None:
+                    self._stand_ins.end()
+                vfs.passthrough.close()
         if self._refusal is not None:
             raise self._refusal
         if mount_of_device(attached.mount.device):
@@ -214,8 +211,8 @@ class _MountDaemon(Pyfuse3Handlers):
                 nursery.start_soon(self._notify, watched)
             if asked is not None:
                 nursery.start_soon(backing_fd_server.serve, asked, self._vfs, self.hands)
-            await pyfuse3.main(min_tasks=_N_WORKERS, max_tasks=_N_WORKERS)
-            ended.set()  # but some requests may be under way yet
+            await pyfuse3_loop.answer_requests(_N_WORKERS)
+            ended.set()
 
     async def _notify(self, watched: ChangeSource) -> None:
         """Have the kernel told of changes behind the mount for as long as we are told.
@@ -423,7 +420,7 @@ async def _tell_watchdog() -> None:
 async def _unmount(mount: Mount, ended: trio.Event) -> None:
     """It is a thread's work: the kernel may have to ask us for the last time meanwhile. Checkpoint  until it is done"""
     await trio.to_thread.run_sync(_leave, mount.device)
-    pyfuse3.terminate()
+    pyfuse3_loop.stop_answering()
     ended.set()
 
 

@@ -13,7 +13,8 @@ import logging
 import os
 import re
 import select
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import monotonic, thread_time
 from types import ModuleType
 
@@ -252,6 +253,30 @@ def is_as_known() -> bool:
         return True
     _log.warning("this pyfuse3 reads its requests otherwise than those that we know: the mount will be slower")
     return False
+
+
+@contextmanager
+def session(handlers: pyfuse3.Operations, device_fd: int) -> Iterator[None]:
+    """A session of libfuse's on an open /dev/fuse; its end closes that, and unmounts nothing: libfuse mounted nothing."""
+    pyfuse3.init(handlers, f"/dev/fd/{device_fd}", set())
+    try:
+        yield
+    finally:
+        pyfuse3.close(unmount=False)
+
+
+async def answer_requests(n_tasks: int) -> None:
+    """Answer what the session's kernel asks until `stop_answering` or its end; some requests may be under way yet.
+
+    n_tasks     min = max: pyfuse3 must never end one between a reply and the next request
+    Checkpoint  everywhere
+    """
+    await pyfuse3.main(min_tasks=n_tasks, max_tasks=n_tasks)
+
+
+def stop_answering() -> None:
+    """End `answer_requests`."""
+    pyfuse3.terminate()
 
 
 def serve_by(serve: Serve) -> None:

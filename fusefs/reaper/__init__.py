@@ -1,1 +1,1 @@
-"""Floor 3: deletes what the store holds, with the authority of the user who asked."""
+"""Floor 4: deletes what the store holds, with the authority of the user who asked."""

@@ -1,1 +1,1 @@
-"""Floor 3: sweeps. What a selection chooses below a directory is deleted, trashed, moved, copied or told."""
+"""Floor 4: sweeps. What a selection chooses below a directory is deleted, trashed, moved, copied or told."""

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.needs("root")
 
 ERRNOS = (errno.EIO, errno.ENOSPC, errno.EACCES, errno.EXDEV)
 FUSEFS = Path(__file__).resolve().parents[2] / "fusefs"
-BELOW_THE_GATE = ("libc.py", "uring.py")
+BELOW_THE_GATE = ("syscalls.py", "io_uring.py")
 SAMPLED = (errno.EDQUOT, errno.EROFS, errno.EINTR, errno.EMFILE)
 """Errnos that the store treats like one of the others: tried on a swap and on a restore alone, on all in the soak."""
 BY_ROOT = ("swap", "swap-two-rename", "rm", "adopt", "restore-late", "restore-two-rename-late", "keep", "reap")

@@ -18,8 +18,8 @@ from tests.support.users import as_user
 
 HOLDS = """
 import sys
-from fusefs.linux import servicelock
-fd = servicelock.take(sys.argv[1].encode())
+from fusefs.linux import service_lock
+fd = service_lock.take(sys.argv[1].encode())
 print("held" if fd else "refused", flush=True)
 sys.stdin.read()
 """

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fusefs.core.fast_paths import FastPath
-from fusefs.mount.find_mounts import read_counters, mount_at
+from fusefs.mount.find_mounts import mount_at, read_counters
 from tests.support.mounted import Mounted, until
 from tests.support.store import init
 from tests.support.volumes import tmpfs_volume

@@ -10,13 +10,14 @@ HEAVY = {
 }  # fmt: skip
 
 OURS = {
-    "cli.fast", "cli.main", "cli.output",
+    "cli.main", "cli.output", "cli.swap_fast_lane",
     "core.errors", "core.identity", "core.lifecycle", "core.names", "core.record",
-    "linux.fd", "linux.host", "linux.kernel", "linux.libc", "linux.likeness", "linux.mark", "linux.mountinfo",
-    "linux.places",
-    "store.ballast", "store.container", "store.folders", "store.layout", "store.lines",
-    "store.locate", "store.made", "store.refuse", "store.registered", "store.registry", "store.reserve", "store.stage",
-    "store.sides", "store.stores_inside", "store.swap", "store.verbs", "store.visible",
+    "linux.boot_id", "linux.directory_metadata", "linux.fd", "linux.identity_xattr", "linux.kernel",
+    "linux.mountinfo", "linux.runtime_directories", "linux.syscalls",
+    "store.backing_and_mount", "store.container", "store.folder_registry", "store.layout", "store.locate",
+    "store.refusals", "store.registry_lines", "store.reserve", "store.spare_space", "store.stage",
+    "store.store_maker", "store.store_registry", "store.stores_inside", "store.swap", "store.swap_path",
+    "store.user_folders", "store.victim_rename",
 }  # fmt: skip
 """What a swap needs of the product. What one of these imports for another command's sake belongs into a function, or
 into a module of its own."""
