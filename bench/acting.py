@@ -16,8 +16,8 @@ from time import perf_counter_ns
 from typing import NamedTuple
 
 from bench.support import compiled, volume
-from tests.support.mounted import trashd_mount
-from tests.support.users import as_user
+from tests.support.foreground_mount import trashd_mount
+from tests.support.other_users import as_user
 
 HE, OTHER, TEAM = 72_001, 72_002, 72_100
 N_ROUNDS, N_ROUNDS_QUICK, N = 9, 3, 500

@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.support import TRASHD, compiled, make_chain, make_flat, make_tree, time_command, volume
-from tests.support.capabilities import why_missing
-from tests.support.tree import remove_tree_hard
+from tests.support.machine_capabilities import why_missing
+from tests.support.make_trees import remove_tree_hard
 
 _console = Console(highlight=False, soft_wrap=True)
 

@@ -36,11 +36,11 @@ from bench.subjects import (
 )
 from bench.support import keep, measuring, tell, time_command, volume
 from fusefs.linux.syscalls import checked
-from tests.support.chains import make_chain, walk_chain
-from tests.support.fuse import FuseMount
-from tests.support.mounted import forget_all
-from tests.support.namespaces import see_own_mounts_only
-from tests.support.volumes import bind_mount
+from tests.support.foreground_mount import forget_all
+from tests.support.fuse_watchdog import FuseMount
+from tests.support.mount_namespaces import see_own_mounts_only
+from tests.support.nested_directories import make_chain, walk_chain
+from tests.support.real_filesystems import bind_mount
 
 PEERS = (HP, LL)
 """They have a file open for each that the kernel knows, and jump only."""

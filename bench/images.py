@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
-from tests.support.volumes import tmpfs_volume, unmount
+from tests.support.real_filesystems import tmpfs_volume, unmount
 
 FILESYSTEMS = ("tmpfs", "ext4", "xfs", "btrfs")
 Fill = Callable[[Path], None]

@@ -51,7 +51,7 @@ from bench.listing_steps import Course, Work, take_courses
 from bench.listing_targets import N_ROUNDS, newest, table, tables, verdicts
 from bench.subjects import EXAMPLE, HP, NATIVE, OURS, SSHFS, Row, all_subjects, take_turns, versions
 from bench.support import keep, measuring, tell
-from tests.support.namespaces import see_own_mounts_only
+from tests.support.mount_namespaces import see_own_mounts_only
 
 RESULTS = Path(__file__).with_name("results") / "listing.jsonl"
 N_ROUNDS_QUICK = 1

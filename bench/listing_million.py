@@ -8,7 +8,7 @@ from bench.listing_steps import Work, command, loop, rehearse, taking_part
 from bench.operations import drop_caches
 from bench.subjects import OURS, SUBJECTS, all_subjects, cpu_s
 from bench.support import make_flat, time_command
-from tests.support.fuse import FuseMount
+from tests.support.fuse_watchdog import FuseMount
 
 AT, SMALL = "list", "small"
 FIRST = "first entries"

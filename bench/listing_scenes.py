@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from bench.support import volume
 from tests.support.acls import ACCESS, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
-from tests.support.slowfs import Xattrs, slow_volume
+from tests.support.fuse_slow import Xattrs, slow_volume
 
 
 class Server(NamedTuple):

@@ -12,7 +12,7 @@ from bench.listing_scenes import seen
 from bench.operations import AGAIN, MISS, OPERATIONS, SCAN, Worker, drop_caches
 from bench.subjects import CPU, HP, LL, NATIVE, OURS, Unable, Words, all_subjects, cpu_s, served
 from bench.support import make_files, time_command
-from tests.support.fuse import FuseMount
+from tests.support.fuse_watchdog import FuseMount
 
 # Of one command. Direct on slow backing, a tree of 50,000 files takes a minute.
 LIMIT_S = 300.0

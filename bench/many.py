@@ -18,11 +18,11 @@ from bench.support import TRASHD, keep, measuring, tell, time_command
 from fusefs.core.names import make_id
 from fusefs.core.service_status import VolumePhase
 from fusefs.store.stage import SwapOptions
-from tests.support.namespaces import see_own_mounts_only
-from tests.support.resources import peak_of
-from tests.support.shared import ALICE, MALLORY, Shared, shared_volume
-from tests.support.store import folder_of, forge
-from tests.support.users import as_user
+from tests.support.mount_namespaces import see_own_mounts_only
+from tests.support.other_users import as_user
+from tests.support.peak_usage import peak_of
+from tests.support.shared_volume import ALICE, MALLORY, Shared, shared_volume
+from tests.support.store_calls import folder_of, forge
 
 RESULTS = Path(__file__).with_name("results") / "many.jsonl"
 KEPT = SwapOptions(retention_s=10_000_000)

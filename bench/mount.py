@@ -46,7 +46,7 @@ from bench.mount_plot import draw
 from bench.mount_targets import N_ROUNDS, judged_cpu, newest, table, tables, verdicts
 from bench.subjects import Row, Unable, all_subjects, take_turns, versions
 from bench.support import keep, kept_in_memory, measuring, tell
-from tests.support.namespaces import see_own_mounts_only
+from tests.support.mount_namespaces import see_own_mounts_only
 
 RESULTS = Path(__file__).with_name("results") / "mount.jsonl"
 SCENES = ("tmpfs", "ext4")

@@ -41,7 +41,7 @@ from bench.operations import (
 )
 from bench.subjects import CPU, EXAMPLE, HP, LL, NATIVE, OURS, SINGLE, USER, Unable, all_subjects, cpu_s, served
 from bench.support import make_flat
-from tests.support.fuse import FuseMount
+from tests.support.fuse_watchdog import FuseMount
 
 SHARE_QUICK = SHARE_COUNTED = 0.25
 PEERS = (NATIVE, OURS, HP, LL, "bindfs", "mergerfs", EXAMPLE)

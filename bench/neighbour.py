@@ -34,7 +34,7 @@ from bench.neighbour_table import tables
 from bench.neighbours import KINDS, Latency, Neighbours, fill, neighbours
 from bench.reap import VICTIM, set_caches
 from bench.support import TRASHD, keep, make_tree, measuring, only_orphan, percentile, running, tell, time_command, wait
-from tests.support.service import places, service
+from tests.support.service_process import places, service
 
 RESULTS = Path(__file__).with_name("results") / "neighbour.jsonl"
 FILESYSTEMS = ("ext4", "xfs")

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from bench.subjects import NATIVE, SUBJECTS, Unable, served
 from bench.support import tell, volume
-from tests.support.namespaces import see_own_mounts_only
-from tests.support.suites import Told, pjdfstest, short_path
-from tests.support.volumes import bind_mount
+from tests.support.mount_namespaces import see_own_mounts_only
+from tests.support.real_filesystems import bind_mount
+from tests.support.third_party_suites import Told, pjdfstest, short_path
 
 
 def examine(name: str, root: Path) -> Told:

@@ -30,7 +30,7 @@ from bench.shapes import SHAPES
 from bench.support import TRASHD, keep, make_tree, measuring, only_orphan, tell, time_command
 from bench.targets import OURS, RM, RMZ, details, newest, tables, verdicts
 from bench.watch import watch, watch_interpreter
-from tests.support.volumes import tmpfs_volume
+from tests.support.real_filesystems import tmpfs_volume
 
 RESULTS = Path(__file__).with_name("results") / "reap.jsonl"
 VICTIM = "victim"

@@ -25,10 +25,10 @@ from typing import Any
 from bench.support import TRASHD, compiled, keep, make_tree, time_command, volume
 from fusefs.core.service_status import VolumePhase
 from fusefs.store.stage import SwapOptions
-from tests.support.many import many_orphans
-from tests.support.service import Service, places, service
-from tests.support.store import init, swap
-from tests.support.users import as_user
+from tests.support.many_orphans import many_orphans
+from tests.support.other_users import as_user
+from tests.support.service_process import Service, places, service
+from tests.support.store_calls import init, swap
 
 RESULTS = Path(__file__).with_name("results") / "service.jsonl"
 IDLE_S = 60.0

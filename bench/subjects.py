@@ -15,8 +15,8 @@ from types import MappingProxyType
 from typing import Any
 
 from bench.support import PYTHON, TRASHD, tell
-from tests.support.capabilities import SFTP_SERVER
-from tests.support.fuse import FuseMount, device_for_all, fuse_mount
+from tests.support.fuse_watchdog import FuseMount, device_for_all, fuse_mount
+from tests.support.machine_capabilities import SFTP_SERVER
 
 NATIVE, OURS, EXAMPLE = "native", "trashd", "passthroughfs"
 SINGLE = "trashd, one user"

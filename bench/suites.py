@@ -3,8 +3,8 @@
     python -m bench.suites [pjdfstest] [fsx] [LTP]
 
 All of them by default, on ext4 in memory. One that isn't to be had here is left out, and named. What is expected is in
-tests/support/suites.py, each with its reason; anything else makes this end with 1. As root only; in a mount namespace
-of its own.
+tests/support/third_party_suites.py, each with its reason; anything else makes this end with 1. As root only; in a
+mount namespace of its own.
 """
 
 import argparse
@@ -16,12 +16,12 @@ from pathlib import Path
 from types import MappingProxyType
 
 from bench.support import tell
-from tests.support import capabilities, ltp
-from tests.support.ltp import FINE
-from tests.support.mounted import trashd_mount
-from tests.support.namespaces import see_own_mounts_only
-from tests.support.suites import EXPECTED, fsx, pjdfstest, short_path
-from tests.support.volumes import bind_mount, loop_volume
+from tests.support import linux_test_project, machine_capabilities
+from tests.support.foreground_mount import trashd_mount
+from tests.support.linux_test_project import FINE
+from tests.support.mount_namespaces import see_own_mounts_only
+from tests.support.real_filesystems import bind_mount, loop_volume
+from tests.support.third_party_suites import EXPECTED, fsx, pjdfstest, short_path
 
 N_SEEDS, N_OPERATIONS = 12, 2500
 SIZE_MB = 256
@@ -45,7 +45,7 @@ def examine_fsx(path: Path) -> Found:
 
 def examine_ltp(path: Path) -> Found:
     """By test."""
-    return {test.name: ltp.found_by(test, path) for test in ltp.tests()}
+    return {test.name: linux_test_project.found_by(test, path) for test in linux_test_project.tests()}
 
 
 SUITES: Mapping[str, Callable[[Path], Found]] = MappingProxyType(
@@ -55,7 +55,7 @@ SUITES: Mapping[str, Callable[[Path], Found]] = MappingProxyType(
 
 def why_missing(name: str) -> str | None:
     """Why a suite isn't to be had; None: it is."""
-    return ltp.why_missing() if name == "LTP" else capabilities.why_missing("cargo")
+    return linux_test_project.why_missing() if name == "LTP" else machine_capabilities.why_missing("cargo")
 
 
 def both(name: str) -> tuple[Found, Found]:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.support.volumes import loop_volume, tmpfs_volume
+from tests.support.real_filesystems import loop_volume, tmpfs_volume
 
 PYTHON = sys.executable
 TRASHD = str(Path(sys.executable).with_name("trashd"))

@@ -30,7 +30,7 @@ from bench.subjects import markdown
 from bench.support import keep, measuring, running, tell, time_command, wait
 from bench.sweeps import JOBS, OURS, TOP, Command, Job
 from bench.watch import watch, watch_interpreter
-from tests.support.namespaces import see_own_mounts_only
+from tests.support.mount_namespaces import see_own_mounts_only
 
 RESULTS = Path(__file__).with_name("results") / "sweep.jsonl"
 N_ROUNDS = 5

@@ -18,8 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from fusefs.linux.syscalls import fallocate
-from tests.support.mounted import trashd_mount
-from tests.support.volumes import loop_volume
+from tests.support.foreground_mount import trashd_mount
+from tests.support.real_filesystems import loop_volume
 
 _PUNCH_HOLE, _KEEP_SIZE = 2, 1
 _BLOCK = 4096

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support import capabilities
-from tests.support.forking import Growth, ease_forks
-from tests.support.homes import ROOTS, forget_stores
-from tests.support.namespaces import see_own_mounts_only
+from tests.support import machine_capabilities
+from tests.support.cheap_forks import Growth, ease_forks
+from tests.support.mount_namespaces import see_own_mounts_only
+from tests.support.user_homes import ROOTS, forget_stores
 
 IN_CI = bool(os.environ.get("CI"))
 VITAL_GROUPS = ("crash", "mount", "posix", "systemd")
@@ -53,7 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         return
     os.setsid()  # sessions share the processors fairly (sched(7), autogroup): else no reap, idle, ran beside a worker
-    if capabilities.why_missing("root") is None:
+    if machine_capabilities.why_missing("root") is None:
         # What one worker mounts would be another's volume to look for stores on, what it registers a store to follow.
         see_own_mounts_only()
         subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=0755", "tests", ROOTS], check=True)
@@ -88,7 +88,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if _group_of(item.nodeid) in EVERY_CALL_GROUPS:
             item.add_marker("no_cover")  # it doubles their time, and they run what others ran
         for marker in item.iter_markers("needs"):
-            if unknown := set(marker.args) - set(capabilities.PROBES):
+            if unknown := set(marker.args) - set(machine_capabilities.PROBES):
                 raise pytest.UsageError(f"{item.nodeid}: no such capability: {', '.join(sorted(unknown))}")
 
 
@@ -101,7 +101,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     needed = dict.fromkeys(capability for marker in item.iter_markers("needs") for capability in marker.args)
-    missing = [capability for capability in needed if capabilities.why_missing(capability)]
+    missing = [capability for capability in needed if machine_capabilities.why_missing(capability)]
     if missing:
         item.user_properties += [(_LACKS, capability) for capability in missing]
         pytest.skip(f"this machine lacks: {', '.join(missing)}")
@@ -154,6 +154,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if cost:
         terminalreporter.section("NOT RUN ON THIS MACHINE", sep="!", red=True, bold=True)
     for capability, n_tests in cost.most_common():
-        terminalreporter.line(f"{n_tests:5} without {capability}: {capabilities.why_missing(capability)}")
+        terminalreporter.line(f"{n_tests:5} without {capability}: {machine_capabilities.why_missing(capability)}")
     for group in _list_idle_groups(config):
         terminalreporter.line(f"CI fails: no test of tests/{group} ran", red=True, bold=True)

@@ -257,7 +257,7 @@ def is_as_known() -> bool:
 
 @contextmanager
 def session(handlers: pyfuse3.Operations, device_fd: int) -> Iterator[None]:
-    """A session of libfuse's on an open /dev/fuse; its end closes that, and unmounts nothing: libfuse mounted nothing."""
+    """A session of libfuse's on an open /dev/fuse; its end closes that, and unmounts nothing, as it mounted nothing."""
     pyfuse3.init(handlers, f"/dev/fd/{device_fd}", set())
     try:
         yield

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.store import assert_silent, init
-from tests.support.volumes import tmpfs_volume
+from tests.support.real_filesystems import tmpfs_volume
+from tests.support.store_calls import assert_silent, init
 
 
 @pytest.fixture

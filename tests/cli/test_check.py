@@ -12,11 +12,9 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.support.command import TRASHD, done_well, trashd
-from tests.support.store import init
-from tests.support.tree import APPEND_ONLY, IMMUTABLE, Seen, Spec, make_tree, set_flags, snapshot
-from tests.support.users import run_as
-from tests.support.volumes import (
+from tests.support.make_trees import APPEND_ONLY, IMMUTABLE, Seen, Spec, make_tree, set_flags, snapshot
+from tests.support.other_users import run_as
+from tests.support.real_filesystems import (
     bind_mount,
     btrfs_subvolume,
     full,
@@ -26,6 +24,8 @@ from tests.support.volumes import (
     set_project,
     tmpfs_volume,
 )
+from tests.support.store_calls import init
+from tests.support.trashd_command import TRASHD, done_well, trashd
 
 pytestmark = pytest.mark.needs("root")
 

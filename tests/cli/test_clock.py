@@ -15,9 +15,9 @@ import pytest
 
 from fusefs.core.orphan_age import Clock, Era, encode
 from fusefs.linux.boot_id import boot_id
-from tests.support.command import Done, swapped, trashd
-from tests.support.store import forge
-from tests.support.tree import make_tree
+from tests.support.make_trees import make_tree
+from tests.support.store_calls import forge
+from tests.support.trashd_command import Done, swapped, trashd
 
 pytestmark = pytest.mark.needs("root")
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.command import TRASHD, done_well, environment, swapped, trashd
-from tests.support.gather import gather
-from tests.support.store import assert_silent
-from tests.support.tree import IMMUTABLE, make_tree, set_flags, snapshot
-from tests.support.volumes import loop_volume, tmpfs_volume
+from tests.support.make_trees import IMMUTABLE, make_tree, set_flags, snapshot
+from tests.support.real_filesystems import loop_volume, tmpfs_volume
+from tests.support.store_calls import assert_silent
+from tests.support.trash_without_walk import gather
+from tests.support.trashd_command import TRASHD, done_well, environment, swapped, trashd
 
 pytestmark = pytest.mark.needs("root")
 

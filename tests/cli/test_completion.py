@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.command import trashd
+from tests.support.trashd_command import trashd
 
 
 @pytest.mark.parametrize(

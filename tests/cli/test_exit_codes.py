@@ -11,8 +11,8 @@ import pytest
 
 from fusefs.cli import main
 from fusefs.core.errors import NotFound
-from tests.support.command import TRASHD, done_well, swapped, trashd
-from tests.support.tree import make_tree
+from tests.support.make_trees import make_tree
+from tests.support.trashd_command import TRASHD, done_well, swapped, trashd
 
 pytestmark = pytest.mark.needs("root")
 

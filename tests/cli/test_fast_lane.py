@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import trashd
-from tests.support.tree import make_tree
+from tests.support.make_trees import make_tree
+from tests.support.trashd_command import trashd
 
 pytestmark = pytest.mark.needs("root")
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.command import Done, done_well, swapped, trashd
-from tests.support.tree import IMMUTABLE, make_tree, set_flags
+from tests.support.make_trees import IMMUTABLE, make_tree, set_flags
+from tests.support.trashd_command import Done, done_well, swapped, trashd
 
 GOLDEN = Path(__file__).with_name("golden")
 COMMANDS = (

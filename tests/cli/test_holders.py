@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import done_well, swapped, trashd
-from tests.support.tree import make_tree
+from tests.support.make_trees import make_tree
+from tests.support.trashd_command import done_well, swapped, trashd
 
 pytestmark = pytest.mark.needs("root")
 

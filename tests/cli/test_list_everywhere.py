@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from tests.support.command import Done, fast_paths_off, trashd
-from tests.support.fuse import device_for_all
-from tests.support.homes import ALICE, BOB, homes, registry_of, trashd_as
-from tests.support.silent import silent_fuse
-from tests.support.tree import make_tree
-from tests.support.volumes import tmpfs_volume
+from tests.support.fuse_silent import silent_fuse
+from tests.support.fuse_watchdog import device_for_all
+from tests.support.make_trees import make_tree
+from tests.support.real_filesystems import tmpfs_volume
+from tests.support.trashd_command import Done, fast_paths_off, trashd
+from tests.support.user_homes import ALICE, BOB, homes, registry_of, trashd_as
 
 pytestmark = pytest.mark.needs("root")
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.service_status import VolumePhase
-from tests.support.command import TRASHD, done_well, environment, trashd
-from tests.support.service import places, service
-from tests.support.users import run_as
-from tests.support.volumes import bind_mount, tmpfs_volume
+from tests.support.other_users import run_as
+from tests.support.real_filesystems import bind_mount, tmpfs_volume
+from tests.support.service_process import places, service
+from tests.support.trashd_command import TRASHD, done_well, environment, trashd
 
 pytestmark = pytest.mark.needs("root")
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from fusefs.cli.main import run
-from tests.support.command import Done, trashd
-from tests.support.volumes import tmpfs_volume
+from tests.support.real_filesystems import tmpfs_volume
+from tests.support.trashd_command import Done, trashd
 
 ALICE = 12001
 pytestmark = pytest.mark.needs("root")

@@ -15,11 +15,11 @@ from fusefs.cli.swap_fast_lane import SwapBatch, swap_all
 from fusefs.linux.kernel import Kernel
 from fusefs.store.find_orphans import find_container
 from fusefs.store.swap_path import remove_path
-from tests.support.bulk import fill
-from tests.support.command import TRASHD, done_well, environment, swapped, trashd
-from tests.support.store import raw
-from tests.support.terminal import Terminal
-from tests.support.tree import IMMUTABLE, make_tree, set_flags
+from tests.support.make_trees import IMMUTABLE, make_tree, set_flags
+from tests.support.many_files import fill
+from tests.support.pty_session import Terminal
+from tests.support.store_calls import raw
+from tests.support.trashd_command import TRASHD, done_well, environment, swapped, trashd
 
 pytestmark = pytest.mark.needs("root")
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.bulk import fill
-from tests.support.command import done_well, swapped
-from tests.support.volumes import loop_volume
+from tests.support.many_files import fill
+from tests.support.real_filesystems import loop_volume
+from tests.support.trashd_command import done_well, swapped
 
 pytestmark = pytest.mark.needs("root")
 

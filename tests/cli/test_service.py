@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from fusefs.cli.service_files import InstalledFile, unit_word
 from fusefs.cli.service_install import FileOutcome, decide
-from tests.support.command import Done, done_well, trashd
-from tests.support.systemd import REPO
-from tests.support.users import run_as
+from tests.support.booted_systemd import REPO
+from tests.support.other_users import run_as
+from tests.support.trashd_command import Done, done_well, trashd
 
 SLICE = "usr/local/lib/systemd/system/trashd.slice"
 MANIFEST = "usr/local/share/trashd/installed.json"

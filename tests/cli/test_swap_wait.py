@@ -18,13 +18,13 @@ import pytest
 
 from fusefs.cli.reap_wait import tell_came
 from fusefs.core.service_status import VolumePhase
-from tests.support.command import TRASHD, Done, environment, trashd
-from tests.support.mounted import trashd_mount
-from tests.support.small_reaper import own_runtime_dir, small_reaper
-from tests.support.store import assert_silent, init
-from tests.support.tree import IMMUTABLE, make_tree, set_flags
-from tests.support.users import run_as
-from tests.support.volumes import loop_volume, tmpfs_volume
+from tests.support.foreground_mount import trashd_mount
+from tests.support.make_trees import IMMUTABLE, make_tree, set_flags
+from tests.support.minimal_reaper import own_runtime_dir, small_reaper
+from tests.support.other_users import run_as
+from tests.support.real_filesystems import loop_volume, tmpfs_volume
+from tests.support.store_calls import assert_silent, init
+from tests.support.trashd_command import TRASHD, Done, environment, trashd
 
 pytestmark = pytest.mark.needs("root")
 

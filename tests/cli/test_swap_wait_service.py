@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from fusefs.core.service_status import VolumePhase
-from tests.support.command import TRASHD, Done, done_well, environment, trashd
-from tests.support.service import places, service
-from tests.support.tree import IMMUTABLE, make_tree, set_flags
-from tests.support.users import run_as
+from tests.support.make_trees import IMMUTABLE, make_tree, set_flags
+from tests.support.other_users import run_as
+from tests.support.service_process import places, service
+from tests.support.trashd_command import TRASHD, Done, done_well, environment, trashd
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(120)]
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import TRASHD, Done, done_well, trashd
-from tests.support.sweeping import names
-from tests.support.terminal import Terminal
-from tests.support.tree import make_tree
-from tests.support.users import run_as
+from tests.support.make_trees import make_tree
+from tests.support.other_users import run_as
+from tests.support.pty_session import Terminal
+from tests.support.run_sweep import names
+from tests.support.trashd_command import TRASHD, Done, done_well, trashd
 
 pytestmark = pytest.mark.needs("root")
 

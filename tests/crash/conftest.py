@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.volumes import tmpfs_volume
+from tests.support.real_filesystems import tmpfs_volume
 
 
 @pytest.fixture(scope="module")

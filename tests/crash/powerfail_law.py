@@ -16,7 +16,7 @@ from fusefs.core.errors import TrashdError
 from fusefs.core.record import RECORD_MAX_BYTES
 from fusefs.store.layout import CACHEDIR_TEXT, decode_volume
 from fusefs.store.list_orphans import ListedContainer
-from tests.support.store import entries, init, problems, reap_now, recover_all
+from tests.support.store_calls import entries, init, problems, reap_now, recover_all
 
 MODE = 0o550  # of every tree and its fresh directory; its owner needs a loan to move it
 ENTERED = 0o700  # of a directory in root's orphan once a reaper is in it, so that no user brings anything in

@@ -16,7 +16,7 @@ from fusefs.store.pin import KeepFor, keep_by_id
 from tests.crash.powerfail_keeping import KEEPING
 from tests.crash.powerfail_law import Shape
 from tests.crash.powerfail_work import USER, VERBS, Cut, Scenario
-from tests.support.store import folder_of, raw, reap_now, restore, swap
+from tests.support.store_calls import folder_of, raw, reap_now, restore, swap
 
 
 class _Stopped(BaseException):

@@ -11,9 +11,9 @@ import pytest
 
 from fusefs.linux.kernel import Kernel
 from tests.crash.powerfail_work import Cut, Scenario
-from tests.support.logdisk import logged_volume
-from tests.support.replay import Result, check_states
-from tests.support.scenes import EVERY_CALL
+from tests.support.crash_scenarios import EVERY_CALL
+from tests.support.crash_states import Result, check_states
+from tests.support.write_log_disk import logged_volume
 
 SIZE_MB = {"ext4": 64, "xfs": 300, "btrfs": 128}
 N_TORN = int(os.environ.get("TRASHD_TEST_TORN_STATES", "2"))

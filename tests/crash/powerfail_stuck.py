@@ -10,10 +10,10 @@ from fusefs.core.errors import TrashdError
 from fusefs.linux.kernel import Kernel
 from fusefs.store.rescue import find_thing, forget, rescue
 from tests.crash.powerfail_work import Cut, Scenario
-from tests.support.inner_stores import reap_with_stores, store_in
-from tests.support.orphans import EXPIRED, PINNED
-from tests.support.store import entries, problems, raw, reap_now, recover_all, swap
-from tests.support.tree import make_tree
+from tests.support.make_trees import make_tree
+from tests.support.nested_stores import reap_with_stores, store_in
+from tests.support.small_orphans import EXPIRED, PINNED
+from tests.support.store_calls import entries, problems, raw, reap_now, recover_all, swap
 
 PREPARED = "it is there to be taken out"
 DONE = "done"

@@ -16,12 +16,12 @@ from fusefs.store.stage import SwapOptions
 from fusefs.store.swap_for_owner import swap_for_owner
 from fusefs.store.swap_path import own_folder
 from tests.crash.powerfail_law import MODE, STORE_DURABLE, Shape, check_state, text_of
-from tests.support.gather import gather
-from tests.support.logdisk import MOUNTED, LoggedVolume
-from tests.support.replay import Check
-from tests.support.store import init, recover_all, remove, restore, swap
-from tests.support.users import as_user
-from tests.support.volumes import btrfs_subvolume, sync
+from tests.support.crash_states import Check
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import btrfs_subvolume, sync
+from tests.support.store_calls import init, recover_all, remove, restore, swap
+from tests.support.trash_without_walk import gather
+from tests.support.write_log_disk import MOUNTED, LoggedVolume
 
 T = TypeVar("T")
 

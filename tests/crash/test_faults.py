@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.acts import SCENES
-from tests.support.laws import hold_when_failing
-from tests.support.scenes import EVERY_CALL, Before, assert_nothing_lost, home, settle
+from tests.support.crash_invariants import hold_when_failing
+from tests.support.crash_scenarios import EVERY_CALL, Before, assert_nothing_lost, home, settle
+from tests.support.verb_scenarios import SCENES
 
 pytestmark = pytest.mark.needs("root")
 

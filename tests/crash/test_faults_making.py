@@ -17,14 +17,14 @@ import pytest
 
 from fusefs.core.errors import Untrusted
 from fusefs.linux.kernel import Kernel
-from tests.support.acts import TREE
-from tests.support.laws import hold_when_failing, hold_when_stopped, telling
-from tests.support.samples import SOUND, unpack
-from tests.support.scenes import BROKEN, EVERY_CALL, HOME, USER, WON, Before, Scene, look, outcome
-from tests.support.store import NumberedCall, entries, init, problems, recover_all, swap
-from tests.support.tree import Dir, make_tree
-from tests.support.users import as_user
-from tests.support.volumes import tmpfs_volume
+from tests.support.crash_invariants import hold_when_failing, hold_when_stopped, telling
+from tests.support.crash_scenarios import BROKEN, EVERY_CALL, HOME, USER, WON, Before, Scene, look, outcome
+from tests.support.make_trees import Dir, make_tree
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import tmpfs_volume
+from tests.support.store_calls import NumberedCall, entries, init, problems, recover_all, swap
+from tests.support.stored_samples import SOUND, unpack
+from tests.support.verb_scenarios import TREE
 
 pytestmark = pytest.mark.needs("root")
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.acts import SCENES
-from tests.support.laws import hold_when_killed, hold_when_killed_twice
-from tests.support.scenes import Before, Scene, assert_nothing_lost, home, settle
-from tests.support.volumes import loop_volume
+from tests.support.crash_invariants import hold_when_killed, hold_when_killed_twice
+from tests.support.crash_scenarios import Before, Scene, assert_nothing_lost, home, settle
+from tests.support.real_filesystems import loop_volume
+from tests.support.verb_scenarios import SCENES
 
 pytestmark = pytest.mark.needs("root")
 

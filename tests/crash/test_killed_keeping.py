@@ -12,12 +12,12 @@ import pytest
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap_for_owner import swap_for_owner
-from tests.support.acts import LATE, READ_ONLY, TREE, killed_after, only_id
-from tests.support.laws import hold_when_failing, hold_when_killed
-from tests.support.scenes import Before, Scene, assert_nothing_half_done, home, orphans, settle
-from tests.support.store import recover_all, restore, swap
-from tests.support.tree import Dir, make_tree
-from tests.support.volumes import loop_volume
+from tests.support.crash_invariants import hold_when_failing, hold_when_killed
+from tests.support.crash_scenarios import Before, Scene, assert_nothing_half_done, home, orphans, settle
+from tests.support.make_trees import Dir, make_tree
+from tests.support.real_filesystems import loop_volume
+from tests.support.store_calls import recover_all, restore, swap
+from tests.support.verb_scenarios import LATE, READ_ONLY, TREE, killed_after, only_id
 
 pytestmark = pytest.mark.needs("root")
 

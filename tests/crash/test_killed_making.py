@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux.kernel import Kernel
-from tests.support.acts import TREE, make_victim
-from tests.support.scenes import (
+from tests.support.crash_scenarios import (
     HOME,
     USER,
     Scene,
@@ -21,10 +20,11 @@ from tests.support.scenes import (
     user_folders,
     wipe,
 )
-from tests.support.store import DyingAt, assert_silent, in_child, init, numbered_calls, own, recover_all, swap
-from tests.support.tree import make_tree, snapshot
-from tests.support.users import as_user, become
-from tests.support.volumes import full, tmpfs_volume
+from tests.support.make_trees import make_tree, snapshot
+from tests.support.other_users import as_user, become
+from tests.support.real_filesystems import full, tmpfs_volume
+from tests.support.store_calls import DyingAt, assert_silent, in_child, init, numbered_calls, own, recover_all, swap
+from tests.support.verb_scenarios import TREE, make_victim
 
 pytestmark = pytest.mark.needs("root")
 

@@ -12,9 +12,8 @@ import pytest
 
 from fusefs.linux.kernel import Kernel
 from fusefs.store.rescue import find_thing, forget, rescue
-from tests.support.acts import make_orphan, make_read_only_orphan
-from tests.support.laws import hold_when_failing, hold_when_killed, hold_when_stopped, telling
-from tests.support.scenes import (
+from tests.support.crash_invariants import hold_when_failing, hold_when_killed, hold_when_stopped, telling
+from tests.support.crash_scenarios import (
     EVERY_CALL,
     HOME,
     LOST,
@@ -27,9 +26,10 @@ from tests.support.scenes import (
     outcome,
     user_folders,
 )
-from tests.support.store import NumberedCall, recover_all, restore
-from tests.support.users import as_user
-from tests.support.volumes import loop_volume
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import loop_volume
+from tests.support.store_calls import NumberedCall, recover_all, restore
+from tests.support.verb_scenarios import make_orphan, make_read_only_orphan
 
 pytestmark = pytest.mark.needs("root")
 

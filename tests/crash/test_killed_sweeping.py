@@ -12,10 +12,13 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux.kernel import Kernel
-from tests.support.acts import LATE, TREE, killed_after, only_id
-from tests.support.gather import gather
-from tests.support.laws import hold_when_failing, hold_when_killed, hold_when_killed_twice, hold_when_stopped
-from tests.support.scenes import (
+from tests.support.crash_invariants import (
+    hold_when_failing,
+    hold_when_killed,
+    hold_when_killed_twice,
+    hold_when_stopped,
+)
+from tests.support.crash_scenarios import (
     LOST,
     USER,
     WON,
@@ -31,9 +34,11 @@ from tests.support.scenes import (
     outcome,
     settle,
 )
-from tests.support.store import recover_all, restore
-from tests.support.tree import Dir, make_tree
-from tests.support.volumes import loop_volume
+from tests.support.make_trees import Dir, make_tree
+from tests.support.real_filesystems import loop_volume
+from tests.support.store_calls import recover_all, restore
+from tests.support.trash_without_walk import gather
+from tests.support.verb_scenarios import LATE, TREE, killed_after, only_id
 
 pytestmark = pytest.mark.needs("root")
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux.kernel import Kernel
-from tests.support.logdisk import LoggedVolume, logged_volume
-from tests.support.moving import move
-from tests.support.replay import Result, check_states
-from tests.support.tree import HardLink, Spec, Symlink, make_tree
-from tests.support.volumes import sync, tmpfs_volume
+from tests.support.crash_states import Result, check_states
+from tests.support.make_trees import HardLink, Spec, Symlink, make_tree
+from tests.support.move_entries import move
+from tests.support.real_filesystems import sync, tmpfs_volume
+from tests.support.write_log_disk import LoggedVolume, logged_volume
 
 SIZE_MB = {"ext4": 64, "xfs": 300, "btrfs": 128}
 N_TORN = 2

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.logdisk import MOUNTED, Flush, Log, LoggedVolume, Mark, Write, logged_volume
-from tests.support.mounted import until
-from tests.support.replay import Check, CrashState, Result, check_states, crash_states
+from tests.support.crash_states import Check, CrashState, Result, check_states, crash_states
+from tests.support.foreground_mount import until
+from tests.support.write_log_disk import MOUNTED, Flush, Log, LoggedVolume, Mark, Write, logged_volume
 
 REPO = Path(__file__).resolve().parents[2]
 SIZE_MB = {"ext4": 64, "xfs": 300, "btrfs": 128}
@@ -194,7 +194,7 @@ def test_two_processes_check_the_same_states_as_one() -> None:
 @pytest.mark.needs("root", "loop", "fuse")
 def test_child_process_marks_by_its_environment() -> None:
     with logged_volume("ext4", SIZE_MB["ext4"]) as volume:
-        command = [sys.executable, "-c", "from tests.support.logdisk import mark; mark('from a child')"]
+        command = [sys.executable, "-c", "from tests.support.write_log_disk import mark; mark('from a child')"]
         subprocess.run(command, check=True, cwd=REPO, env={**os.environ, **volume.child_env})
         log = volume.stop()
     assert Mark("from a child") in log.events

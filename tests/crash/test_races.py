@@ -6,20 +6,8 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux.kernel import Kernel
-from tests.support.acts import (
-    ADOPT,
-    KEEP,
-    REAP,
-    REMOVE,
-    RESTORE,
-    RESTORE_LATE,
-    RESTORE_TWICE,
-    SWAP,
-    SWAP_TWICE,
-    make_victim,
-)
-from tests.support.laws import hold_when_stopped
-from tests.support.scenes import (
+from tests.support.crash_invariants import hold_when_stopped
+from tests.support.crash_scenarios import (
     BROKEN,
     LOST,
     USER,
@@ -34,10 +22,22 @@ from tests.support.scenes import (
     settle,
     user_folders,
 )
-from tests.support.store import own, recover_all, swap
-from tests.support.tree import snapshot
-from tests.support.users import as_user
-from tests.support.volumes import full, tmpfs_volume
+from tests.support.make_trees import snapshot
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import full, tmpfs_volume
+from tests.support.store_calls import own, recover_all, swap
+from tests.support.verb_scenarios import (
+    ADOPT,
+    KEEP,
+    REAP,
+    REMOVE,
+    RESTORE,
+    RESTORE_LATE,
+    RESTORE_TWICE,
+    SWAP,
+    SWAP_TWICE,
+    make_victim,
+)
 
 pytestmark = pytest.mark.needs("root")
 

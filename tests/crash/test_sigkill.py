@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.acts import SCENES, only_id
-from tests.support.scenes import Scene, assert_nothing_lost, assert_settled, home
+from tests.support.crash_scenarios import Scene, assert_nothing_lost, assert_settled, home
+from tests.support.verb_scenarios import SCENES, only_id
 
 pytestmark = pytest.mark.needs("root", "strace")
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.copying import numbers
-from tests.support.tree import make_tree
-from tests.support.volumes import loop_volume
+from tests.support.copy_file import numbers
+from tests.support.make_trees import make_tree
+from tests.support.real_filesystems import loop_volume
 
 
 @pytest.fixture(scope="module")

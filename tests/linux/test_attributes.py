@@ -18,7 +18,7 @@ from fusefs.core.inode_attributes import Attributes
 from fusefs.linux.fd import Fd
 from fusefs.linux.statx import StatxReader, look_at, open_handle, peek, peek_at
 from fusefs.linux.syscalls import handle_of
-from tests.support.volumes import tmpfs_volume
+from tests.support.real_filesystems import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")
 

@@ -19,8 +19,8 @@ from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import Opcode
 from fusefs.core.inode_attributes import Attributes
 from fusefs.linux.fuse_device import close_backing, forget_attributes, is_written, open_backing, takes_direct
-from tests.support.users import as_user
-from tests.support.volumes import overlay_volume, tmpfs_volume, unmount
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import overlay_volume, tmpfs_volume, unmount
 
 pytestmark = pytest.mark.needs("root", "fuse")
 

@@ -13,7 +13,7 @@ from fusefs.linux import syscalls
 from fusefs.linux.batched_calls import look_at_all
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from tests.support.silent import silent_fuse
+from tests.support.fuse_silent import silent_fuse
 
 KERNEL = Kernel()
 ODD = ["file", "new\nline", "-dash", "invalid \udcff", "n" * 255]

@@ -14,10 +14,10 @@ import pytest
 from fusefs.linux import casefold, syscalls
 from fusefs.linux.casefold import folds_case, folds_throughout
 from fusefs.linux.fd import Fd
-from tests.support.foldingfs import folding_volume
-from tests.support.lyingfs import lying_volume
-from tests.support.users import as_user
-from tests.support.volumes import loop_volume, tmpfs_volume
+from tests.support.fuse_bad_rename import lying_volume
+from tests.support.fuse_casefold import folding_volume
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import loop_volume, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")
 

@@ -14,10 +14,10 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.private_directory import PrivateDirectory
 from fusefs.linux.shared_extents import has_same_blocks, shared_bytes
-from tests.support.copying import PREFIX, copy, opened, yes
-from tests.support.store import Counting
-from tests.support.tree import make_tree
-from tests.support.volumes import loop_volume, sync
+from tests.support.copy_file import PREFIX, copy, opened, yes
+from tests.support.make_trees import make_tree
+from tests.support.real_filesystems import loop_volume, sync
+from tests.support.store_calls import Counting
 
 pytestmark = pytest.mark.needs("root", "loop")
 

@@ -32,11 +32,11 @@ from tests.support.acls import (
     USER_OBJ,
     acl,
 )
-from tests.support.copying import After, Without, copy, opened, refused
-from tests.support.store import Before, DyingAt, FailingAt, in_child, raw
-from tests.support.tree import File, Node, Symlink, make_tree, snapshot, weird_names
-from tests.support.users import as_user
-from tests.support.volumes import full, tmpfs_volume
+from tests.support.copy_file import After, Without, copy, opened, refused
+from tests.support.make_trees import File, Node, Symlink, make_tree, snapshot, weird_names
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import full, tmpfs_volume
+from tests.support.store_calls import Before, DyingAt, FailingAt, in_child, raw
 
 pytestmark = pytest.mark.needs("root", "loop")
 

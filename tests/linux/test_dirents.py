@@ -12,7 +12,7 @@ import pytest
 
 from fusefs.linux.fd import Fd
 from fusefs.linux.getdents import Dirents
-from tests.support.volumes import loop_volume, tmpfs_volume
+from tests.support.real_filesystems import loop_volume, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")
 

@@ -19,8 +19,8 @@ from fusefs.linux.fanotify import FanotifyChange, parse_changes, read_changes, w
 from fusefs.linux.fd import Fd
 from fusefs.linux.syscalls import handle_of
 from tests.support.filesystem_params import ALL_FILESYSTEMS
-from tests.support.users import as_user
-from tests.support.volumes import btrfs_subvolume, loop_volume, tmpfs_volume
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import btrfs_subvolume, loop_volume, tmpfs_volume
 
 needs_root = pytest.mark.needs("root", "loop")
 NOBODY = 65534

@@ -15,7 +15,7 @@ import pytest
 
 from fusefs.linux.capabilities import Capability
 from fusefs.linux.thread_credentials import ThreadCredentials, call_as, in_no_group
-from tests.support.users import as_user
+from tests.support.other_users import as_user
 
 pytestmark = pytest.mark.needs("root")
 

@@ -13,7 +13,7 @@ import pytest
 
 from fusefs.linux.fd import Fd
 from fusefs.linux.inotify import InotifyEvent, InotifyMask, open_inotify, read_events, unwatch, watch
-from tests.support.volumes import tmpfs_volume, unmount
+from tests.support.real_filesystems import tmpfs_volume, unmount
 
 WANTED = InotifyMask.MOVED_TO | InotifyMask.MOVED_FROM | InotifyMask.CREATE | InotifyMask.DELETE
 

@@ -9,8 +9,8 @@ import pytest
 
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from tests.support.store import raw
-from tests.support.volumes import loop_volume, tmpfs_volume
+from tests.support.real_filesystems import loop_volume, tmpfs_volume
+from tests.support.store_calls import raw
 
 pytestmark = pytest.mark.needs("root", "loop")
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fuse import ServedVolume
-from tests.support.lyingfs import RENAME_EXCHANGE, RENAME_NOREPLACE, lying_volume, renameat2
+from tests.support.fuse_bad_rename import RENAME_EXCHANGE, RENAME_NOREPLACE, lying_volume, renameat2
+from tests.support.fuse_watchdog import ServedVolume
+from tests.support.make_trees import make_tree, snapshot
 from tests.support.open_files import held
-from tests.support.tree import make_tree, snapshot
-from tests.support.users import as_user
+from tests.support.other_users import as_user
 
 pytestmark = [pytest.mark.needs("root", "fuse")]
 

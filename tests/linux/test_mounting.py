@@ -12,7 +12,7 @@ import pytest
 
 from fusefs.linux import mount_calls
 from fusefs.linux.fd import Fd
-from tests.support.volumes import mount_of, mounts, tmpfs_volume, unmount
+from tests.support.real_filesystems import mount_of, mounts, tmpfs_volume, unmount
 
 pytestmark = pytest.mark.needs("root")
 

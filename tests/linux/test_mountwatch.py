@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from fusefs.linux.mount_changes import MountWatch
-from tests.support.volumes import tmpfs_volume
+from tests.support.real_filesystems import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")
 

@@ -10,8 +10,8 @@ import pytest
 
 from fusefs.core.pacing import Requests
 from fusefs.linux.pressure import DeviceCounters, DeviceQueue, Psi
-from tests.support.mounted import until
-from tests.support.volumes import loop_volume, tmpfs_volume
+from tests.support.foreground_mount import until
+from tests.support.real_filesystems import loop_volume, tmpfs_volume
 
 BLOCK = 4096
 

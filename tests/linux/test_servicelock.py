@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux import service_lock
-from tests.support.passable import passable_directory
-from tests.support.users import as_user
+from tests.support.other_users import as_user
+from tests.support.shared_tempdir import passable_directory
 
 HOLDS = """
 import sys

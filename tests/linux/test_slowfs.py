@@ -11,12 +11,12 @@ from contextlib import contextmanager
 import pytest
 
 from fusefs.linux.syscalls import RENAME_EXCHANGE, RENAME_NOREPLACE
+from tests.support.fuse_slow import SlowVolume, Xattrs, slow_volume
+from tests.support.make_trees import make_tree, snapshot
 from tests.support.open_files import held
-from tests.support.slowfs import SlowVolume, Xattrs, slow_volume
-from tests.support.subjects import Native, Story, Subject
-from tests.support.tree import make_tree, snapshot
-from tests.support.users import as_user
-from tests.support.volumes import mount_of, tmpfs_volume
+from tests.support.oracle_subjects import Native, Story, Subject
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import mount_of, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "fuse")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.tree import (
+from tests.support.make_trees import (
     APPEND_ONLY,
     IMMUTABLE,
     Dir,
@@ -25,8 +25,8 @@ from tests.support.tree import (
     snapshot,
     weird_names,
 )
-from tests.support.users import ChildDied, as_user, run_as
-from tests.support.volumes import bind_mount, loop_volume
+from tests.support.other_users import ChildDied, as_user, run_as
+from tests.support.real_filesystems import bind_mount, loop_volume
 
 N_LEVELS = 10_000
 NO_ID = 2**32 - 1  # in ACLs

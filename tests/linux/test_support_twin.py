@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.actors import ALICE, BOB, CAROL, LIVE, TEAM, team
-from tests.support.twin import Exchange, Twins, contents, could_delete
-from tests.support.volumes import tmpfs_volume
+from tests.support.hostile_steps import ALICE, BOB, CAROL, LIVE, TEAM, team
+from tests.support.plain_twin import Exchange, Twins, contents, could_delete
+from tests.support.real_filesystems import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")
 

@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.filesystem_params import ON_DISK
-from tests.support.fuse import fuse_mount
-from tests.support.lyingfs import RENAME_EXCHANGE, RENAME_NOREPLACE, lying_volume, renameat2
-from tests.support.mounted import until
-from tests.support.sshfs import sshfs_volume
-from tests.support.users import as_user
-from tests.support.volumes import (
+from tests.support.foreground_mount import until
+from tests.support.fuse_bad_rename import RENAME_EXCHANGE, RENAME_NOREPLACE, lying_volume, renameat2
+from tests.support.fuse_watchdog import fuse_mount
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import (
     Project,
     Unsupported,
     bind_mount,
@@ -36,6 +35,7 @@ from tests.support.volumes import (
     tmpfs_volume,
     user_quota_volume,
 )
+from tests.support.sshfs_volumes import sshfs_volume
 
 USER = 12001
 
@@ -240,7 +240,7 @@ def test_watchdog_frees_who_waits_for_a_stopped_daemon(tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     source.mkdir()
     target.mkdir()
-    argv = [sys.executable, "-m", "tests.support.lyingfs", str(source), str(target)]
+    argv = [sys.executable, "-m", "tests.support.fuse_bad_rename", str(source), str(target)]
     answer: list[str | None] = []
 
     def wait_for_it() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from tests.support.volumes import loop_volume
+from tests.support.real_filesystems import loop_volume
 
 pytestmark = pytest.mark.needs("root", "loop")
 

@@ -13,7 +13,7 @@ import pytest
 
 from fusefs.linux.fd import Fd
 from fusefs.linux.io_uring import OPENAT, READ, IoUring
-from tests.support.denied import printed_without_uring
+from tests.support.seccomp import printed_without_uring
 
 pytestmark = pytest.mark.needs("uring")
 

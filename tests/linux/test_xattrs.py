@@ -11,7 +11,7 @@ import pytest
 
 from fusefs.linux import xattrs
 from fusefs.linux.fd import Fd
-from tests.support.volumes import tmpfs_volume
+from tests.support.real_filesystems import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import switched_off
-from tests.support.daemons import workbench
-from tests.support.mounted import SHARED_LIMIT_S, Mounted, trashd_mount
-from tests.support.oracle import DIRECT, Arena, Oracle, arena_on
+from tests.support.background_mounts import workbench
+from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount
+from tests.support.native_oracle import DIRECT, Arena, Oracle, arena_on
 from tests.support.passthrough_files import LIMIT_S, stored_volume
-from tests.support.volumes import loop_volume, tmpfs_volume
+from tests.support.real_filesystems import loop_volume, tmpfs_volume
+from tests.support.trashd_command import switched_off
 
 _NUMBERS = itertools.count()
 

@@ -19,8 +19,8 @@ from fusefs.mount.counters import Counters
 from fusefs.mount.pyfuse3_handlers import Pyfuse3Handlers
 from fusefs.mount.pyfuse3_threads import Pyfuse3Threads
 from fusefs.mount.tables_lock import TablesLock
-from tests.support.broken import Broken
-from tests.support.messages import a_real
+from tests.support.failing_vfs import Broken
+from tests.support.fake_dev_fuse import a_real
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -22,14 +22,14 @@ import pytest
 
 from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import Opcode
-from tests.support.clients import clients, ends
-from tests.support.faultydisk import SIZE as DISK_SIZE
-from tests.support.faultydisk import faulty_disk
-from tests.support.messages import a_real
-from tests.support.mounted import trashd_mount
+from tests.support.client_processes import clients, ends
+from tests.support.fake_dev_fuse import a_real
+from tests.support.foreground_mount import trashd_mount
+from tests.support.native_oracle import SLOW
 from tests.support.open_files import opened
-from tests.support.oracle import SLOW
 from tests.support.passthrough_files import LIMIT_S, n_messages
+from tests.support.write_errors_disk import SIZE as DISK_SIZE
+from tests.support.write_errors_disk import faulty_disk
 
 pytestmark = pytest.mark.needs("root", "fuse")
 

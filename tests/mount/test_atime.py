@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from fusefs.mount.remount import remount
-from tests.support.command import done_well
-from tests.support.daemons import backing_of, mount, workbench
-from tests.support.mounted import until
-from tests.support.volumes import mounts, tmpfs_over
+from tests.support.background_mounts import backing_of, mount, workbench
+from tests.support.foreground_mount import until
+from tests.support.real_filesystems import mounts, tmpfs_over
+from tests.support.trashd_command import done_well
 
 pytestmark = pytest.mark.needs("root", "fuse")
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux.kernel import Kernel
-from tests.support.command import done_well
-from tests.support.mounted import SHARED_LIMIT_S, Mounted, trashd_mount, until
+from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount, until
 from tests.support.open_files import opened
+from tests.support.trashd_command import done_well
 
 pytestmark = [pytest.mark.needs("root", "fuse", "loop"), pytest.mark.rests_on("direct-requests")]
 

@@ -17,9 +17,9 @@ import pytest
 
 from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, renameat2
 from tests.support.acls import ACCESS, CAN_BIND, CAPABILITY, DEFAULT, GROUP_OBJ, NOBODY, OTHER, USER_OBJ, acl
-from tests.support.mounted import Mounted, trashd_mount, until
-from tests.support.sides import Sides, sides
-from tests.support.volumes import bind_mount, loop_volume, overlay_volume, tmpfs_volume
+from tests.support.both_sides import Sides, sides
+from tests.support.foreground_mount import Mounted, trashd_mount, until
+from tests.support.real_filesystems import bind_mount, loop_volume, overlay_volume, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 

@@ -14,10 +14,10 @@ from fusefs.mount import readdir, vfs_write
 from fusefs.mount.counters import Counters
 from fusefs.mount.tables_lock import TablesLock
 from fusefs.mount.vfs import Vfs
-from tests.support.foldingfs import folding_volume
-from tests.support.mounted import trashd_mount
+from tests.support.foreground_mount import trashd_mount
+from tests.support.fuse_casefold import folding_volume
+from tests.support.real_filesystems import tmpfs_volume
 from tests.support.vfs_without_mount import Somebody
-from tests.support.volumes import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "fuse")
 

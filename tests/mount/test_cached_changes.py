@@ -22,10 +22,10 @@ import pytest
 
 from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, RENAME_NOREPLACE, renameat2
 from tests.support.acls import ACCESS, DEFAULT, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
-from tests.support.mounted import Mounted
-from tests.support.sides import Sides, sides, told
-from tests.support.users import as_user
-from tests.support.volumes import loop_volume, overlay_volume, tmpfs_volume
+from tests.support.both_sides import Sides, sides, told
+from tests.support.foreground_mount import Mounted
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import loop_volume, overlay_volume, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.mounted import Mounted
-from tests.support.sides import Sides, sides_on_ext4
-from tests.support.workers import workers
+from tests.support.background_workers import workers
+from tests.support.both_sides import Sides, sides_on_ext4
+from tests.support.foreground_mount import Mounted
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.bulk import fill
-from tests.support.mounted import Mounted, trashd_mount, until
-from tests.support.volumes import tmpfs_volume
+from tests.support.foreground_mount import Mounted, trashd_mount, until
+from tests.support.many_files import fill
+from tests.support.real_filesystems import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "fuse")
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, renameat2
-from tests.support.command import done_well, swapped
-from tests.support.mounted import Mounted
-from tests.support.sides import Sides, sides_on_ext4
-from tests.support.users import as_user
-from tests.support.volumes import bind_mount
+from tests.support.both_sides import Sides, sides_on_ext4
+from tests.support.foreground_mount import Mounted
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import bind_mount
+from tests.support.trashd_command import done_well, swapped
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.acls import ACCESS
-from tests.support.mounted import Mounted, trashd_mount
-from tests.support.volumes import tmpfs_volume
+from tests.support.foreground_mount import Mounted, trashd_mount
+from tests.support.real_filesystems import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "fuse")
 

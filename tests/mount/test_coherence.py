@@ -19,8 +19,8 @@ import pytest
 
 from fusefs.linux import syscalls
 from tests.support.filesystem_params import ALL_FILESYSTEMS
-from tests.support.mounted import SHARED_LIMIT_S, Mounted, trashd_mount, until
-from tests.support.volumes import loop_volume, overlay_volume, tmpfs_volume
+from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount, until
+from tests.support.real_filesystems import loop_volume, overlay_volume, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import TRASHD, done_well, trashd
-from tests.support.daemons import backing_of, daemon_of, mount, our_mount
-from tests.support.volumes import bind_mount, mounts, tmpfs_volume
+from tests.support.background_mounts import backing_of, daemon_of, mount, our_mount
+from tests.support.real_filesystems import bind_mount, mounts, tmpfs_volume
+from tests.support.trashd_command import TRASHD, done_well, trashd
 
 pytestmark = pytest.mark.needs("root", "fuse")
 

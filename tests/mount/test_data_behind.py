@@ -13,10 +13,10 @@ from typing import NamedTuple
 import pytest
 
 from fusefs.linux.syscalls import fallocate
-from tests.support.clients import clients, ends
-from tests.support.mounted import SHARED_LIMIT_S, Mounted, trashd_mount, until
+from tests.support.client_processes import clients, ends
+from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount, until
 from tests.support.open_files import opened, waits_in_the_kernel
-from tests.support.volumes import loop_volume, tmpfs_volume
+from tests.support.real_filesystems import loop_volume, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 

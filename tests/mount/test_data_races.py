@@ -20,10 +20,10 @@ from random import Random
 import pytest
 
 from fusefs.linux.syscalls import FALLOC_FL_KEEP_SIZE, fallocate
-from tests.support.clients import clients
-from tests.support.mounted import SHARED_LIMIT_S, trashd_mount, until
+from tests.support.client_processes import clients
+from tests.support.foreground_mount import SHARED_LIMIT_S, trashd_mount, until
 from tests.support.open_files import opened
-from tests.support.volumes import loop_volume, tmpfs_volume
+from tests.support.real_filesystems import loop_volume, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 

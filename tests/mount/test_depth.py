@@ -23,10 +23,10 @@ from fusefs.mount import no_opendir, readdir
 from fusefs.mount.vfs import Vfs
 from fusefs.mount.vfs_files import OpenedFile
 from fusefs.mount.vfs_write import create, mkdir, mknod, rename, rmdir, unlink
-from tests.support.chains import make_chain, walk_chain
-from tests.support.mounted import Mounted, trashd_mount
+from tests.support.foreground_mount import Mounted, trashd_mount
+from tests.support.nested_directories import make_chain, walk_chain
+from tests.support.real_filesystems import loop_volume, tmpfs_volume
 from tests.support.vfs_without_mount import Somebody, vfs_on
-from tests.support.volumes import loop_volume, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 

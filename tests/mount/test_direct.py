@@ -26,9 +26,9 @@ from fusefs.mount.pyfuse3_threads import PART
 from fusefs.mount.reply_patching import ReplyPatching
 from fusefs.mount.xattr_operations import XattrOperations
 from tests.support.acls import ACCESS
-from tests.support.broken import Later
-from tests.support.messages import Told, a_broken, a_real
-from tests.support.volumes import unmount
+from tests.support.failing_vfs import Later
+from tests.support.fake_dev_fuse import Told, a_broken, a_real
+from tests.support.real_filesystems import unmount
 
 MIB = 1 << 20
 LIMIT_S = 60.0

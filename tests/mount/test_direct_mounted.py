@@ -20,10 +20,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fusefs.linux.syscalls import RENAME_EXCHANGE, RENAME_NOREPLACE
-from tests.support.hammer import ask_for_missing_names
-from tests.support.mounted import Mounted, trashd_mount
-from tests.support.subjects import Native, outcome
-from tests.support.volumes import loop_volume, tmpfs_volume
+from tests.support.busy_clients import ask_for_missing_names
+from tests.support.foreground_mount import Mounted, trashd_mount
+from tests.support.oracle_subjects import Native, outcome
+from tests.support.real_filesystems import loop_volume, tmpfs_volume
 
 pytestmark = [pytest.mark.needs("root", "fuse", "loop"), pytest.mark.rests_on("direct-requests")]
 

@@ -19,11 +19,11 @@ from fusefs.linux.fd import Fd
 from fusefs.mount import vfs_write
 from fusefs.mount.forget_stored import forget_stored
 from fusefs.mount.vfs import Vfs
-from tests.support.mounted import Mounted, trashd_mount, until
-from tests.support.on_mount import opened
-from tests.support.store import init, recover_all
+from tests.support.both_sides_of_mount import opened
+from tests.support.foreground_mount import Mounted, trashd_mount, until
+from tests.support.real_filesystems import tmpfs_volume
+from tests.support.store_calls import init, recover_all
 from tests.support.vfs_without_mount import Somebody, vfs_on
-from tests.support.volumes import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")
 

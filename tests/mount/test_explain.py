@@ -14,12 +14,12 @@ import pytest
 
 from fusefs.core.fast_paths import SAVES, FastPath
 from fusefs.linux.mount_claims import directory_of
-from tests.support.command import TRASHD, Done, done_well, switched_off, trashd
-from tests.support.daemons import kill_daemon, mount
-from tests.support.fuse import device_for_all
-from tests.support.mounted import until
-from tests.support.users import run_as
-from tests.support.volumes import bind_mount, overlay_volume
+from tests.support.background_mounts import kill_daemon, mount
+from tests.support.foreground_mount import until
+from tests.support.fuse_watchdog import device_for_all
+from tests.support.other_users import run_as
+from tests.support.real_filesystems import bind_mount, overlay_volume
+from tests.support.trashd_command import TRASHD, Done, done_well, switched_off, trashd
 
 pytestmark = pytest.mark.needs("root", "fuse")
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.brokenfs import broken_volume
-from tests.support.mounted import trashd_mount, until
-from tests.support.volumes import btrfs_subvolume, full, loop_volume
+from tests.support.foreground_mount import trashd_mount, until
+from tests.support.fuse_eio import broken_volume
+from tests.support.real_filesystems import btrfs_subvolume, full, loop_volume
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 

@@ -16,7 +16,7 @@ from fusefs.core.inode_table import ROOT
 from fusefs.linux.fd import Fd
 from fusefs.mount.tables_lock import TablesLock
 from fusefs.mount.vfs import Vfs
-from tests.support.messages import Kernel, a_real
+from tests.support.fake_dev_fuse import Kernel, a_real
 from tests.support.vfs_without_mount import Somebody
 
 ME = Somebody(0, 0, os.getpid(), 0o22)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from fusefs.mount.thread_pool import Key, PoolTask, ThreadPool
-from tests.support.mounted import until
+from tests.support.foreground_mount import until
 
 N_THREADS = 40
 N_USERS = 7

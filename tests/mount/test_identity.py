@@ -19,10 +19,10 @@ from fusefs.linux.syscalls import RENAME_EXCHANGE, handle_of
 from fusefs.mount.pyfuse3_loop import own_number
 from fusefs.mount.tables_lock import TablesLock
 from fusefs.mount.validity import NOTHING, EntryParam
-from tests.support.mounted import trashd_mount, until
-from tests.support.oracle import Oracle
-from tests.support.tree import Spec, make_tree
-from tests.support.volumes import gives_numbers_again, loop_volume, sync
+from tests.support.foreground_mount import trashd_mount, until
+from tests.support.make_trees import Spec, make_tree
+from tests.support.native_oracle import Oracle
+from tests.support.real_filesystems import gives_numbers_again, loop_volume, sync
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 

@@ -24,11 +24,11 @@ import pytest
 
 from fusefs.linux.fd import Fd
 from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, handle_of, renameat2
-from tests.support.clients import clients
-from tests.support.mounted import trashd_mount
+from tests.support.background_workers import workers
+from tests.support.client_processes import clients
+from tests.support.foreground_mount import trashd_mount
+from tests.support.real_filesystems import gives_numbers_again, loop_volume, tmpfs_volume
 from tests.support.vfs_without_mount import vfs_on
-from tests.support.volumes import gives_numbers_again, loop_volume, tmpfs_volume
-from tests.support.workers import workers
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 

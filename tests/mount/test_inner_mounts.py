@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.support.clients import LIMIT_S, clients, ends, in_time, is_ended
-from tests.support.command import trashd
-from tests.support.mounted import Mounted, trashd_mount, until
+from tests.support.client_processes import LIMIT_S, clients, ends, in_time, is_ended
+from tests.support.foreground_mount import Mounted, trashd_mount, until
+from tests.support.fuse_silent import silent_fuse
 from tests.support.open_files import waits_in_the_kernel
-from tests.support.silent import silent_fuse
-from tests.support.volumes import bind_mount, mount_of, overlay_volume, tmpfs_volume
+from tests.support.real_filesystems import bind_mount, mount_of, overlay_volume, tmpfs_volume
+from tests.support.trashd_command import trashd
 
 pytestmark = pytest.mark.needs("root", "fuse")
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.mounted import SHARED_LIMIT_S, Mounted, trashd_mount, until
+from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount, until
 from tests.support.open_files import held
-from tests.support.users import as_user
-from tests.support.volumes import loop_volume, tmpfs_volume
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import loop_volume, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 

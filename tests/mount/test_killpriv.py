@@ -20,11 +20,11 @@ import pytest
 
 from fusefs.linux.syscalls import FALLOC_FL_KEEP_SIZE, fallocate
 from fusefs.linux.thread_credentials import ThreadCredentials, call_as
-from tests.support.command import switched_off
-from tests.support.mounted import SHARED_LIMIT_S, Mounted, trashd_mount, until
+from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount, until
 from tests.support.open_files import may_be_written
-from tests.support.users import as_user, run_as
-from tests.support.volumes import loop_volume
+from tests.support.other_users import as_user, run_as
+from tests.support.real_filesystems import loop_volume
+from tests.support.trashd_command import switched_off
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 

@@ -22,10 +22,10 @@ from random import Random
 
 import pytest
 
-from tests.support.bulk import fill
-from tests.support.mounted import trashd_mount
-from tests.support.volumes import gives_numbers_again, loop_volume, tmpfs_volume
-from tests.support.workers import workers
+from tests.support.background_workers import workers
+from tests.support.foreground_mount import trashd_mount
+from tests.support.many_files import fill
+from tests.support.real_filesystems import gives_numbers_again, loop_volume, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 

@@ -23,10 +23,10 @@ from fusefs.mount.tables_lock import TablesLock
 from fusefs.mount.validity import AttrTimeouts, EntryParam
 from fusefs.mount.vfs import Vfs
 from fusefs.mount.xattr_operations import XattrOperations
-from tests.support.mounted import trashd_mount
+from tests.support.background_workers import workers
+from tests.support.foreground_mount import trashd_mount
+from tests.support.real_filesystems import tmpfs_volume
 from tests.support.vfs_without_mount import Somebody
-from tests.support.volumes import tmpfs_volume
-from tests.support.workers import workers
 
 HOUR_S, SECOND_S = 3600.0, 1.0
 ROOT = 1

@@ -18,13 +18,13 @@ from fusefs.core.inode_table import ROOT
 from fusefs.linux.fd import Fd
 from fusefs.linux.inotify import open_inotify, read_events
 from fusefs.mount import vfs_files
-from tests.support.clients import LIMIT_S, clients, ends, in_time, is_ended
-from tests.support.command import trashd
-from tests.support.daemons import backing_of
-from tests.support.leases import is_broken_into, write_lease
-from tests.support.mounted import Mounted, trashd_mount, until
+from tests.support.background_mounts import backing_of
+from tests.support.client_processes import LIMIT_S, clients, ends, in_time, is_ended
+from tests.support.file_leases import is_broken_into, write_lease
+from tests.support.foreground_mount import Mounted, trashd_mount, until
+from tests.support.real_filesystems import loop_volume
+from tests.support.trashd_command import trashd
 from tests.support.vfs_without_mount import Somebody, vfs_on
-from tests.support.volumes import loop_volume
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 

@@ -17,11 +17,11 @@ import trio
 import trio.testing
 
 from fusefs.mount import pyfuse3_loop
-from tests.support.command import done_well
-from tests.support.daemons import ended
-from tests.support.hammer import ask_for_missing_names, hammered, one_file
-from tests.support.mounted import trashd_mount
-from tests.support.waitingfs import N_WORKERS, waiting_mount
+from tests.support.background_mounts import ended
+from tests.support.busy_clients import ask_for_missing_names, hammered, one_file
+from tests.support.foreground_mount import trashd_mount
+from tests.support.fuse_waiting import N_WORKERS, waiting_mount
+from tests.support.trashd_command import done_well
 
 pytestmark = pytest.mark.needs("root", "fuse")
 

@@ -23,10 +23,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from fusefs.linux.syscalls import RENAME_EXCHANGE, RENAME_NOREPLACE
-from tests.support.mounted import Mounted, trashd_mount
-from tests.support.slowfs import slow_volume
-from tests.support.subjects import Handle, Native, outcome
-from tests.support.volumes import loop_volume, overlay_volume
+from tests.support.foreground_mount import Mounted, trashd_mount
+from tests.support.fuse_slow import slow_volume
+from tests.support.oracle_subjects import Handle, Native, outcome
+from tests.support.real_filesystems import loop_volume, overlay_volume
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import TRASHD, environment
-from tests.support.daemons import daemon_of, mount, our_mount
-from tests.support.users import run_as
-from tests.support.volumes import bind_mount
+from tests.support.background_mounts import daemon_of, mount, our_mount
+from tests.support.other_users import run_as
+from tests.support.real_filesystems import bind_mount
+from tests.support.trashd_command import TRASHD, environment
 
 pytestmark = pytest.mark.needs("root", "fuse")
 

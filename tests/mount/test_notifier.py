@@ -21,8 +21,8 @@ from fusefs.mount import vfs_write
 from fusefs.mount.invalidation import ChangeSource, notify
 from fusefs.mount.invalidation_process import ANSWER, MESSAGE_MAX
 from fusefs.mount.vfs import Vfs
+from tests.support.real_filesystems import tmpfs_volume
 from tests.support.vfs_without_mount import Somebody, vfs_on
-from tests.support.volumes import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")
 

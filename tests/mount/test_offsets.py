@@ -11,10 +11,10 @@ from typing import NamedTuple
 import pytest
 
 from fusefs.linux.syscalls import FALLOC_FL_KEEP_SIZE, fallocate
-from tests.support.mounted import trashd_mount
+from tests.support.foreground_mount import trashd_mount
 from tests.support.open_files import opened
-from tests.support.subjects import outcome
-from tests.support.volumes import loop_volume, tmpfs_volume
+from tests.support.oracle_subjects import outcome
+from tests.support.real_filesystems import loop_volume, tmpfs_volume
 
 pytestmark = [pytest.mark.needs("root", "fuse", "loop"), pytest.mark.rests_on("direct-requests")]
 

@@ -6,8 +6,8 @@ import stat
 import pytest
 
 from tests.support.acls import ACCESS, DEFAULT, NOBODY, acl
-from tests.support.oracle import WITHOUT, Oracle, agreed
-from tests.support.subjects import KEEP, Story, Subject
+from tests.support.native_oracle import WITHOUT, Oracle, agreed
+from tests.support.oracle_subjects import KEEP, Story, Subject
 
 pytestmark = [pytest.mark.needs("root", "fuse", "loop"), WITHOUT]
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.moving import pass_a_tick
-from tests.support.oracle import WITHOUT, Oracle, agreed
-from tests.support.subjects import Story, Subject
+from tests.support.move_entries import pass_a_tick
+from tests.support.native_oracle import WITHOUT, Oracle, agreed
+from tests.support.oracle_subjects import Story, Subject
 
 pytestmark = [pytest.mark.needs("root", "fuse", "loop"), WITHOUT]
 

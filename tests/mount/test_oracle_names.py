@@ -5,9 +5,9 @@ import stat
 
 import pytest
 
-from tests.support.oracle import WITHOUT, Oracle, agreed
-from tests.support.subjects import Story, Subject
-from tests.support.tree import weird_names
+from tests.support.make_trees import weird_names
+from tests.support.native_oracle import WITHOUT, Oracle, agreed
+from tests.support.oracle_subjects import Story, Subject
 
 pytestmark = [pytest.mark.needs("root", "fuse", "loop"), WITHOUT]
 

@@ -7,8 +7,8 @@ import stat
 import pytest
 
 from fusefs.linux.syscalls import RENAME_EXCHANGE, RENAME_NOREPLACE
-from tests.support.oracle import WITHOUT, Oracle, agreed
-from tests.support.subjects import Story, Subject
+from tests.support.native_oracle import WITHOUT, Oracle, agreed
+from tests.support.oracle_subjects import Story, Subject
 
 pytestmark = [pytest.mark.needs("root", "fuse", "loop"), WITHOUT]
 

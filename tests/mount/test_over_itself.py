@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import done_well, trashd
-from tests.support.daemons import RUNTIME, backing_of, daemon_of, ended, mount, our_mount
-from tests.support.users import run_as
-from tests.support.volumes import bind_mount, mounts
+from tests.support.background_mounts import RUNTIME, backing_of, daemon_of, ended, mount, our_mount
+from tests.support.other_users import run_as
+from tests.support.real_filesystems import bind_mount, mounts
+from tests.support.trashd_command import done_well, trashd
 
 pytestmark = pytest.mark.needs("root", "fuse")
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.support.mounted import Mounted, trashd_mount, until
-from tests.support.volumes import overlay_volume
+from tests.support.foreground_mount import Mounted, trashd_mount, until
+from tests.support.real_filesystems import overlay_volume
 
 pytestmark = pytest.mark.needs("root", "fuse")
 

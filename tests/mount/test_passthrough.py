@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.support.mounted import SHARED_LIMIT_S, Mounted, trashd_mount, until
+from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount, until
 from tests.support.open_files import may_be_written, opened
 from tests.support.passthrough_files import n_messages, why_off
-from tests.support.volumes import (
+from tests.support.real_filesystems import (
     loop_volume,
     tmpfs_volume,
 )

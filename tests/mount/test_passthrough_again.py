@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.mounted import Mounted, trashd_mount, until
+from tests.support.foreground_mount import Mounted, trashd_mount, until
 from tests.support.open_files import held, opened
 from tests.support.passthrough_files import all_closed, n_messages
-from tests.support.volumes import tmpfs_volume
+from tests.support.real_filesystems import tmpfs_volume
 
 pytestmark = [pytest.mark.needs("root", "fuse", "passthrough"), pytest.mark.rests_on("passthrough")]
 

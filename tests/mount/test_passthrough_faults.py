@@ -14,14 +14,14 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.support import volumes
-from tests.support.faultydisk import SIZE, FaultyDisk, faulty_disk
-from tests.support.mounted import SHARED_LIMIT_S, Mounted, trashd_mount
+from tests.support import real_filesystems
+from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount
 from tests.support.open_files import errno_of, opened
+from tests.support.oracle_subjects import outcome
+from tests.support.other_users import as_user
 from tests.support.passthrough_files import n_messages, space_comes_back
-from tests.support.subjects import outcome
-from tests.support.users import as_user
-from tests.support.volumes import btrfs_subvolume, loop_volume, tmpfs_volume
+from tests.support.real_filesystems import btrfs_subvolume, loop_volume, tmpfs_volume
+from tests.support.write_errors_disk import SIZE, FaultyDisk, faulty_disk
 
 pytestmark = [pytest.mark.needs("root", "fuse", "loop", "passthrough"), pytest.mark.rests_on("passthrough")]
 
@@ -63,7 +63,7 @@ def sync(fd: int) -> int:
 def write_back(faulty: FaultyDisk) -> None:
     """As the kernel does sooner or later; asked for here it is told what fails, and of no file."""
     with suppress(OSError):
-        volumes.sync(faulty.path)
+        real_filesystems.sync(faulty.path)
 
 
 def synced(file: Path, faulty: FaultyDisk) -> Iterator[tuple[str, int]]:
@@ -211,7 +211,7 @@ def limited_subvolume() -> Iterator[Path]:
 def fill(file: Path, ballast: Path, volume: Path) -> tuple[int, bool, int, bool]:
     """What ends it; that all until then is there; whether there is room again when other things are gone."""
     ballast.write_bytes(os.urandom(MIB))
-    volumes.sync(volume)
+    real_filesystems.sync(volume)
     n_written = 0
 
     def write_on() -> None:
@@ -223,7 +223,7 @@ def fill(file: Path, ballast: Path, volume: Path) -> tuple[int, bool, int, bool]
         ends_it = errno_of(write_on)
         is_all_there = os.fstat(fd).st_size == n_written > MIB
         ballast.unlink()
-        volumes.sync(volume)
+        real_filesystems.sync(volume)
         goes_on = errno_of(lambda: os.write(fd, b"more"))
         return ends_it, is_all_there, goes_on, os.fstat(fd).st_size == n_written + 4
 
@@ -240,7 +240,7 @@ def test_who_has_no_room_goes_on_by_the_same_handle_when_there_is_some(
         assert right[1:] == (True, 0, True)
         with trashd_mount(source, limit_s=LIMIT_S) as mounted:
             for _ in range(2):  # a file that is kept keeps its room from the next
-                volumes.sync(source)
+                real_filesystems.sync(source)
                 assert fill(mounted.path / "file", mounted.path / "ballast", source) == right
                 (mounted.path / "file").unlink()
             assert n_messages(mounted) == 0

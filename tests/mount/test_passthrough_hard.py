@@ -17,10 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import done_well
-from tests.support.daemons import ended
-from tests.support.mounted import Mounted, trashd_mount, until
+from tests.support.background_mounts import ended
+from tests.support.background_workers import workers
+from tests.support.foreground_mount import Mounted, trashd_mount, until
 from tests.support.open_files import may_be_written, opened, waits_in_the_kernel
+from tests.support.other_users import as_user
 from tests.support.passthrough_files import (
     CONTENT,
     LIMIT_S,
@@ -31,8 +32,7 @@ from tests.support.passthrough_files import (
     space_comes_back,
     works_on,
 )
-from tests.support.users import as_user
-from tests.support.workers import workers
+from tests.support.trashd_command import done_well
 
 pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.rests_on("passthrough")]
 

@@ -16,15 +16,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import TRASHD
-from tests.support.daemons import workbench
-from tests.support.fuse import device_for_all
-from tests.support.mounted import trashd_mount, until
+from tests.support.background_mounts import workbench
+from tests.support.foreground_mount import trashd_mount, until
+from tests.support.fuse_slow import slow_volume
+from tests.support.fuse_watchdog import device_for_all
 from tests.support.open_files import errno_of, held, opened
+from tests.support.other_users import as_user, run_as
 from tests.support.passthrough_files import all_closed, n_messages, why_off
-from tests.support.slowfs import slow_volume
-from tests.support.users import as_user, run_as
-from tests.support.volumes import btrfs_subvolume, full, loop_volume, overlay_volume, tmpfs_volume, unmount
+from tests.support.real_filesystems import btrfs_subvolume, full, loop_volume, overlay_volume, tmpfs_volume, unmount
+from tests.support.trashd_command import TRASHD
 
 pytestmark = [pytest.mark.needs("root", "fuse", "passthrough"), pytest.mark.rests_on("passthrough")]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.mounted import Mounted, trashd_mount
+from tests.support.foreground_mount import Mounted, trashd_mount
 from tests.support.open_files import opened
 from tests.support.passthrough_files import (
     CONTENT,
@@ -22,7 +22,7 @@ from tests.support.passthrough_files import (
     space_comes_back,
     works_on,
 )
-from tests.support.store import reap_now, recover_all, swap
+from tests.support.store_calls import reap_now, recover_all, swap
 
 pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.rests_on("passthrough")]
 

@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.support.command import done_well
-from tests.support.daemons import daemon_of, kill_daemon, mount, our_mount, workbench
-from tests.support.mounted import until
+from tests.support.background_mounts import daemon_of, kill_daemon, mount, our_mount, workbench
+from tests.support.background_workers import workers
+from tests.support.foreground_mount import until
 from tests.support.open_files import opened
 from tests.support.passthrough_files import CONTENT, SIZE, free_bytes, put, space_comes_back, works_on
-from tests.support.workers import workers
+from tests.support.trashd_command import done_well
 
 pytestmark = [pytest.mark.needs("root", "fuse", "passthrough"), pytest.mark.rests_on("passthrough")]
 

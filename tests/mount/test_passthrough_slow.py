@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.mounted import Mounted, trashd_mount
+from tests.support.foreground_mount import Mounted, trashd_mount
 from tests.support.open_files import opened
 from tests.support.passthrough_files import n_messages, why_off
-from tests.support.volumes import tmpfs_volume
+from tests.support.real_filesystems import tmpfs_volume
 
 pytestmark = [pytest.mark.needs("root", "fuse", "passthrough"), pytest.mark.rests_on("passthrough")]
 

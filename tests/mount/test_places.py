@@ -13,8 +13,8 @@ from fusefs.linux.syscalls import RENAME_EXCHANGE
 from fusefs.mount import vfs_files
 from fusefs.mount.vfs import Vfs
 from fusefs.mount.vfs_write import link, mkdir, rename, unlink
+from tests.support.real_filesystems import overlay_volume
 from tests.support.vfs_without_mount import Somebody, vfs_on
-from tests.support.volumes import overlay_volume
 
 pytestmark = pytest.mark.needs("root")
 

@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.support.command import TRASHD, environment
-from tests.support.daemons import ended, workbench
-from tests.support.misled import misled
-from tests.support.mounted import Mounted, trashd_mount, until
+from tests.support.background_mounts import ended, workbench
+from tests.support.broken_passthrough import misled
+from tests.support.foreground_mount import Mounted, trashd_mount, until
 from tests.support.passthrough_files import n_messages, why_off
-from tests.support.volumes import mount_of, tmpfs_volume
+from tests.support.real_filesystems import mount_of, tmpfs_volume
+from tests.support.trashd_command import TRASHD, environment
 
 pytestmark = [pytest.mark.needs("root", "fuse", "passthrough"), pytest.mark.rests_on("passthrough")]
 

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.mounted import SHARED_LIMIT_S, trashd_mount, until
+from tests.support.foreground_mount import SHARED_LIMIT_S, trashd_mount, until
 from tests.support.open_files import may_be_written
-from tests.support.volumes import loop_volume
+from tests.support.real_filesystems import loop_volume
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 

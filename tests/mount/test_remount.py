@@ -10,11 +10,11 @@ import pytest
 from fusefs.core.errors import NotPermitted
 from fusefs.linux.mountinfo import read_mounts
 from fusefs.mount.remount import remount
-from tests.support.command import TRASHD
-from tests.support.daemons import backing_of, mount
-from tests.support.fuse import device_for_all
-from tests.support.users import as_user, run_as
-from tests.support.volumes import bind_mount
+from tests.support.background_mounts import backing_of, mount
+from tests.support.fuse_watchdog import device_for_all
+from tests.support.other_users import as_user, run_as
+from tests.support.real_filesystems import bind_mount
+from tests.support.trashd_command import TRASHD
 
 pytestmark = pytest.mark.needs("root", "fuse")
 

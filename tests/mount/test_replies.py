@@ -26,9 +26,9 @@ from fusefs.mount.reply_patching import (
     leave_out_nodes,
     open_through,
 )
-from tests.support.mounted import until
-from tests.support.volumes import unmount
-from tests.support.waitingfs import waiting_mount
+from tests.support.foreground_mount import until
+from tests.support.fuse_waiting import waiting_mount
+from tests.support.real_filesystems import unmount
 
 HEAD = struct.Struct("=IiQ")
 OPEN_OUT = struct.Struct("=QIi")

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux.syscalls import fallocate
-from tests.support.mounted import Mounted, trashd_mount, until
+from tests.support.foreground_mount import Mounted, trashd_mount, until
 from tests.support.open_files import errno_of, opened
+from tests.support.other_users import as_user
 from tests.support.passthrough_files import free_bytes
-from tests.support.users import as_user
-from tests.support.volumes import loop_volume
+from tests.support.real_filesystems import loop_volume
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 

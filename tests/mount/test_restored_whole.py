@@ -20,10 +20,10 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.statx import look_at
 from fusefs.linux.syscalls import AT_FDCWD
 from tests.support.acls import ACCESS, DEFAULT, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
-from tests.support.mounted import trashd_mount
-from tests.support.scenes import DyingAfter
-from tests.support.store import assert_silent, entries, in_child, init, reap_now, recover_all, restore, swap
-from tests.support.volumes import loop_volume, project_of, set_project, tmpfs_volume
+from tests.support.crash_scenarios import DyingAfter
+from tests.support.foreground_mount import trashd_mount
+from tests.support.real_filesystems import loop_volume, project_of, set_project, tmpfs_volume
+from tests.support.store_calls import assert_silent, entries, in_child, init, reap_now, recover_all, restore, swap
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 

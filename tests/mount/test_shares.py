@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.mounted import SHARED_LIMIT_S, Mounted, trashd_mount, until
-from tests.support.volumes import tmpfs_volume
+from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount, until
+from tests.support.real_filesystems import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "fuse")
 

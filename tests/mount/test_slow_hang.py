@@ -22,12 +22,12 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.support.clients import LIMIT_S, clients, ends, in_time, is_ended
-from tests.support.command import trashd
-from tests.support.mounted import Mounted, trashd_mount, until
+from tests.support.client_processes import LIMIT_S, clients, ends, in_time, is_ended
+from tests.support.foreground_mount import Mounted, trashd_mount, until
+from tests.support.fuse_slow import SlowVolume, slow_volume
 from tests.support.open_files import waits_in_the_kernel
-from tests.support.slowfs import SlowVolume, slow_volume
-from tests.support.volumes import mount_of, tmpfs_volume
+from tests.support.real_filesystems import mount_of, tmpfs_volume
+from tests.support.trashd_command import trashd
 
 pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.rests_on("seam")]
 

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.bulk import fill
-from tests.support.mounted import Mounted, trashd_mount, until
-from tests.support.slowfs import SlowVolume, Xattrs, slow_volume
-from tests.support.volumes import tmpfs_volume
-from tests.support.workers import workers
+from tests.support.background_workers import workers
+from tests.support.foreground_mount import Mounted, trashd_mount, until
+from tests.support.fuse_slow import SlowVolume, Xattrs, slow_volume
+from tests.support.many_files import fill
+from tests.support.real_filesystems import tmpfs_volume
 
 pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.rests_on("seam")]
 

@@ -17,14 +17,14 @@ from fusefs.linux.getdents import Dirents
 from fusefs.mount import readdir
 from fusefs.mount.tables_lock import WouldWait
 from tests.support.acls import ACCESS
-from tests.support.bulk import fill
-from tests.support.messages import a_real
-from tests.support.mounted import Mounted, trashd_mount
+from tests.support.fake_dev_fuse import a_real
+from tests.support.foreground_mount import Mounted, trashd_mount
+from tests.support.fuse_slow import SlowVolume, slow_volume
+from tests.support.many_files import fill
 from tests.support.open_files import errno_of, opened
-from tests.support.slowfs import SlowVolume, slow_volume
-from tests.support.users import as_user
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import tmpfs_volume
 from tests.support.vfs_without_mount import Somebody
-from tests.support.volumes import tmpfs_volume
 
 pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.rests_on("seam")]
 

@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, RENAME_NOREPLACE, renameat2
-from tests.support.mounted import Mounted
-from tests.support.sides import Sides, sides
-from tests.support.slowfs import slow_volume
-from tests.support.volumes import loop_volume, overlay_volume, tmpfs_volume
-from tests.support.workers import workers
+from tests.support.background_workers import workers
+from tests.support.both_sides import Sides, sides
+from tests.support.foreground_mount import Mounted
+from tests.support.fuse_slow import slow_volume
+from tests.support.real_filesystems import loop_volume, overlay_volume, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 

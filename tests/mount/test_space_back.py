@@ -12,9 +12,9 @@ import pytest
 
 from fusefs.core.errors import Incomplete
 from fusefs.linux.fd import Fd
-from tests.support.command import done_well, swapped, trashd
-from tests.support.mounted import Mounted, trashd_mount, until
-from tests.support.volumes import loop_volume, sync
+from tests.support.foreground_mount import Mounted, trashd_mount, until
+from tests.support.real_filesystems import loop_volume, sync
+from tests.support.trashd_command import done_well, swapped, trashd
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop", "prune")
 

@@ -17,12 +17,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fusefs.core.mount_counters import OPERATIONS, decode
 from fusefs.linux.mount_claims import directory_of
-from tests.support.command import TRASHD, Done, done_well, trashd
-from tests.support.daemons import RUNTIME, daemon_of, ended, kill_daemon, mount, our_mount
-from tests.support.fuse import device_for_all
-from tests.support.mounted import until
-from tests.support.users import run_as
-from tests.support.volumes import bind_mount, tmpfs_volume, unmount
+from tests.support.background_mounts import RUNTIME, daemon_of, ended, kill_daemon, mount, our_mount
+from tests.support.foreground_mount import until
+from tests.support.fuse_watchdog import device_for_all
+from tests.support.other_users import run_as
+from tests.support.real_filesystems import bind_mount, tmpfs_volume, unmount
+from tests.support.trashd_command import TRASHD, Done, done_well, trashd
 
 pytestmark = pytest.mark.needs("root", "fuse")
 

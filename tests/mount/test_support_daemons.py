@@ -5,9 +5,9 @@ import signal
 
 import pytest
 
-from tests.support.daemons import daemon_of, ended, mount, watchdog, workbench
-from tests.support.hammer import one_file
-from tests.support.mounted import trashd_mount
+from tests.support.background_mounts import daemon_of, ended, mount, watchdog, workbench
+from tests.support.busy_clients import one_file
+from tests.support.foreground_mount import trashd_mount
 
 pytestmark = pytest.mark.needs("root", "fuse")
 

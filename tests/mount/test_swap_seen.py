@@ -21,10 +21,10 @@ from typing import NoReturn
 import pytest
 
 from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, renameat2
-from tests.support.mounted import trashd_mount, until
-from tests.support.store import init, reap_now, restore, swap
-from tests.support.subjects import outcome
-from tests.support.volumes import loop_volume
+from tests.support.foreground_mount import trashd_mount, until
+from tests.support.oracle_subjects import outcome
+from tests.support.real_filesystems import loop_volume
+from tests.support.store_calls import init, reap_now, restore, swap
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 

@@ -15,9 +15,9 @@ from fusefs.linux.kernel import Kernel
 from fusefs.mount.counters import kept
 from fusefs.mount.pyfuse3_threads import Pyfuse3Threads
 from fusefs.mount.tables_lock import TablesLock
-from tests.support.mounted import Mounted, trashd_mount
-from tests.support.store import init, recover_all, swap
-from tests.support.volumes import tmpfs_volume
+from tests.support.foreground_mount import Mounted, trashd_mount
+from tests.support.real_filesystems import tmpfs_volume
+from tests.support.store_calls import init, recover_all, swap
 
 pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.timeout(120)]
 

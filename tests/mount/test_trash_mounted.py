@@ -11,12 +11,12 @@ import pytest
 
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.syscalls import RENAME_EXCHANGE, renameat2
-from tests.support.mounted import Mounted, trashd_mount, until
+from tests.support.foreground_mount import Mounted, trashd_mount, until
+from tests.support.make_trees import Dir, make_tree, snapshot
 from tests.support.open_files import held
-from tests.support.store import ENTRIES, assert_silent, entries, init, raw, recover_all, swap
-from tests.support.tree import Dir, make_tree, snapshot
-from tests.support.users import as_user, run_as
-from tests.support.volumes import tmpfs_volume
+from tests.support.other_users import as_user, run_as
+from tests.support.real_filesystems import tmpfs_volume
+from tests.support.store_calls import ENTRIES, assert_silent, entries, init, raw, recover_all, swap
 
 pytestmark = pytest.mark.needs("root", "fuse")
 

@@ -26,11 +26,14 @@ from fusefs.store.stage import SwapOptions
 from fusefs.store.swap_for_owner import swap_for_owner
 from fusefs.store.tidy_folder import tend
 from fusefs.store.user_folders import open_user
-from tests.support.daemons import backing_of
-from tests.support.mounted import Mounted, trashd_mount, until
-from tests.support.on_mount import ALICE, NOGROUP
-from tests.support.scenes import DyingAfter, forbid_exchange
-from tests.support.store import (
+from tests.support.background_mounts import backing_of
+from tests.support.both_sides_of_mount import ALICE, NOGROUP
+from tests.support.crash_scenarios import DyingAfter, forbid_exchange
+from tests.support.foreground_mount import Mounted, trashd_mount, until
+from tests.support.make_trees import Dir, Spec, make_tree, snapshot
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import tmpfs_volume
+from tests.support.store_calls import (
     Before,
     DyingAt,
     assert_silent,
@@ -43,9 +46,6 @@ from tests.support.store import (
     restore,
     swap,
 )
-from tests.support.tree import Dir, Spec, make_tree, snapshot
-from tests.support.users import as_user
-from tests.support.volumes import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "fuse")
 

@@ -16,11 +16,11 @@ from fusefs.core.inode_table import InodeTable, Node
 from fusefs.core.names import STORE
 from fusefs.linux.kernel import Kernel
 from fusefs.mount.trashd_dir import DropLinks, drop_of, is_below, is_drop, is_hidden, prepare_store, user_of, zone_in
-from tests.support.store import assert_silent, init, raw, recover_all
-from tests.support.tree import Dir, make_tree, remove_tree_hard
-from tests.support.users import as_user
+from tests.support.make_trees import Dir, make_tree, remove_tree_hard
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import tmpfs_volume
+from tests.support.store_calls import assert_silent, init, raw, recover_all
 from tests.support.vfs_without_mount import Somebody
-from tests.support.volumes import tmpfs_volume
 
 ALICE, BOB = 4711, 4712
 _DIRECTORY = Attributes(1, 1, stat.S_IFDIR | 0o755, 2, 0, 0, 0, 0, 0, 4096, 0, 0, 0, 0)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import TRASHD, done_well, trashd
-from tests.support.daemons import backing_of, daemon_of, ended, kill_daemon, mount, our_mount
-from tests.support.users import run_as
-from tests.support.volumes import bind_mount, mounts, tmpfs_volume, unmount
+from tests.support.background_mounts import backing_of, daemon_of, ended, kill_daemon, mount, our_mount
+from tests.support.other_users import run_as
+from tests.support.real_filesystems import bind_mount, mounts, tmpfs_volume, unmount
+from tests.support.trashd_command import TRASHD, done_well, trashd
 
 pytestmark = pytest.mark.needs("root", "fuse")
 

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from tests.support.acls import DEFAULT, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
-from tests.support.losingfs import losing_volume
-from tests.support.mounted import Mounted, trashd_mount, until
+from tests.support.foreground_mount import Mounted, trashd_mount, until
+from tests.support.fuse_losing_tmpfiles import losing_volume
+from tests.support.native_oracle import ALL_DIRECT, Oracle, agreed
 from tests.support.open_files import errno_of, opened
-from tests.support.oracle import ALL_DIRECT, Oracle, agreed
-from tests.support.subjects import Handle, Native, Story, Subject
-from tests.support.users import as_user
-from tests.support.volumes import tmpfs_volume
+from tests.support.oracle_subjects import Handle, Native, Story, Subject
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import tmpfs_volume
 
 pytestmark = [pytest.mark.needs("root", "fuse", "loop"), pytest.mark.rests_on("direct-requests")]
 

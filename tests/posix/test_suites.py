@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import switched_off
-from tests.support.mounted import trashd_mount
-from tests.support.suites import EXPECTED, fsx, pjdfstest, short_path
-from tests.support.volumes import bind_mount, loop_volume, tmpfs_volume
+from tests.support.foreground_mount import trashd_mount
+from tests.support.real_filesystems import bind_mount, loop_volume, tmpfs_volume
+from tests.support.third_party_suites import EXPECTED, fsx, pjdfstest, short_path
+from tests.support.trashd_command import switched_off
 
 pytestmark = [pytest.mark.needs("root", "fuse", "loop", "cargo"), pytest.mark.timeout(900)]
 

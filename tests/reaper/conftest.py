@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.homes import ALICE, BOB, homes
-from tests.support.service import places
-from tests.support.shared import Shared, shared_volume
-from tests.support.store import tmpfs_store
+from tests.support.service_process import places
+from tests.support.shared_volume import Shared, shared_volume
+from tests.support.store_calls import tmpfs_store
+from tests.support.user_homes import ALICE, BOB, homes
 
 
 @pytest.fixture

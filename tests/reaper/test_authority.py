@@ -15,13 +15,13 @@ import pytest
 
 from fusefs.core.errors import NotFound
 from fusefs.core.report import Reaped
-from tests.support.bulk import bulky_tree, fill, roomy_volume
-from tests.support.given import tick
-from tests.support.reapers import Reaping, start_reap, state_of
-from tests.support.reasons import assert_quarantined, left_in, reasons
-from tests.support.store import assert_silent, place, reap_now, swap
-from tests.support.tree import Dir, File, Spec, deep_chain, make_tree, remove_tree_hard, snapshot
-from tests.support.users import as_user
+from tests.support.make_trees import Dir, File, Spec, deep_chain, make_tree, remove_tree_hard, snapshot
+from tests.support.many_files import bulky_tree, fill, roomy_volume
+from tests.support.other_users import as_user
+from tests.support.reap_failures import assert_quarantined, left_in, reasons
+from tests.support.reap_process import Reaping, start_reap, state_of
+from tests.support.store_calls import assert_silent, place, reap_now, swap
+from tests.support.team_trees import tick
 
 pytestmark = pytest.mark.needs("root")
 

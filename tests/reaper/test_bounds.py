@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.bulk import fill, roomy_volume
-from tests.support.command import TRASHD
-from tests.support.reapers import state_of
-from tests.support.resources import bare_interpreter_kib, watch
-from tests.support.store import assert_silent, swap
-from tests.support.tree import deep_chain
+from tests.support.make_trees import deep_chain
+from tests.support.many_files import fill, roomy_volume
+from tests.support.peak_usage import bare_interpreter_kib, watch
+from tests.support.reap_process import state_of
+from tests.support.store_calls import assert_silent, swap
+from tests.support.trashd_command import TRASHD
 
 pytestmark = pytest.mark.needs("root")
 

@@ -27,13 +27,13 @@ from fusefs.linux.kernel import Kernel
 from fusefs.reaper.reap import reap
 from fusefs.reaper.remove_slice import SliceRemover
 from fusefs.reaper.remove_tree import RemovalWishes
-from tests.support.command import TRASHD, environment
-from tests.support.leases import is_broken_into
-from tests.support.orphans import ids
-from tests.support.reapers import all_given, empty_container
-from tests.support.store import in_child, init, own, swap
-from tests.support.volumes import loop_volume, sync
-from tests.support.workers import EndsWorkers
+from tests.support.background_workers import EndsWorkers
+from tests.support.file_leases import is_broken_into
+from tests.support.real_filesystems import loop_volume, sync
+from tests.support.reap_process import all_given, empty_container
+from tests.support.small_orphans import ids
+from tests.support.store_calls import in_child, init, own, swap
+from tests.support.trashd_command import TRASHD, environment
 
 pytestmark = pytest.mark.needs("root")
 

@@ -21,9 +21,9 @@ from fusefs.store.stage import SwapOptions
 from fusefs.store.swap import Swapped
 from fusefs.waiting.wait_for_reaper import Followed, FollowedOrphan, LeftToReaper, follow, hand_over
 from fusefs.waiting.wait_for_space import FreeSpaceGauge
-from tests.support.small_reaper import own_runtime_dir, tell
-from tests.support.store import forge, own, place, raw, reap_now, restore, swap, tree_of
-from tests.support.tree import make_tree
+from tests.support.make_trees import make_tree
+from tests.support.minimal_reaper import own_runtime_dir, tell
+from tests.support.store_calls import forge, own, place, raw, reap_now, restore, swap, tree_of
 
 pytestmark = pytest.mark.needs("root")
 

@@ -17,9 +17,9 @@ from fusefs.engine.xfs_groups import AllocationGroups, group_shift
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.remove_tree import RemovalWishes
-from tests.support.bulk import fill
-from tests.support.reapers import empty_container
-from tests.support.volumes import loop_volume, tmpfs_volume
+from tests.support.many_files import fill
+from tests.support.real_filesystems import loop_volume, tmpfs_volume
+from tests.support.reap_process import empty_container
 
 pytestmark = pytest.mark.needs("root", "loop", "xfs")
 

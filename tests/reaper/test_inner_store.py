@@ -13,8 +13,9 @@ import pytest
 from fusefs.core.lifecycle import State
 from fusefs.core.report import PINNED, STORE, Reaped
 from fusefs.store.stage import SwapOptions
-from tests.support.given import tick
-from tests.support.inner_stores import (
+from tests.support.file_leases import write_lease
+from tests.support.make_trees import Dir, make_tree
+from tests.support.nested_stores import (
     made_elsewhere,
     own_store,
     plant_store,
@@ -22,13 +23,12 @@ from tests.support.inner_stores import (
     store_in,
     without_upper_store,
 )
-from tests.support.leases import write_lease
-from tests.support.orphans import PINNED as KEPT
-from tests.support.orphans import command, orphan_in
-from tests.support.reapers import state_of
-from tests.support.store import assert_silent, entries, init, place, reap_now, remove, restore, swap, tmpfs_store
-from tests.support.tree import Dir, make_tree
-from tests.support.users import as_user
+from tests.support.other_users import as_user
+from tests.support.reap_process import state_of
+from tests.support.small_orphans import PINNED as KEPT
+from tests.support.small_orphans import command, orphan_in
+from tests.support.store_calls import assert_silent, entries, init, place, reap_now, remove, restore, swap, tmpfs_store
+from tests.support.team_trees import tick
 
 pytestmark = pytest.mark.needs("root")
 

@@ -16,14 +16,14 @@ from fusefs.linux.kernel import Kernel
 from fusefs.service.child_answers import ForRoot
 from fusefs.service.open_volume import open_volume
 from fusefs.service.root_takeover import take_over
-from tests.support.given import tick
-from tests.support.inner_stores import own_store, plant_store, without_upper_store
-from tests.support.orphans import EXPIRED, PINNED
-from tests.support.reapers import state_of
-from tests.support.service import QUICK, Service, service
-from tests.support.store import entries, folder_of, init, place, raw, reap_now, remove, restore, tmpfs_store
-from tests.support.tree import Dir, File, Spec, make_tree
-from tests.support.users import as_user
+from tests.support.make_trees import Dir, File, Spec, make_tree
+from tests.support.nested_stores import own_store, plant_store, without_upper_store
+from tests.support.other_users import as_user
+from tests.support.reap_process import state_of
+from tests.support.service_process import QUICK, Service, service
+from tests.support.small_orphans import EXPIRED, PINNED
+from tests.support.store_calls import entries, folder_of, init, place, raw, reap_now, remove, restore, tmpfs_store
+from tests.support.team_trees import tick
 
 pytestmark = pytest.mark.needs("root")
 

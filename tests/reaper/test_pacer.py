@@ -13,7 +13,7 @@ from fusefs.engine.pressure_pacer import PressurePacer
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.pressure import Psi
-from tests.support.volumes import loop_volume, sync, tmpfs_volume
+from tests.support.real_filesystems import loop_volume, sync, tmpfs_volume
 
 NO_CAPS = RateCaps()
 

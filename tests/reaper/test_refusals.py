@@ -11,16 +11,16 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.support.brokenfs import N_LISTED, broken_volume
-from tests.support.bulk import fill
-from tests.support.fuse import ServedVolume
-from tests.support.mounted import until
-from tests.support.reapers import state_of
-from tests.support.reasons import assert_quarantined, left_in, reasons
-from tests.support.sshfs import sshfs_volume
-from tests.support.store import assert_silent, init, place, reap_now, recover_all, swap
-from tests.support.tree import APPEND_ONLY, IMMUTABLE, Entry, Spec, deep_chain, make_tree, set_flags, snapshot
-from tests.support.volumes import full, loop_volume, tmpfs_volume
+from tests.support.foreground_mount import until
+from tests.support.fuse_eio import N_LISTED, broken_volume
+from tests.support.fuse_watchdog import ServedVolume
+from tests.support.make_trees import APPEND_ONLY, IMMUTABLE, Entry, Spec, deep_chain, make_tree, set_flags, snapshot
+from tests.support.many_files import fill
+from tests.support.real_filesystems import full, loop_volume, tmpfs_volume
+from tests.support.reap_failures import assert_quarantined, left_in, reasons
+from tests.support.reap_process import state_of
+from tests.support.sshfs_volumes import sshfs_volume
+from tests.support.store_calls import assert_silent, init, place, reap_now, recover_all, swap
 
 pytestmark = pytest.mark.needs("root")
 

@@ -10,15 +10,15 @@ import pytest
 
 from fusefs.core.errors import Busy
 from fusefs.store.stage import SwapOptions
-from tests.support.bulk import roomy_volume
-from tests.support.command import trashd
-from tests.support.gather import gather
-from tests.support.orphans import EXPIRED, ids, orphan_in, victim_in
-from tests.support.reapers import is_claimed
-from tests.support.served import SLOW, audited, begin_large, next_due_s, outwait
-from tests.support.service import configure, service
-from tests.support.store import assert_silent, entries, folder_of, restore
-from tests.support.tree import snapshot
+from tests.support.make_trees import snapshot
+from tests.support.many_files import roomy_volume
+from tests.support.reap_process import is_claimed
+from tests.support.service_process import configure, service
+from tests.support.small_orphans import EXPIRED, ids, orphan_in, victim_in
+from tests.support.store_calls import assert_silent, entries, folder_of, restore
+from tests.support.trash_without_walk import gather
+from tests.support.trashd_command import trashd
+from tests.support.volume_under_service import SLOW, audited, begin_large, next_due_s, outwait
 
 pytestmark = pytest.mark.needs("root")
 

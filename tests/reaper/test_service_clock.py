@@ -16,10 +16,10 @@ from fusefs.core.orphan_age import Clock, Era, decode, encode
 from fusefs.core.service_status import VolumePhase
 from fusefs.linux.boot_id import boot_id
 from fusefs.store.stage import SwapOptions
-from tests.support.orphans import EXPIRED, orphan_in
-from tests.support.reapers import state_of
-from tests.support.service import places, service
-from tests.support.store import forge, place, tmpfs_store
+from tests.support.reap_process import state_of
+from tests.support.service_process import places, service
+from tests.support.small_orphans import EXPIRED, orphan_in
+from tests.support.store_calls import forge, place, tmpfs_store
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(180)]
 

@@ -22,15 +22,15 @@ from fusefs.service.messages import Page, ReadRecords
 from fusefs.service.open_volume import open_volume
 from fusefs.store.pin import KeepFor, keep
 from fusefs.store.stage import SwapOptions
-from tests.reaper.test_deputy import all_answers, deputy_of
-from tests.reaper.test_service_hands import SLOWLY, child_of, signal_as, throw_large
-from tests.support.orphans import OTHER, orphan_of
-from tests.support.reapers import beside
-from tests.support.served import audited
-from tests.support.service import QUICK, service
-from tests.support.shared import ALICE, MALLORY, Shared
-from tests.support.store import own
-from tests.support.users import as_user
+from tests.reaper.test_child_handle import all_answers, deputy_of
+from tests.reaper.test_service_concurrent_changes import SLOWLY, child_of, signal_as, throw_large
+from tests.support.other_users import as_user
+from tests.support.reap_process import beside
+from tests.support.service_process import QUICK, service
+from tests.support.shared_volume import ALICE, MALLORY, Shared
+from tests.support.small_orphans import OTHER, orphan_of
+from tests.support.store_calls import own
+from tests.support.volume_under_service import audited
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(180)]
 

@@ -15,14 +15,14 @@ import pytest
 
 from fusefs.core.service_status import VolumePhase
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME
-from tests.support.brokenfs import broken_volume
-from tests.support.bulk import fill
-from tests.support.orphans import EXPIRED, orphan_in
-from tests.support.reapers import state_of
-from tests.support.served import events_in
-from tests.support.service import LIMIT_S, QUICK, Service, configure, places, service
-from tests.support.store import assert_silent, init, own, place, recover_all, swap, tmpfs_store
-from tests.support.volumes import full, loop_volume, mount_of, tmpfs_volume
+from tests.support.fuse_eio import broken_volume
+from tests.support.many_files import fill
+from tests.support.real_filesystems import full, loop_volume, mount_of, tmpfs_volume
+from tests.support.reap_process import state_of
+from tests.support.service_process import LIMIT_S, QUICK, Service, configure, places, service
+from tests.support.small_orphans import EXPIRED, orphan_in
+from tests.support.store_calls import assert_silent, init, own, place, recover_all, swap, tmpfs_store
+from tests.support.volume_under_service import events_in
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(180)]
 
@@ -250,7 +250,7 @@ def hanging(pid: int) -> Iterator[None]:
 
 def daemon_of(mount_point: Path) -> int:
     """The daemon of `broken_volume`."""
-    wanted = {os.fsencode(mount_point), b"tests.support.brokenfs"}
+    wanted = {os.fsencode(mount_point), b"tests.support.fuse_eio"}
     for name in filter(str.isdigit, os.listdir("/proc")):
         with suppress(FileNotFoundError, ProcessLookupError):
             if wanted <= set(Path("/proc", name, "cmdline").read_bytes().split(b"\0")):

@@ -14,15 +14,15 @@ import pytest
 
 from fusefs.core.service_status import VolumePhase
 from fusefs.store.stage import SwapOptions
-from tests.support.command import trashd
-from tests.support.orphans import EXPIRED
-from tests.support.served import events_in
-from tests.support.service import QUICK, service
-from tests.support.shared import ALICE, MALLORY, Shared
-from tests.support.store import assert_silent, forge, place, swap
-from tests.support.tree import Dir, File, Spec, deep_chain, make_tree, weird_names
-from tests.support.users import as_user
-from tests.support.volumes import bind_mount
+from tests.support.make_trees import Dir, File, Spec, deep_chain, make_tree, weird_names
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import bind_mount
+from tests.support.service_process import QUICK, service
+from tests.support.shared_volume import ALICE, MALLORY, Shared
+from tests.support.small_orphans import EXPIRED
+from tests.support.store_calls import assert_silent, forge, place, swap
+from tests.support.trashd_command import trashd
+from tests.support.volume_under_service import events_in
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(180)]
 

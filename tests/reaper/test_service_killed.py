@@ -13,14 +13,14 @@ from random import Random
 import pytest
 
 from fusefs.core.lifecycle import State
-from tests.support.bulk import bulky_tree, roomy_volume
-from tests.support.canary import Canary
+from tests.support.concurrent_users import Ledger, traffic
 from tests.support.filesystem_params import ALL_FILESYSTEMS
-from tests.support.orphans import EXPIRED
-from tests.support.reapers import state_of
-from tests.support.service import LIMIT_S, Service, places, service
-from tests.support.store import assert_silent, place, reap_now, recover_all, swap
-from tests.support.traffic import Ledger, traffic
+from tests.support.many_files import bulky_tree, roomy_volume
+from tests.support.outside_tree import Canary
+from tests.support.reap_process import state_of
+from tests.support.service_process import LIMIT_S, Service, places, service
+from tests.support.small_orphans import EXPIRED
+from tests.support.store_calls import assert_silent, place, reap_now, recover_all, swap
 
 pytestmark = pytest.mark.needs("root")
 

@@ -10,13 +10,13 @@ import pytest
 
 from fusefs.core.service_status import VolumePhase
 from fusefs.store.stage import SwapOptions
-from tests.support.bulk import fill, roomy_volume
-from tests.support.command import done_well
-from tests.support.orphans import EXPIRED, ids, orphan_in
-from tests.support.served import SLOW, aged, audited, begin_large, outwait
-from tests.support.service import configure, service
-from tests.support.store import assert_silent, swap
-from tests.support.volumes import unmount
+from tests.support.many_files import fill, roomy_volume
+from tests.support.real_filesystems import unmount
+from tests.support.service_process import configure, service
+from tests.support.small_orphans import EXPIRED, ids, orphan_in
+from tests.support.store_calls import assert_silent, swap
+from tests.support.trashd_command import done_well
+from tests.support.volume_under_service import SLOW, aged, audited, begin_large, outwait
 
 pytestmark = pytest.mark.needs("root")
 

@@ -14,13 +14,13 @@ import pytest
 
 from fusefs.core.service_status import VolumePhase
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME
-from tests.support.command import done_well, fast_paths_off
-from tests.support.fuse import device_for_all
-from tests.support.homes import ALICE, BOB, registry_of, trashd_as
-from tests.support.own_stores import SOON, outlasts, own_stores, phases, thrown
-from tests.support.service import QUICK, Service, service
-from tests.support.tree import Dir, make_tree
-from tests.support.volumes import tmpfs_volume, unmount
+from tests.support.fuse_watchdog import device_for_all
+from tests.support.make_trees import Dir, make_tree
+from tests.support.real_filesystems import tmpfs_volume, unmount
+from tests.support.service_process import QUICK, Service, service
+from tests.support.trashd_command import done_well, fast_paths_off
+from tests.support.user_homes import ALICE, BOB, registry_of, trashd_as
+from tests.support.user_owned_stores import SOON, outlasts, own_stores, phases, thrown
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.usefixtures("home")]
 

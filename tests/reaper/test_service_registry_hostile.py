@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.service_status import VolumePhase
-from tests.support.command import trashd
-from tests.support.homes import ALICE, BOB, registry_of
-from tests.support.own_stores import SOON, bare_stores, line_of, outlasts, own_stores, phases, register, thrown
-from tests.support.service import QUICK, service
-from tests.support.silent import silent_fuse
-from tests.support.tree import Dir, make_tree
+from tests.support.fuse_silent import silent_fuse
+from tests.support.make_trees import Dir, make_tree
+from tests.support.service_process import QUICK, service
+from tests.support.trashd_command import trashd
+from tests.support.user_homes import ALICE, BOB, registry_of
+from tests.support.user_owned_stores import SOON, bare_stores, line_of, outlasts, own_stores, phases, register, thrown
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.usefixtures("home")]
 

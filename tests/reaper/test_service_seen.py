@@ -12,13 +12,13 @@ import pytest
 
 from fusefs.core.service_status import VolumePhase
 from fusefs.store.stage import SwapOptions
-from tests.support.bulk import roomy_volume
-from tests.support.command import done_well
-from tests.support.orphans import EXPIRED, orphan_in
-from tests.support.served import SLOW, audited, begin_large, outwait, queue_up
-from tests.support.service import Service, service
-from tests.support.store import init
-from tests.support.volumes import tmpfs_volume
+from tests.support.many_files import roomy_volume
+from tests.support.real_filesystems import tmpfs_volume
+from tests.support.service_process import Service, service
+from tests.support.small_orphans import EXPIRED, orphan_in
+from tests.support.store_calls import init
+from tests.support.trashd_command import done_well
+from tests.support.volume_under_service import SLOW, audited, begin_large, outwait, queue_up
 
 pytestmark = pytest.mark.needs("root")
 

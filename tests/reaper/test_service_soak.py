@@ -19,11 +19,11 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.support.bulk import roomy_volume
-from tests.support.canary import Canary
-from tests.support.service import Service, places, service
-from tests.support.store import assert_silent, recover_all
-from tests.support.traffic import Traffic, traffic
+from tests.support.concurrent_users import Traffic, traffic
+from tests.support.many_files import roomy_volume
+from tests.support.outside_tree import Canary
+from tests.support.service_process import Service, places, service
+from tests.support.store_calls import assert_silent, recover_all
 
 pytestmark = [pytest.mark.needs("root", "loop"), pytest.mark.timeout(0)]
 

@@ -13,15 +13,15 @@ from fusefs.core.service_status import VolumePhase
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap_for_owner import swap_for_owner
-from tests.support.bulk import fill, roomy_volume
-from tests.support.orphans import EXPIRED, ids, orphan_in, orphan_of
-from tests.support.scenes import DyingAfter, end_of
-from tests.support.served import SLOW, begin_large, is_begun, outwait
-from tests.support.service import service
-from tests.support.store import entries, init, raw, remove, swap
-from tests.support.tree import IMMUTABLE, Dir, File, make_tree, remove_tree_hard, set_flags
-from tests.support.users import as_user
-from tests.support.volumes import btrfs_subvolume, loop_volume, project_quota_volume, set_project
+from tests.support.crash_scenarios import DyingAfter, end_of
+from tests.support.make_trees import IMMUTABLE, Dir, File, make_tree, remove_tree_hard, set_flags
+from tests.support.many_files import fill, roomy_volume
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import btrfs_subvolume, loop_volume, project_quota_volume, set_project
+from tests.support.service_process import service
+from tests.support.small_orphans import EXPIRED, ids, orphan_in, orphan_of
+from tests.support.store_calls import entries, init, raw, remove, swap
+from tests.support.volume_under_service import SLOW, begin_large, is_begun, outwait
 
 pytestmark = pytest.mark.needs("root")
 

@@ -15,13 +15,13 @@ from fusefs.core.service_status import VolumePhase
 from fusefs.linux.fd import Fd
 from fusefs.linux.mount_calls import clone_tree, move_mount
 from fusefs.mount.runtime_dir import claimed
-from tests.support.bulk import roomy_volume
-from tests.support.daemons import backing_of, kill_daemon, mount, our_mount, workbench
-from tests.support.orphans import EXPIRED, ids, orphan_in
-from tests.support.served import SLOW, begin_large, outwait
-from tests.support.service import QUICK, Service, service
-from tests.support.store import assert_silent, init, tmpfs_store, tree_of
-from tests.support.volumes import bind_mount, loop_volume, tmpfs_volume, unmount
+from tests.support.background_mounts import backing_of, kill_daemon, mount, our_mount, workbench
+from tests.support.many_files import roomy_volume
+from tests.support.real_filesystems import bind_mount, loop_volume, tmpfs_volume, unmount
+from tests.support.service_process import QUICK, Service, service
+from tests.support.small_orphans import EXPIRED, ids, orphan_in
+from tests.support.store_calls import assert_silent, init, tmpfs_store, tree_of
+from tests.support.volume_under_service import SLOW, begin_large, outwait
 
 pytestmark = pytest.mark.needs("root")
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.bulk import fill, roomy_volume
 from tests.support.filesystem_params import ALL_FILESYSTEMS
-from tests.support.reapers import state_of
-from tests.support.store import assert_silent, reap_now, remove, swap
-from tests.support.tree import Dir, File, HardLink, Node, Spec, Symlink, deep_chain, make_tree, weird_names
-from tests.support.users import as_user
+from tests.support.make_trees import Dir, File, HardLink, Node, Spec, Symlink, deep_chain, make_tree, weird_names
+from tests.support.many_files import fill, roomy_volume
+from tests.support.other_users import as_user
+from tests.support.reap_process import state_of
+from tests.support.store_calls import assert_silent, reap_now, remove, swap
 
 pytestmark = pytest.mark.needs("root")
 

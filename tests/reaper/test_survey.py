@@ -17,13 +17,13 @@ from fusefs.engine import count_tree as module
 from fusefs.engine.count_tree import survey
 from fusefs.linux.kernel import Gate, Kernel
 from fusefs.store import deep_path
-from tests.support.bulk import fill
-from tests.support.orphans import OTHER, orphan_in
-from tests.support.silent import silent_fuse
-from tests.support.store import Before, raw, reap_now, tree_of
-from tests.support.tree import Dir, File, HardLink, Node, Spec, Symlink, deep_chain, make_tree, weird_names
-from tests.support.users import as_user
-from tests.support.volumes import bind_mount, loop_volume, sync
+from tests.support.fuse_silent import silent_fuse
+from tests.support.make_trees import Dir, File, HardLink, Node, Spec, Symlink, deep_chain, make_tree, weird_names
+from tests.support.many_files import fill
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import bind_mount, loop_volume, sync
+from tests.support.small_orphans import OTHER, orphan_in
+from tests.support.store_calls import Before, raw, reap_now, tree_of
 
 pytestmark = pytest.mark.needs("root")
 

@@ -22,12 +22,12 @@ from fusefs.engine.count_tree import survey
 from fusefs.linux.kernel import XFS_MAGIC, Kernel
 from fusefs.waiting.wait_for_space import FreeSpaceGauge, wait_for_goal
 from tests.support.filesystem_params import ALL_FILESYSTEMS
-from tests.support.orphans import OTHER
-from tests.support.silent import silent_fuse
-from tests.support.store import init, raw, reap_now, swap, tree_of
-from tests.support.tree import IMMUTABLE, Spec, make_tree, set_flags
-from tests.support.users import as_user, become
-from tests.support.volumes import loop_volume, sync, tmpfs_volume
+from tests.support.fuse_silent import silent_fuse
+from tests.support.make_trees import IMMUTABLE, Spec, make_tree, set_flags
+from tests.support.other_users import as_user, become
+from tests.support.real_filesystems import loop_volume, sync, tmpfs_volume
+from tests.support.small_orphans import OTHER
+from tests.support.store_calls import init, raw, reap_now, swap, tree_of
 
 pytestmark = pytest.mark.needs("root", "loop")
 

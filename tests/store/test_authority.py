@@ -14,7 +14,11 @@ from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap_for_owner import swap_for_owner
-from tests.support.store import (
+from tests.support.make_trees import Dir, File, make_tree, snapshot
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import bind_mount
+from tests.support.shared_store import ALICE, BOB, NOGROUP, shared_store
+from tests.support.store_calls import (
     assert_silent,
     entries,
     folder_of,
@@ -26,10 +30,6 @@ from tests.support.store import (
     restore,
     swap,
 )
-from tests.support.tree import Dir, File, make_tree, snapshot
-from tests.support.userfolders import ALICE, BOB, NOGROUP, shared_store
-from tests.support.users import as_user
-from tests.support.volumes import bind_mount
 
 pytestmark = pytest.mark.needs("root")
 

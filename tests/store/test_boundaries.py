@@ -22,8 +22,11 @@ from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap_path import swap_path
-from tests.support.namespaces import tmpfs_elsewhere
-from tests.support.store import (
+from tests.support.make_trees import APPEND_ONLY, IMMUTABLE, Dir, make_tree, remove_tree_hard, set_flags, snapshot
+from tests.support.mount_namespaces import tmpfs_elsewhere
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import bind_mount, loop_volume, mounts, tmpfs_volume, unmount
+from tests.support.store_calls import (
     Counting,
     assert_silent,
     entries,
@@ -36,9 +39,6 @@ from tests.support.store import (
     restore,
     swap,
 )
-from tests.support.tree import APPEND_ONLY, IMMUTABLE, Dir, make_tree, remove_tree_hard, set_flags, snapshot
-from tests.support.users import as_user
-from tests.support.volumes import bind_mount, loop_volume, mounts, tmpfs_volume, unmount
 
 pytestmark = pytest.mark.needs("root")
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux.kernel import Kernel
-from tests.support.command import TRASHD, environment
-from tests.support.store import calls_of, init, recover_all, remove, swap
-from tests.support.tree import Dir, make_tree
-from tests.support.users import as_user
-from tests.support.volumes import tmpfs_volume
+from tests.support.make_trees import Dir, make_tree
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import tmpfs_volume
+from tests.support.store_calls import calls_of, init, recover_all, remove, swap
+from tests.support.trashd_command import TRASHD, environment
 
 pytestmark = pytest.mark.needs("root")
 

@@ -18,10 +18,13 @@ from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
 from fusefs.store.find_orphans import find_container
 from fusefs.store.pin import KeepFor, keep_by_id
-from tests.support.gather import gather
-from tests.support.orphans import command
-from tests.support.scenes import DyingAfter
-from tests.support.store import (
+from tests.support.crash_scenarios import DyingAfter
+from tests.support.make_trees import Dir, make_tree, snapshot
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import bind_mount, full, loop_volume, mount_of, sync, unmount
+from tests.support.shared_store import ALICE, alices_volume
+from tests.support.small_orphans import command
+from tests.support.store_calls import (
     assert_silent,
     entries,
     folder_of,
@@ -36,10 +39,7 @@ from tests.support.store import (
     restore,
     swap,
 )
-from tests.support.tree import Dir, make_tree, snapshot
-from tests.support.userfolders import ALICE, alices_volume
-from tests.support.users import as_user
-from tests.support.volumes import bind_mount, full, loop_volume, mount_of, sync, unmount
+from tests.support.trash_without_walk import gather
 
 pytestmark = pytest.mark.needs("root")
 

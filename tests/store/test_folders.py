@@ -13,7 +13,11 @@ from fusefs.linux.kernel import Kernel
 from fusefs.store.find_orphans import all_entries
 from fusefs.store.user_folders import open_user, whose
 from tests.support.acls import ACCESS, DEFAULT, acl
-from tests.support.store import (
+from tests.support.make_trees import Dir, make_tree, snapshot
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import bind_mount
+from tests.support.shared_store import ALICE, BOB, OPEN_TO_BOB, PARTS, alices_volume, folders, make, throw
+from tests.support.store_calls import (
     assert_silent,
     entries,
     folder_of,
@@ -21,10 +25,6 @@ from tests.support.store import (
     problems,
     recover_all,
 )
-from tests.support.tree import Dir, make_tree, snapshot
-from tests.support.userfolders import ALICE, BOB, OPEN_TO_BOB, PARTS, alices_volume, folders, make, throw
-from tests.support.users import as_user
-from tests.support.volumes import bind_mount
 
 pytestmark = pytest.mark.needs("root")
 

@@ -11,7 +11,10 @@ import pytest
 from fusefs.linux.kernel import Kernel
 from fusefs.store.layout import FOLDERS
 from tests.support.acls import DEFAULT, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
-from tests.support.store import (
+from tests.support.make_trees import make_tree
+from tests.support.other_users import as_user
+from tests.support.shared_store import ALICE, BOB, OPEN_TO_BOB, alices_volume, folders, make, modes, throw
+from tests.support.store_calls import (
     ActingAt,
     Counting,
     DyingAt,
@@ -21,9 +24,6 @@ from tests.support.store import (
     init,
     own,
 )
-from tests.support.tree import make_tree
-from tests.support.userfolders import ALICE, BOB, OPEN_TO_BOB, alices_volume, folders, make, modes, throw
-from tests.support.users import as_user
 
 pytestmark = pytest.mark.needs("root")
 

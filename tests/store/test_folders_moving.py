@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.actors import ALICE, ROOT
-from tests.support.interrupted import command_as
-from tests.support.store import entries, init
-from tests.support.tree import Dir, make_tree
-from tests.support.volumes import tmpfs_volume
+from tests.support.hostile_steps import ALICE, ROOT
+from tests.support.interrupted_command import command_as
+from tests.support.make_trees import Dir, make_tree
+from tests.support.real_filesystems import tmpfs_volume
+from tests.support.store_calls import entries, init
 
 pytestmark = pytest.mark.needs("root")
 

@@ -16,9 +16,13 @@ from fusefs.core.errors import NotProven
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import SwapOptions
 from fusefs.store.user_folders import open_user, take_census
-from tests.support.mates import FORGED, plant
-from tests.support.scenes import STRIDE
-from tests.support.store import (
+from tests.support.crash_scenarios import STRIDE
+from tests.support.group_members import FORGED, plant
+from tests.support.make_trees import make_tree
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import loop_volume, tmpfs_volume
+from tests.support.shared_store import ALICE, BOB, alices_volume, throw
+from tests.support.store_calls import (
     ENTRIES,
     ActingAt,
     DyingAt,
@@ -33,10 +37,6 @@ from tests.support.store import (
     recover_all,
     swap,
 )
-from tests.support.tree import make_tree
-from tests.support.userfolders import ALICE, BOB, alices_volume, throw
-from tests.support.users import as_user
-from tests.support.volumes import loop_volume, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")
 

@@ -19,8 +19,11 @@ from fusefs.store.as_owner import make_folder_of
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap import Swapped
 from fusefs.store.swap_for_owner import swap_for_owner
-from tests.support.scenes import LOOKING, DyingAfter, end_of, forbid_exchange
-from tests.support.store import (
+from tests.support.crash_scenarios import LOOKING, DyingAfter, end_of, forbid_exchange
+from tests.support.make_trees import Dir, make_tree, remove_tree_hard, snapshot
+from tests.support.other_users import as_user
+from tests.support.shared_store import ALICE, NOGROUP, shared_store
+from tests.support.store_calls import (
     ActingAt,
     assert_silent,
     entries,
@@ -33,9 +36,6 @@ from tests.support.store import (
     recover_all,
     restore,
 )
-from tests.support.tree import Dir, make_tree, remove_tree_hard, snapshot
-from tests.support.userfolders import ALICE, NOGROUP, shared_store
-from tests.support.users import as_user
 
 pytestmark = pytest.mark.needs("root")
 

@@ -16,7 +16,10 @@ import pytest
 from fusefs.cli.main import run
 from fusefs.core.errors import KernelRefused
 from fusefs.store.reserve import is_stocked
-from tests.support.store import (
+from tests.support.make_trees import Dir, make_tree, snapshot
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import btrfs_subvolume, full, loop_volume, sync, tmpfs_volume
+from tests.support.store_calls import (
     assert_silent,
     entries,
     init,
@@ -27,9 +30,6 @@ from tests.support.store import (
     swap,
     tree_of,
 )
-from tests.support.tree import Dir, make_tree, snapshot
-from tests.support.users import as_user
-from tests.support.volumes import btrfs_subvolume, full, loop_volume, sync, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "loop")
 

@@ -13,7 +13,11 @@ import pytest
 from fusefs.core.errors import AuthorityLost, BadRecord, TrashdError, Untrusted
 from fusefs.linux.kernel import Kernel
 from fusefs.store.list_orphans import ListedContainer
-from tests.support.store import (
+from tests.support.make_trees import Dir, make_tree, remove_tree_hard, snapshot
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import tmpfs_volume
+from tests.support.shared_store import ALICE, BOB, CANARY, canary_of, orphan_of, shared_store
+from tests.support.store_calls import (
     assert_silent,
     entries,
     folder_of,
@@ -27,10 +31,6 @@ from tests.support.store import (
     restore,
     swap,
 )
-from tests.support.tree import Dir, make_tree, remove_tree_hard, snapshot
-from tests.support.userfolders import ALICE, BOB, CANARY, canary_of, orphan_of, shared_store
-from tests.support.users import as_user
-from tests.support.volumes import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")
 

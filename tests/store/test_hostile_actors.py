@@ -9,14 +9,14 @@ from zlib import crc32
 
 import pytest
 
-from tests.support.actors import ALICE, BOB, DATA, MAPPED, OF_A_MATE, OF_THE_MAPPED, OF_THE_OWNER, ROOT, team
-from tests.support.beside import ask, untold
-from tests.support.people import Person
-from tests.support.scenes import EVERY_CALL
-from tests.support.store import entries
-from tests.support.twin import Step, Twins, contents
-from tests.support.users import called_by
-from tests.support.volumes import tmpfs_volume
+from tests.support.crash_scenarios import EVERY_CALL
+from tests.support.hostile_steps import ALICE, BOB, DATA, MAPPED, OF_A_MATE, OF_THE_MAPPED, OF_THE_OWNER, ROOT, team
+from tests.support.interrupted_beside_twin import ask, untold
+from tests.support.other_users import called_by
+from tests.support.plain_twin import Step, Twins, contents
+from tests.support.privileges import Person
+from tests.support.real_filesystems import tmpfs_volume
+from tests.support.store_calls import entries
 
 pytestmark = pytest.mark.needs("root")
 

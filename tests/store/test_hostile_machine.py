@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
-from tests.support.actors import (
+from tests.support.hostile_steps import (
     ALICE,
     BOB,
     DATA,
@@ -33,12 +33,12 @@ from tests.support.actors import (
     set_mode,
     team,
 )
-from tests.support.beside import ask, untold
-from tests.support.people import Person
-from tests.support.store import entries
-from tests.support.twin import Exchange, Step, Twins, contents
-from tests.support.users import called_by
-from tests.support.volumes import tmpfs_volume
+from tests.support.interrupted_beside_twin import ask, untold
+from tests.support.other_users import called_by
+from tests.support.plain_twin import Exchange, Step, Twins, contents
+from tests.support.privileges import Person
+from tests.support.real_filesystems import tmpfs_volume
+from tests.support.store_calls import entries
 
 pytestmark = pytest.mark.needs("root")
 

@@ -12,10 +12,10 @@ import pytest
 from fusefs.core.errors import Refused, TrashdError
 from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
-from tests.support.store import assert_silent, entries, folder_of, place, remove, restore, swap
-from tests.support.tree import make_tree, remove_tree_hard, snapshot
-from tests.support.userfolders import BOB, shared_store
-from tests.support.users import as_user
+from tests.support.make_trees import make_tree, remove_tree_hard, snapshot
+from tests.support.other_users import as_user
+from tests.support.shared_store import BOB, shared_store
+from tests.support.store_calls import assert_silent, entries, folder_of, place, remove, restore, swap
 
 pytestmark = pytest.mark.needs("root")
 

@@ -17,12 +17,12 @@ from fusefs.service.open_volume import Unproven, open_volume
 from fusefs.store.layout import decode_volume, encode_volume
 from fusefs.store.store_maker import XATTR
 from tests.support.forged_store import LIVE, N_LIVE, forge_store, live
-from tests.support.mates import FORGED, TEAM
-from tests.support.people import Person
-from tests.support.store import assert_silent, entries, init, opened, problems, raw, recover_all, swap
-from tests.support.tree import Dir, make_tree, snapshot
-from tests.support.users import as_user, called_by
-from tests.support.volumes import loop_volume, tmpfs_volume
+from tests.support.group_members import FORGED, TEAM
+from tests.support.make_trees import Dir, make_tree, snapshot
+from tests.support.other_users import as_user, called_by
+from tests.support.privileges import Person
+from tests.support.real_filesystems import loop_volume, tmpfs_volume
+from tests.support.store_calls import assert_silent, entries, init, opened, problems, raw, recover_all, swap
 
 pytestmark = pytest.mark.needs("root")
 

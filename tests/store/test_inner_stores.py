@@ -15,14 +15,14 @@ from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap_for_owner import swap_for_owner
 from fusefs.sweep.request import ToDelete, ToMove, ToTrash
-from tests.support.command import trashd
-from tests.support.inner_stores import own_store, point_to, store_in, without_upper_store
-from tests.support.orphans import PINNED
-from tests.support.store import folder_of, init, raw, reap_now, remove, restore, swap, tmpfs_store
-from tests.support.sweeping import sweep
-from tests.support.tree import Dir, make_tree, snapshot
-from tests.support.users import as_user
-from tests.support.volumes import btrfs_subvolume, loop_volume, tmpfs_volume
+from tests.support.make_trees import Dir, make_tree, snapshot
+from tests.support.nested_stores import own_store, point_to, store_in, without_upper_store
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import btrfs_subvolume, loop_volume, tmpfs_volume
+from tests.support.run_sweep import sweep
+from tests.support.small_orphans import PINNED
+from tests.support.store_calls import folder_of, init, raw, reap_now, remove, restore, swap, tmpfs_store
+from tests.support.trashd_command import trashd
 
 pytestmark = pytest.mark.needs("root")
 

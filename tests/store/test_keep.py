@@ -22,10 +22,10 @@ from fusefs.linux.kernel import Kernel
 from fusefs.store.find_orphans import find_container
 from fusefs.store.pin import KeepFor, PinnedOrphan, Term, UsualTerm, keep_by_id
 from fusefs.store.stage import SwapOptions
-from tests.support.orphans import OTHER, TREE, orphan_in, orphan_of
-from tests.support.store import DyingAt, calls_of, entries, in_child, place, reap_now, restore, swap
-from tests.support.tree import make_tree, snapshot
-from tests.support.users import as_user
+from tests.support.make_trees import make_tree, snapshot
+from tests.support.other_users import as_user
+from tests.support.small_orphans import OTHER, TREE, orphan_in, orphan_of
+from tests.support.store_calls import DyingAt, calls_of, entries, in_child, place, reap_now, restore, swap
 
 pytestmark = pytest.mark.needs("root")
 

@@ -18,8 +18,10 @@ from fusefs.store.preflight import preflight
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap import Swapped
 from fusefs.store.swap_for_owner import swap_for_owner
-from tests.support.reading import reading
-from tests.support.store import (
+from tests.support.constant_reader import reading
+from tests.support.make_trees import Dir, Spec, make_tree, snapshot
+from tests.support.other_users import as_user
+from tests.support.store_calls import (
     Before,
     FailingAt,
     assert_silent,
@@ -33,8 +35,6 @@ from tests.support.store import (
     swap,
     tree_of,
 )
-from tests.support.tree import Dir, Spec, make_tree, snapshot
-from tests.support.users import as_user
 
 pytestmark = pytest.mark.needs("root")
 

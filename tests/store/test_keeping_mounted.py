@@ -10,13 +10,13 @@ import pytest
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap_for_owner import swap_for_owner
-from tests.support.mounted import Mounted
-from tests.support.on_mount import ALICE, NOGROUP, both, hers
-from tests.support.reading import reading
-from tests.support.scenes import DyingAfter
-from tests.support.store import DyingAt, in_child, raw, recover_all, restore, swap, tree_of
-from tests.support.tree import snapshot
-from tests.support.users import as_user
+from tests.support.both_sides_of_mount import ALICE, NOGROUP, both, hers
+from tests.support.constant_reader import reading
+from tests.support.crash_scenarios import DyingAfter
+from tests.support.foreground_mount import Mounted
+from tests.support.make_trees import snapshot
+from tests.support.other_users import as_user
+from tests.support.store_calls import DyingAt, in_child, raw, recover_all, restore, swap, tree_of
 
 pytestmark = pytest.mark.needs("root", "fuse")
 

@@ -14,10 +14,11 @@ from fusefs.core.record import Method
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import SwapOptions
 from tests.store.test_no_exchange import claim_exchange
-from tests.support.lyingfs import lying_volume
-from tests.support.scenes import forbid_exchange
-from tests.support.sshfs import sshfs_volume
-from tests.support.store import (
+from tests.support.crash_scenarios import forbid_exchange
+from tests.support.fuse_bad_rename import lying_volume
+from tests.support.make_trees import Spec, make_tree, snapshot
+from tests.support.sshfs_volumes import sshfs_volume
+from tests.support.store_calls import (
     Before,
     DyingAt,
     assert_silent,
@@ -30,7 +31,6 @@ from tests.support.store import (
     tmpfs_store,
     tree_of,
 )
-from tests.support.tree import Spec, make_tree, snapshot
 
 pytestmark = pytest.mark.needs("root")
 

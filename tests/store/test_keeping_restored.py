@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.store.test_keeping import TREE, keeping, names
-from tests.support.store import entries, place, restore
-from tests.support.tree import make_tree, snapshot
+from tests.support.make_trees import make_tree, snapshot
+from tests.support.store_calls import entries, place, restore
 
 pytestmark = pytest.mark.needs("root")
 

@@ -21,10 +21,8 @@ from fusefs.core.record import Method
 from fusefs.linux.directory_metadata import apply_likeness, differences, read_likeness
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import SwapOptions
-from tests.support.command import TRASHD
-from tests.support.scenes import forbid_exchange, wipe
-from tests.support.store import Before, assert_silent, entries, folder_of, init, raw, recover_all, restore, swap
-from tests.support.tree import (
+from tests.support.crash_scenarios import forbid_exchange, wipe
+from tests.support.make_trees import (
     APPEND_ONLY,
     IMMUTABLE,
     Dir,
@@ -35,9 +33,11 @@ from tests.support.tree import (
     set_flags,
     snapshot,
 )
-from tests.support.userfolders import shared_store
-from tests.support.users import as_user, run_as
-from tests.support.volumes import loop_volume, set_project, tmpfs_volume
+from tests.support.other_users import as_user, run_as
+from tests.support.real_filesystems import loop_volume, set_project, tmpfs_volume
+from tests.support.shared_store import shared_store
+from tests.support.store_calls import Before, assert_silent, entries, folder_of, init, raw, recover_all, restore, swap
+from tests.support.trashd_command import TRASHD
 
 pytestmark = pytest.mark.needs("root")
 

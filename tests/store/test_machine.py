@@ -23,7 +23,23 @@ from fusefs.core.lifecycle import DEFAULT_RETENTION_S
 from fusefs.core.record_decoding import decode
 from fusefs.linux.kernel import Gate, Kernel
 from fusefs.store.stage import SwapOptions
-from tests.support.model import (
+from tests.support.crash_scenarios import LOST, WON, forbid_exchange, outcome, wipe
+from tests.support.real_filesystems import tmpfs_volume
+from tests.support.small_orphans import command
+from tests.support.store_calls import (
+    ActingAt,
+    DyingAt,
+    folder_of,
+    in_child,
+    init,
+    problems,
+    reap_now,
+    recover_all,
+    remove,
+    restore,
+    swap,
+)
+from tests.support.store_model import (
     NAMES,
     NEW,
     Dir,
@@ -49,22 +65,6 @@ from tests.support.model import (
     swapped,
     taken_origins,
 )
-from tests.support.orphans import command
-from tests.support.scenes import LOST, WON, forbid_exchange, outcome, wipe
-from tests.support.store import (
-    ActingAt,
-    DyingAt,
-    folder_of,
-    in_child,
-    init,
-    problems,
-    reap_now,
-    recover_all,
-    remove,
-    restore,
-    swap,
-)
-from tests.support.volumes import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")
 

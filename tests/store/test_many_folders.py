@@ -21,11 +21,11 @@ from fusefs.store.find_orphans import all_entries, each_folder
 from fusefs.store.layout import FOLDERS
 from fusefs.store.user_folders import take_census
 from fusefs.store.verify_folders import look_first
-from tests.support.scenes import EVERY_CALL
-from tests.support.store import init, numbered_calls, opened, raw, swap
-from tests.support.tree import Dir, make_tree
-from tests.support.users import as_user
-from tests.support.volumes import tmpfs_volume
+from tests.support.crash_scenarios import EVERY_CALL
+from tests.support.make_trees import Dir, make_tree
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import tmpfs_volume
+from tests.support.store_calls import init, numbered_calls, opened, raw, swap
 
 pytestmark = pytest.mark.needs("root")
 

@@ -12,10 +12,12 @@ import pytest
 from fusefs.core.errors import Occupied
 from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
-from tests.support.fuse import fuse_mount
-from tests.support.scenes import DyingAfter, forbid_exchange
-from tests.support.sshfs import sshfs_volume
-from tests.support.store import (
+from tests.support.crash_scenarios import DyingAfter, forbid_exchange
+from tests.support.fuse_watchdog import fuse_mount
+from tests.support.make_trees import make_tree
+from tests.support.real_filesystems import tmpfs_volume
+from tests.support.sshfs_volumes import sshfs_volume
+from tests.support.store_calls import (
     assert_silent,
     entries,
     in_child,
@@ -28,8 +30,6 @@ from tests.support.store import (
     swap,
     tmpfs_store,
 )
-from tests.support.tree import make_tree
-from tests.support.volumes import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "fuse")
 

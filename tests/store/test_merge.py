@@ -17,10 +17,10 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId
 from fusefs.linux.kernel import Kernel
 from fusefs.store.restore import Restored
-from tests.support.gather import gather
-from tests.support.store import Before, entries, init, place, problems, reap_now, restore
-from tests.support.tree import Dir, make_tree, remove_tree_hard, snapshot
-from tests.support.users import as_user
+from tests.support.make_trees import Dir, make_tree, remove_tree_hard, snapshot
+from tests.support.other_users import as_user
+from tests.support.store_calls import Before, entries, init, place, problems, reap_now, restore
+from tests.support.trash_without_walk import gather
 
 pytestmark = pytest.mark.needs("root")
 

@@ -17,9 +17,11 @@ from fusefs.store.rescue import find_thing, rescue
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap_for_owner import swap_for_owner
 from fusefs.store.swap_path import own_folder
-from tests.support.mounted import Mounted
-from tests.support.on_mount import ALICE, NOGROUP, STAGED, TREE, both, hers, opened
-from tests.support.store import (
+from tests.support.both_sides_of_mount import ALICE, NOGROUP, STAGED, TREE, both, hers, opened
+from tests.support.foreground_mount import Mounted
+from tests.support.make_trees import make_tree, snapshot
+from tests.support.other_users import as_user
+from tests.support.store_calls import (
     entries,
     raw,
     reap_now,
@@ -29,9 +31,7 @@ from tests.support.store import (
     swap,
     tree_of,
 )
-from tests.support.store import opened as opened_store
-from tests.support.tree import make_tree, snapshot
-from tests.support.users import as_user
+from tests.support.store_calls import opened as opened_store
 
 pytestmark = pytest.mark.needs("root", "fuse")
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.acts import SCENES
-from tests.support.mounted import SHARED_LIMIT_S, Mounted, trashd_mount
-from tests.support.scenes import assert_nothing_lost, deaths, home, settle
-from tests.support.volumes import tmpfs_volume
+from tests.support.crash_scenarios import assert_nothing_lost, deaths, home, settle
+from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount
+from tests.support.real_filesystems import tmpfs_volume
+from tests.support.verb_scenarios import SCENES
 
 pytestmark = pytest.mark.needs("root", "fuse")
 

@@ -18,10 +18,30 @@ from fusefs.core.errors import TrashdError
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap_path import remove_path, swap_path
-from tests.support.store import assert_silent, entries, init, place, problems, raw, reap_now, remove, restore, swap
-from tests.support.tree import HardLink, Node, Symlink, deep_chain, make_tree, remove_tree_hard, snapshot, weird_names
-from tests.support.users import as_user
-from tests.support.volumes import tmpfs_volume
+from tests.support.make_trees import (
+    HardLink,
+    Node,
+    Symlink,
+    deep_chain,
+    make_tree,
+    remove_tree_hard,
+    snapshot,
+    weird_names,
+)
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import tmpfs_volume
+from tests.support.store_calls import (
+    assert_silent,
+    entries,
+    init,
+    place,
+    problems,
+    raw,
+    reap_now,
+    remove,
+    restore,
+    swap,
+)
 
 pytestmark = pytest.mark.needs("root")
 

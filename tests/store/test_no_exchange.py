@@ -17,11 +17,12 @@ from fusefs.core.record import Method, encode
 from fusefs.core.record_decoding import decode
 from fusefs.linux.kernel import Kernel
 from fusefs.store.layout import decode_volume, encode_volume
-from tests.support.fuse import ServedVolume
-from tests.support.lyingfs import lying_volume
-from tests.support.mounted import forget_all
-from tests.support.sshfs import sshfs_volume
-from tests.support.store import (
+from tests.support.foreground_mount import forget_all
+from tests.support.fuse_bad_rename import lying_volume
+from tests.support.fuse_watchdog import ServedVolume
+from tests.support.make_trees import Spec, make_tree
+from tests.support.sshfs_volumes import sshfs_volume
+from tests.support.store_calls import (
     ENTRIES,
     Before,
     DyingAt,
@@ -41,7 +42,6 @@ from tests.support.store import (
     tmpfs_store,
     tree_of,
 )
-from tests.support.tree import Spec, make_tree
 
 pytestmark = pytest.mark.needs("root", "fuse")
 

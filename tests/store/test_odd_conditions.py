@@ -20,12 +20,13 @@ from fusefs.linux.kernel import Kernel
 from fusefs.store.find_orphans import act_on
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap_for_owner import swap_for_owner
-from tests.support.given import tick
-from tests.support.orphans import EXPIRED, command, orphan_of
-from tests.support.samples import SOUND, unpack
-from tests.support.scenes import EVERY_CALL
-from tests.support.store import Before as At
-from tests.support.store import (
+from tests.support.crash_scenarios import EVERY_CALL
+from tests.support.make_trees import Dir, deep_chain, make_tree, snapshot
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import bind_mount, full, loop_volume, tmpfs_volume
+from tests.support.small_orphans import EXPIRED, command, orphan_of
+from tests.support.store_calls import Before as At
+from tests.support.store_calls import (
     die,
     entries,
     in_child,
@@ -39,9 +40,8 @@ from tests.support.store import (
     swap,
     tmpfs_store,
 )
-from tests.support.tree import Dir, deep_chain, make_tree, snapshot
-from tests.support.users import as_user
-from tests.support.volumes import bind_mount, full, loop_volume, tmpfs_volume
+from tests.support.stored_samples import SOUND, unpack
+from tests.support.team_trees import tick
 
 pytestmark = pytest.mark.needs("root")
 

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 import pytest
 
 from fusefs.core.names import shell_word
-from tests.support.command import TRASHD, environment
-from tests.support.interrupted import BROKEN, Ended, command_as
-from tests.support.people import PEOPLE, Person
-from tests.support.scenes import EVERY_CALL
-from tests.support.store import folder_of, init, raw
-from tests.support.tree import Dir, make_tree
-from tests.support.volumes import tmpfs_volume
+from tests.support.crash_scenarios import EVERY_CALL
+from tests.support.interrupted_command import BROKEN, Ended, command_as
+from tests.support.make_trees import Dir, make_tree
+from tests.support.privileges import PEOPLE, Person
+from tests.support.real_filesystems import tmpfs_volume
+from tests.support.store_calls import folder_of, init, raw
+from tests.support.trashd_command import TRASHD, environment
 
 pytestmark = pytest.mark.needs("root")
 

@@ -19,9 +19,10 @@ from fusefs.core.record import encode
 from fusefs.core.record_decoding import decode
 from fusefs.linux.boot_id import boot_id, host_id
 from fusefs.linux.kernel import Kernel
-from tests.support.command import done_well, trashd
-from tests.support.sshfs import sshfs_of
-from tests.support.store import (
+from tests.support.make_trees import make_tree
+from tests.support.real_filesystems import tmpfs_volume
+from tests.support.sshfs_volumes import sshfs_of
+from tests.support.store_calls import (
     Before,
     DyingAt,
     assert_silent,
@@ -36,8 +37,7 @@ from tests.support.store import (
     swap,
     tmpfs_store,
 )
-from tests.support.tree import make_tree
-from tests.support.volumes import tmpfs_volume
+from tests.support.trashd_command import done_well, trashd
 
 pytestmark = pytest.mark.needs("root", "fuse", "sshfs")
 

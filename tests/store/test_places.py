@@ -19,7 +19,19 @@ from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.make_store import unmake_store
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap_for_owner import swap_for_owner
-from tests.support.store import (
+from tests.support.make_trees import Dir, make_tree, snapshot
+from tests.support.other_users import as_user, run_as
+from tests.support.real_filesystems import (
+    bind_mount,
+    btrfs_subvolume,
+    loop_volume,
+    overlay_volume,
+    project_of,
+    project_quota_volume,
+    set_project,
+    tmpfs_volume,
+)
+from tests.support.store_calls import (
     assert_silent,
     calls_of,
     entries,
@@ -31,18 +43,6 @@ from tests.support.store import (
     remove,
     restore,
     swap,
-)
-from tests.support.tree import Dir, make_tree, snapshot
-from tests.support.users import as_user, run_as
-from tests.support.volumes import (
-    bind_mount,
-    btrfs_subvolume,
-    loop_volume,
-    overlay_volume,
-    project_of,
-    project_quota_volume,
-    set_project,
-    tmpfs_volume,
 )
 
 pytestmark = pytest.mark.needs("root")

@@ -11,8 +11,10 @@ from typing import TypeVar
 import pytest
 
 from fusefs.core.errors import NotFound
-from tests.support.command import done_well
-from tests.support.store import (
+from tests.support.make_trees import Dir, make_tree, snapshot
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import btrfs_subvolume, loop_volume, tmpfs_volume
+from tests.support.store_calls import (
     assert_silent,
     entries,
     folder_of,
@@ -24,9 +26,7 @@ from tests.support.store import (
     remove,
     swap,
 )
-from tests.support.tree import Dir, make_tree, snapshot
-from tests.support.users import as_user
-from tests.support.volumes import btrfs_subvolume, loop_volume, tmpfs_volume
+from tests.support.trashd_command import done_well
 
 pytestmark = pytest.mark.needs("root")
 

@@ -19,8 +19,12 @@ from fusefs.store.container import HeldContainer
 from fusefs.store.find_orphans import opened_folder
 from fusefs.store.list_orphans import ListedContainer
 from fusefs.store.stage import SwapOptions
-from tests.support.orphans import command, orphan_in
-from tests.support.store import (
+from tests.support.make_trees import IMMUTABLE, Dir, flags_of, make_tree, set_flags, snapshot
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import bind_mount, full, loop_volume, unmount
+from tests.support.shared_store import ALICE, BOB, shared_store
+from tests.support.small_orphans import command, orphan_in
+from tests.support.store_calls import (
     assert_silent,
     entries,
     folder_of,
@@ -35,10 +39,6 @@ from tests.support.store import (
     swap,
     tree_of,
 )
-from tests.support.tree import IMMUTABLE, Dir, flags_of, make_tree, set_flags, snapshot
-from tests.support.userfolders import ALICE, BOB, shared_store
-from tests.support.users import as_user
-from tests.support.volumes import bind_mount, full, loop_volume, unmount
 
 pytestmark = pytest.mark.needs("root")
 

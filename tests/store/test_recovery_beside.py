@@ -14,7 +14,9 @@ from fusefs.core.record import Method
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap import Swapped
-from tests.support.store import (
+from tests.support.make_trees import make_tree
+from tests.support.real_filesystems import loop_volume
+from tests.support.store_calls import (
     ActingAt,
     assert_silent,
     calls_of,
@@ -27,8 +29,6 @@ from tests.support.store import (
     swap,
     tmpfs_store,
 )
-from tests.support.tree import make_tree
-from tests.support.volumes import loop_volume
 
 pytestmark = pytest.mark.needs("root")
 

@@ -21,12 +21,12 @@ from fusefs.store.registry_lines import MAX_LINES, RegistryLine, decode, encode,
 from fusefs.store.registry_targets import LineOf, open_registered
 from fusefs.store.store_registry import is_remembered, remember
 from fusefs.store.user_registries import stores_of_users
-from tests.support.command import done_well
-from tests.support.homes import ALICE, BOB, ROOTS, homes, registry_of, trashd_as
-from tests.support.store import init, raw, swap
-from tests.support.tree import make_tree
-from tests.support.users import as_user
-from tests.support.volumes import loop_volume, tmpfs_volume
+from tests.support.make_trees import make_tree
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import loop_volume, tmpfs_volume
+from tests.support.store_calls import init, raw, swap
+from tests.support.trashd_command import done_well
+from tests.support.user_homes import ALICE, BOB, ROOTS, homes, registry_of, trashd_as
 
 pytestmark = pytest.mark.needs("root")
 

@@ -16,11 +16,11 @@ from fusefs.linux.untrusted_path import open_way
 from fusefs.store.registry_lines import MAX_LINES, RegistryLine, decode, encode
 from fusefs.store.registry_targets import LineOf, open_registered
 from fusefs.store.user_registries import stores_of_users
-from tests.support.automount import resting
-from tests.support.homes import ALICE, BOB, homes, registry_of, trashd_as
-from tests.support.silent import silent_fuse
-from tests.support.store import init, raw
-from tests.support.tree import make_tree
+from tests.support.autofs import resting
+from tests.support.fuse_silent import silent_fuse
+from tests.support.make_trees import make_tree
+from tests.support.store_calls import init, raw
+from tests.support.user_homes import ALICE, BOB, homes, registry_of, trashd_as
 
 pytestmark = pytest.mark.needs("root")
 

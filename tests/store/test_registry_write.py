@@ -14,14 +14,14 @@ import pytest
 
 from fusefs.linux.service_lock import take
 from fusefs.store.registry_lines import MAX_BYTES, MAX_LINES, decode, encode
-from tests.support.command import Done
-from tests.support.homes import ALICE, BOB, homes, registry_of, trashd_as
-from tests.support.own_stores import line_of
-from tests.support.scenes import EVERY_CALL
-from tests.support.store import DyingAt, forked, in_child, init, own, raw, swap
-from tests.support.tree import Dir, make_tree
-from tests.support.users import as_user, become
-from tests.support.volumes import bind_mount, btrfs_subvolume, full, loop_volume, tmpfs_volume
+from tests.support.crash_scenarios import EVERY_CALL
+from tests.support.make_trees import Dir, make_tree
+from tests.support.other_users import as_user, become
+from tests.support.real_filesystems import bind_mount, btrfs_subvolume, full, loop_volume, tmpfs_volume
+from tests.support.store_calls import DyingAt, forked, in_child, init, own, raw, swap
+from tests.support.trashd_command import Done
+from tests.support.user_homes import ALICE, BOB, homes, registry_of, trashd_as
+from tests.support.user_owned_stores import line_of
 
 pytestmark = pytest.mark.needs("root")
 

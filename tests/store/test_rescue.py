@@ -26,9 +26,12 @@ from fusefs.core.errors import (
 from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
 from fusefs.store.rescue import Forgotten, Rescued, find_thing, forget, rescue
-from tests.support.orphans import EXPIRED, command, orphan_in
-from tests.support.scenes import DyingAfter
-from tests.support.store import (
+from tests.support.crash_scenarios import DyingAfter
+from tests.support.make_trees import Dir, make_tree, snapshot
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import bind_mount, loop_volume, tmpfs_volume
+from tests.support.small_orphans import EXPIRED, command, orphan_in
+from tests.support.store_calls import (
     Before,
     assert_silent,
     die,
@@ -46,9 +49,6 @@ from tests.support.store import (
     swap,
     tmpfs_store,
 )
-from tests.support.tree import Dir, make_tree, snapshot
-from tests.support.users import as_user
-from tests.support.volumes import bind_mount, loop_volume, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")
 

@@ -20,7 +20,10 @@ from fusefs.store.list_orphans import ListedContainer
 from fusefs.store.seize import seize
 from fusefs.store.swap import Swapped
 from fusefs.store.swap_path import own_folder
-from tests.support.store import (
+from tests.support.make_trees import IMMUTABLE, Dir, Spec, make_tree, set_flags, snapshot
+from tests.support.other_users import as_user
+from tests.support.shared_store import ALICE, canary_of, shared_store
+from tests.support.store_calls import (
     Before,
     Counting,
     DyingAt,
@@ -36,9 +39,6 @@ from tests.support.store import (
     restore,
     swap,
 )
-from tests.support.tree import IMMUTABLE, Dir, Spec, make_tree, set_flags, snapshot
-from tests.support.userfolders import ALICE, canary_of, shared_store
-from tests.support.users import as_user
 
 pytestmark = pytest.mark.needs("root")
 

@@ -15,8 +15,11 @@ import pytest
 
 from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
-from tests.support.scenes import DyingAfter
-from tests.support.store import (
+from tests.support.crash_scenarios import DyingAfter
+from tests.support.make_trees import Dir, make_tree
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import btrfs_subvolume, loop_volume, mount_of, unmount
+from tests.support.store_calls import (
     assert_silent,
     entries,
     in_child,
@@ -28,9 +31,6 @@ from tests.support.store import (
     restore,
     swap,
 )
-from tests.support.tree import Dir, make_tree
-from tests.support.users import as_user
-from tests.support.volumes import btrfs_subvolume, loop_volume, mount_of, unmount
 
 pytestmark = pytest.mark.needs("root", "loop")
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.store import init
-from tests.support.tree import Dir, make_tree, snapshot
-from tests.support.users import as_user
-from tests.support.volumes import tmpfs_volume
+from tests.support.make_trees import Dir, make_tree, snapshot
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import tmpfs_volume
+from tests.support.store_calls import init
 
 pytestmark = pytest.mark.needs("root")
 

@@ -11,11 +11,11 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.filesystem_probes import keeps_unnamed
 from fusefs.linux.kernel import TMPFS_MAGIC, Kernel
 from fusefs.store.layout import decode_volume
-from tests.support.command import done_well, swapped
-from tests.support.losingfs import LosingVolume, losing_volume
-from tests.support.store import ENTRIES, assert_silent, calls_of, init, raw, remove, swap
-from tests.support.tree import make_tree
-from tests.support.volumes import loop_volume, tmpfs_volume
+from tests.support.fuse_losing_tmpfiles import LosingVolume, losing_volume
+from tests.support.make_trees import make_tree
+from tests.support.real_filesystems import loop_volume, tmpfs_volume
+from tests.support.store_calls import ENTRIES, assert_silent, calls_of, init, raw, remove, swap
+from tests.support.trashd_command import done_well, swapped
 
 pytestmark = pytest.mark.needs("root")
 

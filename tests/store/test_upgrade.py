@@ -17,11 +17,14 @@ from fusefs.cli.main import run
 from fusefs.core.errors import TrashdError
 from fusefs.linux.kernel import Kernel
 from fusefs.store.user_folders import take_census
-from tests.support.mates import FORGED
-from tests.support.orphans import EXPIRED
-from tests.support.samples import PLANTED, SOUND, unpack
-from tests.support.scenes import EVERY_CALL, STRIDE
-from tests.support.store import (
+from tests.support.crash_scenarios import EVERY_CALL, STRIDE
+from tests.support.group_members import FORGED
+from tests.support.make_trees import Dir, make_tree, snapshot
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import loop_volume, tmpfs_volume
+from tests.support.shared_store import ALICE, BOB
+from tests.support.small_orphans import EXPIRED
+from tests.support.store_calls import (
     DyingAt,
     FailingAt,
     assert_silent,
@@ -34,10 +37,7 @@ from tests.support.store import (
     restore,
     swap,
 )
-from tests.support.tree import Dir, make_tree, snapshot
-from tests.support.userfolders import ALICE, BOB
-from tests.support.users import as_user
-from tests.support.volumes import loop_volume, tmpfs_volume
+from tests.support.stored_samples import PLANTED, SOUND, unpack
 
 pytestmark = pytest.mark.needs("root")
 

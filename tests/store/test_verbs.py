@@ -16,8 +16,11 @@ from fusefs.core.record import Method
 from fusefs.linux.boot_id import boot_id, host_id
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import SwapOptions
-from tests.support.orphans import OTHER, TREE, victim_in
-from tests.support.store import (
+from tests.support.make_trees import Dir, File, Symlink, make_tree, snapshot
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import btrfs_subvolume, loop_volume, tmpfs_volume
+from tests.support.small_orphans import OTHER, TREE, victim_in
+from tests.support.store_calls import (
     Before,
     assert_silent,
     calls_of,
@@ -32,9 +35,6 @@ from tests.support.store import (
     swap,
     tree_of,
 )
-from tests.support.tree import Dir, File, Symlink, make_tree, snapshot
-from tests.support.users import as_user
-from tests.support.volumes import btrfs_subvolume, loop_volume, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")
 

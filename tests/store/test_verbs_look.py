@@ -17,8 +17,11 @@ from fusefs.core.errors import Refused
 from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import SwapOptions
-from tests.support.orphans import EXPIRED, OTHER, TREE, command, ids, orphan_in, orphan_of
-from tests.support.store import (
+from tests.support.make_trees import make_tree, snapshot
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import tmpfs_volume
+from tests.support.small_orphans import EXPIRED, OTHER, TREE, command, ids, orphan_in, orphan_of
+from tests.support.store_calls import (
     Before,
     calls_of,
     die,
@@ -29,9 +32,6 @@ from tests.support.store import (
     recover_all,
     swap,
 )
-from tests.support.tree import make_tree, snapshot
-from tests.support.users import as_user
-from tests.support.volumes import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")
 

@@ -18,8 +18,10 @@ from fusefs.linux.kernel import Kernel
 from fusefs.store.claim import claim
 from fusefs.store.container import HeldContainer
 from fusefs.store.stage import SwapOptions
-from tests.support.orphans import EXPIRED, OTHER, PINNED, TREE, command, ids, orphan_in, orphan_of
-from tests.support.store import (
+from tests.support.make_trees import IMMUTABLE, Dir, deep_chain, make_tree, set_flags
+from tests.support.other_users import as_user
+from tests.support.small_orphans import EXPIRED, OTHER, PINNED, TREE, command, ids, orphan_in, orphan_of
+from tests.support.store_calls import (
     Before,
     DyingAt,
     die,
@@ -35,8 +37,6 @@ from tests.support.store import (
     swap,
     tree_of,
 )
-from tests.support.tree import IMMUTABLE, Dir, deep_chain, make_tree, set_flags
-from tests.support.users import as_user
 
 pytestmark = pytest.mark.needs("root")
 

@@ -10,8 +10,10 @@ import pytest
 from fusefs.core.errors import NotADirectory, NotFound, Occupied, OtherFilesystem, UsageError
 from fusefs.core.lifecycle import RESCUED_RETENTION_S, State
 from fusefs.linux.kernel import Kernel
-from tests.support.orphans import OTHER, orphan_in, victim_in
-from tests.support.store import (
+from tests.support.make_trees import Dir, make_tree, snapshot
+from tests.support.real_filesystems import tmpfs_volume
+from tests.support.small_orphans import OTHER, orphan_in, victim_in
+from tests.support.store_calls import (
     Before,
     calls_of,
     entries,
@@ -20,8 +22,6 @@ from tests.support.store import (
     swap,
     tree_of,
 )
-from tests.support.tree import Dir, make_tree, snapshot
-from tests.support.volumes import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from fusefs.core.names import VolumeId
 from fusefs.linux.kernel import Kernel
 from fusefs.store.layout import FOLDERS, Volume, encode_volume
-from tests.support.mates import FORGED, TEAM, record_of
-from tests.support.store import raw
-from tests.support.tree import Dir, File, Spec, make_tree
-from tests.support.users import as_user
+from tests.support.group_members import FORGED, TEAM, record_of
+from tests.support.make_trees import Dir, File, Spec, make_tree
+from tests.support.other_users import as_user
+from tests.support.store_calls import raw
 
 LIVE = b"in use, and nobody's to delete"
 ID = VolumeId("5" * 32)

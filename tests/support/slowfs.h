@@ -34,7 +34,7 @@ enum {
     XATTRS_FOR_ROOT = 8,  /* others are told that there are none; the kernel leaves it to us who may do what */
 };
 
-/* As in slowfs.py. */
+/* As in fuse_slow.py. */
 struct counter {
     char name[24];
     _Atomic uint64_t n;

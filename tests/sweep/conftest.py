@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.moving import Volumes, directories, two_volumes
-from tests.support.volumes import tmpfs_volume
+from tests.support.move_entries import Volumes, directories, two_volumes
+from tests.support.real_filesystems import tmpfs_volume
 
 
 @pytest.fixture

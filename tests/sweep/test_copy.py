@@ -18,15 +18,8 @@ import pytest
 from fusefs.linux.kernel import Kernel
 from fusefs.sweep.request import IfExists
 from tests.support.acls import ACCESS, DEFAULT, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
-from tests.support.leases import is_broken_into
-from tests.support.moving import AfterThe, Volumes, fill, move, pass_a_tick, places
-from tests.support.store import (
-    ActingAt,
-    Before,
-    Counting,
-    in_child,
-)
-from tests.support.tree import (
+from tests.support.file_leases import is_broken_into
+from tests.support.make_trees import (
     Dir,
     File,
     HardLink,
@@ -38,8 +31,15 @@ from tests.support.tree import (
     snapshot,
     weird_names,
 )
-from tests.support.users import as_user
-from tests.support.volumes import btrfs_subvolume, loop_volume, overlay_volume
+from tests.support.move_entries import AfterThe, Volumes, fill, move, pass_a_tick, places
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import btrfs_subvolume, loop_volume, overlay_volume
+from tests.support.store_calls import (
+    ActingAt,
+    Before,
+    Counting,
+    in_child,
+)
 
 pytestmark = pytest.mark.needs("root", "loop")
 

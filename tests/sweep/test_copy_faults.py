@@ -14,8 +14,16 @@ import pytest
 from fusefs.core.errors import TrashdError
 from fusefs.linux.kernel import Kernel
 from fusefs.sweep.request import IfExists
-from tests.support.moving import AfterThe, Volumes, fill, move, pass_a_tick, places
-from tests.support.store import (
+from tests.support.make_trees import (
+    File,
+    HardLink,
+    Spec,
+    Symlink,
+    remove_tree_hard,
+)
+from tests.support.move_entries import AfterThe, Volumes, fill, move, pass_a_tick, places
+from tests.support.real_filesystems import full, tmpfs_volume
+from tests.support.store_calls import (
     Counting,
     DyingAt,
     FailingAt,
@@ -26,14 +34,6 @@ from tests.support.store import (
     init,
     problems,
 )
-from tests.support.tree import (
-    File,
-    HardLink,
-    Spec,
-    Symlink,
-    remove_tree_hard,
-)
-from tests.support.volumes import full, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "loop")
 

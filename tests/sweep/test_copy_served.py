@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from fusefs.sweep.request import IfExists
-from tests.support.lyingfs import Mode, lying_volume
-from tests.support.mounted import trashd_mount
-from tests.support.moving import move
-from tests.support.sshfs import sshfs_volume
-from tests.support.store import init
-from tests.support.tree import HardLink, Spec, Symlink, make_tree, snapshot
-from tests.support.volumes import tmpfs_volume
+from tests.support.foreground_mount import trashd_mount
+from tests.support.fuse_bad_rename import Mode, lying_volume
+from tests.support.make_trees import HardLink, Spec, Symlink, make_tree, snapshot
+from tests.support.move_entries import move
+from tests.support.real_filesystems import tmpfs_volume
+from tests.support.sshfs_volumes import sshfs_volume
+from tests.support.store_calls import init
 
 pytestmark = pytest.mark.needs("root", "fuse")
 

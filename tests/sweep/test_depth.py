@@ -10,10 +10,10 @@ import pytest
 
 from fusefs.core.selection import Selection
 from fusefs.sweep.request import ToMove, ToTrash
-from tests.support.paths import PathBytes
-from tests.support.store import entries, init, reap_now, restore
-from tests.support.sweeping import sweep
-from tests.support.tree import deep_chain, remove_tree_hard
+from tests.support.counted_path_bytes import PathBytes
+from tests.support.make_trees import deep_chain, remove_tree_hard
+from tests.support.run_sweep import sweep
+from tests.support.store_calls import entries, init, reap_now, restore
 
 pytestmark = pytest.mark.needs("root")
 

@@ -15,7 +15,7 @@ from fusefs.store.locate import find_scope
 from fusefs.sweep.move_action import open_move
 from fusefs.sweep.request import ActionPlace, IfExists, SweepRoot, ToMove, ToTrash
 from fusefs.sweep.trash_action import open_trash
-from tests.support.store import init, place, raw
+from tests.support.store_calls import init, place, raw
 
 pytestmark = pytest.mark.needs("root")
 

@@ -14,10 +14,10 @@ from fusefs.core.selection import Selection, SizeBound
 from fusefs.core.sweep_result import SweepSums
 from fusefs.linux.kernel import Kernel
 from fusefs.sweep.request import ToCount, ToDelete
-from tests.support.bulk import fill
-from tests.support.store import Counting, init
-from tests.support.sweeping import ALL, EVERY_KIND, names, printed, sweep
-from tests.support.tree import Symlink, deep_chain, make_tree
+from tests.support.make_trees import Symlink, deep_chain, make_tree
+from tests.support.many_files import fill
+from tests.support.run_sweep import ALL, EVERY_KIND, names, printed, sweep
+from tests.support.store_calls import Counting, init
 
 pytestmark = pytest.mark.needs("root")
 

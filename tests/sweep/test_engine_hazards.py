@@ -19,14 +19,14 @@ from fusefs.engine.slice_pace import ConstantSpeed
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.sweep.request import IfExists, SweepWishes, ToCount, ToDelete, ToMove, ToTrash
-from tests.support.bulk import fill
-from tests.support.moving import AfterThe, pass_a_tick
-from tests.support.store import Before
-from tests.support.sweeping import ALL, EVERY_KIND, names, printed, sweep
-from tests.support.tree import Spec, Symlink, make_tree
-from tests.support.users import as_user
-from tests.support.volumes import bind_mount, loop_volume, tmpfs_volume
-from tests.support.workers import workers
+from tests.support.background_workers import workers
+from tests.support.make_trees import Spec, Symlink, make_tree
+from tests.support.many_files import fill
+from tests.support.move_entries import AfterThe, pass_a_tick
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import bind_mount, loop_volume, tmpfs_volume
+from tests.support.run_sweep import ALL, EVERY_KIND, names, printed, sweep
+from tests.support.store_calls import Before
 
 pytestmark = pytest.mark.needs("root")
 

@@ -11,13 +11,13 @@ import pytest
 from fusefs.core.selection import Selection, SizeBound
 from fusefs.core.sweep_result import SweepSums
 from fusefs.sweep.request import Act, SweepWishes, ToCount, ToDelete, ToMove, ToTrash
-from tests.support.bulk import fill
-from tests.support.mounted import Mounted, trashd_mount
-from tests.support.slowfs import SlowVolume, slow_volume
-from tests.support.store import restore
-from tests.support.sweeping import ALL, EVERY_KIND, names, printed, sweep
-from tests.support.tree import make_tree
-from tests.support.volumes import bind_mount, tmpfs_volume
+from tests.support.foreground_mount import Mounted, trashd_mount
+from tests.support.fuse_slow import SlowVolume, slow_volume
+from tests.support.make_trees import make_tree
+from tests.support.many_files import fill
+from tests.support.real_filesystems import bind_mount, tmpfs_volume
+from tests.support.run_sweep import ALL, EVERY_KIND, names, printed, sweep
+from tests.support.store_calls import restore
 
 pytestmark = pytest.mark.needs("root", "fuse")
 

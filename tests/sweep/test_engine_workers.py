@@ -10,10 +10,10 @@ from fusefs.core.selection import Selection
 from fusefs.core.sweep_result import SweepSums
 from fusefs.linux.kernel import Kernel
 from fusefs.sweep.request import SweepWishes
-from tests.support.bulk import fill
-from tests.support.sweeping import ALL, EVERY_KIND, names, sweep
-from tests.support.volumes import loop_volume, tmpfs_volume
-from tests.support.workers import EndsWorkers
+from tests.support.background_workers import EndsWorkers
+from tests.support.many_files import fill
+from tests.support.real_filesystems import loop_volume, tmpfs_volume
+from tests.support.run_sweep import ALL, EVERY_KIND, names, sweep
 
 pytestmark = pytest.mark.needs("root")
 

@@ -15,10 +15,10 @@ from fusefs.core.selection import Selection, SizeBound
 from fusefs.core.sweep_result import SweepSums
 from fusefs.linux.kernel import Kernel
 from fusefs.sweep.request import Act, ToCount, ToDelete, ToMove, ToPrint, ToTrash
-from tests.support.sweeping import ALL, names, printed, sweep
-from tests.support.tree import Symlink, make_tree
-from tests.support.users import as_user
-from tests.support.volumes import bind_mount, loop_volume
+from tests.support.make_trees import Symlink, make_tree
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import bind_mount, loop_volume
+from tests.support.run_sweep import ALL, names, printed, sweep
 
 pytestmark = pytest.mark.needs("root")
 

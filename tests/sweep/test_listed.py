@@ -15,9 +15,9 @@ from fusefs.core.slice_budget import AT_ONCE, HOLD, Speed
 from fusefs.core.sweep_result import SweepSums
 from fusefs.sweep.names_from_list import BrokenList, read_names
 from fusefs.sweep.request import SweepWishes, ToTrash
-from tests.support.bulk import fill
-from tests.support.sweeping import ALL, EVERY_KIND, names, sweep
-from tests.support.tree import Symlink, make_tree
+from tests.support.make_trees import Symlink, make_tree
+from tests.support.many_files import fill
+from tests.support.run_sweep import ALL, EVERY_KIND, names, sweep
 
 pytestmark = pytest.mark.needs("root")
 

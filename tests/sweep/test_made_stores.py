@@ -9,10 +9,10 @@ import pytest
 
 from fusefs.core.selection import Selection
 from fusefs.sweep.request import ToTrash
-from tests.support.store import init
-from tests.support.sweeping import ALL, names, sweep
-from tests.support.tree import make_tree
-from tests.support.users import as_user
+from tests.support.make_trees import make_tree
+from tests.support.other_users import as_user
+from tests.support.run_sweep import ALL, names, sweep
+from tests.support.store_calls import init
 
 pytestmark = pytest.mark.needs("root")
 

@@ -19,11 +19,21 @@ import pytest
 from fusefs.core.errors import NotADirectory, NotFound, OtherFilesystem, Refused, TrashdError, UsageError
 from fusefs.linux.kernel import Kernel
 from fusefs.sweep.request import IfExists
-from tests.support.moving import move, pass_a_tick
-from tests.support.store import Before, Counting, DyingAt, FailingAt, in_child, init
-from tests.support.tree import Dir, HardLink, Node, Spec, Symlink, make_tree, remove_tree_hard, snapshot, weird_names
-from tests.support.users import as_user
-from tests.support.volumes import btrfs_subvolume, loop_volume, project_quota_volume, set_project, tmpfs_volume
+from tests.support.make_trees import (
+    Dir,
+    HardLink,
+    Node,
+    Spec,
+    Symlink,
+    make_tree,
+    remove_tree_hard,
+    snapshot,
+    weird_names,
+)
+from tests.support.move_entries import move, pass_a_tick
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import btrfs_subvolume, loop_volume, project_quota_volume, set_project, tmpfs_volume
+from tests.support.store_calls import Before, Counting, DyingAt, FailingAt, in_child, init
 
 pytestmark = pytest.mark.needs("root")
 

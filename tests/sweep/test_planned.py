@@ -20,10 +20,10 @@ from fusefs.linux.kernel import Kernel
 from fusefs.plan.run_plan import PlanOptions, carry_out
 from fusefs.sweep.request import Request, SweepWishes
 from fusefs.sweep.run import NOTHING_SPECIAL, run
-from tests.support.store import entries, restore
-from tests.support.tree import snapshot
-from tests.support.users import as_user
-from tests.support.volumes import tmpfs_volume
+from tests.support.make_trees import snapshot
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import tmpfs_volume
+from tests.support.store_calls import entries, restore
 
 pytestmark = pytest.mark.needs("root")
 

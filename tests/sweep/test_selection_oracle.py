@@ -21,7 +21,7 @@ from fusefs.core.selection import KINDS, Field, Selection, SizeBound, TimeBound
 from fusefs.linux.kernel import Kernel
 from fusefs.sweep.request import Request, ToDelete
 from fusefs.sweep.run import run
-from tests.support.oddtrees import (
+from tests.support.random_trees import (
     FOREIGN,
     INVALID,
     N_MOMENTS,
@@ -33,7 +33,7 @@ from tests.support.oddtrees import (
     moment_ns,
     odd_trees,
 )
-from tests.support.sweeping import printed
+from tests.support.run_sweep import printed
 
 LETTER_OF: dict[Field, str] = {"mtime": "m", "atime": "a", "ctime": "c", "btime": "B"}
 ALL_BUT_DIRECTORIES = sorted({*KINDS} - {"d"})

@@ -22,8 +22,17 @@ from fusefs.store.stage import SwapOptions
 from fusefs.sweep.request import Request, SweepRoot, ToTrash
 from fusefs.sweep.run import run
 from fusefs.sweep.trash_action import open_trash
-from tests.support.gather import gather, take
-from tests.support.store import (
+from tests.support.make_trees import Dir, make_tree, snapshot, weird_names
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import (
+    btrfs_subvolume,
+    full,
+    loop_volume,
+    project_quota_volume,
+    set_project,
+    tmpfs_volume,
+)
+from tests.support.store_calls import (
     Before,
     assert_silent,
     entries,
@@ -35,9 +44,7 @@ from tests.support.store import (
     recover_all,
     restore,
 )
-from tests.support.tree import Dir, make_tree, snapshot, weird_names
-from tests.support.users import as_user
-from tests.support.volumes import btrfs_subvolume, full, loop_volume, project_quota_volume, set_project, tmpfs_volume
+from tests.support.trash_without_walk import gather, take
 
 pytestmark = pytest.mark.needs("root")
 

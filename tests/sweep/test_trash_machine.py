@@ -17,11 +17,11 @@ from hypothesis.stateful import run_state_machine_as_test as run_machine
 from fusefs.core.errors import TrashdError
 from fusefs.core.record_decoding import decode
 from fusefs.linux.kernel import Kernel
-from tests.support.gather import gather
-from tests.support.model import Dir, Node, Steps, contents_of, free_in, look_up, paths_of, put, read
-from tests.support.scenes import wipe
-from tests.support.store import DyingAt, folder_of, in_child, init, problems, recover_all, restore
-from tests.support.volumes import tmpfs_volume
+from tests.support.crash_scenarios import wipe
+from tests.support.real_filesystems import tmpfs_volume
+from tests.support.store_calls import DyingAt, folder_of, in_child, init, problems, recover_all, restore
+from tests.support.store_model import Dir, Node, Steps, contents_of, free_in, look_up, paths_of, put, read
+from tests.support.trash_without_walk import gather
 
 pytestmark = pytest.mark.needs("root")
 

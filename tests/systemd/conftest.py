@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.systemd import System
+from tests.support.booted_systemd import System
 from tests.systemd.machine import booted_with_trashd, containers, limit, volume_at
 
 

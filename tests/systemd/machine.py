@@ -7,9 +7,9 @@ import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.support.command import done_well
-from tests.support.mounted import SHARED_LIMIT_S
-from tests.support.systemd import System, booted
+from tests.support.booted_systemd import System, booted
+from tests.support.foreground_mount import SHARED_LIMIT_S
+from tests.support.trashd_command import done_well
 
 REAPER = "trashd-reaper.service"
 SLOW = "10/s"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.systemd import System, booted
+from tests.support.booted_systemd import System, booted
 from tests.systemd.machine import booted_with_trashd
 
 pytestmark = pytest.mark.needs("systemd")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.systemd import System
+from tests.support.booted_systemd import System
 from tests.systemd.machine import drop_in, hang
 
 pytestmark = pytest.mark.needs("systemd")

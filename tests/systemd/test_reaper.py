@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.systemd import System
+from tests.support.booted_systemd import System
 from tests.systemd.machine import REAPER, SLOW, containers, drop_in, fill, hang, inside, limit, swap, volume_at
 
 pytestmark = pytest.mark.needs("systemd")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.systemd import TRASHD, System
-from tests.support.tree import IMMUTABLE, make_tree, set_flags
+from tests.support.booted_systemd import TRASHD, System
+from tests.support.make_trees import IMMUTABLE, make_tree, set_flags
 from tests.systemd.machine import REAPER, SLOW, containers, fill, inside, limit, status_of, swap
 
 pytestmark = pytest.mark.needs("systemd")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.systemd import System
+from tests.support.booted_systemd import System
 from tests.systemd.machine import containers, inside, volume_at
 
 pytestmark = pytest.mark.needs("systemd")

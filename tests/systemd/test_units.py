@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fusefs.cli.service_files import find_command
-from tests.support.command import done_well
-from tests.support.systemd import REPO
+from tests.support.booted_systemd import REPO
+from tests.support.trashd_command import done_well
 
 pytestmark = pytest.mark.needs("systemd")
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.mounted import SHARED_LIMIT_S
-from tests.support.systemd import TRASHD, System, booted
+from tests.support.booted_systemd import TRASHD, System, booted
+from tests.support.foreground_mount import SHARED_LIMIT_S
 from tests.systemd.machine import REAPER, containers, fill, volume_at
 
 pytestmark = pytest.mark.needs("systemd")

@@ -11,7 +11,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from fusefs.core.glob import ASCII, compile_glob
-from tests.support.libcmatch import PLAIN, UTF_8, fnmatch
+from tests.support.libc_fnmatch import PLAIN, UTF_8, fnmatch
 
 LETTER, ANY_LETTER = "é", "[[:alpha:]]"
 """A name that begins with the one matches, byte by byte, no pattern that begins with the other: glibc 2.36 takes a name

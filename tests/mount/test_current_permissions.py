@@ -1,0 +1,313 @@
+"""Opening, making and removing is judged by how the filesystem below is now, not by how the kernel takes it to be.
+
+The mount is exclusive, so nothing tells the kernel, which believes what it knows for an hour. A plain directory tells
+how it is without a mount. What a handle may do was judged when it was opened.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from fusefs.linux.capabilities import Capability
+from fusefs.linux.syscalls import RENAME_EXCHANGE, renameat2
+from tests.support.acls import ACCESS, GROUP, GROUP_OBJ, MASK, NOBODY, OTHER, USER_OBJ, acl
+from tests.support.child_privileges import FIRST, WAYS, as_root_in_there, in_child, keep_only, seen_and_behind
+from tests.support.other_users import as_user
+from tests.support.privileges import HE
+from tests.support.real_filesystems import overlay_on
+from tests.support.trashd_command import switched_off
+
+pytestmark = pytest.mark.needs("root", "fuse", "loop")
+
+OTHERS, TEAM = 72_002, 72_100
+_NUMBERS = itertools.count()
+RENAME_WHITEOUT = 4
+
+
+class Place(NamedTuple):
+    """A directory as a user sees it, and as it is seen behind that."""
+
+    seen: Path
+    behind: Path
+
+    def known(self, uid: int = HE, mode: int = 0o755) -> None:
+        """A user's, with some things in it, which the kernel knows for that."""
+        (self.seen / "sub").mkdir()
+        for name in ("file", "other"):
+            (self.seen / name).write_bytes(b"content")
+        for name in ("sub", "file", "other", "."):
+            os.chown(self.seen / name, uid, uid)
+        (self.seen / "file").chmod(0o755)
+        self.seen.chmod(mode)
+        for path in (self.seen, *self.seen.iterdir()):
+            path.stat()
+
+
+@pytest.fixture(scope="module", params=[*WAYS, "opened"])
+def where(request: pytest.FixtureRequest) -> Iterator[Place]:
+    options = ["without=unopened-directories"] if request.param == "opened" else []
+    with seen_and_behind(request.param, *options) as (seen, behind):
+        yield Place(seen, behind)
+
+
+@pytest.fixture
+def place(where: Place) -> Place:
+    name = f"case-{next(_NUMBERS)}"
+    (where.seen / name).mkdir()
+    return Place(where.seen / name, where.behind / name)
+
+
+def opened(path: Path, flags: int) -> None:
+    os.close(os.open(path, flags, 0o666))
+
+
+Act = Callable[[Path], object]
+
+NAMES: dict[str, Act] = {
+    "create": lambda at: opened(at / "new", os.O_CREAT | os.O_WRONLY),
+    "O_TMPFILE": lambda at: opened(at, os.O_TMPFILE | os.O_RDWR),
+    "mkdir": lambda at: (at / "new").mkdir(),
+    "mknod": lambda at: os.mkfifo(at / "new"),
+    "symlink": lambda at: (at / "new").symlink_to("target"),
+    "link": lambda at: os.link(at / "file", at / "new"),
+    "unlink": lambda at: (at / "file").unlink(),
+    "rmdir": lambda at: (at / "sub").rmdir(),
+    "rename": lambda at: (at / "file").rename(at / "new"),
+    "rename over": lambda at: (at / "file").rename(at / "other"),
+    "exchange": lambda at: rename2(at / "file", at / "other", RENAME_EXCHANGE),
+    "whiteout": lambda at: rename2(at / "file", at / "new", RENAME_WHITEOUT),
+}
+if {"seam", "direct-requests"} & switched_off():
+    del NAMES["O_TMPFILE"]  # which pyfuse3 knows nothing of
+OPENS: dict[str, Act] = {
+    "read": lambda at: opened(at / "file", os.O_RDONLY),
+    "write": lambda at: opened(at / "file", os.O_WRONLY),
+    "append": lambda at: opened(at / "file", os.O_WRONLY | os.O_APPEND),
+    "cut": lambda at: opened(at / "file", os.O_WRONLY | os.O_TRUNC),
+    "truncate": lambda at: os.truncate(at / "file", 0),
+}
+
+
+def rename2(old: Path, new: Path, flags: int) -> None:
+    renameat2(-100, os.fsencode(old), -100, os.fsencode(new), flags)
+
+
+def tree(at: Path) -> object:
+    """What must not have changed."""
+    return sorted(
+        (path.name, st.st_ino, st.st_mode, st.st_uid, st.st_size, st.st_nlink)
+        for path in [at, *at.iterdir()]
+        for st in [path.lstat()]
+    )
+
+
+def refused(place: Place, act: Act, *, groups: tuple[int, ...] = ()) -> None:
+    before = tree(place.behind)
+    with pytest.raises(PermissionError):
+        as_user(HE, lambda: act(place.seen) and None, groups=groups)
+    assert tree(place.behind) == before
+
+
+@pytest.mark.parametrize("act", NAMES)
+def test_whose_directory_it_was_may_change_no_name_in_it(place: Place, act: str) -> None:
+    place.known()
+    os.chown(place.behind, 0, 0)
+    refused(place, NAMES[act])
+
+
+@pytest.mark.parametrize("act", ["unlink", "rmdir", "rename", "rename over", "exchange", "whiteout"])
+def test_nor_in_a_sticky_one_what_is_anothers_by_now(place: Place, act: str) -> None:
+    place.known()
+    place.seen.chmod(0o1777)
+    os.chown(place.seen, 0, 0)
+    place.seen.stat()
+    for name in ("file", "sub"):
+        os.chown(place.behind / name, OTHERS, OTHERS)
+    refused(place, NAMES[act])
+
+
+@pytest.mark.parametrize("act", NAMES)
+def test_nor_where_his_group_may_less_than_others(place: Place, act: str) -> None:
+    """Which the process is in still."""
+    place.known(OTHERS, 0o777)
+    os.chown(place.behind, OTHERS, TEAM)
+    place.behind.chmod(0o757)
+    refused(place, NAMES[act], groups=(TEAM,))
+
+
+@pytest.mark.parametrize("act", OPENS)
+def test_whose_file_it_was_may_not_open_it(place: Place, act: str) -> None:
+    place.known()
+    os.chown(place.behind / "file", OTHERS, OTHERS)
+    (place.behind / "file").chmod(0o600)
+    refused(place, OPENS[act])
+
+
+@pytest.mark.parametrize("act", OPENS)
+def test_nor_whose_group_may_less_than_others(place: Place, act: str) -> None:
+    place.known(OTHERS, 0o777)
+    (place.seen / "file").chmod(0o666)
+    (place.seen / "file").stat()
+    os.chown(place.behind / "file", OTHERS, TEAM)
+    (place.behind / "file").chmod(0o606)
+    refused(place, OPENS[act], groups=(TEAM,))
+
+
+@pytest.mark.parametrize("act", OPENS)
+def test_nor_whose_group_an_acl_names(place: Place, act: str) -> None:
+    """The mode says nothing of it: its group is the mask."""
+    place.known(OTHERS, 0o777)
+    (place.seen / "file").chmod(0o666)
+    (place.seen / "file").stat()
+    entries = (USER_OBJ, 6, NOBODY), (GROUP_OBJ, 6, NOBODY), (GROUP, 0, TEAM), (MASK, 6, NOBODY), (OTHER, 6, NOBODY)
+    os.setxattr(place.behind / "file", ACCESS, acl(*entries))
+    refused(place, OPENS[act], groups=(TEAM,))
+
+
+@pytest.mark.parametrize("where", ["native", "opened"], indirect=True)
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_whose_directory_it_was_may_not_list_it(place: Place, is_listed: bool) -> None:
+    """Where the kernel has us open it; where it opens it alone, that is the kernel's to allow."""
+    place.known()
+    sub = place.behind / "sub"
+    if is_listed:
+        as_user(HE, lambda: os.listdir(place.seen / "sub"))
+    (sub / "changed").touch()
+    os.chown(sub, OTHERS, OTHERS)
+    sub.chmod(0o700)
+    with pytest.raises(PermissionError):
+        as_user(HE, lambda: os.listdir(place.seen / "sub"))
+
+
+def test_a_directorys_fd_may_be_read_by_whom_it_was_given(place: Place) -> None:
+    place.known(OTHERS, 0o700)
+    fd = os.open(place.seen, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        assert as_user(HE, lambda: sorted(os.listdir(fd))) == ["file", "other", "sub"]
+    finally:
+        os.close(fd)
+
+
+def test_a_link_to_what_is_anothers_by_now_is_not_made(place: Place) -> None:
+    """fs.protected_hardlinks: not to what the user may not write."""
+    place.known()
+    os.chown(place.behind / "file", OTHERS, OTHERS)
+    refused(place, NAMES["link"])
+
+
+def test_a_program_that_may_not_be_run_any_more_is_not(place: Place) -> None:
+    place.known()
+    program = place.seen / "program"
+    program.write_bytes(Path("/bin/true").read_bytes())
+    program.chmod(0o711)  # not to be read
+    assert (
+        in_child(lambda: as_user(HE, lambda: os.spawnv(os.P_WAIT, program, ["program"])) and os._exit(9), lambda: None)
+        == 0
+    )
+    (place.behind / "program").chmod(0o700)
+    with pytest.raises(PermissionError):
+        as_user(HE, lambda: os.execv(program, ["program"]))
+
+
+@pytest.mark.parametrize("act", [*NAMES, *OPENS])
+def test_who_is_refused_may_again_when_the_kernel_has_asked(place: Place, act: str) -> None:
+    """What was forgotten for the refusal is seen as it is."""
+    do = {**NAMES, **OPENS}[act]
+    place.known()
+    for path in (place.behind, *place.behind.iterdir()):
+        os.chown(path, OTHERS, OTHERS)
+    (place.behind / "file").chmod(0o600)
+    refused(place, do)
+    assert (place.seen / "file" if act in OPENS else place.seen).stat().st_uid == OTHERS
+
+
+def test_a_whiteout_is_whose_rename_leaves_it(place: Place) -> None:
+    place.known()
+    as_user(HE, lambda: NAMES["whiteout"](place.seen) and None)
+    st = (place.behind / "file").lstat()
+    assert (stat.S_ISCHR(st.st_mode), st.st_rdev, st.st_uid, st.st_gid) == (True, 0, HE, HE)
+
+
+# What goes on working.
+
+
+@pytest.mark.parametrize("act", [*NAMES, *OPENS])
+def test_who_may_by_another_group_of_his_does(place: Place, act: str) -> None:
+    place.known(OTHERS, 0o770)
+    for path in (place.seen, *place.seen.iterdir()):
+        os.chown(path, OTHERS, TEAM)
+    (place.seen / "file").chmod(0o664)
+    as_user(HE, lambda: {**NAMES, **OPENS}[act](place.seen) and None, groups=(TEAM,))
+
+
+@pytest.mark.parametrize("act", [*NAMES, *OPENS])
+def test_who_has_the_capability_does(place: Place, act: str) -> None:
+    place.known(OTHERS, 0o700)
+    (place.seen / "file").chmod(0o600)
+    if act == "link" or "rename" in act:
+        (place.seen / "file").chmod(0o666)
+    do = {**NAMES, **OPENS}[act]
+    assert in_child(lambda: do(place.seen), lambda: keep_only(Capability.DAC_OVERRIDE)) == 0
+
+
+@pytest.mark.parametrize("act", [*NAMES, *OPENS])
+def test_root_without_any_may_what_an_owner_may(place: Place, act: str) -> None:
+    do = {**NAMES, **OPENS}[act]
+    place.known(0, 0o755)
+    as_user(0, lambda: do(place.seen) and None)
+
+
+@pytest.mark.parametrize("act", [*NAMES, *OPENS])
+def test_but_nothing_that_is_anothers_by_now(place: Place, act: str) -> None:
+    do = {**NAMES, **OPENS}[act]
+    place.known(0, 0o755)
+    for path in (place.behind, *place.behind.iterdir()):
+        os.chown(path, OTHERS, OTHERS)
+    (place.behind / "file").chmod(0o600)
+    before = tree(place.behind)
+    with pytest.raises(PermissionError):
+        as_user(0, lambda: do(place.seen) and None)
+    assert tree(place.behind) == before
+
+
+@pytest.mark.needs("userns")
+@pytest.mark.parametrize("act", [*NAMES, *OPENS])
+def test_root_of_a_user_namespace_does_where_that_knows_whose_it_is(place: Place, act: str) -> None:
+    place.known(FIRST + 1, 0o700)
+    (place.seen / "file").chmod(0o600)
+    assert in_child(lambda: {**NAMES, **OPENS}[act](place.seen), as_root_in_there) == 0
+
+
+@pytest.mark.needs("userns")
+@pytest.mark.parametrize("act", [*NAMES, *OPENS])
+def test_and_does_not_where_it_does_not(place: Place, act: str) -> None:
+    place.known(FIRST + 1, 0o755)
+    for path in (place.behind, *place.behind.iterdir()):
+        os.chown(path, HE, HE)
+    (place.behind / "file").chmod(0o600)
+    before = tree(place.behind)
+    assert in_child(lambda: {**NAMES, **OPENS}[act](place.seen), as_root_in_there) != 0
+    assert tree(place.behind) == before
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o644])
+def test_an_overlay_on_a_mount_shows_users_their_files(place: Place, mode: int) -> None:
+    """It reads what is below as root, which mounted it, for every caller: no thread of root's is to be seen."""
+    place.known()
+    (place.seen / "file").chmod(mode)
+    with overlay_on(place.seen) as overlay:
+        file = overlay.path / "file"
+        assert as_user(HE, file.read_bytes) == b"content"
+        if mode == 0o600:
+            with pytest.raises(PermissionError):
+                as_user(OTHERS, file.read_bytes)
+        as_user(HE, lambda: file.write_bytes(b"his own") and None)
+        assert file.read_bytes() == b"his own"
+    assert (place.behind / "file").read_bytes() == b"content"

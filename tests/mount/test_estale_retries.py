@@ -1,0 +1,181 @@
+"""A process that uses a name which others unlink and make all the time never gets ESTALE, as elsewhere."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+
+from fusefs.core.inode_table import ROOT
+from fusefs.linux.fd import Fd
+from fusefs.mount import vfs_files, vfs_write
+from fusefs.mount.vfs import Vfs
+from tests.support.background_workers import workers
+from tests.support.foreground_mount import SHARED_LIMIT_S, trashd_mount
+from tests.support.oracle_subjects import outcome
+from tests.support.real_filesystems import tmpfs_volume
+from tests.support.vfs_without_mount import Somebody, vfs_on
+
+pytestmark = pytest.mark.needs("root", "fuse")
+
+N_ASKERS = 3
+MODES = {
+    "a plain directory": None,
+    "mounted": ["coherence=exclusive"],
+    "mounted shared": ["coherence=shared"],
+    "mounted slow": ["coherence=exclusive", "backing=slow"],
+}
+
+
+@pytest.fixture(scope="module", params=MODES.values(), ids=list(MODES))
+def top(request: pytest.FixtureRequest) -> Iterator[Path]:
+    with ExitStack() as stack:
+        volume = stack.enter_context(tmpfs_volume())
+        (volume / "source").mkdir()
+        if request.param is None:
+            yield volume / "source"
+        else:
+            mounted = trashd_mount(volume / "source", options=request.param, limit_s=SHARED_LIMIT_S)
+            yield stack.enter_context(mounted).path
+
+
+def create(file: Path) -> None:
+    os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o644))
+
+
+def create_or_empty(file: Path) -> None:
+    os.close(os.open(file, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o644))
+
+
+def read(file: Path) -> None:
+    os.close(os.open(file, os.O_RDONLY))
+
+
+def empty(file: Path) -> None:
+    os.truncate(file, 0)
+
+
+def change_mode(file: Path) -> None:
+    file.chmod(0o600)
+
+
+def answers(act: Callable[[Path], None], file: Path, n_each: int) -> set[str]:
+    """All that some are told who do the same, each until the file was there so often."""
+    told, tell = os.pipe()
+
+    def ask() -> None:
+        found: list[str] = []
+        while len(found) - found.count("ENOENT") < n_each:
+            found.append(outcome(act, file))
+        os.write(tell, b"%s\n" % " ".join(set(found)).encode())
+        signal.pause()
+
+    def unlink() -> None:
+        while True:
+            with suppress(FileNotFoundError):
+                file.unlink()
+
+    def make() -> None:
+        while True:
+            create(file)
+
+    try:
+        with workers([unlink, make, *[ask] * N_ASKERS]), os.fdopen(told, "rb") as lines:
+            return {word for _ in range(N_ASKERS) for word in lines.readline().decode().split()}
+    finally:
+        os.close(tell)
+
+
+@pytest.mark.parametrize("act", [create, create_or_empty])
+def test_who_makes_a_file_or_opens_it_always_can(top: Path, act: Callable[[Path], None]) -> None:
+    assert answers(act, top / "file", 100) == {"None"}
+
+
+@pytest.mark.parametrize("act", [read, empty, change_mode])
+def test_a_file_is_there_or_not(top: Path, act: Callable[[Path], None]) -> None:
+    assert answers(act, top / "file", 25) <= {"None", "ENOENT"}
+
+
+# What is held, and for how long.
+
+LOSER, OTHER = (Somebody(0, 0, pid, 0o022) for pid in (4711, 4712))
+
+
+@pytest.fixture
+def vfs() -> Iterator[Vfs]:
+    """Of a directory with a file; one thread of a client's has lost."""
+    with tmpfs_volume() as volume:
+        (volume / "file").write_bytes(b"content")
+        (volume / "directory").mkdir()
+        with Fd(os.open(volume, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
+            vfs = vfs_on(root, max_fds=0)
+            vfs.losers.add(LOSER.pid)
+            try:
+                yield vfs
+            finally:
+                vfs.close()
+
+
+def open_fds() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_what_a_loser_finds_he_opens_though_it_is_unlinked(vfs: Vfs) -> None:
+    found = vfs.lookup(ROOT, b"file", LOSER)
+    vfs_write.unlink(vfs, ROOT, b"file", OTHER)
+    fh = vfs_files.open_(vfs, found.nodeid, os.O_RDONLY, LOSER).fh
+    assert vfs_files.read(vfs, fh, 0, 99) == b"content"
+    vfs.release(fh)
+
+
+def test_nothing_is_held_for_others(vfs: Vfs) -> None:
+    n_fds = open_fds()
+    found = vfs.lookup(ROOT, b"file", OTHER)
+    assert open_fds() == n_fds
+    vfs_write.unlink(vfs, ROOT, b"file", OTHER)
+    with pytest.raises(OSError, match="Stale"):
+        vfs_files.open_(vfs, found.nodeid, os.O_RDONLY, OTHER)
+
+
+@pytest.mark.parametrize("name", [b"directory", b"absent"])
+def test_nothing_but_a_file_is_held(vfs: Vfs, name: bytes) -> None:
+    n_fds = open_fds()
+    vfs.lookup(ROOT, name, LOSER)
+    assert open_fds() == n_fds
+
+
+def test_what_was_opened_is_held_no_more(vfs: Vfs) -> None:
+    n_fds = open_fds()
+    found = vfs.lookup(ROOT, b"file", LOSER)
+    vfs.release(vfs_files.open_(vfs, found.nodeid, os.O_RDONLY, LOSER).fh)
+    assert open_fds() == n_fds
+
+
+def test_what_the_kernel_forgets_is_held_no_more(vfs: Vfs) -> None:
+    n_fds = open_fds()
+    found = vfs.lookup(ROOT, b"file", LOSER)
+    vfs_write.unlink(vfs, ROOT, b"file", OTHER)
+    vfs.forget(found.nodeid, 1)
+    assert open_fds() == n_fds
+
+
+def test_who_is_let_go_of_what_he_found_has_not_found_it_yet(vfs: Vfs) -> None:
+    """The kernel looks to see whether what it knows is right still, lets go of what it finds, and looks once more."""
+    vfs.forget(vfs.lookup(ROOT, b"file", LOSER).nodeid, 1)
+    found = vfs.lookup(ROOT, b"file", LOSER)
+    vfs_write.unlink(vfs, ROOT, b"file", OTHER)
+    vfs.release(vfs_files.open_(vfs, found.nodeid, os.O_RDONLY, LOSER).fh)
+
+
+def test_one_file_is_held_for_each_loser_and_for_some_of_them_alone(vfs: Vfs) -> None:
+    n_fds, n_losers_max = open_fds(), 64
+    for pid in range(10, 10 + 2 * n_losers_max):
+        vfs.losers.add(pid)
+        for _ in range(3):
+            vfs.lookup(ROOT, b"file", Somebody(0, 0, pid, 0o022))
+    assert len(vfs.losers) == n_losers_max
+    assert open_fds() == n_fds + n_losers_max

@@ -1,0 +1,123 @@
+"""What the kernel answers without us is as old as docs/mount.md says, row by row of its table, and never gets older.
+
+Where changes behind the mount are told of, the time is an hour, so that nothing but the notice makes it new; where
+nothing tells (an overlay), it is a second.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount, until
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import overlay_volume, tmpfs_volume
+
+pytestmark = pytest.mark.needs("root", "fuse")
+
+HE = 72_001
+N_LOOKS = 20
+_NUMBERS = itertools.count()
+_TABLE = "## What the kernel is told to remember\n"
+_ABOUT_ALL = {"", "meant for", "default", "a change made behind the mount"}
+
+
+class Row(NamedTuple):
+    """What is changed behind the mount, and what is told of it then."""
+
+    change: Callable[[Path], object]
+    tell: Callable[[Path], object]
+
+
+def replace_link(top: Path) -> None:
+    (top / "to come").symlink_to("elsewhere")
+    (top / "to come").rename(top / "link")
+
+
+def may_pass(top: Path) -> bool:
+    try:
+        as_user(HE, lambda: (top / "directory" / "inside").stat() and None)
+    except PermissionError:
+        return False
+    return True
+
+
+def write_in_place(top: Path) -> None:
+    with (top / "file").open("r+b") as file:
+        file.write(b"CONTENT")
+
+
+ROWS = {
+    "names, and that there is no such name": Row(
+        lambda top: (top / "file").rename(top / "new"),
+        lambda top: ((top / "file").exists(), (top / "new").exists()),
+    ),
+    "who may list a directory, pass it, and look up names in it": Row(
+        lambda top: (top / "directory").chmod(0o700), may_pass
+    ),
+    "attributes": Row(lambda top: (top / "file").chmod(0o604), lambda top: (top / "file").stat().st_mode),
+    "attributes of files with more than one link, and of directories in which something has just changed": Row(
+        lambda top: (top / "hard").chmod(0o604), lambda top: (top / "linked").stat().st_mode
+    ),
+    "attributes of set-user-ID and set-group-ID programs": Row(
+        lambda top: os.chown(top / "program", HE, HE),
+        lambda top: ((top / "program").stat().st_mode, (top / "program").stat().st_uid),
+    ),
+    "listings": Row(
+        lambda top: (top / "directory" / "more").touch(), lambda top: sorted(os.listdir(top / "directory"))
+    ),
+    "where a link leads": Row(replace_link, lambda top: (top / "link").readlink()),
+    "pages": Row(write_in_place, lambda top: (top / "file").read_bytes()),
+}
+
+
+def make(top: Path) -> None:
+    top.mkdir()
+    (top / "directory").mkdir()
+    (top / "directory" / "inside").touch()
+    (top / "file").write_bytes(b"content")
+    (top / "program").touch()
+    (top / "program").chmod(0o4755)
+    (top / "linked").write_bytes(b"content")
+    os.link(top / "linked", top / "hard")
+    (top / "link").symlink_to("file")
+
+
+@pytest.fixture(scope="module", params=["told", "timed"])
+def mounted(request: pytest.FixtureRequest) -> Iterator[Mounted]:
+    is_told = request.param == "told"
+    with ExitStack() as stack:
+        volume = stack.enter_context(tmpfs_volume()) if is_told else stack.enter_context(overlay_volume()).path
+        source = volume / "source"
+        source.mkdir()
+        options = ("coherence=shared", f"timeout={3600 if is_told else 1}", "passthrough=off")
+        with trashd_mount(source, options=options, limit_s=SHARED_LIMIT_S) as mounted:
+            yield mounted
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_what_the_kernel_answers_alone_is_no_older_than_it_may_be(mounted: Mounted, row: str) -> None:
+    name = f"case-{next(_NUMBERS)}"
+    seen, behind = mounted.path / name, mounted.backing / name
+    make(behind)
+    assert until(seen.is_dir)
+    change, tell = ROWS[row]
+    assert tell(seen) == tell(behind)
+    change(behind)
+    now = tell(behind)
+    assert until(lambda: tell(seen) == now)
+    assert [tell(seen) for _ in range(N_LOOKS)] == [now] * N_LOOKS
+
+
+def test_the_table_has_these_rows() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "mount.md").read_text()
+    table = text[text.index(_TABLE) + len(_TABLE) :].strip().partition("\n\n")[0]
+    rows = {re.split(r" *\| *", line)[1] for line in table.splitlines() if "---" not in line}
+    assert rows - _ABOUT_ALL == set(ROWS)

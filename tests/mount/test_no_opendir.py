@@ -1,0 +1,160 @@
+"""Directories that the kernel opens without us: what it keeps it lists alone, and what it lists is always right."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fusefs.core.inode_table import ROOT
+from fusefs.linux.fd import Fd
+from fusefs.linux.getdents import read_on
+from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, renameat2
+from fusefs.mount import no_opendir
+from fusefs.mount.counters import Counters
+from fusefs.mount.tables_lock import TablesLock
+from fusefs.mount.vfs import Vfs
+from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount, until
+from tests.support.open_files import held
+from tests.support.real_filesystems import loop_volume, tmpfs_volume
+
+pytestmark = [
+    pytest.mark.needs("root", "fuse", "loop"),
+    pytest.mark.rests_on("unopened-directories", "direct-requests", "kept-listings"),
+]
+
+N_NAMES = 3000
+"""More than the kernel asks for at a time."""
+_NUMBERS = itertools.count()
+
+
+@pytest.fixture(scope="module", params=["tmpfs", "ext4"])
+def mount(request: pytest.FixtureRequest) -> Iterator[Mounted]:
+    with tmpfs_volume() if request.param == "tmpfs" else loop_volume("ext4", 256) as volume:
+        (volume / "source").mkdir()
+        with trashd_mount(volume / "source", options=("coherence=exclusive",), limit_s=SHARED_LIMIT_S) as mounted:
+            yield mounted
+
+
+@pytest.fixture
+def directory(mount: Mounted) -> Path:
+    """A directory with more names than one answer takes, that was not listed yet."""
+    name = f"d{next(_NUMBERS)}"
+    (mount.backing / name).mkdir()
+    for number in range(N_NAMES):
+        (mount.backing / name / f"{number}").touch()
+    return mount.path / name
+
+
+def n_asked(mount: Mounted, *operations: str) -> int:
+    return sum(mount.stats().operations[name].n() for name in operations)
+
+
+def names() -> set[str]:
+    return {str(number) for number in range(N_NAMES)}
+
+
+def names_left(fd: int) -> list[str]:
+    found = []
+    while (block := read_on(fd)) is not None:
+        found += block.names
+    return found
+
+
+def test_a_second_listing_is_the_kernels_own(mount: Mounted, directory: Path) -> None:
+    def asks_nobody() -> bool:
+        asked = n_asked(mount, "opendir", "readdir", "releasedir")
+        assert set(os.listdir(directory)) == names()
+        return n_asked(mount, "opendir", "readdir", "releasedir") == asked
+
+    with held(directory):
+        assert not asks_nobody()
+        assert until(asks_nobody)  # at once, unless memory is short just now
+
+
+def test_no_directory_stays_open(mount: Mounted, directory: Path) -> None:
+    with Fd(os.open(directory, os.O_RDONLY)) as fd:
+        assert read_on(fd) is not None
+        assert n_asked(mount, "opendir") <= 1
+        began_ns = time.time_ns()
+        os.statvfs(directory)  # after each operation there are new numbers
+        assert until(lambda: (told := mount.stats()).updated_ns > began_ns and not told.gauges["n_handles"])
+
+
+def test_each_name_comes_once(directory: Path) -> None:
+    found = os.listdir(directory)
+    assert len(found) == len(set(found)) == N_NAMES
+
+
+def test_what_changes_is_listed_at_once(directory: Path) -> None:
+    expected = set(os.listdir(directory))
+    for number in range(30):
+        (directory / f"new-{number}").touch()
+        (directory / f"new-{number}").rename(directory / f"other-{number}")
+        (directory / str(number)).unlink()
+        expected = expected - {str(number)} | {f"other-{number}"}
+        assert set(os.listdir(directory)) == expected
+
+
+def test_a_listing_goes_on_while_names_change(directory: Path) -> None:
+    with Fd(os.open(directory, os.O_RDONLY)) as fd:
+        first = read_on(fd)
+        assert first is not None
+        for name in first.names:
+            (directory / name).unlink()
+        found = first.names + names_left(fd)
+    assert len(found) == len(set(found))
+    assert set(found) == names()
+
+
+def test_a_listing_stays_in_the_directory_that_was_opened(directory: Path) -> None:
+    """A swap, while a process lists: it goes on in what it has opened."""
+    fresh = directory.with_name(f"{directory.name}-fresh")
+    fresh.mkdir()
+    with Fd(os.open(directory, os.O_RDONLY)) as fd:
+        first = read_on(fd)
+        assert first is not None
+        renameat2(AT_FDCWD, bytes(fresh), AT_FDCWD, bytes(directory), RENAME_EXCHANGE)
+        assert os.listdir(directory) == []
+        assert {*first.names, *names_left(fd)} == names()
+    assert set(os.listdir(fresh)) == names()
+
+
+def test_a_removed_directory_that_is_open_lists_nothing(mount: Mounted) -> None:
+    path = mount.path / f"d{next(_NUMBERS)}"
+    path.mkdir()
+    with Fd(os.open(path, os.O_RDONLY)) as fd:
+        path.rmdir()
+        with pytest.raises(FileNotFoundError):  # which libc takes for the end, as on any filesystem
+            read_on(fd)
+        assert os.fstat(fd).st_nlink == 0
+
+
+def test_names_are_made_durable(directory: Path) -> None:
+    with Fd(os.open(directory, os.O_RDONLY)) as fd:
+        os.fsync(fd)
+        os.fdatasync(fd)
+
+
+def test_a_filesystem_that_has_become_slow_tells_names_alone() -> None:
+    with tmpfs_volume() as volume, Fd(os.open(volume, os.O_PATH)) as root:
+        for name in ("a", "b", ".trashd"):
+            (volume / name).touch()
+        vfs = Vfs(root, TablesLock(is_slow=True), Counters.in_memory(), max_fds=100)
+        found, at = set(), 0
+        while more := vfs.gate.run(no_opendir.read_names, vfs, ROOT, at, 4096):
+            found |= {name for name, *_ in more}
+            at = more[-1][2]
+        vfs.close()
+        assert found == {b".", b"..", b"a", b"b"}
+
+
+def test_it_is_not_done_where_a_listing_may_not_go_on_elsewhere() -> None:
+    with Fd(os.open("/proc", os.O_PATH)) as proc, tmpfs_volume() as volume, Fd(os.open(volume, os.O_PATH)) as root:
+        assert no_opendir.why_not(proc, checks_permissions=True)
+        assert no_opendir.why_not(root, checks_permissions=False)
+        assert no_opendir.why_not(root, checks_permissions=True) is None

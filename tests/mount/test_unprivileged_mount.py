@@ -1,0 +1,204 @@
+"""Mounts without root: for the mounting user alone, by fusermount3."""
+
+import os
+import stat
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+from tests.support import acls
+from tests.support.background_mounts import kill_daemon, our_mount, workbench
+from tests.support.fuse_watchdog import device_for_all
+from tests.support.other_users import run_as
+from tests.support.real_filesystems import bind_mount, tmpfs_volume
+from tests.support.trashd_command import TRASHD, fast_paths_off
+
+pytestmark = pytest.mark.needs("root", "fuse")
+
+USER, OTHER = 1000, 1001
+
+
+@pytest.fixture
+def bench() -> Iterator[Path]:
+    """The user's own `source/file` and empty `target`, and a /dev/fuse that is open to all, as udev makes it."""
+    with workbench() as path, device_for_all():
+        for one in (path, path / "source", path / "source/file", path / "target"):
+            os.chown(one, USER, USER)
+        yield path
+
+
+def trashd(*words: str | Path) -> CompletedProcess[bytes]:
+    without = [word for option in fast_paths_off() for word in ("-o", option)] if words[0] == "mount" else []
+    return run_as(USER, [TRASHD, *words, *without])
+
+
+def test_it_is_for_its_user_alone(bench: Path) -> None:
+    assert trashd("mount", bench / "source", bench / "target").returncode == 0
+    assert run_as(USER, ["cat", bench / "target/file"]).stdout == b"content"
+    assert run_as(OTHER, ["ls", bench / "target"]).returncode != 0
+    assert trashd("umount", bench / "target").returncode == 0
+
+
+def test_what_is_made_is_the_users(bench: Path) -> None:
+    assert trashd("mount", bench / "source", bench / "target").returncode == 0
+    assert run_as(USER, ["install", "-m", "640", "/dev/null", bench / "target/made"]).returncode == 0
+    made = (bench / "source/made").stat()
+    assert (made.st_uid, made.st_gid, stat.S_IMODE(made.st_mode)) == (USER, USER, 0o640)
+    assert trashd("umount", bench / "target").returncode == 0
+
+
+BLOCKS = """
+import os
+fd = os.open(".", os.O_TMPFILE | os.O_RDWR, 0o640)
+os.posix_fallocate(fd, 0, 100_000)
+os.copy_file_range(os.open("file", os.O_RDONLY), fd, 7, 0, 200_000)
+os.link(f"/proc/self/fd/{fd}", "named", dst_dir_fd=os.open(".", os.O_PATH), follow_symlinks=True)
+print(os.fstat(fd).st_size)
+try:
+    os.open("closed", os.O_TMPFILE | os.O_RDWR)
+except PermissionError:
+    print("closed")
+"""
+
+
+@pytest.mark.rests_on("direct-requests")
+def test_blocks_and_files_without_a_name_are_the_users(bench: Path) -> None:
+    (bench / "source/closed").mkdir(0o555)
+    assert trashd("mount", bench / "source", bench / "target").returncode == 0
+    done = run_as(USER, ["sh", "-c", 'cd "$0" && exec "$@"', bench / "target", sys.executable, "-c", BLOCKS])
+    assert done.stdout == b"200007\nclosed\n", done.stderr
+    named = (bench / "source/named").stat()
+    assert (named.st_uid, stat.S_IMODE(named.st_mode), named.st_size) == (USER, 0o640, 200_007)
+    assert named.st_blocks * 512 < 200_007
+    born = run_as(USER, ["stat", "-c", "%W", bench / "target/named"]).stdout
+    assert 0 < int(born) <= named.st_ctime
+    assert trashd("umount", bench / "target").returncode == 0
+
+
+@pytest.mark.rests_on("kill-privileges")  # else the kernel asks for a chmod, and that is its owner's
+def test_anothers_program_is_written_to_and_loses_its_rights(bench: Path) -> None:
+    program = bench / "source/program"
+    program.touch()
+    program.chmod(0o6777)
+    assert trashd("mount", bench / "source", bench / "target").returncode == 0
+    assert run_as(USER, ["tee", "-a", bench / "target/program"], stdin=b"his").returncode == 0
+    assert program.read_bytes() == b"his"
+    assert stat.S_IMODE(program.stat().st_mode) == 0o777
+    assert trashd("umount", bench / "target").returncode == 0
+
+
+def test_the_filesystem_below_checks_permissions(bench: Path) -> None:
+    """The kernel would ask for the directory before each change in it."""
+    (bench / "source/closed").mkdir(0o555)
+    os.chown(bench / "source/closed", USER, USER)
+    assert trashd("mount", bench / "source", bench / "target").returncode == 0
+    entry = our_mount(bench / "target")
+    assert entry is not None
+    assert "default_permissions" not in entry.options
+    assert b"Permission denied" in run_as(USER, ["mkdir", bench / "target/closed/new"]).stderr
+    assert trashd("umount", bench / "target").returncode == 0
+
+
+def test_the_kernel_checks_them_on_request(bench: Path) -> None:
+    assert trashd("mount", bench / "source", bench / "target", "-o", "default_permissions").returncode == 0
+    entry = our_mount(bench / "target")
+    assert entry is not None
+    assert "default_permissions" in entry.options
+    assert trashd("umount", bench / "target").returncode == 0
+
+
+def test_acls_are_the_filesystems_below(bench: Path) -> None:
+    value = acls.acl(
+        (acls.USER_OBJ, 6, acls.NOBODY),
+        (acls.USER, 4, OTHER),
+        (acls.GROUP_OBJ, 0, acls.NOBODY),
+        (acls.MASK, 4, acls.NOBODY),
+        (acls.OTHER, 0, acls.NOBODY),
+    )
+    script = "import os, sys; os.setxattr(sys.argv[1], sys.argv[2], bytes.fromhex(sys.argv[3]))"
+    assert trashd("mount", bench / "source", bench / "target").returncode == 0
+    done = run_as(USER, [sys.executable, "-c", script, bench / "target/file", acls.ACCESS, value.hex()])
+    assert done.returncode == 0, done.stderr
+    assert os.getxattr(bench / "source/file", acls.ACCESS) == value
+    assert run_as(OTHER, ["cat", bench / "source/file"]).stdout == b"content"
+    assert trashd("umount", bench / "target").returncode == 0
+
+
+@pytest.mark.parametrize("name", ["source, too", "sourc\u00e9", "source\\,fsname=x"])
+def test_the_mount_tells_its_backing_path_whatever_the_name(bench: Path, name: str) -> None:
+    source = (bench / "source").rename(bench / name)
+    assert trashd("mount", source, bench / "target").returncode == 0
+    entry = our_mount(bench / "target")
+    assert entry is not None
+    assert entry.source == os.fsencode(source)
+    assert entry.options >= {"nosuid", "nodev", f"user_id={USER}"}
+    assert trashd("umount", bench / "target").returncode == 0
+
+
+def test_over_itself_takes_root(bench: Path) -> None:
+    done = trashd("mount", bench / "source")
+    assert done.returncode == 4
+    assert b"takes root" in done.stderr or b"hint" in done.stderr
+    assert our_mount(bench / "source") is None
+
+
+def test_fusermounts_own_words_reach_the_terminal(bench: Path) -> None:
+    os.chown(bench / "target", OTHER, OTHER)
+    done = trashd("mount", bench / "source", bench / "target")
+    assert done.returncode == 4
+    assert b"fusermount3: user has no write access" in done.stderr
+
+
+def test_who_may_not_open_the_device_is_told_of_that(bench: Path) -> None:
+    os.chmod("/dev/fuse", 0o600)
+    done = trashd("mount", bench / "source", bench / "target")
+    assert done.returncode == 4
+    assert b"chmod 666 /dev/fuse" in done.stderr
+    assert b"directory of your own" not in done.stderr
+
+
+def test_who_may_not_let_others_in_is_told_of_that(bench: Path) -> None:
+    with tmpfs_volume() as empty:
+        (empty / "fuse.conf").touch()
+        with bind_mount(empty / "fuse.conf", Path("/etc/fuse.conf")):
+            done = trashd("mount", "-o", "allow_other", bench / "source", bench / "target")
+    assert done.returncode == 4
+    assert b"user_allow_other into /etc/fuse.conf" in done.stderr
+
+
+def test_a_busy_mount_stays_with_a_hint(bench: Path) -> None:
+    assert trashd("mount", bench / "source", bench / "target").returncode == 0
+    holding = f"exec 3< {bench}/target/file; {TRASHD} umount {bench}/target"
+    done = run_as(USER, ["sh", "-c", holding])
+    assert done.returncode == 8
+    assert b"--lazy" in done.stderr
+    assert trashd("umount", "--lazy", bench / "target").returncode == 0
+    assert our_mount(bench / "target") is None
+
+
+def test_umount_force_aborts_the_connection(bench: Path) -> None:
+    assert trashd("mount", bench / "source", bench / "target").returncode == 0
+    holding = f"exec 3< {bench}/target/file; {TRASHD} umount --force {bench}/target && ! cat <&3"
+    assert run_as(USER, ["sh", "-c", holding]).returncode == 0
+    assert our_mount(bench / "target") is None
+
+
+def test_a_dead_mount_is_replaced_on_request(bench: Path) -> None:
+    words = ("mount", bench / "source", bench / "target")
+    assert trashd(*words).returncode == 0
+    kill_daemon(bench / "target")
+    refusal = trashd(*words)
+    assert refusal.returncode == 3
+    assert b"--replace" in refusal.stderr
+    assert trashd(*words, "--replace").returncode == 0
+    assert run_as(USER, ["cat", bench / "target/file"]).stdout == b"content"
+    assert trashd("umount", bench / "target").returncode == 0
+
+
+def test_a_missing_fusermount_is_told_with_what_to_do(bench: Path) -> None:
+    done = run_as(USER, [TRASHD, "mount", bench / "source", bench / "target"], env={"PATH": "/nowhere"})
+    assert done.returncode == 3
+    assert b"fuse3" in done.stderr

@@ -1,0 +1,390 @@
+"""The service's children: processes that have one user's rights and no more, do as they are told, and end with it."""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from fusefs.core.slice_budget import AT_ONCE, HOLD, Speed
+from fusefs.linux.act_as_user import person
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.service.child_handle import LOST_S, SILENT_S, ChildGone, ChildHandle
+from fusefs.service.due_queue import DueContainer
+from fusefs.service.forker import Born, Forker
+from fusefs.service.messages import (
+    Answer,
+    Order,
+    OrderDone,
+    OrphanEnded,
+    Page,
+    ReadRecords,
+    Reap,
+    SeenContainer,
+    Tend,
+    Tended,
+    encode,
+)
+from fusefs.service.open_volume import open_volume
+from tests.support.many_files import fill
+from tests.support.other_users import as_user
+from tests.support.small_orphans import EXPIRED, OTHER, ids, orphan_in, orphan_of
+from tests.support.store_calls import place, swap
+
+pytestmark = pytest.mark.needs("root")
+
+LIMIT_S = 60.0
+RATE = 20.0  # of a clock that passes quickly; children have the real one
+IDLE_POLICY = 5  # SCHED_IDLE
+SLOW = Speed(entries_per_s=10)
+"""What is large is never done by the time that it is looked at."""
+
+
+@asynccontextmanager
+async def deputy_of(uid: int, volume: Path, limit_s: float = LIMIT_S) -> AsyncIterator[ChildHandle]:
+    """A user's child on a volume, listened to and led at full speed."""
+    with trio.fail_after(limit_s), Forker() as forker, open_volume(Kernel(), os.fsencode(volume)) as opened:
+        folder = opened.folder(uid)
+        assert folder is not None
+        with folder:
+            deputy = ChildHandle(uid, await forker.fork(folder, person(uid)))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(deputy.listen)
+            deputy.lead(AT_ONCE)
+            try:
+                yield deputy
+            finally:
+                deputy.close()
+
+
+async def all_answers(deputy: ChildHandle, order: Order) -> list[Answer]:
+    """All that it answers to an order."""
+    return [answer async for answer in deputy.answers(order)]
+
+
+def status_of(pid: int) -> dict[str, str]:
+    """What /proc tells of a process."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what is not announced."""
+    while not condition():
+        await trio.sleep(0.005)
+
+
+def is_large_begun(volume: Path, identifier: str, n_files: int) -> bool:
+    """Whether some of a flat directory is gone."""
+    trees = list(volume.glob(f".trashd/u/*/reaping/{identifier}/tree"))
+    return bool(trees) and len(os.listdir(trees[0])) < n_files
+
+
+def large_in(volume: Path, n_files: int = 5000) -> str:
+    """The id of a large orphan of root's."""
+    return str(swap(fill(volume / "large", n_files), options=EXPIRED).id)
+
+
+def reap(volume: Path, *identifiers: str) -> Reap:
+    """The order to reap these, which have expired."""
+    return Reap(os.fsencode(volume), [DueContainer(identifier, 0) for identifier in identifiers])
+
+
+def test_child_has_one_users_rights_and_no_more(volume: Path) -> None:
+    orphan_of(OTHER, volume, EXPIRED)
+
+    async def body() -> dict[str, str]:
+        async with deputy_of(OTHER, volume) as deputy:
+            await all_answers(deputy, Tend())
+            assert os.sched_getscheduler(deputy.pid) == IDLE_POLICY
+            # A process that is not dumpable has files in /proc that belong to root.
+            assert Path(f"/proc/{deputy.pid}/environ").stat().st_uid == 0
+            return status_of(deputy.pid)
+
+    told = trio.run(body)
+    assert told["Uid"].split() == [str(OTHER)] * 4
+    assert {*told["Gid"].split(), *told["Groups"].split()}.isdisjoint({"0"})
+    assert {told[key] for key in ("CapInh", "CapPrm", "CapEff", "CapAmb")} == {"0" * 16}
+    assert told["NoNewPrivs"] == "1"
+
+
+def test_user_can_not_read_or_write_the_memory_of_his_child(volume: Path) -> None:
+    orphan_of(OTHER, volume, EXPIRED)
+
+    async def body() -> int:
+        async with deputy_of(OTHER, volume) as deputy:
+            await all_answers(deputy, Tend())
+            trace = [sys.executable, "-c", f"open('/proc/{deputy.pid}/mem', 'rb')"]
+            return as_user(OTHER, lambda: subprocess.run(trace, stderr=subprocess.DEVNULL, check=False).returncode)
+
+    assert trio.run(body) != 0
+
+
+def test_orders_are_answered_one_after_the_other(volume: Path) -> None:
+    orphan = orphan_in(volume, options=EXPIRED)
+
+    async def body() -> list[Answer]:
+        async with deputy_of(0, volume) as deputy:
+            answers = await all_answers(deputy, Tend())
+            answers += await all_answers(deputy, ReadRecords(os.fsencode(volume)))
+            return answers + await all_answers(deputy, reap(volume, orphan.id))
+
+    tended, page, ended = trio.run(body)
+    assert isinstance(tended, Tended)
+    assert (tended.bases, tended.problems) == ([os.fsencode(volume)], [])
+    assert isinstance(page, Page)
+    assert (page.n_orphans, page.last, page.n_quarantined) == (1, "", 0)
+    (seen,) = page.seen
+    assert seen == SeenContainer(
+        orphan.id, False, seen.created_ns, 0, os.fsencode(volume / "job"), orphan.method, boot_ns=seen.boot_ns
+    )
+    assert isinstance(ended, OrphanEnded)
+    assert (ended.id, ended.lost, ended.n_removed, ended.n_failed, ended.stopped) == (orphan.id, "", 5, 0, False)
+    assert ids(volume) == set()
+
+
+def test_what_is_gone_by_now_is_told(volume: Path) -> None:
+    orphan = orphan_in(volume, options=EXPIRED)
+    here = place(volume, orphan.id)
+
+    async def body() -> list[Answer]:
+        async with deputy_of(0, volume) as deputy:
+            aside = here.rename(volume / "aside")
+            answers = await all_answers(deputy, reap(volume, orphan.id))
+            aside.rename(here)
+            return answers
+
+    (ended,) = trio.run(body)
+    assert isinstance(ended, OrphanEnded)
+    assert ended.lost == "gone"
+
+
+def test_another_term_than_the_service_knows_is_respected(volume: Path) -> None:
+    orphan = orphan_in(volume)
+
+    async def body() -> list[Answer]:
+        async with deputy_of(0, volume) as deputy:
+            return await all_answers(deputy, reap(volume, orphan.id))
+
+    (ended,) = trio.run(body)
+    assert isinstance(ended, OrphanEnded)
+    assert ended.lost == "changed"
+    assert ids(volume) == {orphan.id}
+
+
+def test_error_of_a_store_is_an_error_of_the_order_alone(volume: Path) -> None:
+    async def body() -> list[Answer]:
+        async with deputy_of(0, volume) as deputy:
+            with pytest.raises(OSError, match="No such file"):
+                await all_answers(deputy, ReadRecords(b"/elsewhere"))
+            return await all_answers(deputy, ReadRecords(os.fsencode(volume)))
+
+    assert len(trio.run(body)) == 1
+
+
+def test_parked_it_leaves_the_orphan_where_it_is_and_the_next_one_goes_on(volume: Path) -> None:
+    large, small = large_in(volume), orphan_in(volume, options=EXPIRED).id
+
+    async def body() -> tuple[list[Answer], list[Answer]]:
+        async with deputy_of(0, volume) as deputy, trio.open_nursery() as nursery:
+            parked: list[Answer] = []
+
+            async def reap_both() -> None:
+                parked.extend(await all_answers(deputy, reap(volume, large, small)))
+
+            deputy.lead(SLOW)
+            nursery.start_soon(reap_both)
+            await until(lambda: is_large_begun(volume, large, 5000))
+            deputy.park()
+        async with deputy_of(0, volume) as deputy:
+            return parked, await all_answers(deputy, reap(volume, large))
+
+    (ended,), (rest,) = trio.run(body)
+    assert isinstance(ended, OrphanEnded)
+    assert isinstance(rest, OrphanEnded)
+    assert ended.stopped
+    assert (rest.stopped, rest.lost) == (False, "")
+    assert ended.n_removed + rest.n_removed == 5001
+    assert ids(volume) == {small}
+
+
+def test_held_it_does_nothing_and_goes_on_where_it_was(volume: Path) -> None:
+    large = large_in(volume)
+
+    async def body() -> list[Answer]:
+        async with deputy_of(0, volume) as deputy, trio.open_nursery() as nursery:
+            answers: list[Answer] = []
+
+            async def do() -> None:
+                answers.extend(await all_answers(deputy, reap(volume, large)))
+
+            deputy.lead(HOLD)
+            nursery.start_soon(do)
+            await until(lambda: any(volume.glob(f".trashd/u/*/reaping/{large}/tree")))
+            beats = deputy.sums
+            await until(lambda: deputy.sums is not beats)  # it lives, and has looked at its tempo
+            assert not is_large_begun(volume, large, 5000)
+            deputy.lead(AT_ONCE)
+        return answers
+
+    (ended,) = trio.run(body)
+    assert isinstance(ended, OrphanEnded)
+    assert ended.n_removed == 5001
+
+
+def lost_after(volume: Path, harm: Callable[[ChildHandle], Awaitable[None]]) -> str:
+    """Why a child is lost to which something is done in the middle of a reap; the next one goes on."""
+    large = large_in(volume)
+
+    async def body() -> str:
+        async with deputy_of(0, volume, LIMIT_S * RATE) as deputy, trio.open_nursery() as nursery:
+            deputy.lead(SLOW)
+
+            async def do() -> None:
+                await until(lambda: is_large_begun(volume, large, 5000))
+                await harm(deputy)
+
+            nursery.start_soon(do)
+            with pytest.raises(ChildGone) as caught:
+                await all_answers(deputy, reap(volume, large))
+        async with deputy_of(0, volume, LIMIT_S * RATE) as deputy:
+            await all_answers(deputy, reap(volume, large))
+        return str(caught.value)
+
+    why = trio.run(body, clock=trio.testing.MockClock(rate=RATE))
+    assert ids(volume) == set()
+    return why
+
+
+async def kill(deputy: ChildHandle) -> None:
+    """kill -9."""
+    os.kill(deputy.pid, signal.SIGKILL)
+
+
+async def stop(deputy: ChildHandle) -> None:
+    """SIGSTOP, and what the service does every now and then."""
+    os.kill(deputy.pid, signal.SIGSTOP)
+    await until(lambda: status_of(deputy.pid)["State"].startswith("T"))  # on a busy machine not at once
+    while Path(f"/proc/{deputy.pid}").exists():
+        await trio.sleep(SILENT_S)
+        deputy.look_after()
+
+
+def test_killed_child_is_told_as_lost(volume: Path) -> None:
+    assert lost_after(volume, kill) == "its process ended"
+
+
+def test_stopped_child_is_killed(volume: Path) -> None:
+    assert lost_after(volume, stop) == "it was stopped"
+
+
+def lost_with(order: Order, *, says: bytes = b"", looks_after: bool = False) -> str:
+    """Why a child is lost that only says this; it does not survive it. Time passes quickly."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+
+    async def body(child: subprocess.Popen[bytes]) -> str:
+        deputy = ChildHandle(OTHER, Born(child.pid, Fd(os.pidfd_open(child.pid)), ours))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(deputy.listen)
+            if looks_after:
+                nursery.start_soon(look_after, deputy, theirs)
+            if says:
+                theirs.send(says)
+                theirs.shutdown(socket.SHUT_WR)
+            with pytest.raises(ChildGone) as caught:
+                await all_answers(deputy, order)
+            nursery.cancel_scope.cancel()
+        deputy.close()
+        return str(caught.value)
+
+    with theirs, subprocess.Popen(["sleep", "60"]) as child:
+        why = trio.run(body, child, clock=trio.testing.MockClock(rate=200.0))
+        assert child.wait(LIMIT_S) == -signal.SIGKILL
+    return why
+
+
+async def look_after(deputy: ChildHandle, theirs: socket.socket) -> None:
+    """What the service does every now and then; a process that is gone says nothing more."""
+    while True:
+        await trio.sleep(SILENT_S)
+        deputy.look_after()
+        if status_of(deputy.pid)["State"].startswith("Z"):
+            theirs.shutdown(socket.SHUT_WR)
+            return
+
+
+LESS_THAN_NOTHING = b'{"type":"Beat","n_entries":-1,"n_bytes":0,"busy_s":0}'
+
+
+@pytest.mark.parametrize("packet", [b"nonsense", b"{}", b'{"type":"Park"}', LESS_THAN_NOTHING, b"\xff"])
+def test_child_that_says_nonsense_is_killed(packet: bytes) -> None:
+    assert lost_with(Tend(), says=packet) == "it said what makes no sense"
+
+
+def test_child_that_answers_what_nobody_asked_is_killed() -> None:
+    other = encode(OrphanEnded("20260101T000000.000Z-other-0123456789ab"))
+    assert lost_with(Tend(), says=other) == "it answered what nobody asked"
+
+
+def test_error_number_that_there_is_not_is_no_fault_of_ours() -> None:
+    packet = encode(OrderDone("?", (1 << 63) - 1))
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+
+    async def body(pid: int) -> None:
+        deputy = ChildHandle(OTHER, Born(pid, Fd(os.pidfd_open(pid)), ours))
+        with trio.fail_after(LIMIT_S):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(deputy.listen)
+                theirs.send(packet)
+                with pytest.raises(OSError, match=r"\?"):
+                    await all_answers(deputy, Tend())
+                deputy.close()
+
+    with theirs, subprocess.Popen(["sleep", "60"]) as child:
+        trio.run(body, child.pid)
+
+
+def test_child_that_says_nothing_for_very_long_is_killed() -> None:
+    why = lost_with(Tend(), looks_after=True)
+    assert why.startswith("it said nothing for")
+    assert int(why.split()[-2]) >= LOST_S
+
+
+def test_children_die_with_the_service(volume: Path) -> None:
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reader)
+
+        async def body() -> None:
+            async with deputy_of(0, volume) as deputy:
+                await all_answers(deputy, Tend())
+                os.write(writer, b"%d %d" % (deputy.pid, os.getppid()))
+                await trio.sleep(math.inf)
+
+        try:
+            trio.run(body)
+        finally:
+            os._exit(1)
+    os.close(writer)
+    with os.fdopen(reader, "rb", buffering=0) as pipe:
+        child = int(pipe.read(64).split()[0])
+    child_fd = os.pidfd_open(child)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert select.select([child_fd], [], [], LIMIT_S)[0]
+    os.close(child_fd)

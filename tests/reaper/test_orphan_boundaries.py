@@ -1,0 +1,125 @@
+"""Where an orphan ends: links across its border, mounts in it, open files; what is beyond keeps its content (I6)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.make_trees import deep_chain, make_tree, snapshot
+from tests.support.many_files import bulky_tree, fill
+from tests.support.mount_namespaces import bind_elsewhere
+from tests.support.outside_tree import Canary, unmount_below
+from tests.support.real_filesystems import bind_mount
+from tests.support.reap_failures import assert_quarantined, left_in, reasons
+from tests.support.reap_process import state_of
+from tests.support.store_calls import place, reap_now, swap
+
+pytestmark = pytest.mark.needs("root")
+
+LARGE_BYTES = 300 << 20  # in no step that a reaper may cut by
+
+
+@contextmanager
+def canary_in(volume: Path) -> Iterator[Canary]:
+    """A canary; in the end it is untouched, and there is no other name for its files."""
+    canary = Canary(volume)
+    yield canary
+    canary.assert_alone()
+
+
+def test_hard_links_across_the_border_keep_their_content(volume: Path) -> None:
+    with canary_in(volume) as canary:
+        job = bulky_tree(volume / "job", 5, 100, 1000)
+        canary.link_into(job)
+        identifier = swap(job).id
+        assert reap_now(volume, identifier).report.failures == ()
+
+
+def test_large_file_with_a_name_outside_keeps_its_content(volume: Path) -> None:
+    job = make_tree(volume / "job", {})
+    large = volume / "large"
+    with large.open("wb") as file:
+        file.truncate(LARGE_BYTES)
+        file.seek(LARGE_BYTES - 1)
+        file.write(b"e")
+    os.link(large, job / "large")
+    reap_now(volume, swap(job).id)
+    st = large.stat()
+    assert (st.st_size, st.st_nlink) == (LARGE_BYTES, 1)
+    with large.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        assert file.read() == b"e"
+
+
+def test_large_file_that_somebody_has_open_keeps_its_content_for_him(volume: Path) -> None:
+    job = make_tree(volume / "job", {"large": "begin"})
+    with (job / "large").open("r+b") as file:
+        file.truncate(LARGE_BYTES)
+        reap_now(volume, swap(job).id)
+        assert os.fstat(file.fileno()).st_size == LARGE_BYTES
+        assert file.read(5) == b"begin"
+
+
+@pytest.mark.parametrize("where", ["d0", "chain/" + "d/" * 100])
+def test_mounts_made_in_an_orphan_keep_what_is_mounted_and_all_else_goes(volume: Path, where: str) -> None:
+    with canary_in(volume) as canary:
+        job = bulky_tree(volume / "job", 5, 100, 1000)
+        (job / where / "mount").mkdir()
+        (job / where / "file").touch()
+        identifier = swap(job).id
+        at = place(volume, identifier) / "tree" / where
+        with canary.mounted_in(at / "mount", at / "file"):
+            assert reap_now(volume, identifier).report.n_failed > 0
+            canary.assert_untouched()
+        below = [path for path in place(volume, identifier).rglob("*") if path.name not in ("record.json", "hoisted")]
+        assert [path.name for path in below if path.is_file()] == ["file"]
+        assert [path.name for path in below if path.is_dir() and not os.listdir(path)] == ["mount"]
+        assert reap_now(volume, identifier).report.failures == ()
+        assert state_of(volume, identifier) is None
+
+
+def test_tree_that_is_mounted_on_keeps_what_is_mounted(volume: Path) -> None:
+    make_tree(volume / "canary", {"a": "1", "sub": {"b": "2"}})
+    before = snapshot(volume / "canary", with_times=True)
+    identifier = swap(fill(volume / "job", 100)).id
+    with bind_mount(volume / "canary", place(volume, identifier) / "tree"):
+        reaped = reap_now(volume, identifier)
+        assert reaped.report.n_failed > 0
+        assert_quarantined(volume, reaped)
+        assert snapshot(volume / "canary", with_times=True) == before
+        unmount_below(volume / ".trashd")
+    assert reap_now(volume, identifier).report.failures == ()
+    assert snapshot(volume / "canary", with_times=True) == before
+
+
+@pytest.mark.parametrize("where", ["sub", "sub/deeper", "."])
+def test_what_is_mounted_in_another_namespace_stays_and_the_orphan_goes(volume: Path, where: str) -> None:
+    make_tree(volume / "canary", {"a": "1", "sub": {"b": "2"}})
+    before = snapshot(volume / "canary", with_times=True)
+    identifier = swap(make_tree(volume / "job", {"f": "1", "sub": {"g": "2", "deeper": {"h": "3"}}})).id
+    with bind_elsewhere(volume / "canary", place(volume, identifier) / "tree" / where):
+        reaped = reap_now(volume, identifier)
+        assert reaped.report.failures == ()
+        assert state_of(volume, identifier) is None
+        assert snapshot(volume / "canary", with_times=True) == before
+    assert snapshot(volume / "canary", with_times=True) == before
+
+
+def test_the_same_filesystem_mounted_into_the_orphan_is_a_border_too(volume: Path) -> None:
+    """One device number on both sides: only openat2(RESOLVE_NO_XDEV) tells."""
+    canary = deep_chain(volume / "canary", 200)
+    before = snapshot(canary, with_times=True)
+    job = make_tree(volume / "job", {"a": "1", "sub": {"mount": {"covered": "2"}}})
+    identifier = swap(job).id
+    with bind_mount(canary, place(volume, identifier) / "tree/sub/mount"):
+        reaped = reap_now(volume, identifier)
+        assert set(reasons(reaped)) == {b"tree/sub/mount"}
+        assert snapshot(canary, with_times=True) == before
+        unmount_below(volume / ".trashd")
+    assert left_in(volume, identifier) == {"sub", "sub/mount", "sub/mount/covered"}
+    assert reap_now(volume, identifier).report.failures == ()
+    assert snapshot(canary, with_times=True) == before

@@ -1,0 +1,101 @@
+"""Any directory of a deep tree by few fds and a short way; and what was moved meanwhile is noticed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fusefs.linux.kernel import Kernel
+from fusefs.store.backing_and_mount import BackingAndMount
+from fusefs.store.deep_path import DeepOpener, DeepOpeners
+from tests.support.counted_path_bytes import PathBytes
+from tests.support.make_trees import deep_chain, remove_tree_hard
+
+NAME = b"n" * 30
+N_LEVELS = 400
+
+
+def at(level: int) -> bytes:
+    return b"/".join([NAME] * level)
+
+
+@pytest.fixture
+def chain(tmp_path: Path) -> Iterator[Path]:
+    yield deep_chain(tmp_path / "top", N_LEVELS, NAME)
+    remove_tree_hard(tmp_path / "top")
+
+
+@pytest.fixture
+def root(chain: Path) -> Iterator[BackingAndMount]:
+    with Kernel().open_path(bytes(chain)) as fd:
+        yield BackingAndMount(fd)
+
+
+def inode(kernel: Kernel, anchors: DeepOpener, path: bytes) -> int:
+    with anchors.beneath(path) as sides:
+        return kernel.fstat(sides.fd).st_ino
+
+
+def test_each_path_leads_to_its_directory_in_whatever_order(root: BackingAndMount) -> None:
+    kernel, levels = Kernel(), [random.randrange(N_LEVELS + 1) for _ in range(200)]
+    with DeepOpener(kernel, root) as anchors:
+        for level in levels:
+            with kernel.open_beneath(root.fd, at(level) or b".") as fd:
+                assert inode(kernel, anchors, at(level)) == kernel.fstat(fd).st_ino
+
+
+@pytest.mark.parametrize("step", [1, -1], ids=["down", "up"])
+def test_way_along_a_chain_is_as_long_as_the_chain(root: BackingAndMount, step: int) -> None:
+    def length(n_levels: int) -> int:
+        kernel = PathBytes()
+        with DeepOpener(kernel, root) as anchors:
+            for level in range(n_levels + 1)[::step]:
+                anchors.beneath(at(level)).__exit__()
+        return kernel.n_bytes
+
+    assert length(N_LEVELS) < 3 * length(N_LEVELS // 2)
+
+
+def test_few_fds_are_open_however_deep_it_is(tmp_path: Path) -> None:
+    chain = deep_chain(tmp_path / "deeper", 3000, NAME)
+    n_before = len(os.listdir("/proc/self/fd"))
+    with Kernel().open_path(bytes(chain)) as fd, DeepOpeners(Kernel()) as ways:
+        ways.into(BackingAndMount(fd)).beneath(at(3000)).__exit__()
+        n_open = len(os.listdir("/proc/self/fd")) - n_before
+    assert n_open < 40
+    assert len(os.listdir("/proc/self/fd")) == n_before
+    remove_tree_hard(chain)
+
+
+def test_what_was_moved_is_noticed_before_long(tmp_path: Path, chain: Path, root: BackingAndMount) -> None:
+    path = at(N_LEVELS)
+
+    def open_often() -> None:
+        for _ in path:
+            anchors.beneath(path).__exit__()
+
+    with DeepOpener(Kernel(), root) as anchors:
+        anchors.beneath(path).__exit__()
+        os.rename(chain / os.fsdecode(NAME), tmp_path / "elsewhere")
+        with pytest.raises(FileNotFoundError):
+            open_often()
+    remove_tree_hard(tmp_path / "elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("path", "number"),
+    [(b"link/" + at(99), errno.ELOOP), (at(100) + b"/link", errno.ENOTDIR), (at(100) + b"/.." * 400, errno.EXDEV)],
+)
+def test_neither_links_nor_what_is_above_lie_beneath(
+    chain: Path, root: BackingAndMount, path: bytes, number: int
+) -> None:
+    (chain / "link").symlink_to(os.fsdecode(NAME))
+    with Kernel().open_beneath(root.fd, at(100)) as deep:
+        os.symlink(".", "link", dir_fd=deep)
+    with DeepOpener(Kernel(), root) as anchors, pytest.raises(OSError, match=os.strerror(number)):
+        anchors.beneath(path)

@@ -1,0 +1,137 @@
+"""Laws of a scene: it holds to them killed, killed twice, failing or stopped at every call that matters."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from fusefs.core.errors import TrashdError, from_os
+from fusefs.linux.kernel import Kernel
+from tests.support.crash_scenarios import EVERY_CALL, STRIDE, Before, Scene, changing, deaths, stop_at
+from tests.support.make_trees import snapshot
+from tests.support.other_users import as_user
+from tests.support.store_calls import DyingAt, FailingAt, NumberedCall, in_child, numbered_calls, recover_all
+
+T = TypeVar("T")
+Law = Callable[[Before], object]
+"""What must hold afterwards; it gets what was there before."""
+
+_ALONE = frozenset({"fsync", "syncfs", "statfs", "listxattr", "ioctl"})
+"""Calls in the middle of which nothing can be changed, or noticed: before and after them is one moment."""
+
+
+def hold_when_killed(scene: Scene, volume: Path, law: Law) -> None:
+    """The act was killed before a call, or not at all."""
+    for n, before in deaths(scene, volume):
+        with _noting(partial(_told_killed, scene, volume, n)):
+            law(before)
+
+
+def _told_killed(scene: Scene, volume: Path, n: int) -> str:
+    scene.set_up(volume)
+    calls = [call.name for call in scene.calls(volume)]
+    return f"killed before call {n}: {' '.join([*calls[max(n - 6, 0) : n], '†', *calls[n : n + 3]])}"
+
+
+def hold_when_killed_twice(scene: Scene, volume: Path, law: Law) -> None:
+    """The act was killed before a call, and the recovery after it before a call too."""
+    scene.set_up(volume)
+    for i, n in enumerate(changing(scene.calls(volume))):
+        scene.set_up(volume)
+        in_child(partial(scene.run, volume, DyingAt(n)))
+        # After each death another third of those of the recovery; all of them in `make soak-store`.
+        for m in changing(numbered_calls(partial(recover_all, volume)))[i % STRIDE :: STRIDE]:
+            before = scene.set_up(volume)
+            in_child(partial(scene.run, volume, DyingAt(n)))
+            in_child(partial(recover_all, volume, Kernel(DyingAt(m))))
+            with _noting(f"killed before call {n}, its recovery before call {m}".format):
+                law(before)
+
+
+def hold_when_failing(scene: Scene, volume: Path, number: int, law: Law, step: int = 1 if EVERY_CALL else 2) -> None:
+    """A call failed with that errno, or none; the act succeeded or told a clear error, and left no fd open.
+
+    step  from one such call to the next; the first one is another for other errnos
+    """
+    before, made = scene.set_up(volume), snapshot(volume)
+    for n in itertools.count(number % step, step):
+        # An act that came to nothing has left everything as it was: no need to make it again.
+        if snapshot(volume) != made:
+            before, made = scene.set_up(volume), snapshot(volume)
+        fail = partial(_fail, scene, volume, n, number)
+        with _noting(f"{os.strerror(number)} at call {n}".format):
+            failed = as_user(scene.uid, fail) if scene.uid and scene.by is None else fail()
+        with _noting(f"{os.strerror(number)} at call {n}, {failed}".format):
+            law(before)
+        if failed is None:
+            return
+
+
+def _fail(scene: Scene, volume: Path, n: int, number: int) -> str | None:
+    """The call that failed, None if the act makes fewer."""
+    gate = FailingAt(n, number)
+    n_fds = len(os.listdir("/proc/self/fd"))
+    message = "it succeeded"
+    try:
+        scene.run(volume, gate)
+    except TrashdError as error:
+        message = error.message()
+    except OSError as error:
+        message = from_os(error, volume.name).message()
+    assert message
+    assert len(os.listdir("/proc/self/fd")) == n_fds, "fds leaked"
+    return gate.failed
+
+
+def telling(calls: Sequence[NumberedCall]) -> list[int]:
+    """The numbers of the calls before which another process may change what comes next, and of the end.
+
+    Every other one of them; in `make soak-store` all.
+    """
+    found = [number for number, name in calls if name not in _ALONE or EVERY_CALL]
+    return [*found[:: 1 if EVERY_CALL else 2], 1 + calls[-1].number]
+
+
+def hold_when_stopped(
+    scene: Scene,
+    volume: Path,
+    meanwhile: Callable[[], T],
+    law: Callable[[Before, int, T], object],
+    *,
+    within: Callable[[Path], AbstractContextManager[object]] = nullcontext,
+    moments: Callable[[Sequence[NumberedCall]], list[int]] = telling,
+) -> None:
+    """The act was stopped before a call while something else ran, or that ran when it had ended.
+
+    law      gets what was there before, the act's outcome, and what came of the other
+    within   the state of the volume in which both run
+    moments  the numbers of the calls before which it stops, and of the end
+    """
+    scene.set_up(volume)
+    with within(volume):
+        calls = scene.calls(volume)
+    for n in moments(calls):
+        before = scene.set_up(volume)
+        with _noting(f"stopped before call {n}".format):
+            with within(volume):
+                stopped = stop_at(scene, volume, n)
+                try:
+                    other = meanwhile()
+                finally:
+                    code = stopped.go_on()
+            law(before, code, other)
+
+
+@contextmanager
+def _noting(tell: Callable[[], str]) -> Iterator[None]:
+    """What is raised in the block says where that was."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(tell())
+        raise

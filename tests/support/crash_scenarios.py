@@ -1,0 +1,338 @@
+"""Scenes: a volume made ready for one act, which a test then kills, fails, stops or races; and what must hold after."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import stat
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from fusefs.core.errors import TrashdError
+from fusefs.core.lifecycle import State
+from fusefs.core.names import STORE
+from fusefs.linux import syscalls
+from fusefs.linux.kernel import Gate, Kernel
+from fusefs.store.layout import VOLUME, decode_volume, encode_volume
+from fusefs.store.user_folders import whose
+from tests.support.make_trees import Seen, snapshot
+from tests.support.other_users import as_user, become
+from tests.support.store_calls import (
+    DyingAt,
+    NumberedCall,
+    assert_silent,
+    in_child,
+    init,
+    numbered_calls,
+    problems,
+    recover_all,
+)
+from tests.support.user_homes import forget_stores
+
+USER = 1000
+HOME = "home"
+NAME = "job"
+_STORE = os.fsdecode(STORE)
+_PR_SET_CHILD_SUBREAPER = 36
+_CHANGING = frozenset(
+    {
+        "mkdir", "rmdir", "unlink", "rename", "renameat2", "exchange", "link", "create", "tmpfile", "write", "truncate",
+        "chmod", "chown", "setxattr", "removexattr", "ioctl", "fallocate",
+    }
+)  # fmt: skip
+LOOKING = frozenset(
+    {
+        "open", "openat2", "identify", "stat", "fstat", "statx", "statfs", "read", "refresh", "getdents", "listxattr",
+        "getxattr",
+        "flock", "lease", "fsync", "syncfs", "strangers",
+    }
+)  # fmt: skip
+"""What a kill undoes, or cannot: the next process finds the same, killed before such a call or after it."""
+
+EVERY_CALL = bool(os.environ.get("TRASHD_TEST_EVERY_CALL"))
+STRIDE = 1 if EVERY_CALL else 3
+"""From one call before which something happens to the next, where it is not known which of them matter."""
+
+Tree = tuple[Seen, ...]
+Prepare = Callable[[Path], None]
+Act = Callable[[Path, Kernel], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """One act on a volume that was made ready for it.
+
+    prepare    run in an initialised store, as `uid`
+    act        what is killed, failed, stopped or raced, as `by` (None: as `uid`)
+    exchange   whether the store believes that the filesystem can exchange
+    is_gapless the name must resolve at every moment, and in the end
+    is_reap    the act lets go of an orphan: what is whole no more must not be an orphan
+    is_split   the act takes a tree apart: each file's content must be somewhere once
+    """
+
+    prepare: Prepare
+    act: Act
+    uid: int = 0
+    by: int | None = None
+    exchange: bool = True
+    is_gapless: bool = False
+    is_reap: bool = False
+    is_split: bool = False
+
+    def set_up(self, volume: Path) -> Before:
+        """The volume as the act finds it, from scratch, and what is in it."""
+        wipe(volume)
+        forget_stores()  # or each looks whether those before it, which are gone, are still there
+        init(volume)
+        if not self.exchange:
+            forbid_exchange(volume)
+        (volume / HOME).mkdir()
+        if self.uid:
+            os.chown(volume / HOME, self.uid, self.uid)
+            as_user(self.uid, partial(self.prepare, volume))
+        else:
+            self.prepare(volume)
+        return look(volume)
+
+    def run(self, volume: Path, gate: Gate) -> object:
+        """The act's result, in this process, which becomes the actor."""
+        actor = self.uid if self.by is None else self.by
+        if actor != os.geteuid():
+            become(actor)
+        return self.act(volume, Kernel(gate))
+
+    def calls(self, volume: Path) -> list[NumberedCall]:
+        """The calls that the act and its children make; the volume is to be set up again after it."""
+        actor = self.uid if self.by is None else self.by
+        count = partial(numbered_calls, partial(self.act, volume))
+        return as_user(actor, count) if actor else count()
+
+
+class Before(NamedTuple):
+    """What a volume held before the act: every tree that is not an empty directory, and every file's content."""
+
+    trees: Counter[Tree]
+    contents: Counter[str]
+    head: Seen | None
+
+
+def home(volume: Path) -> Path:
+    """The victim's name."""
+    return volume / HOME / NAME
+
+
+def wipe(volume: Path) -> None:
+    """Empty a volume."""
+    for entry in volume.iterdir():
+        if entry.is_dir() and entry.name != "lost+found":
+            shutil.rmtree(entry)
+
+
+def forbid_exchange(volume: Path) -> None:
+    """Let a store believe that its filesystem can't exchange, as the probe would have found."""
+    path = volume / _STORE / os.fsdecode(VOLUME)
+    found = decode_volume(path.read_bytes())
+    assert found is not None
+    path.write_bytes(encode_volume(found._replace(exchange=False)))
+
+
+def places(volume: Path) -> Iterator[Path]:
+    """Everything that may be a tree: at home, dropped, or in a container of any state."""
+    yield from (path for path in (volume / HOME).iterdir() if path.name != _STORE)
+    for folder in user_folders(volume):
+        yield from (folder / "drop").iterdir()
+        for state in State:
+            for container in (folder / state.value).iterdir():
+                yield from (path for path in container.iterdir() if not path.name.startswith("record.json"))
+
+
+def user_folders(volume: Path) -> list[Path]:
+    """The folders of all users, those of a lower store too."""
+    found = [path for base in (volume, volume / HOME) for path in (base / _STORE).glob("[un]*/*")]
+    return [path for path in found if whose(os.fsencode(path.name)) is not None]  # but for one that a kill left unmade
+
+
+def orphans(volume: Path) -> list[Path]:
+    """The trees in orphans/."""
+    return [path for folder in user_folders(volume) for path in (folder / "orphans").glob("*/tree")]
+
+
+def look(volume: Path) -> Before:
+    """All that must not be lost."""
+    trees: Counter[Tree] = Counter()
+    contents: Counter[str] = Counter()
+    for place in places(volume):
+        tree = snapshot(place)
+        contents.update(one.content for one in tree if one.content)
+        if len(tree) > 1 or not stat.S_ISDIR(tree[0].mode):
+            trees[tree] += 1
+    name = home(volume)
+    return Before(trees, contents, snapshot(name)[0] if os.path.lexists(name) else None)
+
+
+def settle(volume: Path) -> None:
+    """Recover in this, another process; then the checker has nothing to say, and nothing is left half done."""
+    lower = volume / HOME
+    uid = lower.stat().st_uid
+
+    def told() -> list[object]:
+        # A lower store was made where the upper one could not be used; only its owner trusts it.
+        checked = [volume, lower] if (lower / _STORE).exists() else [volume]
+        return [*recover_all(lower), *(problem for path in checked for problem in problems(path))]
+
+    assert (as_user(uid, told) if uid else told()) == []
+    if uid:
+        assert recover_all(volume) == []  # what root held itself
+    assert_nothing_half_done(volume)
+
+
+def assert_settled(volume: Path) -> None:
+    """The checker is silent, and not because something is still locked."""
+    assert_nothing_half_done(volume)
+    assert_silent(volume)
+
+
+def assert_nothing_half_done(volume: Path) -> None:
+    """Nothing is left in stage/ and restoring/."""
+    left = [path for folder in user_folders(volume) for state in ("stage", "restoring") for path in
+            (folder / state).iterdir()]  # fmt: skip
+    assert left == []
+
+
+def assert_nothing_lost(scene: Scene, volume: Path, before: Before) -> None:
+    """Each tree is whole, unchanged, in exactly one place; the name resolves, to a tree or to its likeness."""
+    after = look(volume)
+    if scene.is_split:
+        assert after.contents == before.contents
+    elif scene.is_reap:
+        whole = [snapshot(path) for path in orphans(volume)]
+        assert all(tree in before.trees for tree in whole)
+    else:
+        assert after.trees == before.trees
+    if scene.is_gapless:
+        assert after.head is not None
+        assert after.head == before.head
+
+
+def end_of(body: Callable[[], object]) -> int:
+    """The exit code of a child that runs `body`, after all its own children have ended too."""
+
+    def guard() -> None:
+        syscalls.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        code = in_child(body)
+        try:
+            while True:
+                os.wait()
+        except ChildProcessError:
+            os._exit(code)
+
+    return in_child(guard)
+
+
+def deaths(scene: Scene, volume: Path) -> Iterator[tuple[int, Before]]:
+    """The volume after the act was killed before its n-th call, for every n that matters; the last time it was not."""
+    scene.set_up(volume)
+    numbers = changing(scene.calls(volume))
+    for n in numbers:
+        before = scene.set_up(volume)
+        end = in_child if scene.by is None else end_of
+        code = end(partial(scene.run, volume, DyingAt(n)))
+        # Where root acts through a child of the owner, the child's death is root's error.
+        assert code in (0, DyingAt.EXIT_CODE) or scene.by is not None, f"call {n}: exit code {code}"
+        assert (code == 0) is (n == numbers[-1]) or scene.by is not None, f"call {n}: exit code {code}"
+        yield n, before
+
+
+def changing(calls: Sequence[NumberedCall]) -> list[int]:
+    """The numbers of the calls before which to die: between two of them nothing changes on disk; and the end.
+
+    Under TRASHD_TEST_EVERY_CALL all of them, as `make soak-store` has it.
+    """
+    names = {name for _, name in calls}
+    assert names <= _CHANGING | LOOKING, f"what do they do: {names - _CHANGING - LOOKING}?"
+    numbers = {number for number, name in calls if name in _CHANGING or EVERY_CALL}
+    return sorted(numbers | {1 + max(number for number, _ in calls)})
+
+
+class DyingAfter:
+    """A gate that ends the process after the n-th (from 1) call of that name."""
+
+    def __init__(self, call: str, n: int = 1) -> None:
+        self.call = call
+        self.left = n
+
+    def __call__(self, call: str) -> None:
+        if self.left == 0:
+            os._exit(DyingAt.EXIT_CODE)
+        self.left -= call == self.call
+
+
+class StoppingAt:
+    """A gate that stops the process before its n-th call (from 0), until it is continued."""
+
+    def __init__(self, n: int) -> None:
+        self.left = n
+
+    def __call__(self, _call: str) -> None:
+        self.left -= 1
+        if self.left == -1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+
+WON, LOST, BROKEN = 0, 10, 11
+
+
+def outcome(act: Callable[[], object]) -> int:
+    """How an act ended: it won, it lost with a clear error or a result that says so, or it broke."""
+    try:
+        result = act()
+    except TrashdError as error:
+        return LOST if error.message() else BROKEN
+    except Exception:
+        traceback.print_exc()
+        sys.stderr.flush()
+        return BROKEN
+    return LOST if getattr(result, "lost", None) else WON
+
+
+class Stopped(NamedTuple):
+    """A child that was stopped at a call, or that ended before it."""
+
+    pid: int
+    status: int
+
+    def is_stopped(self) -> bool:
+        """Whether it waits there."""
+        return os.WIFSTOPPED(self.status)
+
+    def go_on(self) -> int:
+        """Its outcome, once it has run to its end."""
+        status = self.status
+        if self.is_stopped():
+            os.kill(self.pid, signal.SIGCONT)
+            _, status = os.waitpid(self.pid, 0)
+        return os.waitstatus_to_exitcode(status)
+
+
+def stop_at(scene: Scene, volume: Path, n: int) -> Stopped:
+    """The act in a child, stopped before its n-th call."""
+    pid = os.fork()
+    if pid == 0:
+        _play(scene, volume, StoppingAt(n))
+    _, status = os.waitpid(pid, os.WUNTRACED)
+    return Stopped(pid, status)
+
+
+def _play(scene: Scene, volume: Path, gate: Gate) -> NoReturn:
+    code = BROKEN
+    try:
+        code = outcome(lambda: scene.run(volume, gate))
+    finally:
+        os._exit(code)

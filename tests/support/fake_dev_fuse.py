@@ -1,0 +1,112 @@
+"""A Direct without a kernel: a socket for /dev/fuse, and a client that asks by it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fusefs.linux.fd import Fd
+from fusefs.mount.counters import Counters
+from fusefs.mount.fuse_requests import FuseRequests
+from fusefs.mount.reply_patching import ReplyPatching
+from fusefs.mount.tables_lock import TablesLock
+from fusefs.mount.thread_pool import ThreadPool
+from fusefs.mount.vfs import Vfs
+from fusefs.mount.xattr_operations import XattrOperations
+from tests.support.failing_vfs import AtOnce, Broken
+
+_ANSWER_BYTES_MAX = 2 << 20
+
+
+class Told(NamedTuple):
+    """An answer."""
+
+    unique: int
+    error: int
+    body: bytes
+
+
+class Kernel:
+    """What asks a Direct, and is told."""
+
+    def __init__(
+        self,
+        vfs: Any,
+        xattrs: Any,
+        gate: TablesLock,
+        helpers: ThreadPool | None = None,
+        *,
+        opens_directories: bool = True,
+    ) -> None:
+        self.end, self.session = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.end.setblocking(False)
+        self.replies = ReplyPatching(self.session.fileno())
+        self.stats = Counters.in_memory()
+        parts = vfs, xattrs, gate, self.replies, self.stats, helpers or AtOnce()
+        self.direct = FuseRequests(*parts, opens_directories=opens_directories)
+        self._numbers = count(2, 2)
+
+    def close(self) -> None:
+        self.replies.close()
+        self.session.close()
+        self.end.close()
+
+    def send(self, opcode: int, body: bytes = b"", nodeid: int = 1) -> int:
+        """Ask, and have it served; its number."""
+        unique = next(self._numbers)
+        self.end.send(struct.pack("=IIQQIIII", 40 + len(body), opcode, unique, nodeid, 0, 0, 1, 0) + body)
+        return unique
+
+    def serve(self) -> bool | None:
+        """What `serve` says, when all is answered."""
+        served = self.direct.serve()
+        while self.direct._unfinished:
+            assert self.direct.serve() is True
+        return served
+
+    def told(self) -> Told | None:
+        """The next answer."""
+        with suppress(BlockingIOError):
+            message = self.end.recv(_ANSWER_BYTES_MAX)
+            size, error, unique = struct.unpack_from("=IiQ", message)
+            assert size == len(message)
+            return Told(unique, -error, message[16:])
+        return None
+
+    def asked(self, opcode: int, body: bytes = b"", nodeid: int = 1) -> Told:
+        """The only answer."""
+        unique = self.send(opcode, body, nodeid)
+        assert self.serve() is True
+        told = self.told()
+        assert told is not None
+        assert told.unique == unique
+        assert self.told() is None
+        return told
+
+
+@contextmanager
+def a_broken(error: Exception, helpers: ThreadPool | None = None) -> Iterator[Kernel]:
+    kernel = Kernel(Broken(error), Broken(error), TablesLock(), helpers, opens_directories=False)
+    try:
+        yield kernel
+    finally:
+        kernel.close()
+
+
+@contextmanager
+def a_real(**named: Any) -> Iterator[tuple[Kernel, Vfs, Path]]:
+    with tempfile.TemporaryDirectory(prefix="trashd-direct-") as name, ExitStack() as stack:
+        root = stack.enter_context(Fd(os.open(name, os.O_PATH)))
+        gate, stats = TablesLock(), Counters.in_memory()
+        vfs = Vfs(root, gate, stats, max_fds=1000, timeout_s=1000, cache_bytes=1 << 20)
+        stack.callback(vfs.close)
+        kernel = Kernel(vfs, XattrOperations(vfs, are_shown=True, are_for_all=True), gate, **named)
+        stack.callback(kernel.close)
+        yield kernel, vfs, Path(name)

@@ -1,0 +1,175 @@
+"""`trashd mount` for a test: under a watchdog, and held to its word at the end: no fd more, no traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fusefs.core.errors import NotFound
+from fusefs.core.mount_counters import MountStats
+from fusefs.mount.find_mounts import mount_at, read_counters
+from tests.support.fuse_watchdog import FuseMount, fuse_mount
+from tests.support.seccomp import IO_URING_SETUP, without
+from tests.support.trashd_command import TRASHD, fast_paths_off
+
+SHARED_LIMIT_S = 1000.0
+"""For a mount that many tests have in turn: longer than they take on any machine."""
+_SETTLE_S = 30.0
+_GLANCE_S = 0.005
+_FSPICK, _FSCONFIG, _FSCONFIG_CMD_RECONFIGURE = 433, 431, 7  # the same numbers on every architecture
+_AT_FDCWD = -100
+
+# The daemon's own stderr goes to $0, so that a test can read it when the daemon is gone.
+_WITH_LOG = 'exec "$@" 2>>"$0"'
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Mounted:
+    """A live mount of ours."""
+
+    path: Path
+    backing: Path
+    fuse: FuseMount
+    log: Path  # the daemon's stderr
+    n_fds_at_start: int
+
+    @property
+    def pid(self) -> int:
+        """The daemon's."""
+        return self.fuse.pid
+
+    def stats(self) -> MountStats:
+        """What the daemon has counted, as `trashd stats` finds it; without the start of a command."""
+        return read_counters(mount_at(os.fsencode(self.path))).stats
+
+    def n_fds(self) -> int:
+        """How many fds the daemon has open now."""
+        return len(os.listdir(f"/proc/{self.pid}/fd"))
+
+    def forget_all(self) -> None:
+        """Let the kernel forget every unused name and node of this mount."""
+        forget_all(self.path)
+
+    def settles(self) -> bool:
+        """Whether the daemon, all being forgotten, comes back to the fds that it started with.
+
+        The kernel keeps what it is told of at that moment, of a change behind the mount: so it is asked again.
+        """
+
+        def has_settled() -> bool:
+            self.forget_all()
+            return self.n_fds() <= self.n_fds_at_start
+
+        return until(has_settled)
+
+
+def forget_all(mount_point: Path) -> None:
+    """Let the kernel forget every unused name and node of a filesystem, as if memory were short.
+
+    A reconfiguration without a change does that for one filesystem, where drop_caches does it for all.
+    Source  fs/super.c, reconfigure_super: shrink_dcache_sb
+    """
+    fd = _checked(_libc.syscall(_FSPICK, _AT_FDCWD, os.fsencode(mount_point), 0))
+    try:
+        _checked(_libc.syscall(_FSCONFIG, fd, _FSCONFIG_CMD_RECONFIGURE, None, None, 0))
+    finally:
+        os.close(fd)
+
+
+def _checked(result: int) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result
+
+
+def until(is_so: Callable[[], bool], limit_s: float = _SETTLE_S) -> bool:
+    """Whether something comes true in time; for what is not announced."""
+    deadline_s = time.monotonic() + limit_s
+    while not is_so():
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(_GLANCE_S)
+    return True
+
+
+@contextlib.contextmanager
+def trashd_mount(
+    source: Path,
+    mount_point: Path | None = None,
+    options: Sequence[str] = ("coherence=exclusive",),
+    *,
+    limit_s: float = 100,
+    n_fds_max: int | None = None,
+    has_uring: bool = True,
+    expect_end: bool = False,
+    command: Sequence[str | Path] = (TRASHD,),
+) -> Iterator[Mounted]:
+    """`source` served on `mount_point` (made beside it by default) for the time of the `with`.
+
+    options     as for -o, one each
+    n_fds_max   the daemon's RLIMIT_NOFILE, hard
+    has_uring   False: the daemon gets no io_uring, as in many containers
+    expect_end  the body ends the daemon: nothing is asked of its fds
+    command     what runs `trashd`
+    Raises      AssertionError: the daemon kept fds, or wrote a traceback; see fuse_mount for the rest
+    """
+    if mount_point is None:
+        mount_point = source.with_name(source.name + "-mounted")
+        mount_point.mkdir(exist_ok=True)
+    limit = [] if n_fds_max is None else ["prlimit", f"--nofile={n_fds_max}"]
+    denied = [] if has_uring else without(IO_URING_SETUP)
+    options = [*options, *fast_paths_off()]
+    words = ["-o", ",".join(options)] if options else []
+    with tempfile.NamedTemporaryFile(prefix="trashd-mount-log-") as log:
+        argv: list[str | Path]
+        argv = [
+            "bash",
+            "-c",
+            _WITH_LOG,
+            log.name,
+            *limit,
+            *denied,
+            *command,
+            "mount",
+            source,
+            mount_point,
+            "--foreground",
+            *words,
+        ]
+        try:
+            with fuse_mount(argv, mount_point, limit_s) as fuse:
+                os.statvfs(mount_point)
+                assert until(lambda: has_begun(mount_point)), "it answers, and never says that it does"
+                mounted = Mounted(mount_point, source, fuse, Path(log.name), len(os.listdir(f"/proc/{fuse.pid}/fd")))
+                yield mounted
+                if not expect_end:
+                    assert mounted.settles(), f"fds left: {_list_fds(fuse.pid)}"
+        finally:
+            said = Path(log.name).read_text(errors="replace")
+            assert "Traceback" not in said, said
+            if said:
+                print("the daemon said:", said)
+
+
+def has_begun(mount_point: Path) -> bool:
+    """Whether a mount of root's, which answers, has all that makes it fast, and has opened what it needs."""
+    with contextlib.suppress(NotFound):
+        return bool(read_counters(mount_at(os.fsencode(mount_point))).fast_paths)
+    return False
+
+
+def _list_fds(pid: int) -> list[str]:
+    found = []
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found.append(f"{fd.name} -> {fd.readlink()}")
+    return sorted(found)

@@ -1,0 +1,107 @@
+"""A command of trashd's, and what another process does just before one of its calls to the kernel."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import NamedTuple
+
+from fusefs.cli.main import run
+from fusefs.linux.kernel import Kernel
+from tests.support.privileges import Person
+
+for _name in ("doctor", "group", "init", "keep", "listing", "quarantine", "reap", "restore", "rm", "swap", "sweep"):
+    import_module(f"fusefs.cli.{_name}")  # once, not in each child
+for _name in ("reaper.memory", "reaper.paced", "reaper.wait", "store.rescue"):
+    import_module(f"fusefs.{_name}")  # what they import late
+
+BROKEN = 111
+"""The exit code of a command that ended by what no command may raise."""
+
+
+class Ended(NamedTuple):
+    """How a command ended.
+
+    code   its exit code
+    told   standard output and error, in the order of their writing
+    acted  whether it came to the call before which another was to act
+    """
+
+    code: int
+    told: str
+    acted: bool
+
+
+def command_as(person: Person, words: Sequence[str], moment: int, act: Callable[[], object]) -> Ended:
+    """Run `trashd WORDS` as a user; `act` is called, by this process, before the command's call number `moment`.
+
+    The command's own children go on counting from where they were forked; each waits until the act is done. If the
+    command makes fewer calls, none acts.
+    """
+    asks, go = os.pipe(), os.pipe()
+    with tempfile.TemporaryFile() as told:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid == 0:
+            _command(person, words, told.fileno(), _Pausing(moment, asks[1], go[0]))
+        acted = _serve(pid, asks[0], go[1], act)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        for fd in (*asks, *go):
+            os.close(fd)
+        told.seek(0)
+        return Ended(code, os.fsdecode(told.read()), acted)
+
+
+class _Pausing:
+    """A gate that asks, before its n-th call (from 0), for another process to act, and waits until it has."""
+
+    def __init__(self, n: int, asks: int, go: int) -> None:
+        self.left = n
+        self.asks = asks
+        self.go = go
+
+    def __call__(self, _call: str) -> None:
+        self.left -= 1
+        if self.left == -1:
+            os.write(self.asks, b".")
+            os.read(self.go, 1)
+
+
+def _command(person: Person, words: Sequence[str], out: int, gate: _Pausing) -> None:
+    code = BROKEN
+    try:
+        null = os.open(os.devnull, os.O_RDONLY)
+        for fd, number in ((null, 0), (out, 1), (out, 2)):
+            os.dup2(fd, number)
+        sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+        person.be()
+        Kernel.__init__.__defaults__ = (gate,)  # every Kernel that a command makes for itself
+        code = run(list(words))
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _serve(pid: int, asks: int, go: int, act: Callable[[], object]) -> bool:
+    """Act when the command asks for it, once; whether it did."""
+    acted = False
+    ended = os.pidfd_open(pid)
+    try:
+        while ended not in (ready := select.select([asks, ended], [], [])[0]):
+            os.read(ready[0], 1)
+            if not acted:
+                act()
+            acted = True
+            os.write(go, b".")
+    finally:
+        os.close(ended)
+    return acted

@@ -1,0 +1,155 @@
+"""What this machine can do: each capability is tried for real, once per session."""
+
+import ctypes
+import functools
+import os
+import shutil
+import struct
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from tests.support import booted_systemd
+
+_NR_IO_URING_SETUP, _URING_6_1 = 425, 3 << 12  # flags that Linux knows since 6.1
+_PASSTHROUGH_SINCE, _PRUNE_SINCE = (6, 9), (6, 18)
+SFTP_SERVER = Path("/usr/lib/openssh/sftp-server")
+
+
+class Missing(Exception):
+    """The machine lacks a capability; the message says why."""
+
+
+def why_missing(capability: str) -> str | None:
+    """Say why the machine lacks a capability, or None if it has it.
+
+    Raises    KeyError: no such capability
+    """
+    return _why_missing(PROBES[capability])
+
+
+@functools.cache
+def _why_missing(probe: Callable[[], None]) -> str | None:
+    try:
+        probe()
+    except (Missing, OSError) as error:
+        return str(error)
+    return None
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip().splitlines()
+        raise Missing(f"{command[0]}: {said[-1] if said else f'exit code {done.returncode}'}")
+
+
+def _mount_loop(fs_type: str, size_bytes: int, *mkfs_options: str) -> None:
+    """Make a filesystem in a file, mount it and unmount it; mount(8) frees the loop device with it."""
+    with tempfile.TemporaryDirectory(prefix="trashd-probe-") as scratch:
+        image, target = Path(scratch, "image"), Path(scratch, "mnt")
+        target.mkdir()
+        with image.open("wb") as file:
+            file.truncate(size_bytes)
+        _run(f"mkfs.{fs_type}", "-q", *mkfs_options, str(image))
+        _run("mount", "-t", fs_type, "-o", "loop", str(image), str(target))
+        _run("umount", str(target))
+
+
+def _probe_root() -> None:
+    if os.geteuid() != 0:
+        raise Missing("not root")
+    try:
+        _run("unshare", "--mount", "mount", "-t", "tmpfs", "none", "/tmp")
+    except Missing as error:
+        raise Missing(f"root without CAP_SYS_ADMIN: {error}") from error
+
+
+def _probe_loop() -> None:
+    _mount_loop("ext4", 4 << 20)
+
+
+def _probe_xfs() -> None:
+    _mount_loop("xfs", 320 << 20)  # mkfs.xfs refuses less than 300 MiB
+
+
+def _probe_btrfs() -> None:
+    _mount_loop("btrfs", 128 << 20)
+
+
+def _probe_fuse() -> None:
+    os.close(os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC))
+
+
+def _probe_userns() -> None:
+    _run("unshare", "--user", "--map-root-user", "true")
+
+
+def _probe_strace() -> None:
+    with tempfile.NamedTemporaryFile(prefix="trashd-probe-") as log:
+        _run("strace", "--output", log.name, "true")
+
+
+def _probe_sshfs() -> None:
+    _probe_fuse()
+    _run("sshfs", "--version")
+    if not os.access(SFTP_SERVER, os.X_OK):
+        raise Missing(f"{SFTP_SERVER} is not installed")
+
+
+def _probe_systemd() -> None:
+    _probe_root()
+    _probe_fuse()
+    try:
+        booted_systemd.probe()
+    except (booted_systemd.NotBooted, subprocess.SubprocessError, TimeoutError) as error:
+        raise Missing(f"systemd does not boot: {str(error).splitlines()[-1]}") from error
+
+
+def _probe_cargo() -> None:
+    if shutil.which("cargo") is None:
+        raise Missing("cargo is not installed")
+    _run("cargo", "--version")
+
+
+def _probe_uring() -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd = libc.syscall(_NR_IO_URING_SETUP, 1, struct.pack("=8xI108x", _URING_6_1))
+    if fd < 0:
+        raise Missing(f"io_uring: {os.strerror(ctypes.get_errno())}")
+    os.close(fd)
+
+
+def _probe_passthrough() -> None:
+    if _version() < _PASSTHROUGH_SINCE:
+        raise Missing(f"Linux {os.uname().release}: reads and writes pass through since 6.9")
+
+
+def _probe_prune() -> None:
+    if _version() < _PRUNE_SINCE:
+        raise Missing(f"Linux {os.uname().release}: it lets go of what a daemon names since 6.18")
+
+
+def _version() -> tuple[int, ...]:
+    return tuple(map(int, os.uname().release.split(".")[:2]))
+
+
+PROBES: Mapping[str, Callable[[], None]] = MappingProxyType(
+    {
+        "root": _probe_root,
+        "loop": _probe_loop,
+        "fuse": _probe_fuse,
+        "userns": _probe_userns,
+        "strace": _probe_strace,
+        "sshfs": _probe_sshfs,
+        "xfs": _probe_xfs,
+        "btrfs": _probe_btrfs,
+        "cargo": _probe_cargo,
+        "systemd": _probe_systemd,
+        "uring": _probe_uring,
+        "passthrough": _probe_passthrough,
+        "prune": _probe_prune,
+    }
+)

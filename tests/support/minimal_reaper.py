@@ -1,0 +1,113 @@
+"""A small reaper: a process that holds the service's lock, tells its status, and reaps what was left to it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from fusefs.core.lifecycle import State
+from fusefs.core.names import ContainerId
+from fusefs.core.service_status import Status, VolumePhase, VolumeStatus, volume_status
+from fusefs.linux.runtime_directories import make_dir, runtime_dir
+from fusefs.linux.service_lock import take
+from fusefs.reaper.reap import reap
+from fusefs.service.status_file import write_status
+from fusefs.store.as_owner import as_owner
+from fusefs.store.discover import folders
+from fusefs.store.layout import UserFolder
+from tests.support.real_filesystems import tmpfs_over
+from tests.support.store_calls import opened, raw
+
+_PAUSE_S = 0.01
+
+
+@contextmanager
+def own_runtime_dir() -> Iterator[bytes]:
+    """The service's runtime directory, with no other service in it."""
+    directory = make_dir(runtime_dir())
+    with tmpfs_over(Path(os.fsdecode(directory))):
+        yield directory
+
+
+@contextmanager
+def small_reaper(
+    volume: Path,
+    phase: VolumePhase = VolumePhase.REAPING,
+    why: str = "",
+    *,
+    reaps: bool = True,
+    also: Callable[[], object] = lambda: None,
+) -> Iterator[int]:
+    """The pid of a process that serves a volume as that phase has it.
+
+    reaps  whether it does what it says
+    also   called in that process before each look for orphans
+    """
+    with own_runtime_dir() as directory:
+        ready, told = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.close(ready)
+                _serve(volume, directory, phase, why, told, reaps=reaps, also=also)
+            finally:
+                os._exit(1)
+        os.close(told)
+        try:
+            with os.fdopen(ready, "rb") as pipe:
+                assert pipe.read(1) == b"+"
+            yield pid
+        finally:
+            # In the middle of a reap a kill could leave a container that the checker wonders at.
+            os.kill(pid, signal.SIGTERM if reaps else signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def _serve(
+    volume: Path,
+    directory: bytes,
+    phase: VolumePhase,
+    why: str,
+    told: int,
+    *,
+    reaps: bool,
+    also: Callable[[], object],
+) -> None:
+    lock = take(directory)
+    assert lock is not None
+    with opened(volume) as store:
+        status = msgspec.structs.replace(volume_status(raw(volume)), id=store.volume.id, phase=phase, why=why)
+        tell(directory, status)
+        ends: list[int] = []
+        signal.signal(signal.SIGTERM, lambda number, _frame: ends.append(number))
+        os.write(told, b"+")
+        os.close(told)
+        while not ends:
+            also()
+            for folder in folders(store) if reaps else ():
+                with folder:
+                    as_owner(folder, partial(_reap_claimed, folder), None)
+            time.sleep(_PAUSE_S)
+
+
+def _reap_claimed(folder: UserFolder, _visible: object) -> None:
+    """Reap what is past its retention: what was claimed."""
+    with folder.open(State.REAPING) as claimed:
+        for name in folder.store.kernel.list(claimed):
+            reap(folder, ContainerId(name.decode()))
+
+
+def tell(directory: bytes, *volumes: VolumeStatus) -> None:
+    """Write the status of this process as the service."""
+    now = time.time_ns()
+    write_status(
+        directory,
+        Status(version="0", pid=os.getpid(), boot_id="", started_ns=now, updated_ns=now, volumes=volumes),
+    )

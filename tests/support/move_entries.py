@@ -1,0 +1,152 @@
+"""A move as a sweep's action, without the engine: every entry that is no directory is handed to it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from fusefs.core.sweep_result import SweepSums
+from fusefs.linux.kernel import Kernel
+from fusefs.store.backing_and_mount import BackingAndMount, open_shown_as
+from fusefs.store.deep_path import DeepOpeners
+from fusefs.store.locate import find_scope
+from fusefs.sweep.move_action import open_move
+from fusefs.sweep.request import Action, ActionPlace, ActionResult, IfExists, SweepRoot, ToMove
+from tests.support.make_trees import Spec, make_tree, remove_tree_hard, snapshot
+from tests.support.real_filesystems import loop_volume, tmpfs_volume
+
+_CLOCK_REALTIME_COARSE = 5
+Refusals = dict[str, int]
+"""Errno by path, relative to the swept directory."""
+Volumes = tuple[Path, Path]
+"""A directory to sweep on one filesystem, and one to copy to on another."""
+
+
+def move(
+    source: Path,
+    target: Path,
+    kernel: Kernel | None = None,
+    *,
+    flat: bool = False,
+    if_exists: IfExists = IfExists.SKIP,
+    copy: bool = False,
+    whole: bool = False,
+    is_stopped: Callable[[], bool] = lambda: False,
+) -> Refusals:
+    """Move all that is below a directory; what was refused, what had vanished too.
+
+    whole  move its own directories, and nothing else
+    """
+    kernel = kernel or Kernel()
+    to = ToMove(os.fsencode(target), flat, if_exists, copy)
+    found: Refusals = {}
+    with ExitStack() as owned:
+        scope = owned.enter_context(find_scope(kernel, os.fsencode(source)))
+        top = SweepRoot(scope.path(), scope.sides)
+        ways = owned.enter_context(DeepOpeners(kernel))
+        action = owned.enter_context(open_move(kernel, top, to))
+        for upper, names in [("", _dirs(source))] if whole else _walk(source, action):
+            with _opened(top.sides, os.fsencode(upper)) as sides:
+                here = ActionPlace(kernel, sides, os.fsencode(upper), whole, is_stopped, ways)
+                found |= {os.path.join(upper, name): number for name, number in _take(action, here, names)}
+        action.end(SweepSums())
+    return found
+
+
+def _opened(top: BackingAndMount, upper: bytes) -> BackingAndMount:
+    kernel = Kernel()
+    fd = kernel.open_dir(top.fd, upper or b".")
+    return BackingAndMount(fd, open_shown_as(kernel, top.mounted, upper, fd))
+
+
+def _take(action: Action, here: ActionPlace, names: list[str]) -> Iterator[tuple[str, int]]:
+    while names and not here.is_stopped():
+        try:
+            taken = action.take(here, names[:128])
+        except OSError as error:
+            taken = ActionResult([(name, error.errno or 0) for name in names[:128]])
+        yield from taken.refused
+        names = names[min(len(names), 128) - taken.n_left :]
+
+
+def _walk(source: Path, action: Action) -> list[tuple[str, list[str]]]:
+    """The directories, relative, and what is in each but directories; links to those are none."""
+    found = []
+    for path, dirs, _files in os.walk(source):
+        dirs[:] = [name for name in dirs if _identity(Path(path, name)) not in action.avoided]
+        names = [entry.name for entry in os.scandir(path) if not entry.is_dir(follow_symlinks=False)]
+        found.append((os.path.relpath(path, source).removeprefix("."), sorted(names)))
+    return found
+
+
+def _dirs(source: Path) -> list[str]:
+    return sorted(entry.name for entry in os.scandir(source) if entry.is_dir(follow_symlinks=False))
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    st = path.stat()
+    return st.st_dev, st.st_ino
+
+
+def fill(path: Path, entries: Spec) -> Path:
+    """A directory anew, with these entries."""
+    remove_tree_hard(path)
+    return make_tree(path, entries)
+
+
+def places(*paths: Path) -> dict[Path, object]:
+    """All that is no directory, by its path from the one it is in, with all that a copy must have."""
+    found: dict[Path, object] = {}
+    for path in paths:
+        for top, dirs, files in os.walk(path):
+            dirs[:] = [name for name in dirs if not name.startswith(".trashd.new-")]
+            for name in files:
+                file = Path(top, name)
+                seen = snapshot(file, with_times=True)[0]._replace(n_links=None, first_name=None)
+                assert found.setdefault(file.relative_to(path), seen) == seen, "two that differ"
+    return found
+
+
+def pass_a_tick() -> None:
+    """From now on the filesystem gives later times than it did until now: its clock is a little behind."""
+    now = time.time_ns()
+    while time.clock_gettime_ns(_CLOCK_REALTIME_COARSE) <= now:
+        pass
+
+
+class AfterThe:
+    """A gate that does something once, before whatever follows the n-th call (from 1) of a name."""
+
+    def __init__(self, call: str, action: Callable[[], object], n: int = 1) -> None:
+        self.call = call
+        self.left = n
+        self.action: Callable[[], object] | None = action
+
+    def __call__(self, call: str) -> None:
+        if self.left == 0 and self.action is not None:
+            action, self.action = self.action, None
+            action()
+        self.left -= call == self.call
+
+
+@contextmanager
+def two_volumes(fs_type: str) -> Iterator[Volumes]:
+    """Two filesystems."""
+    one, other = (
+        (tmpfs_volume(), tmpfs_volume()) if fs_type == "tmpfs" else (loop_volume(fs_type, 32), loop_volume(fs_type, 32))
+    )
+    with one as here, other as there:
+        yield here, there
+
+
+def directories(here: Path, there: Path) -> Iterator[Volumes]:
+    """An empty directory on each, gone in the end."""
+    job, archive = here / "job", there / "archive"
+    job.mkdir()
+    archive.mkdir()
+    yield job, archive
+    remove_tree_hard(job)
+    remove_tree_hard(archive)

@@ -1,0 +1,83 @@
+"""What a command and all its processes need of memory and fds, seen from outside."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import select
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.support.reap_process import session
+
+_GLANCE_S = 0.02  # a look walks all processes, and all their pages: more often it would have a processor to itself
+
+
+class Peak(NamedTuple):
+    """The most that was seen.
+
+    memory_kib   of all processes together, what several share counted once
+    largest_kib  of one process, as the kernel remembers it (VmHWM)
+    n_fds        of one process
+    n_processes  at a time
+    """
+
+    memory_kib: int = 0
+    largest_kib: int = 0
+    n_fds: int = 0
+    n_processes: int = 0
+
+    def or_more(self, other: Peak) -> Peak:
+        """The larger of each."""
+        return Peak(*map(max, zip(self, other, strict=True)))
+
+
+@functools.cache
+def bare_interpreter_kib() -> int:
+    """The memory of a Python that does nothing."""
+    code = "import re; print(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])"
+    return int(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
+
+
+def watch(argv: Sequence[str | Path], n_fds_max: int) -> tuple[int, Peak]:
+    """Run a command in a session of its own; its exit code and its peak. An fd more than it may have is EMFILE."""
+    begun = ["sh", "-c", 'read -r _ && exec "$@" </dev/null', "sh"]
+    limited = [*begun, "prlimit", f"--nofile={n_fds_max}", *argv]
+    command = subprocess.Popen(limited, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
+    pid_fd, peak = os.pidfd_open(command.pid), Peak()
+    try:
+        peak = _look(command.pid)  # however late the next look is
+        assert command.stdin is not None
+        with command.stdin as begins:
+            begins.write(b"\n")
+        while not select.select([pid_fd], [], [], _GLANCE_S)[0]:
+            peak = peak.or_more(_look(command.pid))
+    finally:
+        os.close(pid_fd)
+    return command.wait(), peak
+
+
+def peak_of(pid: int) -> int:
+    """The most memory that a process has had, KiB. Raises  OSError"""
+    return _field(Path(f"/proc/{pid}/status").read_text(), "VmHWM")
+
+
+def _look(leader: int) -> Peak:
+    memory_kib = n_processes = largest_kib = n_fds = 0
+    for pid, _state in session(leader):
+        with suppress(OSError):  # it has ended by now
+            memory_kib += _field(Path(f"/proc/{pid}/smaps_rollup").read_text(), "Pss")
+            largest_kib = max(largest_kib, peak_of(pid))
+            n_fds = max(n_fds, len(os.listdir(f"/proc/{pid}/fd")))
+            n_processes += 1
+    return Peak(memory_kib, largest_kib, n_fds, n_processes)
+
+
+def _field(text: str, name: str) -> int:
+    found = re.search(rf"^{name}:\s+(\d+) kB", text, re.MULTILINE)
+    return int(found[1]) if found else 0

@@ -1,0 +1,259 @@
+"""A volume and its plain twin, on which there is no trashd: what becomes of a file there, users can do by plain calls.
+
+The same people do the same on both with calls of their own. Where trashd acts on the first, the twin's asker does
+what that user could do at that moment: `mv` into a directory of that user alone, or back. A fault is what is gone,
+out of its owner's reach or readable by a user on the first, and never was, nor could have been made so, on the twin.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fusefs.linux import syscalls
+from tests.support.other_users import called_by
+from tests.support.privileges import Person
+
+MARK = "content of "
+"""How the content of each file begins that counts; what else it says is different in each."""
+_AT_FDCWD = -100
+_PARTS = ("stage", "orphans", "drop", "quarantine")
+
+
+@dataclass
+class Side:
+    """One of the two: where it is, and the directories that a user has held open, by name."""
+
+    volume: Path
+    held: dict[str, int] = field(default_factory=dict)
+
+    def at(self, where: str) -> Path:
+        """A path from the volume's root, or, as `@NAME/path`, from a directory that is held.
+
+        Raises  FileNotFoundError if it isn't held
+        """
+        name, _, below = where.partition("/")
+        if name.startswith("@") and name[1:] not in self.held:
+            raise FileNotFoundError(where)
+        top = Path(f"/proc/self/fd/{self.held[name[1:]]}") if name.startswith("@") else self.volume / name
+        return top / below if below else top
+
+    def hold(self, where: str) -> None:
+        """Have a directory open from now on, called by the last part of its path."""
+        self.held[where.rpartition("/")[2]] = os.open(self.at(where), os.O_RDONLY | os.O_DIRECTORY)
+
+    def close(self) -> None:
+        """Let go of all of them."""
+        while self.held:
+            os.close(self.held.popitem()[1])
+
+
+Step = Callable[[Side], object]
+"""A call or two of a user's, on either side."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A step: both names for each other's directory in one call."""
+
+    one: str
+    other: str
+
+    def __call__(self, side: Side) -> None:
+        first, second = os.fsencode(side.at(self.one)), os.fsencode(side.at(self.other))
+        syscalls.renameat2(_AT_FDCWD, first, _AT_FDCWD, second, syscalls.RENAME_EXCHANGE)
+
+
+@dataclass
+class Twins:
+    """Both, and what the plain one has shown so far.
+
+    people   who is looked at: all but root
+    may_go   contents that a user gave away, or that the hostile one could have deleted by plain calls
+    seen     by user, contents that this one could read once
+    hidden   contents that their owner could not get at once
+    """
+
+    first: Side
+    plain: Side
+    people: Mapping[str, Person]
+    hostile: Person
+    may_go: set[str] = field(default_factory=set)
+    seen: dict[str, set[str]] = field(default_factory=dict)
+    hidden: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.note()
+
+    def note(self) -> None:
+        """Remember what the plain one shows now."""
+        there = contents(self.plain)
+        self.may_go |= could_delete(self.hostile, self.plain.volume)
+        for name, person in self.people.items():
+            seen = readable(person, self.plain, is_holder=person is self.hostile)
+            self.seen.setdefault(name, set()).update(seen)
+            self.hidden |= {one for one, uid in there.items() if person.has(uid)} - seen
+
+    def act(self, side: Side, steps: Sequence[Step]) -> list[Step]:
+        """Have the hostile one do something on one of them; what fails, fails.
+
+        Returns  the steps but for exchanges that were made: to make them again would undo what was done
+        """
+        done = called_by(self.hostile.be, lambda: _try_all(side, steps), "the actor")
+        if side is self.plain:
+            self.note()
+        return [step for i, step in enumerate(steps) if not (i in done and isinstance(step, Exchange))]
+
+    def deletable(self, asker: Person, where: str) -> set[str]:
+        """What an asker could delete at a place now."""
+        return could_delete(asker, self.plain.at(where)) | could_delete(asker, self.first.at(where))
+
+    def give(self, asker: Person, where: str, number: int, *, is_swap: bool) -> None:
+        """On the plain one: an asker gives something away, which the asker could delete now, into an own directory.
+
+        is_swap  an empty directory like it is made in its place
+        """
+        self.may_go |= self.deletable(asker, where)
+        path = self.plain.at(where)
+
+        def act() -> None:
+            st = path.lstat()
+            _mv(path, own_place(self.plain, asker, number))
+            if is_swap:
+                path.mkdir()
+                if asker.uid == 0:
+                    os.chown(path, st.st_uid, st.st_gid)
+                path.chmod(stat.S_IMODE(st.st_mode))
+
+        called_by(asker.be, lambda: _try_all(self.plain, [lambda _side: act()]), "the asker")
+        self.note()
+
+    def take_back(self, asker: Person, number: int, where: str) -> None:
+        """On the plain one: an asker has back what was given away."""
+        called_by(asker.be, lambda: _mv(own_place(self.plain, asker, number), self.plain.at(where)), "the asker")
+        self.note()
+
+    def keep_from_now(self, where: str) -> None:
+        """What is at a place of the first one is in use again, and may not go."""
+        self.may_go -= set(_files(self.first.at(where)))
+        self.may_go |= could_delete(self.hostile, self.first.volume)
+
+    def faults(self, before: Mapping[str, int]) -> list[str]:
+        """What the first one shows that the plain one never did. before: contents and their owners, at the beginning"""
+        there = contents(self.first)
+        found = [f"gone: {one}" for one in sorted(before.keys() - there.keys() - self.may_go)]
+        for name, person in self.people.items():
+            seen = readable(person, self.first, is_holder=person is self.hostile)
+            found += [f"{name} reads: {one}" for one in sorted(seen - self.seen[name])]
+            own = {one for one, uid in there.items() if person.has(uid)}
+            found += [f"out of the reach of {name}: {one}" for one in sorted(own - seen - self.hidden - self.may_go)]
+        return found
+
+
+def own_place(side: Side, asker: Person, number: int) -> Path:
+    """Where a plain twin's asker puts what is given away: a directory like that of a store."""
+    return side.volume / ".trashd/u" / str(asker.uid) / "orphans" / str(number) / "tree"
+
+
+def make_places(side: Side, people: Mapping[str, Person]) -> None:
+    """On a plain twin: what a store looks like to those who are up to something, with each one's own directory."""
+    for name, mode in (("", 0o755), ("u", 0o755), ("new", 0o1777), ("folders", 0o755)):
+        (side.volume / ".trashd" / name).mkdir()
+        (side.volume / ".trashd" / name).chmod(mode)
+    for person in (*people.values(), Person(0, 0)):
+        folder = side.volume / ".trashd/u" / str(person.uid)
+        for path in (folder, *(folder / part for part in _PARTS)):
+            path.mkdir(mode=0o700)
+            os.chown(path, person.uid, person.gid)
+
+
+def _try_all(side: Side, steps: Sequence[Step]) -> set[int]:
+    """Which of the steps were made."""
+    done = set()
+    for i, step in enumerate(steps):
+        with suppress(OSError):
+            step(side)
+            done.add(i)
+    return done
+
+
+def _mv(source: Path, target: Path) -> None:
+    """Move something to a free name, as its owner if need be with a mode lent; nothing if that is refused."""
+    with suppress(OSError):
+        target.parent.mkdir(mode=0o700, exist_ok=True)
+        st = source.lstat()
+        if stat.S_ISDIR(st.st_mode) and st.st_uid == os.geteuid():
+            source.chmod(stat.S_IMODE(st.st_mode) | 0o700)
+        if target.is_dir():
+            target.rename(target.with_name(f"{target.name}.late"))  # what was made in its place meanwhile
+        source.rename(target)
+
+
+def _files(top: Path) -> Iterator[str]:
+    """The contents that count of all files at and below a path, as root sees them."""
+    paths = [top] if top.is_file() else (Path(above, name) for above, _, names in os.walk(top) for name in names)
+    for path in paths:
+        if stat.S_ISREG(path.lstat().st_mode) and (text := path.read_text(errors="replace")).startswith(MARK):
+            yield text
+
+
+def contents(side: Side) -> dict[str, int]:
+    """The contents of all files that count on a side, with their owners."""
+    found = {}
+    for above, _, names in os.walk(side.volume):
+        for name in names:
+            path = Path(above, name)
+            st = path.lstat()
+            if stat.S_ISREG(st.st_mode) and (text := path.read_text(errors="replace")).startswith(MARK):
+                found[text] = st.st_uid
+    return found
+
+
+def readable(person: Person, side: Side, *, is_holder: bool) -> set[str]:
+    """What a user reads by going everywhere allowed, from the volume's root and, a holder, from what is held."""
+    tops = [str(side.volume), *(f"/proc/self/fd/{fd}" for fd in side.held.values() if is_holder)]
+
+    def look() -> set[str]:
+        found: set[str] = set()
+        for top in tops:
+            for above, _, names in os.walk(top):
+                for name in names:
+                    with suppress(OSError):
+                        path = Path(above, name)
+                        if stat.S_ISREG(path.lstat().st_mode):
+                            found.add(path.read_text(errors="replace"))
+        return {one for one in found if one.startswith(MARK)}
+
+    if not person.is_plain:
+        return called_by(person.be, look, "who looks")
+    with person.looking():
+        return look()
+
+
+def could_delete(person: Person, top: Path) -> set[str]:
+    """The contents at and below a path that a user could delete now, with unlink, and chmod of own directories.
+
+    The way to them is not looked at: the user may have an old fd.
+    """
+    found: set[str] = set()
+    if top.is_file():
+        return set(_files(top)) if _may_unlink_in(person, top.parent, top) else found
+    for above, _, names in os.walk(top):
+        for name in names:
+            if _may_unlink_in(person, Path(above), Path(above, name)):
+                found.update(_files(Path(above, name)))
+    return found
+
+
+def _may_unlink_in(person: Person, directory: Path, entry: Path) -> bool:
+    st = directory.lstat()
+    if person.uid == 0 or person.has(st.st_uid):
+        return True
+    if st.st_mode & stat.S_ISVTX and not person.has(entry.lstat().st_uid):
+        return False
+    bits = st.st_mode >> 3 if st.st_gid in (person.gid, *person.groups) else st.st_mode
+    return bits & 3 == 3

@@ -1,0 +1,156 @@
+"""Credentials to act with: users, root with or without capabilities, single capabilities, roots of user namespaces."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+from fusefs.linux.capabilities import Capability
+from tests.support.other_users import become
+
+_CLONE_NEWUSER = 0x1000_0000
+_PR_SET_DUMPABLE, _PR_SET_KEEPCAPS = 4, 8
+_CAP_VERSION_3 = 0x20080522
+_CAP_MKNOD = 27
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+HE, MATE, STRANGER, OTHERS = 72_001, 72_002, 72_003, 72_004
+TEAM = 72_100
+ROOT_IN_THERE = 73_000
+OURS = (1000, 72_000, 1000)
+"""A user namespace's map that knows all of them: first id in there, first id here, how many."""
+
+
+class Person(NamedTuple):
+    """The credentials that a process can have."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...] = ()
+    capability: int | None = None  # the one that it has
+    is_capable: bool = False  # it has all
+    maps: tuple[tuple[int, int, int], ...] = ()  # of the user namespace whose root it is
+
+    def named(self, outside: int) -> int:
+        """An id of ours as these credentials map it; an unmapped id can't be used."""
+        for inside, first, n in self.maps:
+            if first <= outside < first + n:
+                return inside + outside - first
+        return outside
+
+    def has(self, uid: int) -> bool:
+        """Whether an id is one of these: the own one, or one in the user namespace."""
+        return uid == self.uid or any(first <= uid < first + n for _, first, n in self.maps)
+
+    def be(self) -> None:
+        """Give this process, root's, these credentials for good. Raises  OSError"""
+        if self.maps:
+            _enter_namespace(self)
+        elif self.capability is not None:
+            _keep_only(self, self.capability)
+        elif not self.is_capable:
+            become(self.uid, self.gid, self.groups)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether his ids say all that he may."""
+        return self.uid != 0 and not self.maps and self.capability is None and not self.is_capable
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """What this process, root's, opens in the block it opens as him, who is plain; without a fork."""
+        assert self.is_plain
+        groups = os.getgroups()
+        os.setgroups(self.groups)
+        os.setresgid(-1, self.gid, -1)
+        os.setresuid(-1, self.uid, -1)
+        try:
+            yield
+        finally:
+            os.setresuid(-1, 0, -1)
+            os.setresgid(-1, 0, -1)
+            os.setgroups(groups)
+            _be_seen()
+
+
+PEOPLE: Mapping[str, Person] = MappingProxyType(
+    {
+        "owner": Person(HE, HE),
+        "owner in the team": Person(HE, HE, (TEAM,)),
+        "team": Person(MATE, TEAM),
+        "team besides": Person(MATE, MATE, (OTHERS, TEAM)),
+        "stranger": Person(STRANGER, STRANGER),
+        "root": Person(0, 0, is_capable=True),
+        "root without capabilities": Person(0, 0),
+        "root of all of us": Person(ROOT_IN_THERE, ROOT_IN_THERE, maps=((0, ROOT_IN_THERE, 1), OURS)),
+        "root of himself": Person(HE, HE, maps=((0, HE, 1),)),
+        "root of others": Person(ROOT_IN_THERE, ROOT_IN_THERE, maps=((0, ROOT_IN_THERE, 1), (1000, 74_000, 1000))),
+        "stranger with CHOWN": Person(STRANGER, STRANGER, capability=Capability.CHOWN),
+        "stranger with DAC_OVERRIDE": Person(STRANGER, STRANGER, capability=Capability.DAC_OVERRIDE),
+        "stranger with DAC_READ_SEARCH": Person(STRANGER, STRANGER, capability=Capability.DAC_READ_SEARCH),
+        "stranger with FOWNER": Person(STRANGER, STRANGER, capability=Capability.FOWNER),
+        "owner with FSETID": Person(HE, HE, capability=Capability.FSETID),
+        "team with FSETID": Person(MATE, TEAM, capability=Capability.FSETID),
+        "owner with SYS_ADMIN": Person(HE, HE, capability=Capability.SYS_ADMIN),
+        "owner with MKNOD": Person(HE, HE, capability=_CAP_MKNOD),
+        "owner with SETFCAP": Person(HE, HE, capability=Capability.SETFCAP),
+    }
+)
+
+
+def _enter_namespace(person: Person) -> None:
+    """Be root of a new user namespace; a process that stays outside for a moment writes its maps."""
+    ready, go = os.pipe(), os.pipe()
+    own = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.read(ready[0], 1)
+            told = "".join(f"{inside} {first} {n}\n" for inside, first, n in person.maps)
+            for name in ("uid_map", "gid_map"):
+                Path(f"/proc/{own}/{name}").write_text(told)
+            os.write(go[1], b".")
+        finally:
+            os._exit(0)
+    os.setgroups(person.groups)
+    os.setresgid(person.gid, person.gid, person.gid)
+    os.setresuid(person.uid, person.uid, person.uid)
+    _checked(_libc.unshare(_CLONE_NEWUSER))
+    os.write(ready[1], b".")
+    os.close(go[1])
+    assert os.read(go[0], 1), "no map"
+    os.waitpid(pid, 0)
+    for fd in (*ready, go[0]):
+        os.close(fd)
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+    _be_seen()
+
+
+def _keep_only(person: Person, capability: int) -> None:
+    _checked(_libc.prctl(_PR_SET_KEEPCAPS, ctypes.c_ulong(1), 0, 0, 0))
+    os.setgroups(person.groups)
+    os.setresgid(person.gid, person.gid, person.gid)
+    os.setresuid(person.uid, person.uid, person.uid)
+    low, high = 1 << capability & 0xFFFF_FFFF, 1 << capability >> 32
+    header, sets = struct.pack("=Ii", _CAP_VERSION_3, 0), struct.pack("=6I", low, low, 0, high, high, 0)
+    _checked(_libc.capset(header, sets))
+    _be_seen()
+
+
+def _be_seen() -> None:
+    """Open what is below its own /proc/self, as a process may that has logged in."""
+    _checked(_libc.prctl(_PR_SET_DUMPABLE, ctypes.c_ulong(1), 0, 0, 0))
+
+
+def _checked(result: int) -> None:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))

@@ -1,0 +1,192 @@
+"""The reaper service as tests run it: the real command, told apart from the machine's own by its directories."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fusefs.core.service_status import SeenStatus, VolumePhase, VolumeStatus
+from fusefs.linux.runtime_directories import SYSTEM_RUNTIME
+from fusefs.service.status_file import read_status
+from tests.support.proc_stat import all_stats
+from tests.support.real_filesystems import tmpfs_over
+from tests.support.trashd_command import TRASHD
+from tests.support.user_homes import ROOTS
+
+QUICK = "[defaults]\npaced = false\n"
+"""As fast as it can: by default it yields to what else the machine does, here the other tests of a run."""
+LIMIT_S = 60.0
+END_S = 20.0
+"""SIGTERM ends the service within a second; the rest is this machine's, which may be busy."""
+_GLANCE_S = 0.02
+
+
+class Service:
+    """A running `trashd service run`."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], notified: socket.socket, log: Path, runtime: bytes = SYSTEM_RUNTIME
+    ) -> None:
+        self.process = process
+        self._runtime = runtime
+        self.log = log
+        self._notified = notified
+        self._said = b""
+
+    def said(self) -> str:
+        """All that it told systemd so far."""
+        while select.select([self._notified], [], [], 0)[0]:
+            self._said += self._notified.recv(4096) + b"\n"
+        return self._said.decode()
+
+    def wait_ready(self, n_times: int = 1) -> None:
+        """Wait until it has said READY so many times."""
+        self.until(lambda: self.said().count("READY=1") >= n_times)
+
+    def until(self, condition: Callable[[], object], limit_s: float = LIMIT_S) -> None:
+        """Wait for something to become true. Raises  TimeoutError with the service's log"""
+        ends_at, looked_s = time.monotonic() + limit_s, time.thread_time()
+        while not condition():
+            if time.monotonic() > ends_at or self.process.poll() is not None:
+                what = "ended" if self.process.poll() is not None else "goes on"
+                raise TimeoutError(f"the service {what}: {self.seen()}; its log:\n{self.log.read_text()}")
+            # A process that looks all the time leaves nothing to the service, which is idle by its priority.
+            select.select([], [], [], max(_GLANCE_S, 3 * (time.thread_time() - looked_s)))
+            looked_s = time.thread_time()
+
+    def seen(self) -> SeenStatus | None:
+        """Its status."""
+        return read_status(self._runtime)
+
+    def volume(self, path: Path) -> VolumeStatus:
+        """What it says of a volume."""
+        seen = self.seen()
+        assert seen is not None
+        (found,) = [one for one in seen.status.volumes if one.root() == os.fsencode(path)]
+        return found
+
+    def until_phase(self, path: Path, *phases: VolumePhase) -> VolumeStatus:
+        """Wait until a volume is in one of these."""
+        self.until(lambda: self.volume(path).phase in phases)
+        return self.volume(path)
+
+    def children(self) -> list[int]:
+        """The processes that act for users."""
+        forker = _children_of(self.process.pid)
+        return [child for one in forker for child in _children_of(one)]
+
+    def forker(self) -> int:
+        """The process that forks the children."""
+        (pid,) = _children_of(self.process.pid)
+        return pid
+
+    def processes(self) -> list[int]:
+        """All that live of it: itself, the forker, those that act for users, and their workers."""
+        return _group_of(self.process.pid)
+
+    def is_alone(self) -> bool:
+        """Whether no child acts for users, or is about to end."""
+        return set(self.processes()) == {self.process.pid, self.forker()}
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Stopped for the block: what happens meanwhile it learns of all at once."""
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
+
+    def stop(self) -> None:
+        """SIGTERM, which ends it soon, whatever hangs."""
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(END_S)
+
+    def reload(self) -> None:
+        """SIGHUP, and wait until it is done."""
+        n_ready = self.said().count("READY=1")
+        self.process.send_signal(signal.SIGHUP)
+        self.wait_ready(n_ready + 1)
+
+    def kill(self) -> None:
+        """kill -9, and wait for its children too."""
+        self.process.kill()
+        self.process.wait()
+        ends_at = time.monotonic() + LIMIT_S
+        while self.processes():
+            assert time.monotonic() < ends_at, "children outlive their service"
+            select.select([], [], [], _GLANCE_S)
+
+
+@contextmanager
+def places() -> Iterator[Path]:
+    """A directory for the service's configuration, state and logs; what it runs with is its own for the block.
+
+    Root's registry neither: it is watched, so what other tests' commands register would wake the service.
+    """
+    runtime = Path(os.fsdecode(SYSTEM_RUNTIME)).parent
+    with tmpfs_over(runtime, "0711"), tmpfs_over(ROOTS, "0755"), tempfile.TemporaryDirectory() as base:
+        os.chmod(base, 0o755)
+        yield Path(base)
+
+
+def configure(base: Path, config: str) -> None:
+    """Write a configuration; the audit log is `audit` beside it."""
+    (base / "config.toml").write_text(f'audit = "{base}/audit"\n{config}')
+
+
+@contextmanager
+def service(
+    base: Path,
+    *volumes: Path,
+    config: str = QUICK,
+    environment: dict[str, str] | None = None,
+    user: int | None = None,
+) -> Iterator[Service]:
+    """`trashd service run` on some volumes, ready; stopped at the end of the block, so that nothing is left half-done.
+
+    base  of `places`: a second service there finds what the first one left; a user may write in their own
+    user  whose own service it is; root's if None
+    """
+    configure(base, config)
+    log, address = base / "log", base / "notify"
+    address.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified, log.open("ab") as stderr:
+        notified.bind(str(address))
+        address.chmod(0o777)
+        argv = [TRASHD, "service", "run", "--config", str(base), *(f"--volume={volume}" for volume in volumes)]
+        told = {**os.environ, "NOTIFY_SOCKET": str(address), "STATE_DIRECTORY": str(base), **(environment or {})}
+        runtime = SYSTEM_RUNTIME if user is None else os.fsencode(base / "trashd")
+        if user is not None:
+            argv = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--", *argv]
+            told |= {"XDG_RUNTIME_DIR": str(base), "RUNTIME_DIRECTORY": ""}
+        with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=stderr, env=told, process_group=0) as process:
+            running = Service(process, notified, log, runtime)
+            try:
+                running.wait_ready()
+                yield running
+                if process.poll() is None:
+                    running.stop()
+            finally:
+                if process.poll() is None:
+                    running.kill()
+
+
+def _group_of(leader: int) -> list[int]:
+    """The processes of a group that have not ended."""
+    return [pid for pid, (state, _parent, group, *_) in all_stats() if int(group) == leader and state != "Z"]
+
+
+def _children_of(pid: int) -> list[int]:
+    try:
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []

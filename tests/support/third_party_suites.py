@@ -1,0 +1,158 @@
+"""Test suites that others wrote, from crates.io: built once, outside the tree.
+
+python -m tests.support.third_party_suites        build what is missing
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+VERSIONS = MappingProxyType({"pjdfstest": "0.2.2", "fsx": "0.3.2"})
+_BUILD_LIMIT_S = 900
+_RUN_LIMIT_S = 300
+
+_FEWER = "all clients together have fewer files open than one may, where the daemon's limit is no higher than theirs"
+EXPECTED: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "pjdfstest": {
+            "link::link_count_max": "the C library tells how many links a file may have by the filesystem's type",
+        },
+        "fsx": {},
+        "LTP": {
+            "creat05": _FEWER,
+            "fcntl12": _FEWER,
+            "fcntl12_64": _FEWER,
+            "name_to_handle_at01": "there are no file handles",
+            "name_to_handle_at02": "there are no file handles",
+            "openat03": "a write by root takes set-ID bits away",
+            "setxattr03": "there is no ioctl, and so no flag that makes a file immutable",
+        },
+    }
+)
+"""What comes out otherwise through a mount than below, by suite and test, and why."""
+
+CONFIGURATION = """
+[features]
+posix_fallocate = {}
+rename_ctime = {}
+utimensat = {}
+utime_now = {}
+stat_st_birthtime = {}
+[settings]
+naptime = 0.02
+allow_remount = false
+[dummy_auth]
+entries = [["nobody", "nogroup"], ["games", "games"], ["daemon", "daemon"]]
+"""
+
+
+def cache() -> Path:
+    """Where they are kept; root's is not in a home directory that tests change."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base, "trashd-tests")
+
+
+def suite(name: str) -> Path:
+    """The program of a suite, built if it is missing: needs cargo, the network and a minute or two.
+
+    Raises  CalledProcessError: cargo could not; its words are on stderr
+    """
+    root = cache() / f"{name}-{VERSIONS[name]}"
+    program = root / "bin" / name
+    root.mkdir(parents=True, exist_ok=True)
+    with (root / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two runs at a time build once
+        if not program.exists():
+            what = ["--root", str(root), "--version", VERSIONS[name], name]
+            subprocess.run(
+                ["cargo", "install", "--quiet", "--locked", *what],
+                stdin=subprocess.DEVNULL,
+                check=True,
+                timeout=_BUILD_LIMIT_S,
+            )
+    return program
+
+
+_BLOCKS = """
+[weights]
+posix_fallocate = 1
+punch_hole = 1
+copy_file_range = 1
+"""
+
+
+class Told(NamedTuple):
+    """What pjdfstest found."""
+
+    failed: frozenset[str]
+    skipped: frozenset[str]
+    passed: frozenset[str]
+
+    @property
+    def n_passed(self) -> int:
+        return len(self.passed)
+
+
+def pjdfstest(path: Path) -> Told:
+    """What it finds in a directory in which all may write."""
+    with tempfile.NamedTemporaryFile("w", suffix=".toml") as configuration:
+        configuration.write(CONFIGURATION)
+        configuration.flush()
+        argv = [str(suite("pjdfstest")), "--configuration-file", configuration.name, "--path", str(path)]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=_RUN_LIMIT_S, check=False, cwd=path)
+    print(done.stdout[-20_000:], done.stderr)
+    found = dict(re.findall(r"^(\w+(?:::\w+)+)\s+(ok|skipped|FAILED|\w+)$", done.stdout, re.MULTILINE))
+    summary = re.search(r"^Summary: (\d+) failed, (\d+) skipped, (\d+) passed", done.stdout, re.MULTILINE)
+    assert summary, "no summary"
+    told = Told(
+        frozenset(name for name, how in found.items() if how not in ("ok", "skipped")),
+        frozenset(name for name, how in found.items() if how == "skipped"),
+        frozenset(name for name, how in found.items() if how == "ok"),
+    )
+    assert [*map(len, told)] == [int(n) for n in summary.groups()], "the output is not understood"
+    return told
+
+
+def fsx(path: Path, seed: int, n_operations: int, *, has_blocks: bool) -> str:
+    """What it finds wrong with a file in a directory that it reads, writes, maps, cuts and extends at random.
+
+    has_blocks  it allocates, makes holes and copies parts, too
+    """
+    with tempfile.TemporaryDirectory(prefix="trashd-fsx-") as place:
+        configuration = Path(place, "fsx.toml")
+        configuration.write_text(_BLOCKS if has_blocks else "")
+        counted = ["-N", str(n_operations), "-S", str(seed), "-f", str(configuration)]
+        argv = [str(suite("fsx")), "-q", *counted, "-P", place, str(path / f"file{seed}")]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=_RUN_LIMIT_S, check=False)
+    return "" if done.returncode == 0 else f"{done.stdout[-5000:]}{done.stderr[-5000:]}" or str(done.returncode)
+
+
+@contextmanager
+def short_path() -> Iterator[Path]:
+    """A directory to mount on whose path leaves room for the name of a socket (108 bytes)."""
+    path = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))
+    path.chmod(0o755)
+    try:
+        yield path
+    finally:
+        path.rmdir()
+
+
+def main() -> None:
+    """Build all."""
+    for name in VERSIONS:
+        print(f"{name} {VERSIONS[name]}: {suite(name)}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

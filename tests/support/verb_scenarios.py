@@ -1,0 +1,231 @@
+"""The acts of every verb, as scenes: what the crash tests kill, fail, stop and race."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+
+from fusefs.linux.kernel import Kernel
+from fusefs.store.find_orphans import find_container
+from fusefs.store.pin import KeepFor, keep_by_id
+from fusefs.store.stage import SwapOptions
+from fusefs.store.swap_for_owner import swap_for_owner
+from fusefs.store.swap_path import own_folder
+from tests.support.crash_scenarios import HOME, USER, Act, DyingAfter, Prepare, Scene, home
+from tests.support.make_trees import Dir, Spec, make_tree
+from tests.support.store_calls import DyingAt, in_child, opened, reap_now, recover_all, remove, restore, swap
+
+TREE: Spec = {"a": b"first", "empty": {}, "sub": {"leaf": b"second", "b": b"third"}}
+READ_ONLY = Dir(TREE, mode=0o555)
+LATE = b"written after the swap"
+
+
+def make_victim(volume: Path) -> None:
+    """The tree at its name."""
+    make_tree(home(volume), Dir(TREE, mode=0o750))
+
+
+def make_users(volume: Path) -> None:
+    """The tree at its name, a user's in a directory of root's."""
+    make_victim(volume)
+    os.chown(home(volume), USER, USER)
+
+
+def make_read_only(volume: Path) -> None:
+    """The tree with a mode that forbids its owner to move it."""
+    make_tree(home(volume), READ_ONLY)
+
+
+def make_file(volume: Path) -> None:
+    """A file at the name."""
+    home(volume).write_bytes(b"a file")
+    home(volume).chmod(0o640)
+
+
+def make_orphan(volume: Path) -> None:
+    """The tree an orphan, its fresh directory untouched."""
+    make_victim(volume)
+    swap(home(volume))
+
+
+def make_read_only_orphan(volume: Path) -> None:
+    """A read-only tree an orphan, and its fresh directory as read-only."""
+    make_read_only(volume)
+    swap(home(volume))
+
+
+def write_late(volume: Path) -> None:
+    """The tree an orphan, something written into its fresh directory since."""
+    make_orphan(volume)
+    (home(volume) / "late").write_bytes(LATE)
+
+
+def write_late_in_read_only(volume: Path) -> None:
+    """A read-only tree an orphan, something written into its fresh directory since, which is read-only again."""
+    open_up_and_write_late(volume)
+    home(volume).chmod(0o555)
+
+
+def open_up_and_write_late(volume: Path) -> None:
+    """A read-only tree an orphan, something written into its fresh directory since, which stays open."""
+    make_read_only_orphan(volume)
+    home(volume).chmod(0o755)
+    (home(volume) / "late").write_bytes(LATE)
+
+
+def leave_name_free(volume: Path) -> None:
+    """The tree an orphan, nothing at its name."""
+    make_victim(volume)
+    remove(home(volume))
+
+
+def leave_read_only_name_free(volume: Path) -> None:
+    """A read-only tree an orphan, nothing at its name."""
+    make_read_only(volume)
+    remove(home(volume))
+
+
+def lose_inside(volume: Path) -> None:
+    """The tree an orphan, its name and its directories gone."""
+    make_orphan(volume)
+    home(volume).rmdir()
+
+
+def drop(volume: Path) -> None:
+    """Two things in drop/ that no tool had a hand in."""
+    with opened(volume) as store, own_folder(store) as folder:
+        path = Path(os.fsdecode(folder.path())) / "drop"
+    make_tree(path / "dropped", TREE)
+    (path / "file").write_bytes(b"dropped too")
+
+
+def drop_read_only(volume: Path) -> None:
+    """A read-only directory in drop/."""
+    with opened(volume) as store, own_folder(store) as folder:
+        path = Path(os.fsdecode(folder.path())) / "drop"
+    make_tree(path / "dropped", READ_ONLY)
+
+
+def _swap(volume: Path, kernel: Kernel) -> object:
+    return swap(home(volume), kernel)
+
+
+def _swap_for_owner(volume: Path, kernel: Kernel) -> object:
+    return swap_for_owner(kernel, os.fsencode(home(volume)), SwapOptions())
+
+
+def _remove(volume: Path, kernel: Kernel) -> object:
+    return remove(home(volume), kernel)
+
+
+def _recover(volume: Path, kernel: Kernel) -> object:
+    return recover_all(volume, kernel)
+
+
+def _restore(volume: Path, kernel: Kernel, inside: bytes | None = None, to: str | None = None) -> object:
+    where = None if to is None else volume / HOME / to
+    return restore(volume, only_id(volume), kernel, inside, where)
+
+
+def _keep(volume: Path, kernel: Kernel) -> object:
+    volumes = [os.fsencode(volume)]
+    return keep_by_id(kernel, volumes, find_container(kernel, volumes, only_id(volume)), KeepFor(None))
+
+
+def _reap(volume: Path, kernel: Kernel) -> object:
+    return reap_now(volume, only_id(volume), kernel)
+
+
+def only_id(volume: Path) -> str:
+    """The id of the one container that is there, found without the gate: the path says it."""
+    # A user's own folder is in new/ until root has looked.
+    names = [path.name for path in (volume / ".trashd").glob("[un]*/*/*/*Z-*")]
+    return names[0] if names else "none"
+
+
+def killed_after(prepare: Prepare, act: Act, call: str, n: int = 1) -> Prepare:
+    """What an act leaves that was killed after its n-th call of that name."""
+
+    def leave(volume: Path) -> None:
+        prepare(volume)
+        assert in_child(lambda: act(volume, Kernel(DyingAfter(call, n)))) == DyingAt.EXIT_CODE
+
+    return leave
+
+
+SWAP = Scene(make_victim, _swap, is_gapless=True)
+SWAP_FOR_OWNER = Scene(make_read_only, _swap_for_owner, uid=USER, by=0, is_gapless=True)
+SWAP_FOR_OWNER_TWICE = Scene(make_read_only, _swap_for_owner, uid=USER, by=0, exchange=False)
+SWAP_LENT = Scene(make_read_only, _swap, uid=USER, is_gapless=True)
+SWAP_TWICE = Scene(make_victim, _swap, exchange=False)
+SWAP_TWICE_LENT = Scene(make_read_only, _swap, uid=USER, exchange=False)
+REMOVE = Scene(make_victim, _remove)
+REMOVE_FILE = Scene(make_file, _remove)
+REMOVE_LENT = Scene(make_read_only, _remove, uid=USER)
+ADOPT = Scene(drop, _recover)
+ADOPT_LENT = Scene(drop_read_only, _recover, uid=USER)
+RESTORE = Scene(make_orphan, _restore, is_gapless=True)
+RESTORE_LATE = Scene(write_late, _restore, is_gapless=True)
+RESTORE_FREE = Scene(leave_name_free, _restore)
+RESTORE_TO = Scene(make_orphan, partial(_restore, to="elsewhere"), is_gapless=True)
+RESTORE_INSIDE = Scene(make_orphan, partial(_restore, inside=b"sub/leaf"), is_gapless=True, is_split=True)
+RESTORE_INSIDE_FREE = Scene(lose_inside, partial(_restore, inside=b"sub/leaf"), is_split=True)
+RESTORE_LENT = Scene(make_read_only_orphan, _restore, uid=USER, is_gapless=True)
+RESTORE_LATE_LENT = Scene(write_late_in_read_only, _restore, uid=USER)
+RESTORE_LATE_OPENED = Scene(open_up_and_write_late, _restore, uid=USER)
+RESTORE_TWICE_LATE_LENT = Scene(write_late_in_read_only, _restore, uid=USER, exchange=False)
+RESTORE_FREE_LENT = Scene(leave_read_only_name_free, _restore, uid=USER)
+RESTORE_TWICE = Scene(make_orphan, _restore, exchange=False)
+RESTORE_TWICE_LATE = Scene(write_late, _restore, exchange=False)
+RESTORE_BY_ROOT = Scene(make_read_only_orphan, _restore, uid=USER, by=0, is_gapless=True)
+RESTORE_TO_BY_ROOT = Scene(make_read_only_orphan, partial(_restore, to="elsewhere"), uid=USER, by=0, is_gapless=True)
+KEEP = Scene(make_orphan, _keep, is_gapless=True)
+KEEP_BY_ROOT = Scene(make_orphan, _keep, uid=USER, by=0, is_gapless=True)
+REAP = Scene(make_orphan, _reap, is_gapless=True, is_reap=True)
+REAP_BY_ROOT = Scene(make_orphan, _reap, uid=USER, by=0, is_gapless=True, is_reap=True)
+RECOVER_SWAP = Scene(killed_after(make_victim, _swap, "exchange"), _recover, is_gapless=True)
+RECOVER_GIVING = Scene(killed_after(make_users, _swap_for_owner, "exchange"), _recover, by=0, is_gapless=True)
+RECOVER_GAP = Scene(killed_after(make_victim, _swap, "rename"), _recover, exchange=False)
+RECOVER_RESTORE = Scene(killed_after(write_late, _restore, "exchange"), _recover, is_gapless=True)
+RECOVER_RESTORE_GAP = Scene(killed_after(write_late, _restore, "rename", 2), _recover, exchange=False)
+RECOVER_REAP = Scene(killed_after(make_orphan, _reap, "unlink"), _recover, is_gapless=True, is_reap=True)
+
+SCENES = {
+    "swap": SWAP,
+    "swap-lent": SWAP_LENT,
+    "swap-for-owner": SWAP_FOR_OWNER,
+    "swap-for-owner-two-rename": SWAP_FOR_OWNER_TWICE,
+    "swap-two-rename": SWAP_TWICE,
+    "swap-two-rename-lent": SWAP_TWICE_LENT,
+    "rm": REMOVE,
+    "rm-file": REMOVE_FILE,
+    "rm-lent": REMOVE_LENT,
+    "adopt": ADOPT,
+    "adopt-lent": ADOPT_LENT,
+    "restore": RESTORE,
+    "restore-late": RESTORE_LATE,
+    "restore-free": RESTORE_FREE,
+    "restore-to": RESTORE_TO,
+    "restore-inside": RESTORE_INSIDE,
+    "restore-inside-free": RESTORE_INSIDE_FREE,
+    "restore-lent": RESTORE_LENT,
+    "restore-late-lent": RESTORE_LATE_LENT,
+    "restore-late-opened": RESTORE_LATE_OPENED,
+    "restore-two-rename-late-lent": RESTORE_TWICE_LATE_LENT,
+    "restore-free-lent": RESTORE_FREE_LENT,
+    "restore-two-rename": RESTORE_TWICE,
+    "restore-two-rename-late": RESTORE_TWICE_LATE,
+    "restore-by-root": RESTORE_BY_ROOT,
+    "restore-to-by-root": RESTORE_TO_BY_ROOT,
+    "keep": KEEP,
+    "keep-by-root": KEEP_BY_ROOT,
+    "reap": REAP,
+    "reap-by-root": REAP_BY_ROOT,
+    "recover-swap": RECOVER_SWAP,
+    "recover-giving": RECOVER_GIVING,
+    "recover-swap-in-the-gap": RECOVER_GAP,
+    "recover-restore": RECOVER_RESTORE,
+    "recover-restore-in-the-gap": RECOVER_RESTORE_GAP,
+    "recover-reap": RECOVER_REAP,
+}
