@@ -15,9 +15,9 @@ from fusefs.cli.main import run
 from fusefs.linux.kernel import Kernel
 from tests.support.privileges import Person
 
-for _name in ("doctor", "group", "init", "keep", "listing", "quarantine", "reap", "restore", "rm", "swap", "sweep"):
+for _name in ("doctor", "group", "init", "keep", "list", "quarantine", "reap", "restore", "rm", "swap", "sweep"):
     import_module(f"fusefs.cli.{_name}")  # once, not in each child
-for _name in ("reaper.memory", "reaper.paced", "reaper.wait", "store.rescue"):
+for _name in ("engine.foreground_pacing", "service.clock_file", "store.rescue", "waiting.wait_for_space"):
     import_module(f"fusefs.{_name}")  # what they import late
 
 BROKEN = 111
