@@ -10,7 +10,7 @@ from typing import NamedTuple
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
 from fusefs.core.names import ContainerId
 from fusefs.core.orphan_age import Clock, FirstSight, age_ns, see
-from fusefs.core.time_windows import TimeWindow
+from fusefs.core.time_windows import TimeWindow, opens_in_s
 
 MINIMUM_AGE_S = 600
 """Ten minutes, whatever the volume lacks: to notice that it was the wrong directory, and to type the restore."""
@@ -80,7 +80,7 @@ class VolumePolicy(NamedTuple):
     path               where it is mounted
     paths              rules for what came from a directory or from below it; of several the deepest
     max_entries_per_s  and bytes; None: as fast as the kernel, as far as neighbours allow
-    windows            none: always. The free-space rule doesn't wait for one
+    windows            none: always
     horizon_s          the backlog shall be gone within; None: at whatever pace neighbours allow
     blocks, inodes     watermarks; None: nothing hurries
     paced              whether it makes way for others that use the disk
@@ -98,6 +98,13 @@ class VolumePolicy(NamedTuple):
     blocks: Watermark | None = Watermark()
     inodes: Watermark | None = Watermark()
     paced: bool = True
+
+    def closed_s(self, second: int, *, hurries: bool) -> int:
+        """Seconds until a window opens; 0 if one is open, if there are none, or if the volume runs full: that is first.
+
+        second  of the local day
+        """
+        return 0 if hurries else opens_in_s(self.windows, second)
 
     def rules_for(self, origin: bytes | None) -> RetentionRules:
         """The rules for what came from there; those of the volume for what was dropped."""

@@ -16,7 +16,6 @@ from fusefs.core.events import EventKind
 from fusefs.core.names import printable
 from fusefs.core.policy import VolumePolicy
 from fusefs.core.service_status import PassedOver, VolumePhase, VolumeStatus
-from fusefs.core.time_windows import opens_in_s
 from fusefs.linux.inotify import InotifyEvent, InotifyMask
 from fusefs.service.child_answers import TROUBLE, Trouble
 from fusefs.service.folder_watch import FolderWatch
@@ -251,10 +250,11 @@ class VolumeLoop:
         if now_s < self._rests_until_s:
             return self._rests_until_s - now_s
         local = time.localtime()
-        opens_s = opens_in_s(policy.windows, local.tm_hour * 3600 + local.tm_min * 60 + local.tm_sec)
-        if opens_s and not self._room.hurries:
+        second = local.tm_hour * 3600 + local.tm_min * 60 + local.tm_sec
+        closed_s = policy.closed_s(second, hurries=self._room.hurries)
+        if closed_s:
             self._be(VolumePhase.WINDOW, "it may work " + ", ".join(map(str, policy.windows)))
-            return min(float(opens_s), _WINDOW_S)
+            return min(float(closed_s), _WINDOW_S)
         return 0.0
 
     def _be(self, phase: VolumePhase, why: str = "") -> None:

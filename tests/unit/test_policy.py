@@ -23,6 +23,7 @@ from fusefs.core.policy import (
     hurries,
     is_at_or_below,
 )
+from fusefs.core.time_windows import TimeWindow
 
 S = 1_000_000_000
 NOW = 1_800_000_000 * S
@@ -252,3 +253,10 @@ def test_quota_lets_no_pinned_and_no_young_one_go_and_no_more_than_needed(
     assert is_within(list(going)) or sorted(going) == sorted(could_go)
     if going:
         assert not is_within(list(going[:-1]))
+
+
+def test_a_volume_that_runs_full_does_not_wait_for_a_window() -> None:
+    at_night = VolumePolicy(b"/v", windows=(TimeWindow(22 * 60, 6 * 60),))
+    assert at_night.closed_s(12 * 3600, hurries=False) == 10 * 3600
+    assert at_night.closed_s(12 * 3600, hurries=True) == 0
+    assert at_night.closed_s(23 * 3600, hurries=False) == 0
