@@ -14,7 +14,8 @@ from fusefs.linux.boot_id import boot_id, host_id
 from fusefs.linux.fd import Fd
 from fusefs.store.container import dissolve, move
 from fusefs.store.layout import DROP, TREE, UserFolder
-from fusefs.store.stage import identify_at, lend, loan, stage_new, take_back
+from fusefs.store.permission_loan import lend, loan, take_back
+from fusefs.store.stage import identify_at, stage_new
 
 
 class AdoptionProblem(NamedTuple):

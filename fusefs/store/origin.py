@@ -15,7 +15,8 @@ from fusefs.store.backing_and_mount import DIRECTORY, OUT_OF_REACH, BackingAndMo
 from fusefs.store.container import HeldContainer
 from fusefs.store.keep_entries import settle_kept
 from fusefs.store.layout import FRESH, TREE
-from fusefs.store.stage import identify_at, take_back
+from fusefs.store.permission_loan import take_back
+from fusefs.store.stage import identify_at
 from fusefs.store.victim_rename import DirectRename, VisibleMove
 
 _NOWHERE = (errno.ENAMETOOLONG, *OUT_OF_REACH)

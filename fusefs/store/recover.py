@@ -43,7 +43,8 @@ from fusefs.store.container import (
 from fusefs.store.keep_entries import settle_kept
 from fusefs.store.layout import DROP, FRESH, HOISTED, RECORD, TREE, UserFolder
 from fusefs.store.origin import Origin
-from fusefs.store.stage import identify_at, take_back, unmake
+from fusefs.store.permission_loan import take_back
+from fusefs.store.stage import identify_at, unmake
 from fusefs.store.victim_rename import VisibleMove
 
 _BOOT = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")

@@ -7,7 +7,8 @@ from fusefs.core.names import RelPath
 from fusefs.core.record import Method
 from fusefs.store.layout import TREE, UserFolder
 from fusefs.store.locate import Victim
-from fusefs.store.stage import SwapOptions, lend, stage
+from fusefs.store.permission_loan import lend
+from fusefs.store.stage import SwapOptions, stage
 from fusefs.store.swap import Swapped, finish, give_back, unstage
 from fusefs.store.victim_rename import VisibleMove, VisibleRename
 

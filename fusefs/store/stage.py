@@ -1,15 +1,13 @@
-"""Staging: the container with its durable record, the loan that a rename may need, and the way back."""
+"""Staging: the container with its durable record, and the way back."""
 
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import NamedTuple, Self
 
-from fusefs.core.errors import NotPermitted
 from fusefs.core.identity import Identity, Likelihood, compare
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S, State
 from fusefs.core.names import ContainerId, RelPath, join
@@ -29,12 +27,11 @@ from fusefs.store.container import (
 )
 from fusefs.store.layout import FRESH, RECORD, TREE, UserFolder
 from fusefs.store.locate import Victim
+from fusefs.store.permission_loan import loan
 from fusefs.store.reserve import SPARE, ensure_reserve, move_to_stage, take_reserve
 from fusefs.store.spare_space import FOR_USER, ensure_ballast, with_room
-from fusefs.store.victim_rename import VisibleRename
 
 ATTEMPTS = 8
-_LOAN = 0o700
 _NEEDS_FRESH = (Method.EXCHANGE, Method.TWO_RENAME, Method.SWEEP)
 
 Draft = Callable[[ContainerId, Fd | None], Record]
@@ -242,49 +239,6 @@ def _known(kernel: Kernel, fresh: Fd) -> Identity:
         kernel.mark(fresh)
         identity = kernel.identify(fresh)
     return identity
-
-
-def loan(st: os.stat_result) -> int | None:
-    """The mode to go back to, if we own a directory whose mode forbids what a move to another parent needs.
-
-    Moving it changes its `..`, so the kernel asks for write permission on itself; reading its likeness asks for
-    read and search. Its owner alone may set both for that moment.
-    """
-    uid = os.geteuid()
-    if uid == 0 or st.st_uid != uid or not stat.S_ISDIR(st.st_mode) or st.st_mode & _LOAN == _LOAN:
-        return None
-    return stat.S_IMODE(st.st_mode)
-
-
-def lend(held: HeldContainer, fd: Fd, mode: int | None, visible: VisibleRename | None = None) -> None:
-    """Give the owner what the move needs; the record says so already, so that recovery takes it back.
-
-    visible  of a name that others see; the mount would go by the mode that it remembers
-    Raises   NotPermitted if the set-group-id bit would be lost by it: chmod drops it for users not in the group
-    """
-    if mode is None:
-        return
-    kernel = held.folder.store.kernel
-    if mode & stat.S_ISGID and kernel.fstat(fd).st_gid not in (os.getegid(), *os.getgroups()):
-        raise NotPermitted("its mode has set-group-id for a group that you are not in, and forbids you to move it")
-    kernel.chmod(fd, mode | _LOAN)
-    if visible is not None:
-        visible.refresh(held)
-
-
-def take_back(held: HeldContainer, fd: Fd, mode: int | None, visible: VisibleRename | None = None) -> None:
-    """The mode as it was before the loan; nothing is touched if it is that already.
-
-    For a set-group-id directory of a group that its owner is not in even the same mode again would drop the bit.
-    visible  as for `lend`; a killed process may not have told it
-    """
-    if mode is None:
-        return
-    kernel = held.folder.store.kernel
-    if stat.S_IMODE(kernel.fstat(fd).st_mode) != mode:
-        kernel.chmod(fd, mode)
-    if visible is not None:
-        visible.refresh(held)
 
 
 def restock(folder: UserFolder) -> None:

@@ -15,14 +15,8 @@ from fusefs.linux.directory_metadata import MetadataDifference, apply_likeness, 
 from fusefs.store.container import HeldContainer, dissolve, move
 from fusefs.store.layout import FRESH, TREE, UserFolder
 from fusefs.store.locate import Victim
-from fusefs.store.stage import (
-    ATTEMPTS,
-    Staged,
-    SwapOptions,
-    lend,
-    stage,
-    take_back,
-)
+from fusefs.store.permission_loan import lend, take_back
+from fusefs.store.stage import ATTEMPTS, Staged, SwapOptions, stage
 from fusefs.store.victim_rename import NO_EXCHANGE, VisibleMove, VisibleRename
 
 if TYPE_CHECKING:

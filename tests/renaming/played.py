@@ -24,10 +24,10 @@ from fusefs.core.service_status import CurrentReap, Status, StatusFault, VolumeP
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME
 from fusefs.service.status_file import write_status
 from tests.renaming.scripts import FILES, FOR_USER, SCENE, WRONG, WRONG_MOUNTS
-from tests.support.trashd_command import Done
+from tests.support.make_trees import IMMUTABLE, make_tree, set_flags
 from tests.support.mount_namespaces import see_own_mounts_only
 from tests.support.stored_samples import PLANTED, SOUND, unpack
-from tests.support.make_trees import IMMUTABLE, make_tree, set_flags
+from tests.support.trashd_command import Done
 
 PLACE = Path("/run/played")
 VOLUME, HOME = PLACE / "v", PLACE / "home"
