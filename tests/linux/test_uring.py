@@ -86,6 +86,6 @@ def test_a_closed_ring_leaves_no_fd() -> None:
 @pytest.mark.needs("root")
 def test_without_io_uring_there_is_no_ring() -> None:
     done = printed_without_uring(
-        "from fusefs.linux.io_uring import Ring\ntry: Ring(8, 1)\nexcept OSError as error: print(error.errno)"
+        "from fusefs.linux.io_uring import IoUring\ntry: IoUring(8, 1)\nexcept OSError as error: print(error.errno)"
     )
     assert int(done) == errno.EPERM

@@ -37,8 +37,8 @@ _FS_IOC_GETFLAGS, _FIONREAD = 0x80086601, 0x541B
 # A daemon whose filesystem becomes slow and quick again all the time. $1 and on: as for trashd.
 MOODY = """
 import sys, threading, time
-from fusefs.mount.tables_lock import Gate
-begin = Gate.__init__
+from fusefs.mount.tables_lock import TablesLock
+begin = TablesLock.__init__
 def begin_moody(self, **named):
     begin(self, **named)
     self._latency = None
@@ -47,7 +47,7 @@ def begin_moody(self, **named):
             time.sleep(0.002)
             self.is_slow = not self.is_slow
     threading.Thread(target=change, daemon=True).start()
-Gate.__init__ = begin_moody
+TablesLock.__init__ = begin_moody
 from fusefs.cli.main import main
 sys.exit(main())
 """

@@ -47,13 +47,13 @@ sys.exit(main())
 # A pyfuse3 of a version that is known, which takes a lock of its own to read.
 OTHER_LOCK = """
 import sys, pyfuse3, trio
-from fusefs.mount import loop
-hook = loop.hook
+from fusefs.mount import pyfuse3_loop
+hook = pyfuse3_loop.hook
 def hook_all_but_the_lock(*words, **named):
     is_hooked = hook(*words, **named)
     vars(pyfuse3)["trio"].Lock = trio.Lock
     return is_hooked
-loop.hook = hook_all_but_the_lock
+pyfuse3_loop.hook = hook_all_but_the_lock
 from fusefs.cli.main import main
 sys.exit(main())
 """
