@@ -14,7 +14,7 @@ from fusefs.cli.options import json_option
 from fusefs.core.errors import NotRunning, TrashdError, Unwell, UsageError, from_os
 from fusefs.core.names import printable
 from fusefs.core.record import unquote
-from fusefs.core.service_status import SeenStatus
+from fusefs.core.service_status import SeenStatus, VolumePhase, VolumeStatus
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME, runtime_dir
 
 
@@ -85,7 +85,15 @@ def _errors(directory: bytes, seen: SeenStatus) -> list[TrashdError]:
     found: list[TrashdError] = []
     if seen.is_stale():
         found.append(Unwell(f"pid {seen.status.pid} hangs", "its log says more: journalctl -u trashd-reaper"))
-    return found + [Unwell(volume.root()) for volume in seen.status.volumes if status_text.needs_help(volume)]
+    return found + [Unwell(volume.root()) for volume in seen.status.volumes if _needs_help(volume)]
+
+
+def _needs_help(volume: VolumeStatus) -> bool:
+    """Whether a person should look: not if it is paused, or has another reaper.
+
+    Nor at a user's own store, which that user can break at any time.
+    """
+    return volume.phase is VolumePhase.BROKEN and volume.owner is None
 
 
 def _object(directory: bytes, seen: SeenStatus) -> dict[str, Any]:

@@ -47,14 +47,6 @@ def doing(volume: VolumeStatus) -> str:
     return f"{phase}: {why}"
 
 
-def needs_help(volume: VolumeStatus) -> bool:
-    """Whether a person should look: not if it is paused, or has another reaper.
-
-    Nor at a user's own store, which that user can break at any time.
-    """
-    return volume.phase is VolumePhase.BROKEN and volume.owner is None
-
-
 def backlog(volume: VolumeStatus, now_ns: int) -> str:
     """What there is to do."""
     parts = [f"{_count(volume.n_orphans, 'orphan')} of {_count(volume.n_users, 'user')}", f"{volume.n_due:,} due"]
