@@ -76,7 +76,11 @@ def test_who_was_told_how_long_a_file_is_copies_to_its_end(volume: Path) -> None
                     assert until(lambda: waits_in_the_kernel(pid))
                     os.kill(mounted.pid, signal.SIGCONT)
                     assert ends(pid) == 0
-                assert os.copy_file_range(fd, fd, 4000, 1000, 6000) == 4000
+                copied = os.copy_file_range(fd, fd, 4000, 1000, 6000)
+                if copied == 0:  # the notice of the growth overtook the answer, which the kernel then threw away
+                    assert os.fstat(fd).st_size == 5000
+                    copied = os.copy_file_range(fd, fd, 4000, 1000, 6000)
+                assert copied == 4000
                 assert os.fstat(fd).st_size == os.fstat(behind).st_size == 10_000
 
 
