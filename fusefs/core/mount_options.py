@@ -163,7 +163,7 @@ def _number(word: str) -> int:
 class MountOption(NamedTuple):
     """A word of `-o`, and the command line's option for it: `cache_size=64M` is `--cache-size 64M`.
 
-    field    of Options, which it sets; a switch turns the default around
+    field    of MountOptions, which it sets; a switch turns the default around
     default  None: it follows from something else
     read     the value of a whole word, `cache_size=64M`; it raises UsageError. None: a switch
     value    what may stand behind the `=`, as hints tell it

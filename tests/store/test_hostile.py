@@ -16,7 +16,7 @@ from fusefs.store.list_orphans import ListedContainer
 from tests.support.make_trees import Dir, make_tree, remove_tree_hard, snapshot
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.shared_store import ALICE, BOB, CANARY, canary_of, orphan_of, shared_store
+from tests.support.shared_store import ALICE, BOB, CANARY, attempt, canary_of, orphan_of, shared_store
 from tests.support.store_calls import (
     assert_silent,
     entries,
@@ -39,14 +39,6 @@ pytestmark = pytest.mark.needs("root")
 def volume() -> Iterator[Path]:
     with shared_store(CANARY, alice=ALICE, bob=BOB) as path:
         yield path
-
-
-def attempt(act: Callable[[], object]) -> None:
-    """Do it; whether it works is another test's law."""
-    try:
-        act()
-    except (TrashdError, OSError):
-        return
 
 
 def everything_root_does(volume: Path, identifier: str) -> None:

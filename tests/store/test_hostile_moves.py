@@ -21,7 +21,7 @@ from tests.support.make_trees import Dir, make_tree, remove_tree_hard
 from tests.support.nested_stores import point_to, without_upper_store
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import bind_mount, mounts, tmpfs_volume, unmount
-from tests.support.shared_store import ALICE, BOB, CANARY, NOGROUP, canary_of, job_of, orphan_of, shared_store
+from tests.support.shared_store import ALICE, BOB, CANARY, NOGROUP, attempt, canary_of, job_of, orphan_of, shared_store
 from tests.support.store_calls import (
     ActingAt,
     FailingAt,
@@ -45,14 +45,6 @@ pytestmark = pytest.mark.needs("root")
 def volume() -> Iterator[Path]:
     with shared_store(CANARY, alice=ALICE, bob=BOB) as path:
         yield path
-
-
-def attempt(act: Callable[[], object]) -> None:
-    """Do it; whether it works is another test's law."""
-    try:
-        act()
-    except (TrashdError, OSError):
-        return
 
 
 # Mounts
