@@ -10,7 +10,7 @@ from fusefs.cli import output
 from fusefs.cli.options import PathBytes, every_path, json_option
 from fusefs.cli.sweep_text import counted
 from fusefs.core.errors import TrashdError
-from fusefs.core.names import printable
+from fusefs.core.printable_names import printable
 from fusefs.linux.kernel import Kernel
 from fusefs.store.preflight import Preflight, preflight
 

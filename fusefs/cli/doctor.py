@@ -12,7 +12,7 @@ from fusefs.cli import output
 from fusefs.cli.options import PathBytes, json_option
 from fusefs.cli.settle_first import tended
 from fusefs.core.errors import Exit, NotFound, Refused, TrashdError, UsageError, from_os
-from fusefs.core.names import printable
+from fusefs.core.printable_names import printable
 from fusefs.linux.act_as_user import user_name
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import read_mounts

@@ -8,7 +8,8 @@ import click
 
 from fusefs.cli import output
 from fusefs.cli.options import PathBytes, json_option, volume_option
-from fusefs.core.names import is_container_id, printable
+from fusefs.core.names import is_container_id
+from fusefs.core.printable_names import printable
 from fusefs.linux.act_as_user import user_name
 from fusefs.linux.kernel import Kernel
 from fusefs.store.find_orphans import find_container

@@ -9,7 +9,7 @@ import click
 from fusefs.cli import output
 from fusefs.cli.options import PathBytes, json_option
 from fusefs.core.errors import from_os
-from fusefs.core.names import printable
+from fusefs.core.printable_names import printable
 from fusefs.linux.kernel import Kernel
 from fusefs.store.init_store import initialise
 from fusefs.store.mounted_paths import open_shown

@@ -13,7 +13,7 @@ from fusefs.cli.settle_first import tended
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import WAY_OUT, TrashdError
 from fusefs.core.lifecycle import State
-from fusefs.core.names import printable
+from fusefs.core.printable_names import printable
 from fusefs.core.record import Method
 from fusefs.linux.act_as_user import user_name
 from fusefs.store.find_orphans import all_entries

@@ -10,7 +10,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from fusefs.core.errors import ConfigProblem, Incomplete, TrashdError
-from fusefs.core.names import ContainerId, printable, shell_word
+from fusefs.core.names import ContainerId
+from fusefs.core.printable_names import printable, shell_word
 from fusefs.core.record import Method
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from fusefs.cli import output
 from fusefs.cli.options import DURATION, PathBytes, json_option
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import NotPermitted, TrashdError
-from fusefs.core.names import STORE, printable
+from fusefs.core.names import STORE
+from fusefs.core.printable_names import printable
 from fusefs.linux.act_as_user import user_name
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import is_inside

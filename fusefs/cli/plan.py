@@ -16,7 +16,6 @@ from fusefs.cli.options import PathBytes, json_option, tempo_options
 from fusefs.cli.stop_signals import StopSignals
 from fusefs.cli.sweep_text import counted
 from fusefs.core.errors import BadConfig, ConfigProblem, Incomplete, Unsettled, UsageError
-from fusefs.core.names import printable
 from fusefs.core.plan_rules import (
     DeleteAction,
     MoveAction,
@@ -27,6 +26,7 @@ from fusefs.core.plan_rules import (
     RuleOutcome,
     TrashAction,
 )
+from fusefs.core.printable_names import printable
 from fusefs.core.sizes import format_size
 from fusefs.core.slice_budget import Speed
 from fusefs.core.sweep_result import Swept

@@ -19,7 +19,7 @@ from fusefs.cli.settle_first import tended
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import Incomplete, Refused, TrashdError, UsageError
 from fusefs.core.lifecycle import State
-from fusefs.core.names import printable, shell_word
+from fusefs.core.printable_names import printable, shell_word
 from fusefs.core.report import Reaped, Report
 from fusefs.core.slice_budget import Speed
 from fusefs.linux.act_as_user import user_name

@@ -15,8 +15,8 @@ from fusefs.cli.stop_signals import StopSignals
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import SETTLE, Incomplete, Refused, TrashdError, from_os
 from fusefs.core.lifecycle import State
-from fusefs.core.names import printable
 from fusefs.core.orphan_age import Clock
+from fusefs.core.printable_names import printable
 from fusefs.core.record import Record
 from fusefs.core.report import Reaped
 from fusefs.core.sizes import format_size

@@ -12,7 +12,8 @@ from fusefs.cli import output
 from fusefs.cli.stop_signals import StopSignals
 from fusefs.core.errors import Incomplete
 from fusefs.core.freed_space import Survey, Waited, tolerance_bytes, total
-from fusefs.core.names import ContainerId, printable
+from fusefs.core.names import ContainerId
+from fusefs.core.printable_names import printable
 from fusefs.core.report import Reaped
 from fusefs.core.sizes import format_size
 from fusefs.core.space_goal import ALL

@@ -10,7 +10,7 @@ from fusefs.cli import output
 from fusefs.cli.options import PathBytes, json_option, volume_option
 from fusefs.cli.settle_first import tended
 from fusefs.core.errors import Incomplete
-from fusefs.core.names import printable, shell_word
+from fusefs.core.printable_names import printable, shell_word
 from fusefs.store.find_orphans import find_container
 from fusefs.store.restore import Restored
 from fusefs.store.restore_by_id import restore_by_id

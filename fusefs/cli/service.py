@@ -13,7 +13,7 @@ from fusefs.cli.options import PathBytes, json_option
 from fusefs.cli.service_files import InstalledFile, find_command, pieces_for_all, pieces_for_user, who_else_may_change
 from fusefs.cli.service_install import FileOutcome, FileReport, Installation
 from fusefs.core.errors import Busy, Incomplete, NotFound, NotPermitted, TrashdError, UsageError
-from fusefs.core.names import printable
+from fusefs.core.printable_names import printable
 from fusefs.linux import systemd
 
 _MANIFEST = "share/trashd/installed.json"

@@ -17,7 +17,7 @@ from fusefs.core.errors import DaemonGone, NotFound, TrashdError, UsageError, fr
 from fusefs.core.events import show
 from fusefs.core.fast_paths import FastPathState
 from fusefs.core.mount_counters import Gauges, SeenMount
-from fusefs.core.names import printable
+from fusefs.core.printable_names import printable
 from fusefs.core.sizes import format_size
 
 _HEADS = ("operation", "count", "errors", "mean", "p50", "p99", "max")

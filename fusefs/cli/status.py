@@ -12,7 +12,7 @@ import click
 from fusefs.cli import output, status_text
 from fusefs.cli.options import json_option
 from fusefs.core.errors import NotRunning, TrashdError, Unwell, UsageError, from_os
-from fusefs.core.names import printable
+from fusefs.core.printable_names import printable
 from fusefs.core.record import unquote
 from fusefs.core.service_status import SeenStatus, VolumePhase, VolumeStatus
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME, runtime_dir

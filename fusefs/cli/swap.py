@@ -21,7 +21,7 @@ from fusefs.cli.options import (
 from fusefs.cli.swap_fast_lane import SwapBatch, SwapVerb, swap_all
 from fusefs.core.errors import NotPermitted, UsageError
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
-from fusefs.core.names import printable
+from fusefs.core.printable_names import printable
 from fusefs.core.space_goal import ALL, SpaceGoal, parse_goal
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import SwapOptions

@@ -13,7 +13,8 @@ from fusefs.cli.swap_fast_lane import SwapBatch, SwapVerb, swap_all
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import Incomplete, TrashdError, UsageError, from_os
 from fusefs.core.freed_space import SpaceKeeper, SpaceKept
-from fusefs.core.names import ContainerId, printable, shell_word
+from fusefs.core.names import ContainerId
+from fusefs.core.printable_names import printable, shell_word
 from fusefs.core.sizes import format_size
 from fusefs.core.space_goal import GoalReached, SpaceGoal
 from fusefs.linux.kernel import Kernel

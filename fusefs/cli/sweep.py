@@ -19,7 +19,8 @@ from fusefs.cli.selection_options import selection_options, typed
 from fusefs.cli.stop_signals import StopSignals
 from fusefs.core.errors import Incomplete, Refused, Unsettled, UsageError, from_os
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
-from fusefs.core.names import join, printable
+from fusefs.core.names import join
+from fusefs.core.printable_names import printable
 from fusefs.core.selection import Selection, letter_of
 from fusefs.core.sizes import format_size
 from fusefs.core.slice_budget import Speed

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from fusefs.cli import output
-from fusefs.core.names import printable
+from fusefs.core.printable_names import printable
 from fusefs.core.record import Failure
 from fusefs.core.sizes import format_size
 from fusefs.core.sweep_result import OUTSIDE, Match, Swept

@@ -7,7 +7,7 @@ import click
 from fusefs.cli import output
 from fusefs.cli.options import PathBytes, json_option
 from fusefs.core.errors import UsageError
-from fusefs.core.names import printable
+from fusefs.core.printable_names import printable
 
 
 @click.command("umount", short_help="Unmount what trashd mounted.", no_args_is_help=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno as _errno
 from typing import NamedTuple
 
-from fusefs.core.names import printable
+from fusefs.core.printable_names import printable
 
 
 class Exit:

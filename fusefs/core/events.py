@@ -8,7 +8,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from fusefs.core.durations import format_duration
-from fusefs.core.names import printable
+from fusefs.core.printable_names import printable
 from fusefs.core.sizes import format_size
 
 

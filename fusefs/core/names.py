@@ -21,7 +21,6 @@ STORE = Name(b".trashd")
 ID_MAX_BYTES = 200
 _SLUG_MAX = 120
 _ID = re.compile(r"\d{8}T\d{6}\.\d{3}Z-[A-Za-z0-9._-]{0,120}-[0-9a-f]{12}", re.ASCII)
-_PLAIN = re.compile(r"[\w@%+=:,./-]+", re.ASCII)
 _VOLUME_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 
@@ -61,35 +60,3 @@ def split(path: bytes) -> list[Name]:
 def join(*parts: bytes) -> RelPath:
     """Relative parts put together; empty ones vanish."""
     return RelPath(b"/".join(part for part in parts if part))
-
-
-def printable(path: bytes) -> str:
-    r"""The path as a terminal may see it: control characters and invalid UTF-8 as `\xNN`, no escape sequence.
-
-    Any user chooses names; shown raw one could move an administrator's cursor or recolour a log.
-    """
-    text = path.decode("utf-8", "surrogateescape")
-    return "".join(c if c.isprintable() else _escape(c) for c in text)
-
-
-def shell_word(path: bytes) -> str:
-    r"""The path as a word to be pasted into a shell, which gets exactly its bytes; printable like `printable`.
-
-    What a terminal must not see is in `$'...'` with octal escapes, which no shell reads further than three digits.
-    """
-    text = path.decode("utf-8", "surrogateescape")
-    if _PLAIN.fullmatch(text):
-        return text
-    if text.isprintable():
-        return "'" + text.replace("'", "'\"'\"'") + "'"
-    quoted = text.replace("\\", "\\\\").replace("'", "\\'")
-    return "$'" + "".join(c if c.isprintable() else _octal(c) for c in quoted) + "'"
-
-
-def _octal(character: str) -> str:
-    return "".join(f"\\{byte:03o}" for byte in character.encode("utf-8", "surrogateescape"))
-
-
-def _escape(character: str) -> str:
-    raw = character.encode("utf-8", "surrogateescape")
-    return "".join(f"\\x{byte:02x}" for byte in raw)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from fusefs.core.config import Config, read_with_places
 from fusefs.core.errors import BadConfig, ConfigProblem
-from fusefs.core.names import printable
+from fusefs.core.printable_names import printable
 from fusefs.core.toml_reader import TEXT_MAX_BYTES, Settings, Source, decode_source
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import OTHERS_WRITE

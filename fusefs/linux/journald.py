@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 
 from fusefs.core.events import show
-from fusefs.core.names import printable
+from fusefs.core.printable_names import printable
 
 _SOCKET = "/run/systemd/journal/socket"
 _PATIENCE_S = 1.0

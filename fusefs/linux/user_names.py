@@ -7,7 +7,7 @@ import os
 import pwd
 from collections.abc import Callable
 
-from fusefs.core.names import printable
+from fusefs.core.printable_names import printable
 
 _ID_MAX = (1 << 32) - 2
 """The largest id; the number after it means "no id" to the kernel."""

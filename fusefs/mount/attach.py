@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from fusefs.core.errors import Busy, KernelRefused, NotFound, NotPermitted, Refused
 from fusefs.core.mount_options import MountOptions
-from fusefs.core.names import printable
+from fusefs.core.printable_names import printable
 from fusefs.linux import fusermount, mount_calls
 from fusefs.linux.fd import Fd
 from fusefs.linux.mountinfo import OURS, Mount, read_mounts

@@ -17,7 +17,7 @@ from typing import Final
 import trio
 
 from fusefs.core.mount_counters import BOUNDS_NS, N_BUCKETS, CounterLayout, CounterTable, Gauges, Remembering, encode
-from fusefs.core.names import printable
+from fusefs.core.printable_names import printable
 from fusefs.linux.atomic_files import NEW
 from fusefs.linux.fd import Fd
 from fusefs.linux.lock_holders import lock_open_file

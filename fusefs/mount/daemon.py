@@ -18,7 +18,7 @@ import trio
 from fusefs.core.errors import Busy, Exit, NotPermitted, Refused
 from fusefs.core.fast_paths import FastPath
 from fusefs.core.mount_options import BackingSpeed, Coherence, MountOptions, PassthroughMode
-from fusefs.core.names import printable
+from fusefs.core.printable_names import printable
 from fusefs.linux.backing_fd_socket import door_of
 from fusefs.linux.capabilities import Capability, act_as_others_can, drop_capabilities
 from fusefs.linux.fd import Fd

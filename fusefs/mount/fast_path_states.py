@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from fusefs.core.fast_paths import SAVES, FastPath, FastPathReport, FastPathState, encode
-from fusefs.core.names import printable
+from fusefs.core.printable_names import printable
 from fusefs.linux.atomic_files import NEW, replace_file
 from fusefs.mount import runtime_dir
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from fusefs.core import fast_paths
 from fusefs.core.errors import NotFound, NotPermitted, TrashdError
 from fusefs.core.mount_counters import MountStats, SeenMount, decode
-from fusefs.core.names import printable
+from fusefs.core.printable_names import printable
 from fusefs.linux.fd import Fd
 from fusefs.linux.lock_holders import is_locked
 from fusefs.linux.mount_claims import name_of

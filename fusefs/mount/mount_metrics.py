@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from fusefs.core.mount_counters import Operation, SeenMount
-from fusefs.core.names import printable
+from fusefs.core.printable_names import printable
 
 _GAUGES = {
     "n_nodes": ("trashd_mount_nodes", "Nodes that the kernel knows, or that are open."),

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from enum import Enum
 
 from fusefs.core.errors import IsMountPoint, MountInside, NotFound, NotPermitted, Refused
-from fusefs.core.names import printable
+from fusefs.core.printable_names import printable
 from fusefs.linux.mountinfo import FilesystemPath, Mount, below, covering, find_place, is_inside, read_mounts
 from fusefs.linux.runtime_directories import HOME
 

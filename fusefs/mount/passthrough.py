@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable
 
 from fusefs.core.inode_table import Node
-from fusefs.core.names import printable
+from fusefs.core.printable_names import printable
 from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_device import close_backing, forget_attributes, is_written, open_backing, takes_direct
 from fusefs.linux.kernel import FUSE_MAGIC, OVERLAY_MAGIC

@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 
 from fusefs.core.errors import Busy, NotPermitted, Refused
 from fusefs.core.mount_options import flags_after
-from fusefs.core.names import printable
+from fusefs.core.printable_names import printable
 from fusefs.linux import mount_calls
 from fusefs.linux.backing_fd_socket import TREE
 from fusefs.linux.fd import Fd

@@ -13,7 +13,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 
 from fusefs.core.errors import NotFound, Refused, from_os
-from fusefs.core.names import Name, printable
+from fusefs.core.names import Name
+from fusefs.core.printable_names import printable
 from fusefs.linux.act_as_user import user_name
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import OTHERS_WRITE, Kernel

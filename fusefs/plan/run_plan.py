@@ -11,7 +11,6 @@ from heapq import nlargest, nsmallest
 from typing import NamedTuple
 
 from fusefs.core.errors import NotFound, OtherFilesystem, Refused, TrashdError, from_os
-from fusefs.core.names import printable
 from fusefs.core.plan_rules import (
     DeleteAction,
     MoveAction,
@@ -22,6 +21,7 @@ from fusefs.core.plan_rules import (
     RuleOutcome,
     TrashAction,
 )
+from fusefs.core.printable_names import printable
 from fusefs.core.record import MAX_FAILURES, Failure
 from fusefs.core.selection import KINDS, Matcher, Selection
 from fusefs.core.slice_budget import AT_ONCE, Speed

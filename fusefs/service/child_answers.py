@@ -12,8 +12,9 @@ from typing import NamedTuple
 import trio
 
 from fusefs.core.events import EventKind
-from fusefs.core.names import ContainerId, printable
+from fusefs.core.names import ContainerId
 from fusefs.core.policy import Authority, KnownOrphan, OrphanSize, Quota, VolumePolicy, beyond_quota, due_at_s
+from fusefs.core.printable_names import printable
 from fusefs.core.record import Method
 from fusefs.linux.act_as_user import user_name
 from fusefs.linux.mountinfo import is_inside

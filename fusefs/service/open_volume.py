@@ -9,7 +9,8 @@ from contextlib import ExitStack, suppress
 from typing import NamedTuple, Self
 
 from fusefs.core.errors import Busy, NoStore, NotPermitted, TrashdError
-from fusefs.core.names import Name, printable, shell_word
+from fusefs.core.names import Name
+from fusefs.core.printable_names import printable, shell_word
 from fusefs.core.service_status import VolumePhase
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel

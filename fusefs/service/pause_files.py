@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from fusefs.core.names import printable
+from fusefs.core.printable_names import printable
 from fusefs.core.record import quote, unquote
 from fusefs.linux.atomic_files import NEW, replace_file
 from fusefs.linux.runtime_directories import make_dir

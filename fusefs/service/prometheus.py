@@ -18,7 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from fusefs.core.events import Event
-from fusefs.core.names import printable
+from fusefs.core.printable_names import printable
 from fusefs.core.service_status import Status, VolumePhase, VolumeStatus
 from fusefs.linux.atomic_files import replace_file
 from fusefs.service.hooks import HookCounts

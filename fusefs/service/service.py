@@ -16,7 +16,7 @@ import trio
 
 from fusefs.core.errors import BadConfig, Busy
 from fusefs.core.events import Event, EventKind
-from fusefs.core.names import printable
+from fusefs.core.printable_names import printable
 from fusefs.core.record import quote
 from fusefs.core.service_status import PassedOver, Status, VolumePhase
 from fusefs.linux import service_lock

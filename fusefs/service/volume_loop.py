@@ -13,8 +13,8 @@ import trio
 
 from fusefs.core.errors import NoStore, TrashdError, from_os
 from fusefs.core.events import EventKind
-from fusefs.core.names import printable
 from fusefs.core.policy import VolumePolicy
+from fusefs.core.printable_names import printable
 from fusefs.core.service_status import PassedOver, VolumePhase, VolumeStatus
 from fusefs.linux.inotify import InotifyEvent, InotifyMask
 from fusefs.service.child_answers import TROUBLE, Trouble

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from fusefs.core.errors import TrashdError, from_os
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S, State
-from fusefs.core.names import ContainerId, Name, RelPath, printable
+from fusefs.core.names import ContainerId, Name, RelPath
+from fusefs.core.printable_names import printable
 from fusefs.core.record import Method, Record
 from fusefs.linux.boot_id import boot_id, host_id
 from fusefs.linux.fd import Fd

@@ -15,7 +15,8 @@ from contextlib import suppress
 from fusefs.core.errors import SETTLE, WAY_OUT, TrashdError, from_os
 from fusefs.core.identity import Likelihood, compare
 from fusefs.core.lifecycle import State
-from fusefs.core.names import STORE, ContainerId, is_container_id, printable, shell_word
+from fusefs.core.names import STORE, ContainerId, is_container_id
+from fusefs.core.printable_names import printable, shell_word
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import is_inside, read_mounts

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
 
 from fusefs.core.errors import NoBacking, NotPermitted, TrashdError, Untrusted
-from fusefs.core.names import STORE, printable
+from fusefs.core.names import STORE
+from fusefs.core.printable_names import printable
 from fusefs.linux.answer_timeout import ask_each
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import Mount, covering, read_mounts

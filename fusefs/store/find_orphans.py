@@ -9,8 +9,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from fusefs.core.errors import NotFound, TrashdError, Untrusted, UsageError, from_os
-from fusefs.core.names import STORE, join, printable, shell_word
+from fusefs.core.names import STORE, join
 from fusefs.core.orphan_age import Clock
+from fusefs.core.printable_names import printable, shell_word
 from fusefs.linux.clocks import moment
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import below, is_inside

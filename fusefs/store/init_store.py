@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from fusefs.core.errors import Busy, NoStore, Untrusted
 from fusefs.core.identity import Identity
-from fusefs.core.names import STORE, Name, VolumeId, printable
+from fusefs.core.names import STORE, Name, VolumeId
+from fusefs.core.printable_names import printable
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import OUT_OF_REACH, READABLE, BackingAndMount

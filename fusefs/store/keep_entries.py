@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 from fusefs.core.errors import NotKept, UsageError
 from fusefs.core.identity import Identity, Likelihood, compare
-from fusefs.core.names import Name, join, printable
+from fusefs.core.names import Name, join
+from fusefs.core.printable_names import printable
 from fusefs.core.record import KeptDirectory, KeptEntries, Method, quote
 from fusefs.linux.directory_metadata import is_frozen
 from fusefs.linux.fd import Fd

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, Self
 from fusefs.core.errors import Untrusted
 from fusefs.core.identity import Identity
 from fusefs.core.lifecycle import State
-from fusefs.core.names import STORE, Name, RelPath, VolumeId, is_volume_id, join, printable
+from fusefs.core.names import STORE, Name, RelPath, VolumeId, is_volume_id, join
+from fusefs.core.printable_names import printable
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import DIRECTORY, READABLE, BackingAndMount

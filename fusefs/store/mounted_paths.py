@@ -12,7 +12,8 @@ import os
 from contextlib import ExitStack, suppress
 
 from fusefs.core.errors import NoBacking, NotFound, from_os
-from fusefs.core.names import STORE, RelPath, printable
+from fusefs.core.names import STORE, RelPath
+from fusefs.core.printable_names import printable
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import FUSE_MAGIC, Kernel
 from fusefs.linux.mountinfo import FilesystemPath, Mount, below, find_mount, place_of, read_mounts, views

@@ -24,7 +24,8 @@ from fusefs.core.lifecycle import (
     decide_restoring,
     decide_stage,
 )
-from fusefs.core.names import ContainerId, Name, RelPath, is_container_id, join, printable, shell_word
+from fusefs.core.names import ContainerId, Name, RelPath, is_container_id, join
+from fusefs.core.printable_names import printable, shell_word
 from fusefs.core.record import Method
 from fusefs.linux.boot_id import boot_id
 from fusefs.linux.fd import Fd

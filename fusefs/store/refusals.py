@@ -7,7 +7,8 @@ import os
 from collections.abc import Iterable, Iterator
 
 from fusefs.core.errors import IsMountPoint, IsStore, MountInside, NotADirectory, TrashdError
-from fusefs.core.names import STORE, join, shell_word
+from fusefs.core.names import STORE, join
+from fusefs.core.printable_names import shell_word
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import FilesystemPath, Mount, every_place, mounts_inside, other_namespaces, views

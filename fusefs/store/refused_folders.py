@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from itertools import groupby
 
 from fusefs.core.errors import NotProven
-from fusefs.core.names import STORE, printable, shell_word
+from fusefs.core.names import STORE
+from fusefs.core.printable_names import printable, shell_word
 from fusefs.store.adopt import AdoptionProblem
 from fusefs.store.layout import UNMOUNT, Store, UserFolder
 from fusefs.store.pointers import lower_stores

@@ -29,7 +29,8 @@ from fusefs.core.errors import (
     from_os,
 )
 from fusefs.core.lifecycle import State
-from fusefs.core.names import ContainerId, Name, is_container_id, printable
+from fusefs.core.names import ContainerId, Name, is_container_id
+from fusefs.core.printable_names import printable
 from fusefs.core.record import NOTE_MAX_CHARS
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel

@@ -11,7 +11,8 @@ from typing import NamedTuple, Self
 from fusefs.core.errors import SETTLE, Busy, NotFound, NotPermitted, Occupied, Refused, TrashdError
 from fusefs.core.identity import Likelihood, compare
 from fusefs.core.lifecycle import State
-from fusefs.core.names import ContainerId, Name, RelPath, join, printable, split
+from fusefs.core.names import ContainerId, Name, RelPath, join, split
+from fusefs.core.printable_names import printable
 from fusefs.core.record import Failure
 from fusefs.linux.boot_id import boot_id, host_id
 from fusefs.linux.directory_metadata import make_like, read_likeness

@@ -9,7 +9,8 @@ from contextlib import ExitStack
 from functools import partial
 
 from fusefs.core.errors import NotFound, OtherFilesystem, Refused, UsageError, from_os
-from fusefs.core.names import STORE, Name, RelPath, join, printable, split
+from fusefs.core.names import STORE, Name, RelPath, join, split
+from fusefs.core.printable_names import printable
 from fusefs.core.record import Method
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel

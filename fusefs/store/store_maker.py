@@ -14,7 +14,7 @@ from collections.abc import Collection
 from enum import Enum
 
 from fusefs.core.identity import Identity, Likelihood, compare, from_words, in_words
-from fusefs.core.names import shell_word
+from fusefs.core.printable_names import shell_word
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import FULL

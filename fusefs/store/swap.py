@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fusefs.core.errors import NotAlike, Refused, TrashdError, Unsettled
 from fusefs.core.lifecycle import State
-from fusefs.core.names import ContainerId, RelPath, printable
+from fusefs.core.names import ContainerId, RelPath
+from fusefs.core.printable_names import printable
 from fusefs.core.record import Method
 from fusefs.linux.directory_metadata import MetadataDifference, apply_likeness, differences, read_likeness
 from fusefs.store.container import HeldContainer, dissolve, move

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable
 
 from fusefs.core.errors import CrossesBoundary, NoBacking, NoStore, NotPermitted, TrashdError, from_os
 from fusefs.core.lifecycle import State
-from fusefs.core.names import RelPath, printable
+from fusefs.core.names import RelPath
+from fusefs.core.printable_names import printable
 from fusefs.linux.directory_metadata import is_frozen
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import Mount, below

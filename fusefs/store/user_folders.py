@@ -18,7 +18,8 @@ from contextlib import ExitStack
 from typing import NamedTuple
 
 from fusefs.core.lifecycle import State
-from fusefs.core.names import Name, is_container_id, printable
+from fusefs.core.names import Name, is_container_id
+from fusefs.core.printable_names import printable
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import DIRECTORY, READABLE

@@ -20,7 +20,8 @@ from fusefs.core.freed_space import (
     foreseen,
     look,
 )
-from fusefs.core.names import STORE, ContainerId, printable
+from fusefs.core.names import STORE, ContainerId
+from fusefs.core.printable_names import printable
 from fusefs.core.space_goal import GoalReached, SpaceCourses, SpaceGoal, conclude_goal, decide_goal, is_reached
 from fusefs.linux.deleted_files import DeletedFile, device_of, find_deleted
 from fusefs.linux.kernel import Kernel

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from fusefs.core.names import shell_word
+from fusefs.core.printable_names import shell_word
 from tests.support.crash_scenarios import EVERY_CALL
 from tests.support.interrupted_command import BROKEN, Ended, command_as
 from tests.support.make_trees import Dir, make_tree

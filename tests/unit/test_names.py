@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.core.names import ID_MAX_BYTES, is_container_id, is_volume_id, join, make_id, printable, split
+from fusefs.core.names import ID_MAX_BYTES, is_container_id, is_volume_id, join, make_id, split
+from fusefs.core.printable_names import printable
 
 UTC = st.integers(0, 4_000_000_000).map(lambda s: time.strftime("%Y%m%dT%H%M%S", time.gmtime(s)))
 RANDOM = st.binary(min_size=6, max_size=6)

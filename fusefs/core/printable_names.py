@@ -1,0 +1,39 @@
+"""How names that users chose are shown: no control character or invalid UTF-8 reaches a terminal or a log."""
+
+from __future__ import annotations
+
+import re
+
+_PLAIN = re.compile(r"[\w@%+=:,./-]+", re.ASCII)
+
+
+def printable(path: bytes) -> str:
+    r"""The path as a terminal may see it: control characters and invalid UTF-8 as `\xNN`, no escape sequence.
+
+    Any user chooses names; shown raw one could move an administrator's cursor or recolour a log.
+    """
+    text = path.decode("utf-8", "surrogateescape")
+    return "".join(c if c.isprintable() else _escape(c) for c in text)
+
+
+def shell_word(path: bytes) -> str:
+    r"""The path as a word to be pasted into a shell, which gets exactly its bytes; printable like `printable`.
+
+    What a terminal must not see is in `$'...'` with octal escapes, which no shell reads further than three digits.
+    """
+    text = path.decode("utf-8", "surrogateescape")
+    if _PLAIN.fullmatch(text):
+        return text
+    if text.isprintable():
+        return "'" + text.replace("'", "'\"'\"'") + "'"
+    quoted = text.replace("\\", "\\\\").replace("'", "\\'")
+    return "$'" + "".join(c if c.isprintable() else _octal(c) for c in quoted) + "'"
+
+
+def _octal(character: str) -> str:
+    return "".join(f"\\{byte:03o}" for byte in character.encode("utf-8", "surrogateescape"))
+
+
+def _escape(character: str) -> str:
+    raw = character.encode("utf-8", "surrogateescape")
+    return "".join(f"\\x{byte:02x}" for byte in raw)
