@@ -1,6 +1,6 @@
 """Recovery: what a killed command left in stage/ and restoring/ is completed, undone, or kept and told.
 
-It decides by the record and by identities (core.lifecycle), never by a name or an age; what is locked it
+It decides by the record and by identities (core.recovery_rules), never by a name or an age; what is locked it
 leaves alone; and it removes by rmdir, which refuses where the reasoning was wrong.
 """
 
@@ -16,17 +16,11 @@ from typing import NamedTuple, assert_never
 from fusefs.core.errors import WAY_OUT, TrashdError, from_os
 from fusefs.core.events import show
 from fusefs.core.identity import Identity, Likelihood, compare
-from fusefs.core.lifecycle import (
-    RESCUED_RETENTION_S,
-    RestoringAction,
-    StageAction,
-    State,
-    decide_restoring,
-    decide_stage,
-)
+from fusefs.core.lifecycle import RESCUED_RETENTION_S, State
 from fusefs.core.names import ContainerId, Name, RelPath, is_container_id, join
 from fusefs.core.printable_names import printable, shell_word
 from fusefs.core.record import Method
+from fusefs.core.recovery_rules import RestoringAction, StageAction, decide_restoring, decide_stage
 from fusefs.linux.boot_id import boot_id
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel

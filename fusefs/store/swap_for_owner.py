@@ -16,9 +16,10 @@ from functools import partial
 import msgspec
 
 from fusefs.core.errors import TrashdError, from_os
-from fusefs.core.lifecycle import StageAction, State, decide_stage
+from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, RelPath, is_container_id, join
 from fusefs.core.record import Method, Record
+from fusefs.core.recovery_rules import StageAction, decide_stage
 from fusefs.linux.act_as_user import Ask, user_name
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
