@@ -22,8 +22,8 @@ from fusefs.store.container import HeldContainer, drop_empty_tree, flush, move, 
 from fusefs.store.deep_path import DeepOpener, walk_inwards
 from fusefs.store.layout import TREE
 from fusefs.store.origin import Origin
-from fusefs.store.recover import rescue_hoisted, retire_restored
 from fusefs.store.restore import RestoreClaim, Restored, RestoreDestination, closed, restore, settle, way_back
+from fusefs.store.restore_leftovers import rescue_hoisted, retire_restored
 
 _IN_BOTH = errno.EISDIR
 

@@ -6,7 +6,6 @@ leaves alone; and it removes by rmdir, which refuses where the reasoning was wro
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 from collections.abc import Collection
@@ -16,15 +15,15 @@ from typing import NamedTuple, assert_never
 from fusefs.core.errors import WAY_OUT, TrashdError, from_os
 from fusefs.core.events import show
 from fusefs.core.identity import Identity, Likelihood, compare
-from fusefs.core.lifecycle import RESCUED_RETENTION_S, State
-from fusefs.core.names import ContainerId, Name, RelPath, is_container_id, join
+from fusefs.core.lifecycle import State
+from fusefs.core.names import ContainerId, Name, is_container_id, join
 from fusefs.core.printable_names import printable, shell_word
 from fusefs.core.record import Method
 from fusefs.core.recovery_rules import RestoringAction, StageAction, decide_restoring, decide_stage
 from fusefs.linux.boot_id import boot_id
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.store.adopt import AdoptionProblem, take_in
+from fusefs.store.adopt import AdoptionProblem
 from fusefs.store.claim import ClaimLost, hold
 from fusefs.store.container import (
     RECORD_NEW,
@@ -36,9 +35,10 @@ from fusefs.store.container import (
     superblock_of,
 )
 from fusefs.store.keep_entries import settle_kept
-from fusefs.store.layout import DROP, FRESH, HOISTED, RECORD, TREE, UserFolder
+from fusefs.store.layout import DROP, FRESH, RECORD, TREE, UserFolder
 from fusefs.store.origin import Origin
 from fusefs.store.permission_loan import take_back
+from fusefs.store.restore_leftovers import keep_as_orphan, rescue_fresh, retire_restored
 from fusefs.store.stage import identify_at, unmake
 from fusefs.store.victim_rename import VisibleMove
 
@@ -229,7 +229,9 @@ def _remove_prepared(held: HeldContainer, name: Name) -> None:
         with suppress(FileNotFoundError):
             held.folder.store.kernel.rmdir(held.fd, name)
     else:
-        _rescue(held, name, held.record.origin, f"what {held.id} was to keep in view, and lost its name meanwhile")
+        keep_as_orphan(
+            held, name, held.record.origin, f"what {held.id} was to keep in view, and lost its name meanwhile"
+        )
 
 
 def _settle_empty(held: HeldContainer, origin: Origin) -> str:
@@ -309,44 +311,3 @@ def settle_restoring(held: HeldContainer, origin: Origin, back_to: State = State
             return "what was not back yet: an orphan again"
         case _:
             assert_never(action)
-
-
-def retire_restored(held: HeldContainer) -> ContainerId | None:
-    """Remove a container whose tree is back at its name; what was written into the fresh directory is kept.
-
-    Returns  the id of the orphan that holds it, if there is any
-    """
-    rescued = rescue_fresh(held, TREE) or rescue_fresh(held, FRESH)
-    rescue_hoisted(held)
-    dissolve(held)
-    return rescued
-
-
-def rescue_fresh(held: HeldContainer, name: Name) -> ContainerId | None:
-    """Remove a fresh directory that came back into a container; if anything is in it, it becomes an orphan.
-
-    That orphan has a week: it was not asked for, and perhaps its user does not know of it yet.
-    """
-    note = f"written into the fresh directory before {held.id} was restored"
-    return _rescue(held, name, held.record.origin, note, held.record.lent_fresh)
-
-
-def rescue_hoisted(held: HeldContainer) -> ContainerId | None:
-    """Make an orphan of the directories that a reaper had moved up from deep inside: where they were is unknown."""
-    return _rescue(held, HOISTED, None, f"directories from deep inside {held.id}, moved up when it was half-reaped")
-
-
-def _rescue(
-    held: HeldContainer, name: Name, origin: RelPath | None, note: str, lent: int | None = None
-) -> ContainerId | None:
-    try:
-        held.folder.store.kernel.rmdir(held.fd, name)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
-    else:
-        return None
-    term_s = RESCUED_RETENTION_S
-    return take_in(held.folder, held.fd, name, origin=origin, retention_s=term_s, note=note, lent=lent)

@@ -33,7 +33,8 @@ from fusefs.store.keep_entries import holds_only_kept, missing
 from fusefs.store.layout import FRESH, TREE, UserFolder
 from fusefs.store.origin import Origin
 from fusefs.store.permission_loan import lend, loan, take_back
-from fusefs.store.recover import KeptContainer, rescue_hoisted, retire_restored, settle_restoring
+from fusefs.store.recover import KeptContainer, settle_restoring
+from fusefs.store.restore_leftovers import rescue_hoisted, retire_restored
 from fusefs.store.root_rename import ITS_OWNERS, why_other
 from fusefs.store.spare_space import FOR_USER, with_room
 from fusefs.store.victim_rename import NO_EXCHANGE, DirectRename, VisibleMove, VisibleRename

@@ -1,0 +1,53 @@
+"""What is left in a container when its tree is back: what somebody wrote there becomes an orphan of its own."""
+
+from __future__ import annotations
+
+import errno
+
+from fusefs.core.lifecycle import RESCUED_RETENTION_S
+from fusefs.core.names import ContainerId, Name, RelPath
+from fusefs.store.adopt import take_in
+from fusefs.store.container import HeldContainer, dissolve
+from fusefs.store.layout import FRESH, HOISTED, TREE
+
+
+def retire_restored(held: HeldContainer) -> ContainerId | None:
+    """Remove a container whose tree is back at its name; what was written into the fresh directory is kept.
+
+    Returns  the id of the orphan that holds it, if there is any
+    """
+    rescued = rescue_fresh(held, TREE) or rescue_fresh(held, FRESH)
+    rescue_hoisted(held)
+    dissolve(held)
+    return rescued
+
+
+def rescue_fresh(held: HeldContainer, name: Name) -> ContainerId | None:
+    """Remove a fresh directory that came back into a container; if anything is in it, it becomes an orphan.
+
+    That orphan has a week: it was not asked for, and perhaps its user does not know of it yet.
+    """
+    note = f"written into the fresh directory before {held.id} was restored"
+    return keep_as_orphan(held, name, held.record.origin, note, held.record.lent_fresh)
+
+
+def rescue_hoisted(held: HeldContainer) -> ContainerId | None:
+    """Make an orphan of the directories that a reaper had moved up from deep inside: where they were is unknown."""
+    note = f"directories from deep inside {held.id}, moved up when it was half-reaped"
+    return keep_as_orphan(held, HOISTED, None, note)
+
+
+def keep_as_orphan(
+    held: HeldContainer, name: Name, origin: RelPath | None, note: str, lent: int | None = None
+) -> ContainerId | None:
+    """Remove a directory that should be empty; if anything is in it, it becomes an orphan that is kept for a week."""
+    try:
+        held.folder.store.kernel.rmdir(held.fd, name)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+    else:
+        return None
+    return take_in(held.folder, held.fd, name, origin=origin, retention_s=RESCUED_RETENTION_S, note=note, lent=lent)
