@@ -11,9 +11,9 @@ from fusefs.cli.options import PathBytes, json_option
 from fusefs.core.errors import from_os
 from fusefs.core.printable_names import printable
 from fusefs.linux.kernel import Kernel
+from fusefs.store.folder_reports import passed_over
 from fusefs.store.init_store import initialise
 from fusefs.store.mounted_paths import open_shown
-from fusefs.store.refused_folders import passed_over
 from fusefs.store.swap_path import own_folder
 from fusefs.store.tidy_folder import told
 

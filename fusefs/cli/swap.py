@@ -155,7 +155,7 @@ def command(
         return swap_all(batch)
     if now:
         raise UsageError(f"--now with --wait={goal.text}", "--now waits for all of it, or not at all")
-    from fusefs.cli.swap_wait import swap_and_wait
+    from fusefs.cli.wait_report import swap_and_wait
 
     return swap_and_wait(batch, goal, keep_for or 0)
 

@@ -24,6 +24,7 @@ from fusefs.store.adopt import AdoptionProblem
 from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount
 from fusefs.store.claim import ClaimLost, hold
 from fusefs.store.container import RECORD_NEW, HeldContainer
+from fusefs.store.folder_reports import passed_over
 from fusefs.store.layout import (
     FORMAT,
     FRESH,
@@ -38,7 +39,6 @@ from fusefs.store.layout import (
     open_store,
 )
 from fusefs.store.pointers import pointed
-from fusefs.store.refused_folders import passed_over
 from fusefs.store.registry_lines import registered, why_unread
 from fusefs.store.registry_targets import LineOf, RegistryTarget, follow
 from fusefs.store.reserve import is_stocked, is_used

@@ -18,10 +18,10 @@ from fusefs.linux.mountinfo import below, is_inside
 from fusefs.store.adopt import AdoptionProblem
 from fusefs.store.as_owner import as_owner
 from fusefs.store.discover import discover, folders, with_lower
+from fusefs.store.folder_reports import not_proven, tell
 from fusefs.store.layout import POINTERS, USERS, Store, UserFolder, open_store
 from fusefs.store.list_orphans import ListedContainer, entries
 from fusefs.store.pointers import lower_stores
-from fusefs.store.refused_folders import not_proven, tell
 from fusefs.store.set_aside import waiting
 from fusefs.store.swap_for_owner import give_what_is_left
 from fusefs.store.tidy_folder import prepared, tend, told

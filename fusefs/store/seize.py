@@ -21,9 +21,9 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import place_of, read_mounts
 from fusefs.store.backing_and_mount import BackingAndMount, Scope
 from fusefs.store.claim import ClaimLost
+from fusefs.store.folder_reports import not_proven
 from fusefs.store.layout import RECORD, UserFolder
 from fusefs.store.locate import Victim, mount_of
-from fusefs.store.refused_folders import not_proven
 from fusefs.store.remove import remove
 from fusefs.store.stage import SwapOptions, TakenContainer
 from fusefs.store.swap import Swapped

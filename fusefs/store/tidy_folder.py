@@ -7,9 +7,9 @@ from collections.abc import Collection
 
 from fusefs.core.errors import TrashdError, from_os
 from fusefs.store.adopt import AdoptionProblem, adopt_dropped
+from fusefs.store.folder_reports import passed_over_below
 from fusefs.store.layout import Store, UserFolder
 from fusefs.store.recover import recover
-from fusefs.store.refused_folders import passed_over_below
 from fusefs.store.reserve import is_used
 from fusefs.store.set_aside import take_own
 from fusefs.store.stage import restock
