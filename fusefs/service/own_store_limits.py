@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 
 import trio
 
+MOST_STORES = 100
+"""Of one user that are served."""
 _OF_USER, _OF_MOUNT = 2, 16
 """Stores that are open at a time, of one user and on one mount."""
 _THREADS = 3
