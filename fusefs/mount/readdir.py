@@ -176,7 +176,7 @@ def prepare(vfs: Vfs, fh: int, offset: int) -> None:
 
 def _is_not_remembered(vfs: Vfs, listing: DirHandle) -> bool:
     """Whether a directory's names change behind the mount, or may be spelled otherwise."""
-    return trashd_dir.is_below(vfs.nodes, listing.node) or vfs.folding.folds(listing.node, _entries(vfs, listing).fd)
+    return vfs.names.are_fickle_in(listing.node, _entries(vfs, listing).fd)
 
 
 def _go_to(vfs: Vfs, listing: DirHandle, offset: int) -> None:
@@ -258,7 +258,7 @@ def looked_at(vfs: Vfs, listing: DirHandle, offset: int, room: int) -> Iterator[
     """
     node, entries, learn, identify = listing.node, _entries(vfs, listing), vfs.nodes.learn, vfs.identifying()
     fd = entries.fd
-    timeout_s = 0 if trashd_dir.is_below(vfs.nodes, node) or vfs.folding.folds(node, fd) else vfs.memory.lifetime_s
+    timeout_s = 0 if vfs.names.are_fickle_in(node, fd) else vfs.memory.lifetime_s
     hidden, dev, is_trash = left_out(vfs, node), node.source[0], trashd_dir.holds_trash(vfs.nodes, node)
     unlooked = frozenset() if vfs.gate.stays_home else vfs.gate.inner.names
     unsteady = vfs.memory.unsteady

@@ -22,8 +22,14 @@ from typing import NamedTuple
 
 from fusefs.core.inode_attributes import Attributes
 from fusefs.core.inode_table import ROOTS, InodeTable, Node, NodeId, NodeZone
+from fusefs.core.names import STORE
+from fusefs.linux.casefold import folds_case, folds_throughout
+from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_device import forget_attributes
 from fusefs.mount.daemon_cache import Freshness
+from fusefs.mount.tables_lock import TablesLock
+from fusefs.mount.trashd_dir import is_below
+from fusefs.store.layout import is_stores_own
 
 NOTHING = Attributes(*[0] * len(Attributes._fields))
 """Of a name that nothing has."""
@@ -58,6 +64,43 @@ class EntryParam(NamedTuple):
 def shown_number(known: EntryParam) -> int:
     """The inode number that people see: the nodeid, as pyfuse3 has one field for both."""
     return known.attributes.ino if known.nodeid in ROOTS else known.nodeid
+
+
+class NameValidity:
+    """Which names must not be remembered, by directory.
+
+    The store's names change behind the mount; and where letter case does not matter, one name is many.
+    """
+
+    def __init__(self, nodes: InodeTable, root: Fd, dev: int, gate: TablesLock) -> None:
+        """root: the backing tree's directory. dev: its st_dev"""
+        self._nodes = nodes
+        self._everywhere = folds_throughout(root)
+        self._dev = dev
+        self._gate = gate
+        self._known: dict[Node, bool] = {}
+
+    def is_fickle(self, directory: Node, fd: Fd, name: bytes) -> bool:
+        """Whether a name must not be remembered. fd: the directory's"""
+        return (name.startswith(STORE) and is_stores_own(name)) or self.are_fickle_in(directory, fd)
+
+    def are_fickle_in(self, directory: Node, fd: Fd) -> bool:
+        """Whether no name in a directory may be remembered. fd: of it"""
+        return is_below(self._nodes, directory) or self._folds(directory, fd)
+
+    def drop(self, directory: Node) -> None:
+        """A node has ended."""
+        self._known.pop(directory, None)
+
+    def _folds(self, directory: Node, fd: Fd) -> bool:
+        if self._everywhere is not None and directory.source[0] == self._dev:
+            return self._everywhere
+        folds = self._known.get(directory)
+        if folds is None:
+            folds = self._gate.call(folds_case, fd)
+            if directory.nlookup or directory.n_open or directory.nodeid in ROOTS:  # the end of a node is told
+                self._known[directory] = folds
+        return folds
 
 
 class AttrTimeouts:

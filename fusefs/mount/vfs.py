@@ -18,7 +18,6 @@ from fusefs.core.fair_share import FairShares
 from fusefs.core.inode_attributes import Attributes
 from fusefs.core.inode_table import ROOT, TOP, InodeTable, Node, NodeId, SourceKey, source_key
 from fusefs.core.mount_counters import Gauges
-from fusefs.core.names import STORE
 from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_caller import Caller
 from fusefs.linux.kernel import Kernel
@@ -28,15 +27,15 @@ from fusefs.mount import trashd_dir
 from fusefs.mount.act_as import AsCaller, NeededCapability
 from fusefs.mount.counters import Counters
 from fusefs.mount.daemon_cache import CacheFill, DaemonCache
-from fusefs.mount.directory_fds import CaseFolding, DirectoryFds
+from fusefs.mount.directory_fds import DirectoryFds
 from fusefs.mount.estale_retries import EstaleRetries
 from fusefs.mount.open_handles import OpenHandles
 from fusefs.mount.passthrough import Passthrough
 from fusefs.mount.prefetch import Prefetch
 from fusefs.mount.prefetch_xattrs import PrefetchXattrs
 from fusefs.mount.tables_lock import TablesLock
-from fusefs.mount.validity import NOTHING, AttrTimeouts, EntryParam, PageValidity
-from fusefs.store.layout import DROP, is_stores_own
+from fusefs.mount.validity import NOTHING, AttrTimeouts, EntryParam, NameValidity, PageValidity
+from fusefs.store.layout import DROP
 
 _SPARE_FDS, _SPARE_FDS_MAX = 64, 2048
 """For the daemon's own needs, and those that operations hold for a moment: many, where many wait."""
@@ -108,14 +107,14 @@ class Vfs:
         self.is_flushed = is_flushed
         self.is_checked = is_checked
         self._looker = StatxReader(asks=not Kernel().answers_at_once(root))
-        self.folding = CaseFolding(root, seen.dev, gate)
+        self.names = NameValidity(self.nodes, root, seen.dev, gate)
         self.pages = PageValidity()
         self.lasting = AttrTimeouts()
         self.unlisted: dict[bytes, Node] = {}
         """What is found, once, by a name that no directory has: for the test at the start (passthrough_probe.py)."""
         self.passthrough = Passthrough(gate, self.memory, root, is_shared=is_shared)
         # The directories last: closing what they have open may take its time, and the nodeid may be another's then.
-        self._by_node = (self.ahead, self.folding, self.pages, self.lasting, self.passthrough, self.directories)
+        self._by_node = (self.ahead, self.names, self.pages, self.lasting, self.passthrough, self.directories)
 
     def close(self) -> None:
         """Close all fds; what clients have open is lost to them."""
@@ -166,7 +165,7 @@ class Vfs:
             return EntryParam(node.nodeid, look_at(self.handles.fd_of(node)), 0)
         if self.losers and (known := self._look_again(directory, fd, name, caller)):
             return known
-        is_fickle = self.is_fickle(directory, fd, name)
+        is_fickle = self.names.is_fickle(directory, fd, name)
         if not is_fickle and not self.gate.is_home:
             self.ahead.asked(directory, fd)
         look = self.memory.looking()
@@ -212,13 +211,13 @@ class Vfs:
 
     def see(self, directory: Node, fd: Fd, name: bytes) -> EntryParam:
         """What a name means, not counted yet: `counted` must follow."""
-        is_fickle = self.is_fickle(directory, fd, name)
+        is_fickle = self.names.is_fickle(directory, fd, name)
         with self.memory.looking() as look:
             return self.learn(directory, name, *self.identify(fd, name), look, is_fickle=is_fickle)
 
     def see_made(self, directory: Node, dir_fd: Fd, name: bytes, fd: Fd) -> EntryParam:
         """What a name means that was just made, by its own fd, not counted yet."""
-        is_fickle = self.is_fickle(directory, dir_fd, name)
+        is_fickle = self.names.is_fickle(directory, dir_fd, name)
         with self.memory.looking() as look:
             seen, handle = self.gate.look(self._looker.peek if self.gate.is_home else peek_at, fd)
             return self.learn(directory, name, seen, self.directories.lasting(handle), look, is_fickle=is_fickle)
@@ -287,15 +286,6 @@ class Vfs:
 
     def _identify_without_handle(self, fd: int, name: bytes) -> tuple[Attributes, bytes]:
         return self._looker.look(fd, name), b""
-
-    def is_fickle(self, directory: Node, fd: Fd, name: bytes) -> bool:
-        """Whether a name must not be remembered.
-
-        The store's names change behind the mount; and where letter case does not matter, one name is many.
-        """
-        if name.startswith(STORE) and is_stores_own(name):
-            return True
-        return trashd_dir.is_below(self.nodes, directory) or self.folding.folds(directory, fd)
 
     def is_listing_kept(self, nodeid: int) -> bool:
         """Whether the kernel may keep a directory's listing."""
