@@ -7,9 +7,9 @@ import time
 import click
 
 from fusefs.cli import output
-from fusefs.cli.age_cutoffs import watched
 from fusefs.cli.options import json_option, volume_option
 from fusefs.cli.settle_first import tended
+from fusefs.cli.wall_clock import watched
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import WAY_OUT, TrashdError
 from fusefs.core.lifecycle import State

@@ -11,10 +11,10 @@ from typing import Any
 import click
 
 from fusefs.cli import output, sweep_text
-from fusefs.cli.age_cutoffs import AgeCutoffs
 from fusefs.cli.options import PathBytes, json_option, tempo_options
 from fusefs.cli.stop_signals import StopSignals
 from fusefs.cli.sweep_text import counted
+from fusefs.cli.wall_clock import AgeCutoffs
 from fusefs.core.errors import BadConfig, ConfigProblem, Incomplete, Unsettled, UsageError
 from fusefs.core.plan_rules import (
     DeleteAction,

@@ -11,7 +11,6 @@ from functools import partial
 import click
 
 from fusefs.cli import output
-from fusefs.cli.age_cutoffs import watched
 from fusefs.cli.group import OrderedGroup
 from fusefs.cli.options import PathBytes, json_option, volume_option
 from fusefs.cli.progress_bar import ProgressSink, bar
@@ -20,6 +19,7 @@ from fusefs.cli.reap_foreground import reap_all
 from fusefs.cli.restore import tell_restored
 from fusefs.cli.settle_first import tended
 from fusefs.cli.stop_signals import StopSignals
+from fusefs.cli.wall_clock import watched
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import (
     BadRecord,

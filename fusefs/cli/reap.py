@@ -12,10 +12,10 @@ from typing import NamedTuple
 import click
 
 from fusefs.cli import output
-from fusefs.cli.age_cutoffs import tell_kept_by_clock, watched
 from fusefs.cli.options import json_option, tempo_options, threads_option, volume_option
 from fusefs.cli.reap_foreground import ReapOptions, has_expired, is_named, is_unpinned, reap_all
 from fusefs.cli.settle_first import tended
+from fusefs.cli.wall_clock import tell_kept_by_clock, watched
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import Incomplete, Refused, TrashdError, UsageError
 from fusefs.core.lifecycle import State

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, get_args
 
 import click
 
-from fusefs.cli.age_cutoffs import AgeCutoffs
 from fusefs.cli.options import Decorator, ParsedValue, together
+from fusefs.cli.wall_clock import AgeCutoffs
 from fusefs.core.errors import UsageError, from_os
 from fusefs.core.selection import Field, Selection, SizeBound, TimeBound
 from fusefs.core.selection_syntax import (
