@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import Self
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Self, TypeVar
+
+T = TypeVar("T", bound=AbstractContextManager[object])
 
 
 class Fd(int):
@@ -24,3 +28,12 @@ class Fd(int):
     def close(self) -> None:
         """Close it; once, by its owner. Linux frees the number even where close(2) fails."""
         os.close(self)
+
+
+@contextmanager
+def closed_on_error(opened: T) -> Iterator[T]:
+    """Own something for the block if that raises; otherwise it stays open, and its caller's."""
+    with ExitStack() as owned:
+        owned.enter_context(opened)
+        yield opened
+        owned.pop_all()

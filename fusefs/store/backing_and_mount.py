@@ -15,7 +15,7 @@ from contextlib import ExitStack, suppress
 from typing import NamedTuple, Self, TypeVar
 
 from fusefs.core.names import RelPath
-from fusefs.linux.fd import Fd
+from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import FilesystemPath, Mount, place_below
 
@@ -69,11 +69,7 @@ class BackingAndMount(NamedTuple):
         Raises  OSError
         """
         fd = kernel.open_beneath(self.fd, path or b".", flags)
-        with ExitStack() as owned:
-            owned.enter_context(fd)
-            mounted = open_shown_as(kernel, self.mounted, path, fd)
-            owned.pop_all()
-        return BackingAndMount(fd, mounted)
+        return both_sides(kernel, fd, self.mounted, path)
 
 
 class Scope(NamedTuple):
@@ -144,6 +140,15 @@ def between(one: BackingAndMount, other: BackingAndMount) -> tuple[Fd, Fd]:
     if one.mounted is None or other.mounted is None:
         return one.fd, other.fd
     return one.mounted, other.mounted
+
+
+def both_sides(kernel: Kernel, fd: Fd, above: Fd | None, path: bytes) -> BackingAndMount:
+    """A directory that is open (O_PATH), with its mounted side if a mount of ours shows it; takes over the fd.
+
+    above, path  where that is, from a directory in the mount
+    """
+    with closed_on_error(fd):
+        return BackingAndMount(fd, open_shown_as(kernel, above, path, fd))
 
 
 def open_shown_as(kernel: Kernel, above: Fd | None, path: bytes, fd: Fd) -> Fd | None:

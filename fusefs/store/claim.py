@@ -14,7 +14,7 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId
 from fusefs.core.record import RECORD_MAX_BYTES, Record
 from fusefs.core.record_decoding import decode
-from fusefs.linux.fd import Fd
+from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.store.container import HeldContainer, move
 from fusefs.store.layout import RECORD, UserFolder
@@ -50,15 +50,12 @@ def open_record(kernel: Kernel, container_fd: Fd, uid: int) -> Fd:
         if error.errno in (errno.ELOOP, errno.EXDEV, errno.ENXIO, errno.EISDIR, errno.ENOTDIR, errno.EACCES):
             raise BadRecord(f"not an ordinary file ({error.strerror})") from error
         raise
-    try:
+    with closed_on_error(fd):
         st = kernel.fstat(fd)
         # No name at all is no attack: it was replaced or removed meanwhile, which is seen when it is locked.
         is_others_too = st.st_nlink > 1 and st.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
         if not stat.S_ISREG(st.st_mode) or is_others_too or st.st_uid != uid or st.st_size > RECORD_MAX_BYTES:
             raise BadRecord(f"not an ordinary small file of uid {uid}")
-    except BaseException:
-        fd.close()
-        raise
     return fd
 
 

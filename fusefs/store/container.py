@@ -15,10 +15,10 @@ from typing import NamedTuple, Self
 from fusefs.core.lifecycle import LEGAL_MOVES, State
 from fusefs.core.names import ContainerId, Name, RelPath, join, make_id
 from fusefs.core.record import Record, encode
-from fusefs.linux.fd import Fd
+from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import FUSE_MAGIC, Kernel
 from fusefs.linux.syscalls import NO_TMPFILE
-from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount, open_shown_as
+from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount, both_sides
 from fusefs.store.layout import FRESH, RECORD, TREE, Store, UserFolder
 
 RECORD_NEW = Name(b"record.json.new")
@@ -65,11 +65,7 @@ def open_inside(held: HeldContainer, name: Name) -> BackingAndMount:
     """A directory in a container, on both sides if a mount of ours shows it. Raises  OSError"""
     store = held.folder.store
     fd = store.kernel.open_beneath(held.fd, name, DIRECTORY)
-    with ExitStack() as owned:
-        owned.enter_context(fd)
-        mounted = open_shown_as(store.kernel, store.base.mounted, join(held.way(), name), fd)
-        owned.pop_all()
-    return BackingAndMount(fd, mounted)
+    return both_sides(store.kernel, fd, store.base.mounted, join(held.way(), name))
 
 
 def new_id(kernel: Kernel, victim: bytes) -> ContainerId:
@@ -143,14 +139,11 @@ def _drop_new(kernel: Kernel, container_fd: Fd) -> None:
 
 def _publish(kernel: Kernel, fd: Fd, record: Record, appear: Callable[[], None]) -> Fd:
     """Lock, write and flush a file, then let it appear: in this order a record is never seen unlocked or short."""
-    try:
+    with closed_on_error(fd):
         if not kernel.lock(fd):
             raise FileNotFoundError(errno.ENOENT, "recovery was faster than this record")
         fill_record(kernel, fd, record)
         appear()
-    except BaseException:
-        fd.close()
-        raise
     return fd
 
 

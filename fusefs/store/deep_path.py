@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Generic, Self, TypeVar
 
 from fusefs.core.names import Name, RelPath, join, split
-from fusefs.linux.fd import Fd
+from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.syscalls import WALK_MAX_BYTES
 from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount, check_wholly
@@ -228,10 +228,8 @@ def make_missing(kernel: Kernel, above: Fd, way: bytes, missing: bytes, models: 
     """
     names = split(missing)
     here, n_there = _deepest(kernel, above, names)
-    with ExitStack() as owned:
-        owned.enter_context(here)
+    with closed_on_error(here):
         like = models.beneath(join(way, *names[:n_there])).fd
-        owned.pop_all()
     for name in names[n_there:]:
         here, like = _descend(kernel, here, like, name, make)
     here.close()
@@ -248,9 +246,6 @@ def _deepest(kernel: Kernel, above: Fd, names: list[Name]) -> tuple[Fd, int]:
 
 def _descend(kernel: Kernel, here: Fd, like: Fd, name: Name, make: MakeLike) -> tuple[Fd, Fd]:
     """One level down on both sides; closes the two that it starts from."""
-    with here, like, ExitStack() as owned:
-        model = owned.enter_context(kernel.open_beneath(like, name, DIRECTORY))
+    with here, like, closed_on_error(kernel.open_beneath(like, name, DIRECTORY)) as model:
         make(here, name, model)
-        made = kernel.open_beneath(here, name, DIRECTORY)
-        owned.pop_all()
-    return made, model
+        return kernel.open_beneath(here, name, DIRECTORY), model

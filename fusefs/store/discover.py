@@ -10,6 +10,7 @@ from fusefs.core.errors import NoBacking, NotPermitted, TrashdError, Untrusted
 from fusefs.core.names import STORE
 from fusefs.core.printable_names import printable
 from fusefs.linux.answer_timeout import ask_each
+from fusefs.linux.fd import closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import Mount, covering, read_mounts
 from fusefs.store.layout import Store, UserFolder, open_store, trusted_owners
@@ -124,10 +125,8 @@ def open_at(kernel: Kernel, path: bytes, mounts: list[Mount]) -> Store | None:
     except Untrusted:
         if os.geteuid() != 0:
             raise
-    with ExitStack() as owned:
-        shown = owned.enter_context(open_shown(kernel, path, mounts))
+    with closed_on_error(open_shown(kernel, path, mounts)) as shown:
         owner = kernel.stat(shown.fd, STORE).st_uid  # it may be gone by now
-        owned.pop_all()
     return open_store(kernel, shown, path, of=owner or None)
 
 

@@ -12,7 +12,7 @@ from fusefs.core.errors import Busy, NoStore, Untrusted
 from fusefs.core.identity import Identity
 from fusefs.core.names import STORE, Name, VolumeId
 from fusefs.core.printable_names import printable
-from fusefs.linux.fd import Fd
+from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import OUT_OF_REACH, READABLE, BackingAndMount
 from fusefs.store.layout import (
@@ -77,30 +77,24 @@ def initialise(
     Raises    NoStore if `.trashd` is something else than a directory; Busy if another command mends it
     """
     repaired: list[str] = []
-    with ExitStack() as owned:
-        owned.enter_context(base)
+    with closed_on_error(base):
         done = _see_to_it(kernel, base, base_path, repaired, is_known=is_known)
-        owned.pop_all()
     store = open_store(kernel, base, base_path)
     if store is None:
         raise Untrusted(os.path.join(base_path, STORE))
     store = vouched(store, done.identity)
-    with ExitStack() as owned:
-        owned.enter_context(store)
+    with closed_on_error(store):
         for _area, fd in store.areas.all():
             discard_dead(kernel, fd, os.geteuid() or None)
         if os.geteuid() == 0 and store.areas.new_fd is not None:
             repaired += _name_rightly(kernel, store.areas.new_name, store.areas.new_fd)
-        owned.pop_all()
     was = store.volume.format
     store = tidied(store)
-    with ExitStack() as owned:
-        owned.enter_context(store)
+    with closed_on_error(store):
         if store.volume.format != was:
             repaired.append(f"brought it up to date: format {store.volume.format}")
         if os.geteuid() == 0:
             repaired += register_again(store)
-        owned.pop_all()
     return store, Initialised(os.path.join(base_path, STORE), store.volume, done.is_new, tuple(repaired))
 
 

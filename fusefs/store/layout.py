@@ -14,7 +14,7 @@ from fusefs.core.identity import Identity
 from fusefs.core.lifecycle import State
 from fusefs.core.names import STORE, Name, RelPath, VolumeId, is_volume_id, join
 from fusefs.core.printable_names import printable
-from fusefs.linux.fd import Fd
+from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import DIRECTORY, READABLE, BackingAndMount
 from fusefs.store.store_maker import StoreMaker, who_made
@@ -240,10 +240,8 @@ def make_private(kernel: Kernel, dir_fd: int, name: bytes) -> Fd:
         if stat.S_IMODE(kernel.fstat(made).st_mode) != FOLDER_MODE:
             kernel.chmod(made, FOLDER_MODE)
         fd = kernel.open_dir(made)
-    with ExitStack() as owned:
-        owned.enter_context(fd)
+    with closed_on_error(fd):
         drop_acls(kernel, fd)
-        owned.pop_all()
     return fd
 
 

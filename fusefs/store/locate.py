@@ -23,7 +23,7 @@ from fusefs.core.errors import (
 )
 from fusefs.core.names import STORE, Name, RelPath, join
 from fusefs.core.record import KeptEntries
-from fusefs.linux.fd import Fd
+from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import FilesystemPath, Mount, below, find_mount, place_below, place_of, read_mounts
 from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount, Scope, wholly_beneath
@@ -89,14 +89,11 @@ def find_victim(kernel: Kernel, path: bytes) -> Victim:
 
 def _victim_in(kernel: Kernel, scope: Scope, name: Name, path: bytes) -> Victim:
     """The victim that has a name in a directory; takes over that. Raises  IsMountPoint, OSError"""
-    with ExitStack() as owned:
-        owned.enter_context(scope)
-        fd = owned.enter_context(_open_victim(kernel, scope.sides.fd, name, path))
+    with closed_on_error(scope), closed_on_error(_open_victim(kernel, scope.sides.fd, name, path)) as fd:
         seen = kernel.fstat(fd)
         if scope.sides.mounted is not None:
             # Whether something is mounted on it there. What the mount remembers of it may be old, and doesn't matter.
             _open_victim(kernel, scope.sides.mounted, name, path).close()
-        owned.pop_all()
     return Victim(scope, name, fd, seen)
 
 
@@ -178,14 +175,11 @@ class _Led(NamedTuple):
 
     def plain_scope(self, kernel: Kernel) -> Scope:
         """Where no mount of ours shows it. Raises  OSError; NotFound, NoStore"""
-        with ExitStack() as owned:
-            root, root_path = _open_root(kernel, self.mount, self.real)
-            owned.enter_context(root)
-            relative = RelPath(below(self.real, root_path))
-            fd = owned.enter_context(kernel.open_beneath(root, relative or b".", DIRECTORY))
+        root, root_path = _open_root(kernel, self.mount, self.real)
+        relative = RelPath(below(self.real, root_path))
+        with closed_on_error(root), closed_on_error(kernel.open_beneath(root, relative or b".", DIRECTORY)) as fd:
             if not os.path.samestat(kernel.fstat(self.fd), kernel.fstat(fd)):
                 raise NotFound(self.path, "its directory was moved meanwhile")
-            owned.pop_all()
         place = place_of(root_path, self.mount)
         return Scope(
             BackingAndMount(root), root_path, place, relative, BackingAndMount(fd), self.mount, tuple(self.mounts)

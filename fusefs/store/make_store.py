@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from fusefs.core.errors import Untrusted
 from fusefs.core.identity import Identity
 from fusefs.core.names import STORE, Name, VolumeId
-from fusefs.linux.fd import Fd
+from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.filesystem_probes import discard_trial, keeps_unnamed, refuses_strangers
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.private_directory import is_nameless
@@ -57,10 +57,8 @@ def make_store(kernel: Kernel, base: BackingAndMount, base_path: bytes) -> Store
     It is built under another name and appears complete by one rename: there is no store without a volume.json.
     Raises  OSError from making it; Untrusted if the name is taken by something that is no store of ours
     """
-    with ExitStack() as owned:
-        owned.enter_context(base)
+    with closed_on_error(base):
         made = build_store(kernel, base)
-        owned.pop_all()
     store = open_store(kernel, base, base_path)
     if store is None:
         raise Untrusted(base_path)
@@ -71,12 +69,9 @@ def vouched(store: Store, made: Identity | None) -> Store:
     """An opened store, for which root vouches if it is the one that was made now; takes it over. Raises  OSError"""
     if os.geteuid() != 0 or store.made is StoreMaker.BY_ROOT or made is None:
         return store
-    with ExitStack() as owned:
-        owned.enter_context(store)
-        if store.kernel.identify(store.fd) == made and vouch(store):
-            store = store._replace(made=StoreMaker.BY_ROOT)
-        owned.pop_all()
-    return store
+    with closed_on_error(store):
+        is_ours = store.kernel.identify(store.fd) == made and vouch(store)
+    return store._replace(made=StoreMaker.BY_ROOT) if is_ours else store
 
 
 def build_store(

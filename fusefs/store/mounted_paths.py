@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 from fusefs.core.errors import NoBacking, NotFound, from_os
 from fusefs.core.names import STORE, RelPath
 from fusefs.core.printable_names import printable
-from fusefs.linux.fd import Fd
+from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import FUSE_MAGIC, Kernel
 from fusefs.linux.mountinfo import FilesystemPath, Mount, below, find_mount, place_of, read_mounts, views
 from fusefs.store.backing_and_mount import DIRECTORY, OUT_OF_REACH, BackingAndMount, Scope, is_shown_as
@@ -52,11 +52,8 @@ def shown_of(kernel: Kernel, fd: Fd, mounts: list[Mount]) -> BackingAndMount:
 def _open_both(kernel: Kernel, root: BackingAndMount, path: bytes) -> BackingAndMount:
     """A directory beneath what a mount shows, whatever it shows there; empty for that itself. Raises  OSError"""
     assert root.mounted is not None
-    with ExitStack() as owned:
-        fd = owned.enter_context(kernel.open_beneath(root.fd, path or b".", DIRECTORY))
-        mounted = kernel.open_beneath(root.mounted, path or b".", DIRECTORY)
-        owned.pop_all()
-    return BackingAndMount(fd, mounted)
+    with closed_on_error(kernel.open_beneath(root.fd, path or b".", DIRECTORY)) as fd:
+        return BackingAndMount(fd, kernel.open_beneath(root.mounted, path or b".", DIRECTORY))
 
 
 def _find_root(kernel: Kernel, path: bytes, mount: Mount, mounts: list[Mount]) -> tuple[BackingAndMount, bytes] | None:

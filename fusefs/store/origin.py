@@ -11,7 +11,7 @@ from fusefs.core.identity import Identity, Likelihood, compare, is_marked
 from fusefs.core.names import Name, RelPath, join, split
 from fusefs.core.record import Method
 from fusefs.linux.fd import Fd
-from fusefs.store.backing_and_mount import DIRECTORY, OUT_OF_REACH, BackingAndMount, open_shown_as
+from fusefs.store.backing_and_mount import DIRECTORY, OUT_OF_REACH, BackingAndMount, both_sides, open_shown_as
 from fusefs.store.container import HeldContainer
 from fusefs.store.keep_entries import settle_kept
 from fusefs.store.layout import FRESH, TREE
@@ -112,5 +112,5 @@ class Origin:
                 raise
             return settle_kept(self._held, None)
         above = self._held.folder.store.base.mounted
-        with BackingAndMount(fd, open_shown_as(self._kernel, above, join(self._upper, self.name), fd)) as here:
+        with both_sides(self._kernel, fd, above, join(self._upper, self.name)) as here:
             return settle_kept(self._held, here)

@@ -16,7 +16,7 @@ from fusefs.core.printable_names import printable
 from fusefs.core.record import Failure
 from fusefs.linux.boot_id import boot_id, host_id
 from fusefs.linux.directory_metadata import make_like, read_likeness
-from fusefs.linux.fd import Fd
+from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount, between, open_shown_as, refresh
 from fusefs.store.claim import ClaimLost, hold, look_at_record
@@ -139,7 +139,7 @@ def claim_for_restore(folder: UserFolder, container: ContainerId) -> RestoreClai
         if held is ClaimLost.BUSY:
             raise Busy(container)
         if isinstance(held, HeldContainer):
-            try:
+            with closed_on_error(held):
                 # First the mark, then the move: killed in between it must not look whole again.
                 record = held.record._replace(partial=held.record.partial or source is not State.ORPHANS)
                 if not folder.store.kernel.is_local(held.fd):
@@ -150,9 +150,6 @@ def claim_for_restore(folder: UserFolder, container: ContainerId) -> RestoreClai
                     held = with_room(folder, FOR_USER, partial(rewrite, held, record))
                 tree = _open_tree(held)
                 held = with_room(folder, FOR_USER, partial(move, held, State.RESTORING))
-            except BaseException:
-                held.owned.close()
-                raise
             if held.record.partial:
                 _let_forget(held)
             return RestoreClaim(held, source, tree)
@@ -421,15 +418,13 @@ def way_back(kernel: Kernel, held: HeldContainer, tree: Fd, parents: list[Name])
     if held.record.origin is None:
         raise NotFound(held.id, "it was dropped, so nobody knows where it was: use --to PATH")
     base, like = held.folder.store.base, kernel.open_beneath(tree, b".", DIRECTORY)
-    with ExitStack() as owned:
-        owned.enter_context(like)
+    with closed_on_error(like):
         if held.record.origin:
             *upper, last = split(held.record.origin)
             with base.beneath(kernel, join(*upper)) as above:
                 here = _enter(kernel, held, above, last, like)
         else:
             here = base.beneath(kernel, b"")  # of a sweep of the directory itself that holds the store
-        owned.pop_all()
     for parent in parents:
         here, like = _descend(kernel, held, here, like, parent)
     like.close()
@@ -440,11 +435,8 @@ def _descend(
     kernel: Kernel, held: HeldContainer, here: BackingAndMount, like: Fd, name: Name
 ) -> tuple[BackingAndMount, Fd]:
     """One level down on both sides; closes the two that it starts from."""
-    with here, like, ExitStack() as owned:
-        model = owned.enter_context(kernel.open_beneath(like, name, DIRECTORY))
-        made = _enter(kernel, held, here, name, model)
-        owned.pop_all()
-    return made, model
+    with here, like, closed_on_error(kernel.open_beneath(like, name, DIRECTORY)) as model:
+        return _enter(kernel, held, here, name, model), model
 
 
 def _enter(kernel: Kernel, held: HeldContainer, above: BackingAndMount, name: Name, like: Fd) -> BackingAndMount:

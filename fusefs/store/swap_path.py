@@ -11,6 +11,7 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import RelPath
 from fusefs.core.printable_names import printable
 from fusefs.linux.directory_metadata import is_frozen
+from fusefs.linux.fd import closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import Mount, below
 from fusefs.store.backing_and_mount import Scope
@@ -150,16 +151,12 @@ def own_folder(store: Store) -> UserFolder:
         folder = _first_folder(store)
         restock(folder)
         return folder
-    try:
-        with folder.open(State.STAGE) as stage:
-            # What others may have put there, making a folder of root's of it, root does nothing about.
-            if (folder.is_proven or folder.uid) and not kernel.is_empty(stage):
-                from fusefs.store.recover import recover
+    with closed_on_error(folder), folder.open(State.STAGE) as stage:
+        # What others may have put there, making a folder of root's of it, root does nothing about.
+        if (folder.is_proven or folder.uid) and not kernel.is_empty(stage):
+            from fusefs.store.recover import recover
 
-                recover(folder)
-    except BaseException:
-        folder.fd.close()
-        raise
+            recover(folder)
     return folder
 
 

@@ -10,7 +10,7 @@ import os
 import stat
 from contextlib import ExitStack, suppress
 
-from fusefs.linux.fd import Fd
+from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import DIRECTORY, FULL
 from fusefs.store.layout import (
@@ -41,14 +41,10 @@ def tidied(store: Store) -> Store:
     It takes the place of the one that was given.
     Raises  OSError; the store is closed then
     """
-    with ExitStack() as owned:
-        owned.enter_context(store)
+    with closed_on_error(store):
         current = renewed(store)
-        owned.pop_all()
-    with ExitStack() as owned:
-        owned.enter_context(current)
+    with closed_on_error(current):
         look_over(current)
-        owned.pop_all()
     return current
 
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from fusefs.core.lifecycle import State
 from fusefs.core.names import Name, RelPath, join
-from fusefs.linux.fd import Fd
+from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount, is_shown_as, patiently, refresh
 from fusefs.store.container import HeldContainer
@@ -129,12 +129,8 @@ class DirectRename:
 
     def _open_mounted(self, base: Fd, way: RelPath) -> Fd:
         fd = self._kernel.open_beneath(base, way, DIRECTORY)
-        try:
-            with suppress(FileNotFoundError):
-                self._kernel.stat(fd, TREE)  # so that the rename finds it where it is now
-        except BaseException:
-            fd.close()
-            raise
+        with closed_on_error(fd), suppress(FileNotFoundError):
+            self._kernel.stat(fd, TREE)  # so that the rename finds it where it is now
         return fd
 
     def found(self) -> tuple[int, int] | None:
