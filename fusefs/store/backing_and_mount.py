@@ -28,6 +28,21 @@ OUT_OF_REACH = (*ABSENT, errno.EACCES)
 """Errors of what is absent, or not ours to see."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """What says that there is no room."""
+
+
+class suppress_errno:  # noqa: N801 - it is read as contextlib.suppress is
+    """A block that an OSError with one of these numbers ends as if it were done; any other error goes on."""
+
+    def __init__(self, *numbers: int) -> None:
+        self._numbers = numbers
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: object, _trace: object) -> bool:
+        return isinstance(error, OSError) and error.errno in self._numbers
+
+
 _ROOT_INO, _PRIVATE_INOS = 1, 1 << 62
 _STALE_PATIENCE, _STALE_PAUSE_S = 500, 0.001
 

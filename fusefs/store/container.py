@@ -18,7 +18,7 @@ from fusefs.core.record import Record, encode
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import FUSE_MAGIC, Kernel
 from fusefs.linux.syscalls import NO_TMPFILE
-from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount, both_sides
+from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount, both_sides, suppress_errno
 from fusefs.store.layout import FRESH, RECORD, TREE, Store, UserFolder
 
 RECORD_NEW = Name(b"record.json.new")
@@ -261,15 +261,11 @@ def drop_prepared(held: HeldContainer) -> None:
 
 def drop_empty_tree(held: HeldContainer) -> bool:
     """Remove the tree if it is empty; whether it is gone."""
-    try:
-        held.folder.store.kernel.rmdir(held.fd, TREE)
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
-        return False
-    return True
+    with suppress_errno(errno.ENOTEMPTY, errno.EEXIST):
+        with suppress(FileNotFoundError):
+            held.folder.store.kernel.rmdir(held.fd, TREE)
+        return True
+    return False
 
 
 def flush(held: HeldContainer) -> None:

@@ -12,7 +12,7 @@ from fusefs.core.identity import Identity, Likelihood, compare
 from fusefs.core.names import Name
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.store.backing_and_mount import FULL
+from fusefs.store.backing_and_mount import FULL, suppress_errno
 from fusefs.store.layout import decode_identity
 
 LOCK = Name(b".lock")
@@ -120,13 +120,8 @@ def _fill(kernel: Kernel, fd: Fd, text: bytes) -> None:
 
 def ensure_spare(kernel: Kernel, registry_fd: Fd) -> None:
     """Keep room for one file more, if there is room; needs root, and LOCK held. Raises  OSError"""
-    with suppress(FileExistsError):
-        try:
-            with kernel.create(registry_fd, _SPARE) as fd:
-                kernel.reserve_blocks(fd, _MAX_BYTES)
-        except OSError as error:
-            if error.errno not in (*FULL, errno.EOPNOTSUPP):
-                raise
+    with suppress_errno(*FULL, errno.EOPNOTSUPP, errno.EEXIST), kernel.create(registry_fd, _SPARE) as fd:
+        kernel.reserve_blocks(fd, _MAX_BYTES)
 
 
 def _file_of(uid: int) -> Name:

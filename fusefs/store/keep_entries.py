@@ -22,7 +22,15 @@ from fusefs.core.record import KeptDirectory, KeptEntries, Method, quote
 from fusefs.linux.directory_metadata import is_frozen
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.store.backing_and_mount import ABSENT, DIRECTORY, OUT_OF_REACH, BackingAndMount, between, open_shown_as
+from fusefs.store.backing_and_mount import (
+    ABSENT,
+    DIRECTORY,
+    OUT_OF_REACH,
+    BackingAndMount,
+    between,
+    open_shown_as,
+    suppress_errno,
+)
 from fusefs.store.container import HeldContainer, flush_directory, open_inside
 from fusefs.store.layout import FRESH, TREE, is_stores_own
 from fusefs.store.locate import Victim
@@ -280,12 +288,9 @@ def settle_kept(held: HeldContainer, here: BackingAndMount | None) -> list[str]:
 
 
 def _open_inside(held: HeldContainer, name: Name, owned: ExitStack) -> BackingAndMount | None:
-    try:
+    with suppress_errno(*ABSENT):
         return owned.enter_context(open_inside(held, name))
-    except OSError as error:
-        if error.errno not in ABSENT:
-            raise
-        return None
+    return None
 
 
 def missing(held: HeldContainer, tree: Fd) -> list[str]:
@@ -337,10 +342,7 @@ def _drop_links(kernel: Kernel, fresh: BackingAndMount, tree: BackingAndMount) -
 
 
 def _is_same_file(kernel: Kernel, a: Fd, b: Fd, name: bytes) -> bool:
-    try:
+    with suppress_errno(*ABSENT):
         here = kernel.stat(b, name)
         return not stat.S_ISDIR(here.st_mode) and os.path.samestat(here, kernel.stat(a, name))
-    except OSError as error:
-        if error.errno not in ABSENT:
-            raise
-        return False
+    return False

@@ -26,7 +26,7 @@ from fusefs.core.record import KeptEntries
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import FilesystemPath, Mount, below, find_mount, place_below, place_of, read_mounts
-from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount, Scope, wholly_beneath
+from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount, Scope, suppress_errno, wholly_beneath
 from fusefs.store.layout import Store, is_stores_own, open_store
 
 
@@ -201,11 +201,8 @@ def _split(path: bytes) -> tuple[bytes, Name]:
 
 def _real_path(fd: Fd, typed: bytes) -> bytes:
     """Where an open directory is, without links."""
-    try:
-        return os.readlink(b"/proc/self/fd/%d" % fd)
-    except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
-            raise
+    with suppress_errno(errno.ENAMETOOLONG):
+        return os.readlink(fd.path())
     return os.path.normpath(os.path.join(os.getcwdb(), typed))
 
 

@@ -15,7 +15,7 @@ from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.filesystem_probes import discard_trial, keeps_unnamed, refuses_strangers
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.private_directory import is_nameless
-from fusefs.store.backing_and_mount import DIRECTORY, FULL, READABLE, BackingAndMount
+from fusefs.store.backing_and_mount import DIRECTORY, FULL, READABLE, BackingAndMount, suppress_errno
 from fusefs.store.layout import (
     CACHEDIR_TAG,
     CACHEDIR_TEXT,
@@ -262,12 +262,9 @@ def _is_emptied(kernel: Kernel, fd: Fd) -> bool:
 
 def owner_of(kernel: Kernel, dir_fd: Fd, name: bytes) -> int | None:
     """The owner of what has a name; None where something is mounted, or nothing is left."""
-    try:
+    with suppress_errno(errno.ENOENT, errno.EXDEV):
         return kernel.stat(dir_fd, name).st_uid
-    except OSError as error:
-        if error.errno not in (errno.ENOENT, errno.EXDEV):
-            raise
-        return None
+    return None
 
 
 def _fill(kernel: Kernel, fd: Fd, identifier: VolumeId) -> None:

@@ -17,7 +17,7 @@ from fusefs.core.printable_names import printable
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import FUSE_MAGIC, Kernel
 from fusefs.linux.mountinfo import FilesystemPath, Mount, below, find_mount, place_of, read_mounts, views
-from fusefs.store.backing_and_mount import DIRECTORY, OUT_OF_REACH, BackingAndMount, Scope, is_shown_as
+from fusefs.store.backing_and_mount import DIRECTORY, OUT_OF_REACH, BackingAndMount, Scope, is_shown_as, suppress_errno
 from fusefs.store.layout import VOLUME, VOLUME_MAX_BYTES, trusted_owners
 
 
@@ -191,13 +191,10 @@ def _no_backing(mount: Mount, why: str, hint: str = "") -> NoBacking:
 
 def _volume_text(kernel: Kernel, base: Fd) -> bytes:
     """What volume.json says, the volume's random id with it; empty without a store. Raises  OSError"""
-    try:
-        with kernel.open_beneath(base, STORE + b"/" + VOLUME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as fd:
-            return kernel.read(fd, VOLUME_MAX_BYTES)
-    except OSError as error:
-        if error.errno not in OUT_OF_REACH:
-            raise
-        return b""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+    with suppress_errno(*OUT_OF_REACH), kernel.open_beneath(base, STORE + b"/" + VOLUME, flags) as fd:
+        return kernel.read(fd, VOLUME_MAX_BYTES)
+    return b""
 
 
 def refuse_mounted(kernel: Kernel, fd: Fd) -> None:

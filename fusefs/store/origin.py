@@ -11,7 +11,14 @@ from fusefs.core.identity import Identity, Likelihood, compare, is_marked
 from fusefs.core.names import Name, RelPath, join, split
 from fusefs.core.record import Method
 from fusefs.linux.fd import Fd
-from fusefs.store.backing_and_mount import DIRECTORY, OUT_OF_REACH, BackingAndMount, both_sides, open_shown_as
+from fusefs.store.backing_and_mount import (
+    DIRECTORY,
+    OUT_OF_REACH,
+    BackingAndMount,
+    both_sides,
+    open_shown_as,
+    suppress_errno,
+)
 from fusefs.store.container import HeldContainer
 from fusefs.store.keep_entries import settle_kept
 from fusefs.store.layout import FRESH, TREE
@@ -38,11 +45,8 @@ class Origin:
         if path is not None:
             *parents, self.name = split(path)
             self._upper = join(*parents)
-            try:
+            with suppress_errno(*_NOWHERE):
                 self.parent_fd = self._kernel.open_beneath(held.folder.store.base.fd, self._upper or b".", DIRECTORY)
-            except OSError as error:
-                if error.errno not in _NOWHERE:
-                    raise
 
     def __enter__(self) -> Self:
         """Own its fd for the block."""

@@ -36,7 +36,7 @@ from fusefs.linux.directory_metadata import (
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import OVERLAY_MAGIC, Kernel
 from fusefs.linux.mountinfo import Mount
-from fusefs.store.backing_and_mount import FULL, wholly_beneath
+from fusefs.store.backing_and_mount import FULL, suppress_errno, wholly_beneath
 from fusefs.store.keep_entries import choose, hindrances
 from fusefs.store.layout import NEW_PART, NEW_PREFIX, Store, Volume, make_private, read_volume
 from fusefs.store.locate import Victim, ancestors, existing_stores, find_victim
@@ -317,13 +317,10 @@ def _try_way(
 
 def _exchanges(kernel: Kernel, room: Fd, fresh: Name, parent: Fd, beside: Name) -> bool:
     """Exchange the two; False where the filesystem does not, though it was seen to. Raises  OSError"""
-    try:
+    with suppress_errno(*NO_EXCHANGE):
         kernel.exchange(room, fresh, parent, beside)
-    except OSError as error:
-        if error.errno not in NO_EXCHANGE:
-            raise
-        return False
-    return True
+        return True
+    return False
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from fusefs.core.names import ContainerId, Name
 from fusefs.core.record import RECORD_MAX_BYTES
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import BTRFS_MAGIC, Kernel
-from fusefs.store.backing_and_mount import FULL
+from fusefs.store.backing_and_mount import FULL, suppress_errno
 from fusefs.store.layout import FRESH, RECORD, RESERVE, TREE, UserFolder
 
 READY = Name(b"ready")
@@ -27,16 +27,11 @@ def ensure_reserve(folder: UserFolder) -> bool:
     with folder.open(RESERVE) as reserve:
         if _is_complete(kernel, reserve):
             return True
-        try:
-            for name in (READY, _MAKING):
-                if not _discard(kernel, reserve, name):
-                    return False
-            _make(kernel, reserve)
-        except OSError as error:
-            if error.errno not in (*FULL, errno.EEXIST, errno.ENOENT):
-                raise
-            return False  # full, or another command is making it
-    return True
+        with suppress_errno(*FULL, errno.EEXIST, errno.ENOENT):  # full, or another command is making it
+            if all(_discard(kernel, reserve, name) for name in (READY, _MAKING)):
+                _make(kernel, reserve)
+                return True
+    return False
 
 
 def _make(kernel: Kernel, reserve: Fd) -> None:

@@ -18,7 +18,7 @@ from fusefs.core.names import ContainerId, Name, is_container_id, join
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.adopt import take_in
-from fusefs.store.backing_and_mount import DIRECTORY, FULL, READABLE
+from fusefs.store.backing_and_mount import DIRECTORY, FULL, READABLE, suppress_errno
 from fusefs.store.claim import ClaimLost, hold
 from fusefs.store.container import HeldContainer, rewrite
 from fusefs.store.layout import (
@@ -138,14 +138,11 @@ def _keep(held: HeldContainer, folder: UserFolder) -> bool:
     """
     is_begun = held.record.partial or held.state is State.REAPING
     record = held.record._replace(retention_s=None, partial=is_begun)
-    if record != held.record:
-        try:
+    with suppress_errno(*FULL):
+        if record != held.record:
             with_room(folder, FOR_USER, partial(rewrite, held, record))
-        except OSError as error:
-            if error.errno not in FULL:
-                raise
-            return False
-    return True
+        return True
+    return False
 
 
 def discard_emptied(store: Store) -> None:

@@ -17,7 +17,7 @@ from fusefs.core.identity import Identity, Likelihood, compare, from_words, in_w
 from fusefs.core.printable_names import shell_word
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.store.backing_and_mount import FULL
+from fusefs.store.backing_and_mount import FULL, suppress_errno
 from fusefs.store.registry_lines import registered
 
 XATTR = "security.trashd"
@@ -45,13 +45,10 @@ class StoreMaker(Enum):
 
 def note_made(kernel: Kernel, fd: Fd) -> bool:
     """Note on an opened `.trashd` that root made it; whether that could be. Raises  OSError"""
-    try:
+    with suppress_errno(*_CANNOT):
         kernel.set_xattr(fd, XATTR, in_words(kernel.identify(fd)).encode())
-    except OSError as error:
-        if error.errno not in _CANNOT:
-            raise
-        return False
-    return True
+        return True
+    return False
 
 
 def who_made(kernel: Kernel, fd: Fd, places: Collection[bytes] = ()) -> StoreMaker:

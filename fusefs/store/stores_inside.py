@@ -23,7 +23,7 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import STORE, Name, RelPath, is_container_id, join
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import OTHERS_WRITE, Kernel
-from fusefs.store.backing_and_mount import ABSENT, DIRECTORY, OUT_OF_REACH, READABLE
+from fusefs.store.backing_and_mount import ABSENT, DIRECTORY, OUT_OF_REACH, READABLE, suppress_errno
 from fusefs.store.layout import DROP, MAGIC, NEW, OLD, POINTERS, USERS, VOLUME, VOLUME_MAX_BYTES
 from fusefs.store.registry_lines import registered
 from fusefs.store.user_folders import plain_name, whose
@@ -94,18 +94,14 @@ def _owner_of(kernel: Kernel, store: Fd, owners: Collection[int]) -> int | None:
     Looked at before anything is opened: another user's lease on a file, or a FIFO, would hold us or fail us.
     """
     st = kernel.fstat(store)
-    try:
+    with suppress_errno(*OUT_OF_REACH):
         told = kernel.stat(store, VOLUME)
         is_theirs = {st.st_uid, told.st_uid} <= set(owners)
         if not is_theirs or not stat.S_ISREG(told.st_mode) or (st.st_mode | told.st_mode) & OTHERS_WRITE:
             return None
         with kernel.open_beneath(store, VOLUME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as file:
-            text = kernel.read(file, VOLUME_MAX_BYTES)
-    except OSError as error:
-        if error.errno not in OUT_OF_REACH:
-            raise
-        return None
-    return st.st_uid if _is_ours(text) else None
+            return st.st_uid if _is_ours(kernel.read(file, VOLUME_MAX_BYTES)) else None
+    return None
 
 
 def _is_ours(text: bytes) -> bool:
@@ -219,20 +215,16 @@ def _pointed_from(kernel: Kernel, base_fd: Fd) -> Iterator[_Noted]:
     with store:
         n_asked = 0
         for uid, folder in islice(_folders(kernel, store), _MOST_FOLDERS):
-            try:
-                with kernel.open_dir(store, join(folder, POINTERS)) as pointers:
-                    if kernel.is_empty(pointers):
-                        continue
-                    n_asked += 1
-                    if n_asked > _MOST_ASKED:
-                        return
-                    from fusefs.store.pointers import read_pointers  # hardly any user has one
+            with suppress_errno(*OUT_OF_REACH), kernel.open_dir(store, join(folder, POINTERS)) as pointers:
+                if kernel.is_empty(pointers):
+                    continue
+                n_asked += 1
+                if n_asked > _MOST_ASKED:
+                    return
+                from fusefs.store.pointers import read_pointers  # hardly any user has one
 
-                    for lower in read_pointers(kernel, pointers, uid):
-                        yield uid, lower
-            except OSError as error:
-                if error.errno not in OUT_OF_REACH:
-                    raise
+                for lower in read_pointers(kernel, pointers, uid):
+                    yield uid, lower
 
 
 def _folders(kernel: Kernel, store: Fd) -> Iterator[tuple[int, RelPath]]:

@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
-from fusefs.store.backing_and_mount import DIRECTORY, FULL
+from fusefs.store.backing_and_mount import DIRECTORY, FULL, suppress_errno
 from fusefs.store.layout import (
     FIRST_FORMAT,
     FORMAT,
@@ -57,11 +57,8 @@ def renewed(store: Store) -> Store:
         return store
     if store.is_unknown() and not is_first(store.kernel, store.fd, store.volume):
         return store
-    try:
+    with suppress_errno(*FULL):  # then it has come as far as there was room
         bring_up_to_date(store)
-    except OSError as error:
-        if error.errno not in FULL:
-            raise  # else it has come as far as there was room
     return _reread(store)
 
 

@@ -7,7 +7,6 @@ right modes later makes no folder of it. Nothing is taken out of any user's reac
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 from contextlib import ExitStack, suppress
@@ -17,7 +16,7 @@ from fusefs.core.names import Name
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.subuid import read_subordinates
-from fusefs.store.backing_and_mount import DIRECTORY, FULL
+from fusefs.store.backing_and_mount import DIRECTORY, FULL, OUT_OF_REACH, suppress_errno
 from fusefs.store.folder_registry import RegisteredFolder, read_registered, write_registered
 from fusefs.store.layout import Areas, Store
 from fusefs.store.make_folder import free_name, take_registry
@@ -26,7 +25,6 @@ from fusefs.store.user_folders import MOUNTED, names_in, why_not, why_not_deep
 _MOST_A_LOOK = 300
 """Entries of the registry that one look writes: some are durable in a millisecond. Subordinate uids beyond them
 wait for the next look, and delay no other user's."""
-_NO_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.EACCES)
 
 
 class _StoreSeen(NamedTuple):
@@ -51,13 +49,9 @@ def look_first(store: Store) -> None:
         return
     if store.volume.strangers_refused is not True or kernel.is_empty(areas.new_fd) or kernel.is_read_only(store.fd):
         return
-    with ExitStack() as owned:
-        try:
-            if take_registry(kernel, areas.registry_fd, owned):
-                look_at_new(kernel, store.fd, areas)
-        except OSError as error:
-            if error.errno not in FULL:
-                raise
+    with suppress_errno(*FULL), ExitStack() as owned:
+        if take_registry(kernel, areas.registry_fd, owned):
+            look_at_new(kernel, store.fd, areas)
 
 
 def look_at_new(kernel: Kernel, store_fd: Fd, areas: Areas, *, roots_too: bool = False) -> None:
@@ -101,13 +95,9 @@ def _has_folder(here: _StoreSeen, entry: RegisteredFolder) -> bool:
     if not entry.name:
         return False
     kernel = here.kernel
-    try:
-        with kernel.open_beneath(here.u_fd, entry.name, DIRECTORY) as fd:
-            return entry.proves(kernel.identify(fd)) and not why_not(kernel, fd, kernel.fstat(fd), entry.uid, here.dev)
-    except OSError as error:
-        if error.errno not in _NO_FOLDER:
-            raise
-        return False
+    with suppress_errno(*OUT_OF_REACH), kernel.open_beneath(here.u_fd, entry.name, DIRECTORY) as fd:
+        return entry.proves(kernel.identify(fd)) and not why_not(kernel, fd, kernel.fstat(fd), entry.uid, here.dev)
+    return False
 
 
 def _look_at(here: _StoreSeen, entry: RegisteredFolder, name: Name) -> RegisteredFolder:
@@ -116,7 +106,7 @@ def _look_at(here: _StoreSeen, entry: RegisteredFolder, name: Name) -> Registere
     try:
         fd = kernel.open_beneath(here.new_fd, name, DIRECTORY)
     except OSError as error:
-        if error.errno not in _NO_FOLDER:
+        if error.errno not in OUT_OF_REACH:
             raise
         raise _NotAFolder from error
     with fd:

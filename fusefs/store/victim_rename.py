@@ -14,7 +14,7 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import Name, RelPath, join
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
-from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount, is_shown_as, patiently, refresh
+from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount, is_shown_as, patiently, refresh, suppress_errno
 from fusefs.store.container import HeldContainer
 from fusefs.store.layout import FRESH, TREE, UserFolder
 
@@ -144,12 +144,9 @@ class DirectRename:
 
     def open(self) -> Fd | None:
         """What has the name now (O_PATH); None if nothing has, or something is mounted there."""
-        try:
+        with suppress_errno(errno.ENOENT, errno.EXDEV):
             return self._kernel.open_beneath(self._parent_fd, self._name)
-        except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.EXDEV):
-                raise
-            return None
+        return None
 
     def has(self, fd: Fd) -> bool:
         """Whether the name means what an fd holds."""
