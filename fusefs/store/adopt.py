@@ -11,12 +11,11 @@ from fusefs.core.lifecycle import DEFAULT_RETENTION_S, State
 from fusefs.core.names import ContainerId, Name, RelPath
 from fusefs.core.printable_names import printable
 from fusefs.core.record import Method, Record
-from fusefs.linux.boot_id import boot_id, host_id
 from fusefs.linux.fd import Fd
 from fusefs.store.container import dissolve, move
 from fusefs.store.layout import DROP, TREE, UserFolder
 from fusefs.store.permission_loan import lend, loan, take_back
-from fusefs.store.stage import identify_at, stage_new
+from fusefs.store.stage import identify_at, record_now, stage_new
 
 
 class AdoptionProblem(NamedTuple):
@@ -50,22 +49,8 @@ def take_in(
         victim = identify_at(kernel, dir_fd, name)
 
         def draft(container: ContainerId, _fresh: Fd | None) -> Record:
-            return Record(
-                id=container,
-                volume=folder.store.volume.id,
-                method=method,
-                origin=origin,
-                parent=None,
-                fresh=None,
-                victim=victim,
-                host=host_id(),
-                boot=boot_id(),
-                created_ns=kernel.now_ns(),
-                boot_ns=kernel.boot_ns(),
-                retention_s=retention_s,
-                note=note,
-                lent_mode=lent,
-            )
+            record = record_now(folder, container, method, origin, victim)
+            return record._replace(retention_s=retention_s, note=note, lent_mode=lent)
 
         called = name if origin is None else os.path.basename(origin)
         held = owned.enter_context(stage_new(folder, called, method, draft)).held

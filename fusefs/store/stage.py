@@ -200,6 +200,32 @@ def _stage_reserve(folder: UserFolder, name: bytes, method: Method, draft: Draft
         return Staged(HeldContainer(folder, container, State.STAGE, fd, record, owned.pop_all()), prepared)
 
 
+def record_now(
+    folder: UserFolder,
+    container: ContainerId,
+    method: Method,
+    origin: RelPath | None,
+    victim: Identity | None,
+    parent: Identity | None = None,
+) -> Record:
+    """A record of what is taken at this moment, kept until asked for; what only some records say is to be added."""
+    kernel = folder.store.kernel
+    return Record(
+        id=container,
+        volume=folder.store.volume.id,
+        method=method,
+        origin=origin,
+        parent=parent,
+        fresh=None,
+        victim=victim,
+        host=host_id(),
+        boot=boot_id(),
+        created_ns=kernel.now_ns(),
+        boot_ns=kernel.boot_ns(),
+        retention_s=None,
+    )
+
+
 def _record(
     folder: UserFolder,
     victim: Victim,
@@ -209,19 +235,10 @@ def _record(
     container: ContainerId,
     fresh: Fd | None,
 ) -> Record:
-    kernel = folder.store.kernel
-    return Record(
-        id=container,
-        volume=folder.store.volume.id,
-        method=method,
-        origin=join(relative, victim.name),
-        parent=kernel.identify(victim.parent.sides.fd),
+    kernel, origin = folder.store.kernel, join(relative, victim.name)
+    parent, identity = kernel.identify(victim.parent.sides.fd), kernel.identify(victim.fd)
+    return record_now(folder, container, method, origin, identity, parent)._replace(
         fresh=None if fresh is None else _known(kernel, fresh),
-        victim=kernel.identify(victim.fd),
-        host=host_id(),
-        boot=boot_id(),
-        created_ns=kernel.now_ns(),
-        boot_ns=kernel.boot_ns(),
         retention_s=options.retention_s if options.heir is None else None,
         note=options.note,
         lent_mode=loan(victim.stat),

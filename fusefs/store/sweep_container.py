@@ -18,7 +18,6 @@ from fusefs.core.errors import CrossesBoundary, NoStore, TrashdError, from_os
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, Name, RelPath
 from fusefs.core.record import Method, Record
-from fusefs.linux.boot_id import boot_id, host_id
 from fusefs.linux.directory_metadata import DirectoryMetadata, apply_likeness, make_like, read_likeness
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
@@ -41,7 +40,7 @@ from fusefs.store.layout import TREE, Store, UserFolder
 from fusefs.store.locate import stores_for, unmake_at
 from fusefs.store.pointers import add_pointer
 from fusefs.store.spare_space import FOR_USER, with_room
-from fusefs.store.stage import Staged, SwapOptions, stage_as
+from fusefs.store.stage import Staged, SwapOptions, record_now, stage_as
 from fusefs.store.swap_path import own_folder, point_to, shows_another, volume_to_tell
 
 
@@ -187,21 +186,9 @@ def _record(
 ) -> Record:
     kernel = folder.store.kernel
     assert tree is not None
-    return Record(
-        id=container,
-        volume=folder.store.volume.id,
-        method=Method.SWEEP,
-        origin=origin,
-        parent=kernel.identify(scope.sides.fd),
-        fresh=None,
-        victim=kernel.identify(tree),
-        host=host_id(),
-        boot=boot_id(),
-        created_ns=kernel.now_ns(),
-        boot_ns=kernel.boot_ns(),
-        retention_s=options.retention_s,
-        note=options.note,
-    )
+    parent, swept = kernel.identify(scope.sides.fd), kernel.identify(tree)
+    record = record_now(folder, container, Method.SWEEP, origin, swept, parent)
+    return record._replace(retention_s=options.retention_s, note=options.note)
 
 
 def _discard(staged: Staged) -> None:
