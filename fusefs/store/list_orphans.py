@@ -42,14 +42,14 @@ class ListedContainer(NamedTuple):
     uid: int
     state: State
     path: bytes
-    origin: bytes | None
-    method: Method | None
-    created_ns: int
-    expires_ns: int | None
-    note: str
-    partial: bool
-    n_failed: int
-    problem: str
+    origin: bytes | None = None
+    method: Method | None = None
+    created_ns: int = 0
+    expires_ns: int | None = None
+    note: str = ""
+    partial: bool = False
+    n_failed: int = 0
+    problem: str = ""
     failures: tuple[Failure, ...] = ()
     clock_set_ns: int = 0
     is_proven: bool = True
@@ -88,10 +88,7 @@ def _entries(folder: UserFolder, now: Now) -> Iterator[ListedContainer]:
                 if not is_container_id(text):
                     continue
                 try:
-                    with (
-                        kernel.open_dir(state_fd, name) as fd,
-                        open_record(kernel, fd, folder.uid) as record_fd,
-                    ):
+                    with kernel.open_dir(state_fd, name) as fd, open_record(kernel, fd, folder.uid) as record_fd:
                         record = decode(kernel.read(record_fd, RECORD_MAX_BYTES + 1))
                         is_stopped = state is State.REAPING and _is_left(kernel, record_fd)
                     yield _entry(folder, state, ContainerId(text), record, now)._replace(is_stopped=is_stopped)
@@ -121,7 +118,6 @@ def _entry(folder: UserFolder, state: State, container: ContainerId, record: Rec
         note=record.note,
         partial=record.partial or state is State.REAPING,
         n_failed=len(record.failures),
-        problem="",
         failures=record.failures,
         clock_set_ns=record.clock_set_ns(now),
         is_proven=folder.is_proven,
@@ -130,21 +126,8 @@ def _entry(folder: UserFolder, state: State, container: ContainerId, record: Rec
 
 def unreadable(folder: UserFolder, state: State, name: bytes, problem: str) -> ListedContainer:
     """The entry of what has a name in the directory of a state, and whose record can't be, or was not, read."""
-    return ListedContainer(
-        ContainerId(printable(name)),
-        folder.uid,
-        state,
-        _path(folder, state, name),
-        None,
-        None,
-        0,
-        None,
-        "",
-        False,
-        0,
-        problem,
-        is_proven=folder.is_proven,
-    )
+    container, path = ContainerId(printable(name)), _path(folder, state, name)
+    return ListedContainer(container, folder.uid, state, path, problem=problem, is_proven=folder.is_proven)
 
 
 def _path(folder: UserFolder, state: State, name: bytes) -> bytes:
