@@ -14,7 +14,7 @@ from fusefs.core.names import Name
 from fusefs.core.sweep_result import SweepSums
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.store.backing_and_mount import BackingAndMount
+from fusefs.store.backing_and_mount import BackingAndMount, is_taken
 from fusefs.sweep.request import Action, ActionEnd, ActionPlace, ActionResult, Identified
 
 KEEP_FILE = Name(b".trashd-keep")
@@ -46,14 +46,7 @@ class KeepGuard(NamedTuple):
 
 def has_keep_file(kernel: Kernel, directory: Fd) -> bool:
     """Whether there is something of that name in a directory; whatever it is."""
-    try:
-        kernel.stat(directory, KEEP_FILE)
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
-    return True
+    return is_taken(kernel, directory, KEEP_FILE)
 
 
 def lock(kernel: Kernel, fd: Fd, *, holds: bool) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import NamedTuple, Self, TypeVar
 
-from fusefs.core.names import RelPath
+from fusefs.core.names import Name, RelPath
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import FilesystemPath, Mount, place_below
@@ -164,6 +164,16 @@ def both_sides(kernel: Kernel, fd: Fd, above: Fd | None, path: bytes) -> Backing
     """
     with closed_on_error(fd):
         return BackingAndMount(fd, open_shown_as(kernel, above, path, fd))
+
+
+def is_taken(kernel: Kernel, dir_fd: Fd, name: Name) -> bool:
+    """Whether anything has a name in a directory, be it that something is mounted over it. Raises  OSError"""
+    try:
+        with suppress_errno(errno.EXDEV):
+            kernel.stat(dir_fd, name)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def open_shown_as(kernel: Kernel, above: Fd | None, path: bytes, fd: Fd) -> Fd | None:

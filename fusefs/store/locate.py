@@ -26,7 +26,7 @@ from fusefs.core.record import KeptEntries
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import FilesystemPath, Mount, below, find_mount, place_below, place_of, read_mounts
-from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount, Scope, suppress_errno, wholly_beneath
+from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount, Scope, is_taken, suppress_errno, wholly_beneath
 from fusefs.store.layout import Store, is_stores_own, open_store
 
 
@@ -300,17 +300,12 @@ def _make_missing(kernel: Kernel, scope: Scope, relative: RelPath, path: bytes) 
     """A new store at an ancestor; None if there is another user's: not to be trusted, not to be made again."""
     with ExitStack() as owned:
         base = owned.enter_context(wholly_beneath(kernel, scope.root, relative))
-        try:
-            kernel.stat(base.fd, STORE)
-        except FileNotFoundError:
-            from fusefs.store.make_store import make_store  # a swap into a store that is there is spared it
+        if is_taken(kernel, base.fd, STORE):
+            return None
+        owned.pop_all()
+    from fusefs.store.make_store import make_store  # a swap into a store that is there is spared it
 
-            owned.pop_all()
-            return make_store(kernel, base, path)
-        except OSError as error:
-            if error.errno != errno.EXDEV:
-                raise  # else something is mounted over it
-    return None
+    return make_store(kernel, base, path)
 
 
 def unmake_at(kernel: Kernel, scope: Scope, relative: RelPath) -> None:

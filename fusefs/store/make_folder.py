@@ -13,6 +13,7 @@ from fusefs.core.names import Name
 from fusefs.linux.act_as_user import person
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
+from fusefs.store.backing_and_mount import is_taken
 from fusefs.store.folder_registry import LOCK, ensure_spare, read_registered, write_registered
 from fusefs.store.layout import FOLDERS, NEW_PART, Store, UserFolder, make_private, open_areas
 from fusefs.store.user_folders import N_HEX, not_private, open_user, plain_name, whose, why_not
@@ -124,14 +125,7 @@ def make_roots(store: Store, uid: int) -> UserFolder:
 def free_name(kernel: Kernel, u_fd: Fd, uid: int) -> Name:
     """The name below `u/` that a user's next folder gets: the plain one, unless something has it."""
     plain = plain_name(uid)
-    try:
-        kernel.stat(u_fd, plain)
-    except FileNotFoundError:
-        return plain
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
-    return Name(b"%b.%b" % (plain, _random()))
+    return Name(b"%b.%b" % (plain, _random())) if is_taken(kernel, u_fd, plain) else plain
 
 
 def take_registry(kernel: Kernel, registry_fd: Fd, owned: ExitStack) -> bool:

@@ -36,7 +36,7 @@ from fusefs.linux.directory_metadata import (
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import OVERLAY_MAGIC, Kernel
 from fusefs.linux.mountinfo import Mount
-from fusefs.store.backing_and_mount import FULL, suppress_errno, wholly_beneath
+from fusefs.store.backing_and_mount import FULL, is_taken, suppress_errno, wholly_beneath
 from fusefs.store.keep_entries import choose, hindrances
 from fusefs.store.layout import NEW_PART, NEW_PREFIX, Store, Volume, make_private, read_volume
 from fusefs.store.locate import Victim, ancestors, existing_stores, find_victim
@@ -214,15 +214,7 @@ def _try_making(kernel: Kernel, victim: Victim, relative: RelPath, there: _Found
     """
     with ExitStack() as owned:
         base = owned.enter_context(wholly_beneath(kernel, victim.parent.root, relative))
-        try:
-            kernel.stat(base.fd, STORE)
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            if error.errno != errno.EXDEV:
-                raise
-            return None
-        else:
+        if is_taken(kernel, base.fd, STORE):
             return None
         owned.enter_context(_same_times(kernel, base.fd))
         fd = owned.enter_context(unfinished(kernel, base))
