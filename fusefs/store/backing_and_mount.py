@@ -22,6 +22,9 @@ from fusefs.linux.mountinfo import FilesystemPath, Mount, place_below
 DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
 READABLE = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 """How a directory is opened: to look things up in it; to be listed too."""
+FILE_TO_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+FILE_TO_LOCK = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK
+"""How a file is opened that others may have replaced: through no link, and no FIFO is waited for; to write, too."""
 ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV)
 """What such a look beneath a directory says where no such thing is: gone, something else, a link, mounted over."""
 OUT_OF_REACH = (*ABSENT, errno.EACCES)

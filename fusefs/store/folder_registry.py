@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -12,18 +11,15 @@ from fusefs.core.identity import Identity, Likelihood, compare
 from fusefs.core.names import Name
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.store.backing_and_mount import FULL, suppress_errno
+from fusefs.store.backing_and_mount import FILE_TO_LOCK, FILE_TO_READ, FULL, suppress_errno
 from fusefs.store.layout import decode_identity
 
-LOCK = Name(b".lock")
-"""Its holder registers. Only root can open it: no user keeps root out."""
 MOST_REFUSED = 16
 """Directories of one user that did not hold at root's first look; after so many no more of that user are."""
 _MAX_BYTES = 8192
 _NEW = Name(b".new")
 _SPARE = Name(b".spare")
 """Blocks for one file more: on a full volume a folder must be registered before root's reap may free anything in it."""
-_LOOKING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class RegisteredFolder(NamedTuple):
@@ -69,7 +65,7 @@ def read_registered(kernel: Kernel, registry_fd: Fd | None, uid: int) -> Registe
     if registry_fd is None:
         return nothing
     try:
-        with kernel.open_beneath(registry_fd, _file_of(uid), _LOOKING) as fd:
+        with kernel.open_beneath(registry_fd, _file_of(uid), FILE_TO_READ) as fd:
             fields = json.loads(kernel.read(fd, _MAX_BYTES))
     except FileNotFoundError:
         return nothing
@@ -106,7 +102,7 @@ def write_registered(kernel: Kernel, registry_fd: Fd, entry: RegisteredFolder) -
         if error.errno not in FULL:
             raise
         new = _SPARE
-        with kernel.open_beneath(registry_fd, new, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK) as fd:
+        with kernel.open_beneath(registry_fd, new, FILE_TO_LOCK) as fd:
             _fill(kernel, fd, text)
     kernel.rename(registry_fd, new, registry_fd, file)
     kernel.fsync(registry_fd)

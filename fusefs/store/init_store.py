@@ -14,7 +14,7 @@ from fusefs.core.names import STORE, Name, VolumeId
 from fusefs.core.printable_names import printable
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
-from fusefs.store.backing_and_mount import OUT_OF_REACH, READABLE, BackingAndMount
+from fusefs.store.backing_and_mount import FILE_TO_READ, OUT_OF_REACH, READABLE, BackingAndMount
 from fusefs.store.layout import (
     FIRST_FORMAT,
     NEW,
@@ -243,7 +243,7 @@ def _read_anyones(kernel: Kernel, fd: Fd) -> Volume | None:
         if error.errno not in (errno.ENOENT, errno.EXDEV):
             raise
         return None
-    with kernel.open_beneath(fd, VOLUME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as file:
+    with kernel.open_beneath(fd, VOLUME, FILE_TO_READ) as file:
         is_sound = is_regular(kernel, file) or is_roots_own(kernel, file, fd)
         return decode_volume(kernel.read(file, VOLUME_MAX_BYTES)) if is_sound else None
 

@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import stat
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple, Self
 
 from fusefs.core.errors import Untrusted
@@ -16,7 +16,7 @@ from fusefs.core.names import STORE, Name, RelPath, VolumeId, is_volume_id, join
 from fusefs.core.printable_names import printable
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
-from fusefs.store.backing_and_mount import DIRECTORY, READABLE, BackingAndMount
+from fusefs.store.backing_and_mount import DIRECTORY, FILE_TO_LOCK, FILE_TO_READ, READABLE, BackingAndMount
 from fusefs.store.store_maker import StoreMaker, who_made
 
 FORMAT = 2
@@ -39,6 +39,8 @@ USERS = Name(b"u")
 """The users' folders that only the store's owner can have put there."""
 NEW = Name(b"new")
 """What users made themselves in a store of root's, until root looks at it."""
+LOCK = Name(b".lock")
+"""In a store, or a directory of it, that one process at a time changes; only the store's owner can open it."""
 REGISTRY = Name(b"folders")
 """Root's registry of which folder is which user's (store.registered)."""
 RECORD = Name(b"record.json")
@@ -245,6 +247,13 @@ def make_private(kernel: Kernel, dir_fd: int, name: bytes) -> Fd:
     return fd
 
 
+def take_lock(kernel: Kernel, dir_fd: Fd, owned: ExitStack) -> bool:
+    """Take the lock of a directory, made if missing and owned by `owned`; whether it was free. Raises  OSError"""
+    with suppress(FileExistsError):
+        kernel.create(dir_fd, LOCK).close()
+    return kernel.lock(owned.enter_context(kernel.open_beneath(dir_fd, LOCK, FILE_TO_LOCK)))
+
+
 def drop_acls(kernel: Kernel, fd: Fd) -> None:
     """Take back what a parent's default ACL gave to others."""
     for name in kernel.xattrs(fd):
@@ -398,7 +407,7 @@ def read_volume(kernel: Kernel, store_fd: int, base_path: bytes, owners: tuple[i
     Raises  FileNotFoundError if there is none; Untrusted if it is another user's, no regular file, or not ours
     """
     where = os.path.join(base_path, STORE, VOLUME)
-    with kernel.open_beneath(store_fd, VOLUME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as fd:
+    with kernel.open_beneath(store_fd, VOLUME, FILE_TO_READ) as fd:
         st = kernel.fstat(fd)
         trusted = trusted_owners(os.geteuid()) if owners is None else owners
         is_sound = is_regular(kernel, fd) or is_roots_own(kernel, fd, store_fd)

@@ -14,8 +14,8 @@ from fusefs.linux.act_as_user import person
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import is_taken
-from fusefs.store.folder_registry import LOCK, ensure_spare, read_registered, write_registered
-from fusefs.store.layout import FOLDERS, NEW_PART, Store, UserFolder, make_private, open_areas
+from fusefs.store.folder_registry import ensure_spare, read_registered, write_registered
+from fusefs.store.layout import FOLDERS, NEW_PART, Store, UserFolder, make_private, open_areas, take_lock
 from fusefs.store.user_folders import N_HEX, not_private, open_user, plain_name, whose, why_not
 
 _ATTEMPTS = 8
@@ -130,10 +130,7 @@ def free_name(kernel: Kernel, u_fd: Fd, uid: int) -> Name:
 
 def take_registry(kernel: Kernel, registry_fd: Fd, owned: ExitStack) -> bool:
     """Take the registry's lock, owned by `owned`; whether no other process has it. Needs root. Raises  OSError"""
-    with suppress(FileExistsError):
-        kernel.create(registry_fd, LOCK).close()
-    fd = owned.enter_context(kernel.open_beneath(registry_fd, LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK))
-    if not kernel.lock(fd):
+    if not take_lock(kernel, registry_fd, owned):
         return False
     ensure_spare(kernel, registry_fd)
     return True

@@ -21,6 +21,7 @@ from fusefs.store.layout import (
     CACHEDIR_TEXT,
     COPY_PREFIX,
     FOLDERS,
+    LOCK,
     NEW,
     NEW_PREFIX,
     OLD,
@@ -36,6 +37,7 @@ from fusefs.store.layout import (
     open_areas,
     open_store,
     read_volume,
+    take_lock,
 )
 from fusefs.store.reserve import discard_reserve
 from fusefs.store.spare_space import discard_ballast
@@ -47,7 +49,6 @@ from fusefs.store.victim_rename import NO_EXCHANGE
 _PROBE = (Name(b"probe-a"), Name(b"probe-b"))
 _PROBE_UNNAMED = Name(b"probe-unnamed")
 _PROBE_STRANGERS = Name(b"probe-strangers")
-LOCK = Name(b".lock")
 _ATTEMPTS = 8
 
 
@@ -121,14 +122,9 @@ def take_store(kernel: Kernel, fd: Fd, owned: ExitStack) -> bool:
     """
     if kernel.is_read_only(fd) or kernel.fstat(fd).st_uid != os.geteuid():
         return True
-    try:
-        with suppress(FileExistsError):  # a store of before has none
-            kernel.create(fd, LOCK).close()
-    except OSError as error:
-        if error.errno not in FULL:
-            raise
-        return True
-    return kernel.lock(owned.enter_context(kernel.open_beneath(fd, LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)))
+    with suppress_errno(*FULL):
+        return take_lock(kernel, fd, owned)  # a store of before has none
+    return True
 
 
 @contextmanager

@@ -17,7 +17,15 @@ from fusefs.core.printable_names import printable
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import FUSE_MAGIC, Kernel
 from fusefs.linux.mountinfo import FilesystemPath, Mount, below, find_mount, place_of, read_mounts, views
-from fusefs.store.backing_and_mount import DIRECTORY, OUT_OF_REACH, BackingAndMount, Scope, is_shown_as, suppress_errno
+from fusefs.store.backing_and_mount import (
+    DIRECTORY,
+    FILE_TO_READ,
+    OUT_OF_REACH,
+    BackingAndMount,
+    Scope,
+    is_shown_as,
+    suppress_errno,
+)
 from fusefs.store.layout import VOLUME, VOLUME_MAX_BYTES, trusted_owners
 
 
@@ -191,8 +199,7 @@ def _no_backing(mount: Mount, why: str, hint: str = "") -> NoBacking:
 
 def _volume_text(kernel: Kernel, base: Fd) -> bytes:
     """What volume.json says, the volume's random id with it; empty without a store. Raises  OSError"""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-    with suppress_errno(*OUT_OF_REACH), kernel.open_beneath(base, STORE + b"/" + VOLUME, flags) as fd:
+    with suppress_errno(*OUT_OF_REACH), kernel.open_beneath(base, STORE + b"/" + VOLUME, FILE_TO_READ) as fd:
         return kernel.read(fd, VOLUME_MAX_BYTES)
     return b""
 

@@ -10,7 +10,7 @@ from fusefs.core.errors import TrashdError
 from fusefs.core.names import Name, RelPath, join, split
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.store.backing_and_mount import OUT_OF_REACH
+from fusefs.store.backing_and_mount import FILE_TO_READ, OUT_OF_REACH
 from fusefs.store.layout import POINTERS, Store, UserFolder, is_regular, open_store
 
 _POINTER_MAX_BYTES = 64 * 1024
@@ -90,7 +90,7 @@ def read_pointers(kernel: Kernel, pointers: Fd, uid: int) -> list[RelPath]:
 
 def _read(kernel: Kernel, pointers: Fd, name: bytes) -> RelPath | None:
     try:
-        with kernel.open_beneath(pointers, name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as fd:
+        with kernel.open_beneath(pointers, name, FILE_TO_READ) as fd:
             if not is_regular(kernel, fd):
                 return None
             return join(*split(kernel.read(fd, _POINTER_MAX_BYTES)))

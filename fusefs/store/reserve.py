@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 from contextlib import ExitStack, suppress
 
 from fusefs.core.lifecycle import State
@@ -11,7 +10,7 @@ from fusefs.core.names import ContainerId, Name
 from fusefs.core.record import RECORD_MAX_BYTES
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import BTRFS_MAGIC, Kernel
-from fusefs.store.backing_and_mount import FULL, suppress_errno
+from fusefs.store.backing_and_mount import FILE_TO_LOCK, FULL, suppress_errno
 from fusefs.store.layout import FRESH, RECORD, RESERVE, TREE, UserFolder
 
 READY = Name(b"ready")
@@ -90,7 +89,7 @@ def _discard(kernel: Kernel, reserve: Fd, name: Name) -> bool:
     with fd, ExitStack() as locks:
         for file in (SPARE, RECORD):
             with suppress(FileNotFoundError):
-                if not kernel.lock(locks.enter_context(_open_file(kernel, fd, file))):
+                if not kernel.lock(locks.enter_context(kernel.open_beneath(fd, file, FILE_TO_LOCK))):
                     return False
         for directory in (TREE, FRESH):
             with suppress(FileNotFoundError):
@@ -109,10 +108,6 @@ def discard_reserve(folder: UserFolder) -> None:
             _discard(folder.store.kernel, reserve, name)
 
 
-def _open_file(kernel: Kernel, fd: Fd, name: Name) -> Fd:
-    return kernel.open_beneath(fd, name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
-
-
 def take_reserve(folder: UserFolder, owned: ExitStack) -> tuple[Fd, Fd] | None:
     """The ready container and its spare file, which is locked, both owned by `owned`; None if it is not to be had.
 
@@ -122,7 +117,7 @@ def take_reserve(folder: UserFolder, owned: ExitStack) -> tuple[Fd, Fd] | None:
     with folder.open(RESERVE) as reserve:
         try:
             fd = owned.enter_context(kernel.open_dir(reserve, READY))
-            spare = owned.enter_context(_open_file(kernel, fd, SPARE))
+            spare = owned.enter_context(kernel.open_beneath(fd, SPARE, FILE_TO_LOCK))
         except FileNotFoundError:
             return None
     # A command that was faster has made a record of it, and may be through with everything by now. In place is written

@@ -25,6 +25,7 @@ from fusefs.store.layout import (
     CACHEDIR_TAG,
     DROP,
     FOLDERS,
+    LOCK,
     NEW,
     OLD,
     REGISTRY,
@@ -36,7 +37,7 @@ from fusefs.store.layout import (
     open_areas,
 )
 from fusefs.store.make_folder import make_user
-from fusefs.store.make_store import LOCK, remove_folder
+from fusefs.store.make_store import remove_folder
 from fusefs.store.spare_space import FOR_USER, with_room
 from fusefs.store.user_folders import FolderRefusal, find_user, names_in, open_user
 

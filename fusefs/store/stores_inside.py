@@ -23,7 +23,7 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import STORE, Name, RelPath, is_container_id, join
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import OTHERS_WRITE, Kernel
-from fusefs.store.backing_and_mount import ABSENT, DIRECTORY, OUT_OF_REACH, READABLE, suppress_errno
+from fusefs.store.backing_and_mount import ABSENT, DIRECTORY, FILE_TO_READ, OUT_OF_REACH, READABLE, suppress_errno
 from fusefs.store.layout import DROP, MAGIC, NEW, OLD, POINTERS, USERS, VOLUME, VOLUME_MAX_BYTES
 from fusefs.store.registry_lines import registered
 from fusefs.store.user_folders import plain_name, whose
@@ -99,7 +99,7 @@ def _owner_of(kernel: Kernel, store: Fd, owners: Collection[int]) -> int | None:
         is_theirs = {st.st_uid, told.st_uid} <= set(owners)
         if not is_theirs or not stat.S_ISREG(told.st_mode) or (st.st_mode | told.st_mode) & OTHERS_WRITE:
             return None
-        with kernel.open_beneath(store, VOLUME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as file:
+        with kernel.open_beneath(store, VOLUME, FILE_TO_READ) as file:
             return st.st_uid if _is_ours(kernel.read(file, VOLUME_MAX_BYTES)) else None
     return None
 
