@@ -335,8 +335,10 @@ _HINTS = {
 }
 
 
-def from_os(error: OSError, what: str | bytes) -> TrashdError:
-    """The error class and hint for what the kernel said about `what`."""
+def from_os(error: OSError | TrashdError, what: str | bytes) -> TrashdError:
+    """The error class and hint for what the kernel said about `what`; an error of ours as it is."""
+    if isinstance(error, TrashdError):
+        return error
     number = error.errno or _errno.EIO
     if number == _errno.EXDEV:
         return CrossesBoundary(what)

@@ -83,9 +83,7 @@ def adopt_dropped(folder: UserFolder) -> tuple[list[ContainerId], list[AdoptionP
                 adopted.append(take_in(folder, drop, Name(name), origin=None, retention_s=DEFAULT_RETENTION_S, note=""))
             except FileNotFoundError:
                 continue  # its user took it back, or another command was faster
-            except OSError as error:
+            except (OSError, TrashdError) as error:
                 told = from_os(error, where)
                 problems.append(AdoptionProblem(where, told.message(), told.hint))
-            except TrashdError as error:
-                problems.append(AdoptionProblem(where, error.message(), error.hint))
     return adopted, problems

@@ -61,9 +61,7 @@ def each_folder(
                             continue
                         try:
                             results = as_owner(folder, partial(_all, folder, body), list[kind])
-                        except TrashdError as error:
-                            errors.append(error)
-                        except OSError as error:
+                        except (OSError, TrashdError) as error:
                             errors.append(from_os(error, folder.path()))
                         else:
                             yield from results
@@ -139,9 +137,7 @@ def _with_lower_prepared(store: Store, lost: list[TrashdError]) -> Store:
             with folder:
                 try:
                     _prepare_lower(folder, lost)
-                except TrashdError as error:
-                    lost.append(error)
-                except OSError as error:
+                except (OSError, TrashdError) as error:
                     lost.append(from_os(error, folder.path()))
     return store
 

@@ -169,7 +169,7 @@ def _try_stores(kernel: Kernel, victim: Victim, *, unlike: bool) -> _Found:
                     )
             except (OSError, TrashdError) as error:
                 if not _is_crossed(error):
-                    return there._replace(error=_told(error, victim))
+                    return there._replace(error=explain(error, victim))
                 crossed = there
     last: TrashdError = untrusted[0] if untrusted else NoStore(victim.path())
     for relative, path in ancestors(victim.parent):
@@ -181,7 +181,7 @@ def _try_stores(kernel: Kernel, victim: Victim, *, unlike: bool) -> _Found:
         except PermissionError:
             continue  # not ours to make one there
         except (OSError, TrashdError) as error:
-            return there._replace(error=_told(error, victim))
+            return there._replace(error=explain(error, victim))
         if made is not None and not _is_crossed(made.error):
             return made
         crossed = made or crossed
@@ -203,10 +203,6 @@ def _is_crossed(error: Exception | None) -> bool:
     return isinstance(error, OSError | CrossesBoundary) and error.errno == errno.EXDEV
 
 
-def _told(error: OSError | TrashdError, victim: Victim) -> TrashdError:
-    return explain(error, victim) if isinstance(error, OSError) else error
-
-
 def _try_making(kernel: Kernel, victim: Victim, relative: RelPath, there: _Found, *, unlike: bool) -> _Found | None:
     """Make a store there under a name that no process looks for, and the way to it; None if something has its name.
 
@@ -224,7 +220,7 @@ def _try_making(kernel: Kernel, victim: Victim, relative: RelPath, there: _Found
             with _room_at(kernel, fd, _base(there)) as room:
                 return found._replace(unlike=_try_way(kernel, victim, room, exchanges=volume.exchange, unlike=unlike))
         except (OSError, TrashdError) as error:
-            return found._replace(error=_told(error, victim))
+            return found._replace(error=explain(error, victim))
 
 
 def _base(found: _Found) -> bytes:

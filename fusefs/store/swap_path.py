@@ -187,7 +187,7 @@ def point_to(kernel: Kernel, scope: Scope, relative: RelPath, leave: Callable[[S
             return
 
 
-def explain(error: OSError, victim: Victim) -> TrashdError:
+def explain(error: OSError | TrashdError, victim: Victim) -> TrashdError:
     """The error for a person, with the reason where the kernel's word hides it."""
     if error.errno in (errno.EPERM, errno.EACCES):
         for fd, what in ((victim.fd, "it"), (victim.parent.sides.fd, "the directory that it is in")):

@@ -36,9 +36,7 @@ def prepared(store: Store, lost: list[TrashdError]) -> Store:
         look_over(store)
         if store.owner == 0 != os.geteuid() and not store.kernel.is_read_only(store.fd):
             take_own(store)
-    except TrashdError as error:
-        lost.append(error)
-    except OSError as error:
+    except (OSError, TrashdError) as error:
         lost.append(from_os(error, store.base_path))
     return store
 
