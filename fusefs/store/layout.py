@@ -273,14 +273,18 @@ def encode_volume(volume: Volume) -> bytes:
     return json.dumps(fields, indent=1).encode() + b"\n"
 
 
+def volume_fields(text: bytes) -> dict[str, Any]:
+    """What the bytes of a volume.json say, of whatever format; nothing if they are none of ours."""
+    with suppress(ValueError, RecursionError):
+        fields = json.loads(text)
+        if isinstance(fields, dict) and fields.get("magic") == MAGIC:
+            return fields
+    return {}
+
+
 def decode_volume(text: bytes) -> Volume | None:
     """The Volume in the bytes of a volume.json; None if they are none of ours."""
-    try:
-        fields = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(fields, dict) or fields.get("magic") != MAGIC:
-        return None
+    fields = volume_fields(text)
     written = fields.get("format")
     if written not in (FIRST_FORMAT, FORMAT) or isinstance(written, bool):
         return None

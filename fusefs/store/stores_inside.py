@@ -11,7 +11,6 @@ worth nothing.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import stat
 from collections.abc import Collection, Iterator
@@ -24,7 +23,7 @@ from fusefs.core.names import STORE, Name, RelPath, is_container_id, join
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import OTHERS_WRITE, Kernel
 from fusefs.store.backing_and_mount import ABSENT, DIRECTORY, FILE_TO_READ, OUT_OF_REACH, READABLE, suppress_errno
-from fusefs.store.layout import DROP, MAGIC, NEW, OLD, POINTERS, USERS, VOLUME, VOLUME_MAX_BYTES
+from fusefs.store.layout import DROP, NEW, OLD, POINTERS, USERS, VOLUME, VOLUME_MAX_BYTES, volume_fields
 from fusefs.store.registry_lines import registered
 from fusefs.store.user_folders import plain_name, whose
 
@@ -100,17 +99,8 @@ def _owner_of(kernel: Kernel, store: Fd, owners: Collection[int]) -> int | None:
         if not is_theirs or not stat.S_ISREG(told.st_mode) or (st.st_mode | told.st_mode) & OTHERS_WRITE:
             return None
         with kernel.open_beneath(store, VOLUME, FILE_TO_READ) as file:
-            return st.st_uid if _is_ours(kernel.read(file, VOLUME_MAX_BYTES)) else None
+            return st.st_uid if volume_fields(kernel.read(file, VOLUME_MAX_BYTES)) else None
     return None
-
-
-def _is_ours(text: bytes) -> bool:
-    """Whether that is the text of a volume.json, of whatever format."""
-    try:
-        fields = json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(fields, dict) and fields.get("magic") == MAGIC
 
 
 def _things_of(kernel: Kernel, store: Fd, owners: tuple[int, int], folder: RelPath) -> Iterator[Thing]:
