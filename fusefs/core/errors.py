@@ -312,14 +312,8 @@ class Unwell(TrashdError):
 
 
 BY_NAME: dict[str, type[TrashdError]] = {
-    kind.__name__: kind
-    for kind in (
-        TrashdError, UsageError, BadConfig, Refused, NotADirectory, IsMountPoint, MountInside, IsStore, NotAlike,
-        NotKept, NotPermitted, NotFound, NotRunning, DaemonGone, NoStore, Untrusted, NoBacking, CrossesBoundary,
-        NoLocks, BadRecord, Busy, Occupied, Unsettled, KernelRefused, AuthorityLost, Incomplete, Unwell,
-        OtherFilesystem, NotProven,
-    )
-}  # fmt: skip
+    name: kind for name, kind in list(globals().items()) if isinstance(kind, type) and issubclass(kind, TrashdError)
+}
 """Every class by its name: an error that crosses from a process with another uid comes back as itself."""
 
 
