@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import Enum
-from functools import reduce
 from typing import NamedTuple
 
 STAT_BLOCK_BYTES = 512
@@ -207,18 +206,9 @@ def describe_unknown(*, is_local: bool, sees_all: bool) -> str:
 
 def total(surveys: Iterable[Survey]) -> Survey:
     """Several surveys as one. Links between their trees count as links outside."""
-    return reduce(_add, surveys, Survey(0, 0, 0, 0, 0, False))
-
-
-def _add(one: Survey, other: Survey) -> Survey:
-    return Survey(
-        one.n_entries + other.n_entries,
-        one.n_bytes + other.n_bytes,
-        one.linked_bytes + other.linked_bytes,
-        one.shared_bytes + other.shared_bytes,
-        one.n_failed + other.n_failed,
-        one.is_at_least or other.is_at_least,
-    )
+    several = [Survey(0, 0, 0, 0, 0, False), *surveys]
+    sums = Survey._make(map(sum, zip(*several, strict=True)))
+    return sums._replace(is_at_least=any(survey.is_at_least for survey in several))
 
 
 def taken_bytes(size: int, n_blocks: int, block_bytes: int, inline_max_bytes: int) -> int:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from enum import Enum
 from math import exp, floor
+from operator import add, sub
 from statistics import geometric_mean, median
 from typing import NamedTuple
 
@@ -114,12 +115,7 @@ class Requests(NamedTuple):
 
     def since(self, before: Requests) -> Requests:
         """What came after `before`."""
-        return Requests(
-            self.n_reads - before.n_reads,
-            self.reads_s - before.reads_s,
-            self.n_flushes - before.n_flushes,
-            self.flushes_s - before.flushes_s,
-        )
+        return Requests(*map(sub, self, before))
 
 
 class Sample(NamedTuple):
@@ -152,13 +148,7 @@ class RequestSums(NamedTuple):
 
     def plus(self, sample: Sample) -> RequestSums:
         """With one more."""
-        requests = sample.requests or Requests()
-        return RequestSums(
-            self.n_reads + requests.n_reads,
-            self.reads_s + requests.reads_s,
-            self.n_flushes + requests.n_flushes,
-            self.flushes_s + requests.flushes_s,
-        )
+        return RequestSums(*map(add, self, sample.requests or Requests()))
 
 
 class OtherUsers(Enum):
