@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fusefs.core import setting_types
@@ -153,20 +153,19 @@ class _ConfigBuilder(SettingsBuilder):
         return Config(
             defaults=defaults,
             volumes=volumes,
-            hooks=self._hooks(base.hooks),
+            hooks=HooksConfig(*self._each(("hooks",), HOOKS, base.hooks)),
             metrics=self._metrics(base.metrics),
             audit=self.get("audit", otherwise=base.audit),
             poll_s=self.get("poll", otherwise=base.poll_s),
         )
 
+    def _each(self, at: Key, keys: Iterable[str], base: Iterable[Any]) -> Iterator[Any]:
+        """What is set by some keys of a table, in their order; where nothing is, what `base` has there."""
+        return (self.get(*at, key, otherwise=value) for key, value in zip(keys, base, strict=True))
+
     def _paths(self, *above: str | bytes) -> list[bytes]:
         """The paths of an array of tables, in the order in which they were first named."""
-        length = len(above) + 1
-        return [
-            path
-            for key in self.settings
-            if key[:-1] == above and len(key) == length and isinstance(path := key[-1], bytes)
-        ]
+        return [path for key in self.settings if key[:-1] == above and isinstance(path := key[-1], bytes)]
 
     def _volume(self, at: Key, base: VolumePolicy) -> VolumePolicy:
         def get(key: str, otherwise: Any) -> Any:
@@ -187,21 +186,17 @@ class _ConfigBuilder(SettingsBuilder):
             max_bytes_per_s=get("max_bytes", base.max_bytes_per_s),
             windows=get("windows", base.windows),
             horizon_s=get("horizon", base.horizon_s),
-            quota=Quota(*(self.get(*at, "quota", key, otherwise=getattr(base.quota, key)) for key in Quota._fields)),
+            quota=Quota(*self._each((*at, "quota"), Quota._fields, base.quota)),
             blocks=self._watermark((*at, "free_space"), base.blocks),
             inodes=self._watermark((*at, "free_inodes"), base.inodes),
             paced=get("paced", base.paced),
         )
 
     def _rules(self, at: Key, base: RetentionRules) -> RetentionRules:
-        rules = RetentionRules(*(self.get(*at, key, otherwise=value) for key, value in zip(RULES, base, strict=True)))
+        rules = RetentionRules(*self._each(at, RULES, base))
         if rules.retention_s is not None and rules.retention_s < rules.minimum_age_s:
-            self.wrong(
-                "retention is shorter than minimum_age",
-                "nothing is reaped below minimum_age: lower it, or raise retention",
-                (*at, "retention"),
-                (*at, "minimum_age"),
-            )
+            fix = "nothing is reaped below minimum_age: lower it, or raise retention"
+            self.wrong("retention is shorter than minimum_age", fix, (*at, "retention"), (*at, "minimum_age"))
         is_root = rules.authority is Authority.ROOT
         if is_root and not rules.users:
             fix = 'add users = ["ci"]: users write records, so that a path alone proves nothing'
@@ -214,8 +209,7 @@ class _ConfigBuilder(SettingsBuilder):
         return rules
 
     def _watermark(self, at: Key, base: Watermark | None) -> Watermark | None:
-        low, high = base or _OFF
-        low, high = self.get(*at, "low", otherwise=low), self.get(*at, "high", otherwise=high)
+        low, high = self._each(at, _FREE, base or _OFF)
         if low == 0:
             return None
         if low >= high:
@@ -224,13 +218,8 @@ class _ConfigBuilder(SettingsBuilder):
             self.wrong(what, fix, (*at, "low"), (*at, "high"))
         return Watermark(low, high)
 
-    def _hooks(self, base: HooksConfig) -> HooksConfig:
-        return HooksConfig(*(self.get("hooks", key, otherwise=value) for key, value in zip(HOOKS, base, strict=True)))
-
     def _metrics(self, base: MetricsConfig) -> MetricsConfig:
-        metrics = MetricsConfig(
-            *(self.get("metrics", key, otherwise=getattr(base, key)) for key in MetricsConfig._fields)
-        )
+        metrics = MetricsConfig(*self._each(("metrics",), MetricsConfig._fields, base))
         allowed = self.get("metrics", "allow_remote", otherwise=False)
         if metrics.http is not None and metrics.http[0] not in _LOCAL_HOSTS and not allowed:
             what = f"http = {setting_types.ADDRESS.write(metrics.http)} is open to other machines"
