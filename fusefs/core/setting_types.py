@@ -108,22 +108,23 @@ def or_none(kind: ValueKind, none: str = NONE) -> ValueKind:
     )
 
 
+def _only(is_meant: Callable[[Any], bool], read: Callable[[Any], Any] = lambda found: found) -> Callable[[Any], Any]:
+    """What reads a value for which something holds once it is read; ValueError for all others."""
+
+    def read_checked(found: Any) -> Any:
+        value = read(found)
+        if not is_meant(value):
+            raise ValueError(found)
+        return value
+
+    return read_checked
+
+
 def one_of(*words: str) -> ValueKind:
     """One word of a few."""
-
-    def read(found: Any) -> str:
-        if found not in words:
-            raise ValueError(found)
-        return str(found)
-
     known = ", ".join(map(quoted, words))
-    return ValueKind(f"one of {known}", f"write one of {known}" if len(words) > 1 else f"write {known}", read, str)
-
-
-def _read_flag(found: Any) -> bool:
-    if found is True or found is False:
-        return bool(found)
-    raise ValueError(found)
+    fix = f"write one of {known}" if len(words) > 1 else f"write {known}"
+    return ValueKind(f"one of {known}", fix, _only(words.__contains__), str)
 
 
 def _write_duration(seconds: int) -> str:
@@ -137,13 +138,6 @@ def _is_number(found: Any, least: int) -> bool:
 
 def _read_rate(found: Any) -> int:
     return parse_rate(str(found) if _is_number(found, 1) else _text(found))
-
-
-def _above_zero(found: Any) -> int:
-    seconds = parse_duration(_text(found))
-    if not seconds:
-        raise ValueError(found)
-    return seconds
 
 
 def _size_text(size: int) -> str:
@@ -164,12 +158,6 @@ def _read_count(found: Any) -> int:
     return int(found) if _is_number(found, 0) else parse_size(_text(found))
 
 
-def _read_positive(found: Any) -> int:
-    if not _is_number(found, 1):
-        raise ValueError(found)
-    return int(found)
-
-
 def _read_number_or_text(found: Any) -> str:
     return str(found) if _is_number(found, 0) and found < 1 << 32 else _any_text(found)
 
@@ -187,16 +175,12 @@ def _write_path(path: bytes) -> str:
     return quoted(path.decode("utf-8", "backslashreplace"))
 
 
-def _read_pattern(found: Any) -> str:
-    if _text(found)[0] not in "/*?[":
-        raise ValueError(found)
-    return str(found)
+def _is_pattern(text: str) -> bool:
+    return text[0] in "/*?["
 
 
-def _read_user(found: Any) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9_][^\s:,/*?\[\]]*", _text(found)) or not found.isprintable():
-        raise ValueError(found)
-    return str(found)
+def _is_user(text: str) -> bool:
+    return re.fullmatch(r"[A-Za-z0-9_][^\s:,/*?\[\]]*", text) is not None and text.isprintable()
 
 
 def _read_command(found: Any) -> tuple[str, ...] | None:
@@ -222,43 +206,43 @@ def _write_address(address: tuple[str, int]) -> str:
     return quoted(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
 
 
-FLAG: Final = ValueKind("true or false", "write true or false, without quotes", _read_flag, lambda on: str(on).lower())
+FLAG: Final = ValueKind(
+    "true or false", "write true or false, without quotes", _only(lambda found: isinstance(found, bool)),
+    lambda on: str(on).lower(),
+)  # fmt: skip
 DURATION: Final = ValueKind(
     "a duration", 'write "90s", "15m", "24h", "3d" or a sum such as "1d12h", in quotes', _typed(parse_duration),
     _write_duration,
 )  # fmt: skip
-TIME_LIMIT: Final = DURATION._replace(name="a duration above 0", read=_above_zero)
+TIME_LIMIT: Final = DURATION._replace(name="a duration above 0", read=_only(bool, DURATION.read))
 SIZE: Final = ValueKind(
     "a size", 'write "500G", "1.5T" or "64M", in quotes', _typed(parse_size), lambda size: quoted(_size_text(size))
 )
 TEXT: Final = ValueKind("a text", "write one, in quotes; what else is meant is a rule of its own", _any_text, str)
 TEXTS: Final = ValueKind("a text or a list of texts", 'write "…" or ["…", "…"]', read_texts, str)
 NUMBER_OR_TEXT: Final = ValueKind("a name or number", 'write "anna" or 1000', _read_number_or_text, str)
-POSITIVE: Final = ValueKind("a number above 0", "write 100000, without quotes", _read_positive, str)
+POSITIVE: Final = ValueKind(
+    "a number above 0", "write 100000, without quotes", _only(lambda found: _is_number(found, 1)), str
+)
 COUNT: Final = ValueKind("a number", 'write 1000000 or "1M"', _read_count, str)
 RATE: Final = ValueKind(
     "a rate", 'write 5000, "5000/s" or "200M/s"', _read_rate, lambda rate: quoted(_size_text(rate) + "/s")
 )
 SHARE: Final = ValueKind("a share", 'write "10%", in quotes', _read_share, lambda share: quoted(f"{share * 100:.6g}%"))
-PATH: Final = ValueKind(
-    "an absolute path",
-    'write "/scratch", without `..`',
-    read_path,
-    _write_path,
-)
+PATH: Final = ValueKind("an absolute path", 'write "/scratch", without `..`', read_path, _write_path)
 FILE: Final = PATH._replace(read=lambda found: read_path(found).decode(), write=quoted)
 PATTERNS: Final = ValueKind(
     "a list of path patterns", 'write ["/scratch/keep/*", "*.precious"]: each begins with / or *',
-    lambda found: _items(found, _read_pattern), listed,
+    lambda found: _items(found, _only(_is_pattern, _text)), listed,
 )  # fmt: skip
 AUTHORITY: Final = ValueKind(
     "an authority", 'write "asker" or "root"', lambda found: Authority(_text(found)), lambda who: quoted(who.value)
 )
 USERS: Final = ValueKind(
     "a list of users", 'write ["ci", "12001"]: names or uids, no groups and no patterns',
-    lambda found: _items(found, _read_user), listed,
+    lambda found: _items(found, _only(_is_user, _text)), listed,
 )  # fmt: skip
-USER: Final = ValueKind("a user", 'write "nobody", a name or a uid', _read_user, quoted)
+USER: Final = ValueKind("a user", 'write "nobody", a name or a uid', _only(_is_user, _text), quoted)
 WINDOWS: Final = ValueKind(
     "a list of windows", 'write ["22:00-06:00", "12:00-13:00"]; for always leave it out or write []',
     lambda found: _items(found, _typed(parse_window)), lambda windows: listed(tuple(map(TimeWindow.__str__, windows))),
