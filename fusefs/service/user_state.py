@@ -156,13 +156,7 @@ class FolderPart:
 
     def wants(self, now_s: float) -> bool:
         """Whether `next_order` has one."""
-        return bool(
-            self.fresh
-            or self._after is not None
-            or self._upcoming.must_look()
-            or self._upcoming.n_due(now_s)
-            or self.to_measure
-        )
+        return self.next_at_s() <= now_s
 
     def next_at_s(self) -> float:
         """When `next_order` has one, as far as is known: 0 for now, infinity for never."""
@@ -261,9 +255,7 @@ class UserState:
 
     def wants(self, now_s: float) -> bool:
         """Whether `next_order` has one."""
-        if now_s < self._retry_at_s:
-            return False
-        return now_s >= self.tend_at_s or any(part.wants(now_s) for part in self.parts.values())
+        return self.next_at_s() <= now_s
 
     def next_at_s(self) -> float:
         """When he wants something next, as far as is known; infinity for never."""
