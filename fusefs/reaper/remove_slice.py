@@ -13,6 +13,7 @@ import stat
 import time
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
@@ -51,65 +52,51 @@ _NOT_EMPTY = (errno.ENOTEMPTY, errno.EEXIST)
 _NOT_A_DIRECTORY = (errno.ENOTDIR, errno.ELOOP)
 
 
-class SliceRemover:
-    """Runs slices of one container's removal; in whatever process or thread, as it keeps nothing between them."""
+class SliceRemover(NamedTuple):
+    """Runs slices of one container's removal; in whatever process or thread, as it keeps nothing between them.
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        container: Fd,
-        strategy: Strategy,
-        groups: AllocationGroups,
-        given: LateArrivals,
-        *,
-        by_force: bool = False,
-        with_stores: bool = False,
-    ) -> None:
-        """Be ready for slices.
+    groups        the filesystem's allocation groups, where workers had better not meet in one
+    inner_stores  which directories of it are stores that stay
+    by_force      flags (immutable, append-only) that forbid something are taken off: an administrator asked for it
+    """
 
-        groups       the filesystem's allocation groups, where workers had better not meet in one
-        by_force     flags (immutable, append-only) that forbid something are taken off: an administrator asked for it
-        with_stores  stores in it that hold something go too, but for what is pinned in them
-        """
-        self.by_force = by_force
-        self.given = given
-        self.inner_stores = InnerStores(kernel, container, with_stores=with_stores)
-        self.groups = groups
-        self.kernel = kernel
-        self.container = container
-        self.strategy = strategy
+    kernel: Kernel
+    container: Fd
+    strategy: Strategy
+    groups: AllocationGroups
+    given: LateArrivals
+    inner_stores: InnerStores
+    by_force: bool = False
 
     def run(self, work: Slice, budget: SliceBudget) -> RemovalSliceResult:
         """Do a slice. Raises nothing: what the kernel refuses is in the outcome."""
         return _RemovalRun(self, work, budget).run()
 
 
+@dataclass(slots=True)
 class _Frame:
     """An open directory on the way down, or a large file that is being cut."""
 
-    __slots__ = ("fd", "is_opened_up", "name", "path", "work")
-
-    def __init__(self, name: str, fd: Fd, path: bytes, work: SliceWork) -> None:
-        self.name = name
-        self.fd = fd
-        self.path = path
-        self.work = work
-        self.is_opened_up = False
+    name: str
+    fd: Fd
+    path: bytes
+    work: SliceWork
+    is_opened_up: bool = False
 
 
 class _RemovalRun:
     """One run of one slice."""
 
-    def __init__(self, stripper: SliceRemover, work: Slice, budget: SliceBudget) -> None:
-        self._kernel = stripper.kernel
-        self._container = stripper.container
-        self._strategy = stripper.strategy
-        self._by_force = stripper.by_force
-        self._given = stripper.given
-        self._inner_stores = stripper.inner_stores
-        self._groups = stripper.groups
+    def __init__(self, remover: SliceRemover, work: Slice, budget: SliceBudget) -> None:
+        self._kernel = remover.kernel
+        self._container = remover.container
+        self._strategy = remover.strategy
+        self._by_force = remover.by_force
+        self._given = remover.given
+        self._inner_stores = remover.inner_stores
+        self._groups = remover.groups
         self._slice = work
-        self._large = LargeFiles(stripper.kernel, budget) if budget.is_paced() else None
+        self._large = LargeFiles(remover.kernel, budget) if budget.is_paced() else None
         self._frames = [_Frame("", Fd(work.fd), work.path, work.work)]
         self._began_at = time.monotonic()
         self._ends_at = self._began_at + budget.seconds

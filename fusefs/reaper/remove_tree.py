@@ -15,11 +15,12 @@ from fusefs.core.slice_budget import SliceBudget
 from fusefs.core.slices import RemovalSliceResult, Slice, SlicePlan, SliceWork
 from fusefs.engine.run_slices import SliceRunner
 from fusefs.engine.slice_pace import FULL_SPEED, SetsSpeed, SlicePace
-from fusefs.engine.strategy import Strategy, choose
+from fusefs.engine.strategy import choose
 from fusefs.engine.xfs_groups import AllocationGroups
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.pressure import DeviceQueue
+from fusefs.reaper.inner_store_stop import InnerStores
 from fusefs.reaper.late_arrivals import LateArrivals
 from fusefs.reaper.remove_slice import SliceRemover
 from fusefs.store.layout import HOISTED, TREE
@@ -65,33 +66,25 @@ def remove_contents(
     Returns  what was done; and what `given` has to be told of the next time
     Raises  nothing for an entry: its failure is in the report. What is created meanwhile is removed too.
     """
-    strategy = choose(kernel, container, wishes.n_workers)
     with ExitStack() as owned:
-        return _Removal(kernel, container, strategy, given, wishes, owned).run()
+        return _Removal(kernel, container, given, wishes, owned).run()
 
 
 class _Removal:
     """One removal under way."""
 
     def __init__(
-        self,
-        kernel: Kernel,
-        container: Fd,
-        strategy: Strategy,
-        given: LateArrivals,
-        wishes: RemovalWishes,
-        owned: ExitStack,
+        self, kernel: Kernel, container: Fd, given: LateArrivals, wishes: RemovalWishes, owned: ExitStack
     ) -> None:
         self._kernel = kernel
         self._container = container
-        self._strategy = strategy
+        self._strategy = strategy = choose(kernel, container, wishes.n_workers)
         self._given = given
         self._wishes = wishes
         self._owned = owned
         groups = owned.enter_context(AllocationGroups(kernel, strategy.group_shift))
-        self._stripper = SliceRemover(
-            kernel, container, strategy, groups, given, by_force=wishes.by_force, with_stores=wishes.with_stores
-        )
+        inner_stores = InnerStores(kernel, container, with_stores=wishes.with_stores)
+        self._remover = SliceRemover(kernel, container, strategy, groups, given, inner_stores, wishes.by_force)
         self._plan = SlicePlan(strategy.n_workers, splits_names=strategy.splits)
         queue = DeviceQueue(container)
         self._pace = SlicePace(wishes.pace, queue.is_busy, strategy.afterwork)
@@ -106,7 +99,7 @@ class _Removal:
         except OSError:
             names.append(HOISTED.decode())  # something else has its name
         self._plan.add(self._container, b"", SliceWork(names=names))
-        SliceRunner(self._plan, self._stripper, self._strategy, self._pace, self._is_stopped, self._done).run()
+        SliceRunner(self._plan, self._remover, self._strategy, self._pace, self._is_stopped, self._done).run()
         stopped = not self._plan.is_dry()
         if self._hoisted is not None and not stopped:
             with suppress(OSError):  # what failed in there is told already

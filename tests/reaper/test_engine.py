@@ -19,11 +19,12 @@ from fusefs.core.report import Reaped, Report
 from fusefs.core.slice_budget import CUT_BYTES, Speed
 from fusefs.core.slices import Slice
 from fusefs.engine.slice_pace import ConstantSpeed
-from fusefs.engine.strategy import Workers, choose
+from fusefs.engine.strategy import Strategy, Workers, choose
 from fusefs.engine.workers import crew_of
 from fusefs.engine.xfs_groups import AllocationGroups
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
+from fusefs.reaper.inner_store_stop import InnerStores
 from fusefs.reaper.reap import reap
 from fusefs.reaper.remove_slice import SliceRemover
 from fusefs.reaper.remove_tree import RemovalWishes
@@ -60,6 +61,13 @@ def container(parent: Path) -> Iterator[tuple[Path, Fd]]:
     (path / "record.json").touch()
     with Kernel().open_path(os.fsencode(path), os.O_RDONLY | os.O_DIRECTORY) as fd:
         yield path, fd
+
+
+def remover_of(container: Fd, strategy: Strategy) -> SliceRemover:
+    """What removes slices of a container."""
+    kernel = Kernel()
+    given, inner_stores = all_given(kernel, container), InnerStores(kernel, container)
+    return SliceRemover(kernel, container, strategy, AllocationGroups(kernel, None), given, inner_stores)
 
 
 def reap_with(volume: Path, identifier: str, wishes: RemovalWishes, kernel: Kernel | None = None) -> Reaped:
@@ -132,9 +140,7 @@ def test_crew_removes_what_one_would(volume: Path, workers: Workers) -> None:
         for number in range(20):
             fill(path / "tree" / str(number) / "deep", 100)
         strategy = choose(Kernel(), fd)._replace(n_workers=3, workers=workers)
-        with crew_of(
-            3, workers, SliceRemover(Kernel(), fd, strategy, AllocationGroups(Kernel(), None), all_given(Kernel(), fd))
-        ) as crew:
+        with crew_of(3, workers, remover_of(fd, strategy)) as crew:
             report = drive(crew.submit, fd)
         assert (report.removed, report.n_failed, os.listdir(path)) == (20 * 102 + 1, 0, ["record.json"])
 
@@ -405,13 +411,11 @@ def test_slice_ends_at_its_deadline_and_leaves_the_rest(volume: Path) -> None:
 
     with container(volume) as (path, fd):
         fill(path / "tree", 1000)
-        stripper = SliceRemover(
-            Kernel(), fd, choose(Kernel(), fd), AllocationGroups(Kernel(), None), all_given(Kernel(), fd)
-        )
-        outcome = stripper.run(Slice(0, fd, b"", SliceWork(names=["tree"]), 10, False), SliceBudget(seconds=0.0))
+        remover = remover_of(fd, choose(Kernel(), fd))
+        outcome = remover.run(Slice(0, fd, b"", SliceWork(names=["tree"]), 10, False), SliceBudget(seconds=0.0))
         assert outcome.removed == 0
         assert outcome.rest.subdirs == ["tree"]
-        outcome = stripper.run(Slice(0, fd, b"", outcome.rest, 10, False), SliceBudget(n_entries=100))
+        outcome = remover.run(Slice(0, fd, b"", outcome.rest, 10, False), SliceBudget(n_entries=100))
         assert outcome.removed == 100
         (left,) = outcome.left
         assert left.name == "tree"
