@@ -16,14 +16,6 @@ from fusefs.engine.slice_pace import ConstantSpeed, SetsSpeed
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.low_priority import be_idle
-from fusefs.store.layout import UserFolder
-
-
-@contextmanager
-def led(folder: UserFolder, most: Speed, tell: Callable[[str], None] | None) -> Iterator[SetsSpeed]:
-    """Who leads a removal in a user's folder; see `led_in`."""
-    with led_in(folder.store.kernel, folder.fd, most, tell) as leads:
-        yield leads
 
 
 @contextmanager
