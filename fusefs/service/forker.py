@@ -14,6 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import NamedTuple, NoReturn, Self
 
 import msgspec
@@ -200,8 +201,8 @@ def _fork(channel: socket.socket, spawn: Spawn | ReadRegistries, fds: list[int],
             if pid == 0:
                 channel.close()
                 if isinstance(spawn, ReadRegistries):
-                    _read(parent, spawn, fds)
-                _live(parent, spawn, fds)
+                    _live(partial(_read, parent, spawn, fds))
+                _live(partial(_serve, parent, spawn, fds))
             pidfd = owned.enter_context(Fd(os.pidfd_open(pid)))
         except OSError as error:
             # No memory, too many processes; or its user was quick to kill it.
@@ -210,41 +211,36 @@ def _fork(channel: socket.socket, spawn: Spawn | ReadRegistries, fds: list[int],
             socket.send_fds(channel, [msgspec.json.encode(Forked(pid))], [pidfd])
 
 
-def _read(parent: int, wanted: ReadRegistries, fds: list[int]) -> NoReturn:
-    """The life of a child that reads registries."""
+def _live(life: Callable[[], None]) -> NoReturn:
+    """A child's life, and its end."""
     code = 1
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # it has children of its own, and waits for them
-        if die_with_parent(parent):
-            with socket.socket(fileno=fds[0]) as channel, suppress(BrokenPipeError, ConnectionResetError):
-                if channel.recv(len(_GO)):
-                    tell_homes(channel, wanted.uids)
-        code = 0
-    finally:
-        if sys.exc_info()[0] is not None:
-            traceback.print_exc()
-            sys.stderr.flush()
-        os._exit(code)
-
-
-def _live(parent: int, spawn: Spawn, fds: list[int]) -> NoReturn:
-    """A child's life."""
-    code = 1
-    try:
-        # Its workers are waited for.
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        channel_fd, folder_fd, base_fd, store_fd, *mounted = map(Fd, fds)
-        person = UserCredentials(spawn.uid, spawn.gid, spawn.groups, spawn.home)
-        is_wanted = die_with_parent(parent) if os.geteuid() == spawn.uid else become(person, parent)
-        base = BackingAndMount(base_fd, mounted[0] if mounted else None)
-        store = Store(Kernel(), base, spawn.base_path, store_fd, Areas(), spawn.volume, spawn.owner)
-        with socket.socket(fileno=channel_fd) as channel:
-            if is_wanted:
-                folder = UserFolder(store, spawn.uid, Name(spawn.area), Name(spawn.folder), folder_fd, spawn.is_proven)
-                Child(channel, folder).serve()
+        life()
         code = 0
     finally:
         if sys.exc_info()[0] is not None:
             traceback.print_exc()  # a fault of ours: into the service's log
             sys.stderr.flush()
         os._exit(code)
+
+
+def _read(parent: int, wanted: ReadRegistries, fds: list[int]) -> None:
+    """The life of a child that reads registries."""
+    if die_with_parent(parent):
+        with socket.socket(fileno=fds[0]) as channel, suppress(BrokenPipeError, ConnectionResetError):
+            if channel.recv(len(_GO)):
+                tell_homes(channel, wanted.uids)
+
+
+def _serve(parent: int, spawn: Spawn, fds: list[int]) -> None:
+    """The life of a child that acts for a user."""
+    channel_fd, folder_fd, base_fd, store_fd, *mounted = map(Fd, fds)
+    person = UserCredentials(spawn.uid, spawn.gid, spawn.groups, spawn.home)
+    is_wanted = die_with_parent(parent) if os.geteuid() == spawn.uid else become(person, parent)
+    base = BackingAndMount(base_fd, mounted[0] if mounted else None)
+    store = Store(Kernel(), base, spawn.base_path, store_fd, Areas(), spawn.volume, spawn.owner)
+    with socket.socket(fileno=channel_fd) as channel:
+        if is_wanted:
+            folder = UserFolder(store, spawn.uid, Name(spawn.area), Name(spawn.folder), folder_fd, spawn.is_proven)
+            Child(channel, folder).serve()
