@@ -21,16 +21,7 @@ from fusefs.cli.settle_first import tended
 from fusefs.cli.stop_signals import StopSignals
 from fusefs.cli.wall_clock import watched
 from fusefs.core.durations import format_duration
-from fusefs.core.errors import (
-    BadRecord,
-    Busy,
-    Incomplete,
-    NotFound,
-    Refused,
-    TrashdError,
-    UsageError,
-    from_os,
-)
+from fusefs.core.errors import BadRecord, Busy, Incomplete, NotFound, Refused, TrashdError, UsageError, from_os
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId
 from fusefs.core.record import MAX_FAILURES, NOTE_MAX_CHARS, Failure

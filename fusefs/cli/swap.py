@@ -8,16 +8,7 @@ import click
 
 from fusefs.cli import output
 from fusefs.cli.check import tell_preflight
-from fusefs.cli.options import (
-    DURATION,
-    Decorator,
-    Note,
-    ParsedValue,
-    PathBytes,
-    every_path,
-    json_option,
-    null_option,
-)
+from fusefs.cli.options import DURATION, Decorator, Note, ParsedValue, PathBytes, every_path, json_option, null_option
 from fusefs.cli.swap_fast_lane import SwapBatch, SwapVerb, swap_all
 from fusefs.core.errors import NotPermitted, UsageError
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S

@@ -308,9 +308,7 @@ class VolumeLoop:
                 self._room,
                 self._limiter,
                 SessionEvents(
-                    self._look_at_space,
-                    partial(self._post_sentries, opened.store),
-                    partial(self._find_users, opened),
+                    self._look_at_space, partial(self._post_sentries, opened.store), partial(self._find_users, opened)
                 ),
             )
             self._context.changed()

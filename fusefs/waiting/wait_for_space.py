@@ -39,12 +39,7 @@ class FreeSpaceGauge:
     """How the free space of a volume went since a moment, as far as it was looked at."""
 
     def __init__(
-        self,
-        kernel: Kernel,
-        fd: int,
-        *,
-        before_bytes: int | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        self, kernel: Kernel, fd: int, *, before_bytes: int | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """fd: any directory on the volume; before_bytes: free at that moment, now by default."""
         self._kernel = kernel
