@@ -347,3 +347,8 @@ def from_os(error: OSError | TrashdError, what: str | bytes) -> TrashdError:
     text = printable(what) if isinstance(what, bytes) else what
     reason = error.strerror or _errno.errorcode.get(number, str(number))
     return KernelRefused(f"{text}: {reason}", _HINTS.get(number, ""), number)
+
+
+def as_ours(error: OSError | TrashdError, what: str | bytes) -> TrashdError:
+    """The error for a person: one of ours as it is, the kernel's by what it was about."""
+    return from_os(error, what) if isinstance(error, OSError) else error
