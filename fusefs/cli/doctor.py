@@ -11,7 +11,7 @@ import click
 from fusefs.cli import output
 from fusefs.cli.options import PathBytes, json_option
 from fusefs.cli.settle_first import tended
-from fusefs.core.errors import Exit, NotFound, Refused, TrashdError, UsageError, from_os
+from fusefs.core.errors import Exit, NotFound, Refused, TrashdError, UsageError, errors_about
 from fusefs.core.printable_names import printable
 from fusefs.linux.act_as_user import user_name
 from fusefs.linux.kernel import Kernel
@@ -170,10 +170,8 @@ def _examine(path: bytes, repair: bool, ended: Sequence[str], *, as_json: bool) 
 
 def _opened(kernel: Kernel, path: bytes) -> Store:
     """The store in a directory. Raises  TrashdError; NotFound if there is none"""
-    try:
+    with errors_about(path):
         store = open_at(kernel, path, read_mounts())
-    except OSError as error:
-        raise from_os(error, path) from error
     if store is None:
         raise NotFound(path, "there is no store; trashd init makes one")
     return store

@@ -8,7 +8,7 @@ import click
 
 from fusefs.cli import output
 from fusefs.cli.options import PathBytes, json_option
-from fusefs.core.errors import from_os
+from fusefs.core.errors import errors_about
 from fusefs.core.printable_names import printable
 from fusefs.linux.kernel import Kernel
 from fusefs.store.folder_reports import passed_over
@@ -38,11 +38,9 @@ def command(volume: bytes, is_known: bool, as_json: bool) -> int:
     """
     kernel = Kernel()
     path = os.path.realpath(volume)
-    try:
+    with errors_about(path):
         base = open_shown(kernel, path)
         store, done = initialise(kernel, base, path, is_known=is_known)
-    except OSError as error:
-        raise from_os(error, path) from error
     with store:
         own_folder(store).fd.close()
         refused = passed_over(store, os.geteuid() or None)

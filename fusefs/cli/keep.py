@@ -10,7 +10,7 @@ from fusefs.cli import output
 from fusefs.cli.options import DURATION, json_option, volume_option
 from fusefs.cli.settle_first import tended
 from fusefs.core.durations import format_duration
-from fusefs.core.errors import UsageError, from_os
+from fusefs.core.errors import UsageError, errors_about
 from fusefs.store.find_orphans import find_container
 from fusefs.store.pin import KeepFor, PinnedOrphan, Term, UsualTerm, keep_by_id
 
@@ -42,10 +42,8 @@ def command(identifier: str, seconds: int | None, release: bool, volumes: tuple[
     kernel = tended(volumes)
     entry = find_container(kernel, volumes, identifier)
     term: Term = UsualTerm() if release else KeepFor(seconds)
-    try:
+    with errors_about(entry.id):
         kept = keep_by_id(kernel, volumes, entry, term)
-    except OSError as error:
-        raise from_os(error, entry.id) from error
     if as_json:
         output.as_json(kept)
     else:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import click
 
 from fusefs.core.durations import parse_duration
-from fusefs.core.errors import UsageError, from_os
+from fusefs.core.errors import UsageError, errors_about
 from fusefs.core.record import NOTE_MAX_CHARS
 from fusefs.core.sizes import parse_rate
 
@@ -86,10 +86,8 @@ json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="P
 def _existing(_ctx: click.Context, _param: click.Parameter, volumes: tuple[bytes, ...]) -> tuple[bytes, ...]:
     """The volumes as they were given. Raises  TrashdError if one can't be looked at: it would seem to be empty"""
     for volume in volumes:
-        try:
+        with errors_about(volume):
             os.stat(volume)
-        except OSError as error:
-            raise from_os(error, volume) from error
     return volumes
 
 

@@ -12,7 +12,7 @@ import click
 
 from fusefs.cli.options import Decorator, ParsedValue, together
 from fusefs.cli.wall_clock import AgeCutoffs
-from fusefs.core.errors import UsageError, from_os
+from fusefs.core.errors import UsageError, errors_about
 from fusefs.core.selection import Field, Selection, SizeBound, TimeBound
 from fusefs.core.selection_syntax import (
     check_exclude,
@@ -83,17 +83,15 @@ def _when(kernel: Kernel, text: str, field: Field, now_ns: int, cutoff_ns: Calla
     """A moment. Raises  ValueError, TrashdError"""
     if not is_path(text):
         return parse_when(text, now_ns, time.mktime, cutoff_ns)
-    try:
-        with kernel.open_path(os.fsencode(text), os.O_PATH) as fd:
-            if field == "btime":
-                born_ns = kernel.statx(fd, asks=True).btime_ns
-                if not born_ns:
-                    raise ValueError(f"{text} has no birth time: its filesystem keeps none")
-                return born_ns
-            found: int = getattr(kernel.fstat(fd), f"st_{field}_ns")
-            return found
-    except OSError as error:
-        raise from_os(error, os.fsencode(text)) from error
+    path = os.fsencode(text)
+    with errors_about(path), kernel.open_path(path, os.O_PATH) as fd:
+        if field == "btime":
+            born_ns = kernel.statx(fd, asks=True).btime_ns
+            if not born_ns:
+                raise ValueError(f"{text} has no birth time: its filesystem keeps none")
+            return born_ns
+        found: int = getattr(kernel.fstat(fd), f"st_{field}_ns")
+        return found
 
 
 def _many(name: str, field: str, read: click.ParamType[Any], metavar: str, told: str) -> Decorator:

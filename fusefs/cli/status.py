@@ -11,7 +11,7 @@ import click
 
 from fusefs.cli import output, status_text
 from fusefs.cli.options import json_option
-from fusefs.core.errors import NotRunning, TrashdError, Unwell, UsageError, from_os
+from fusefs.core.errors import NotRunning, TrashdError, Unwell, UsageError, errors_about
 from fusefs.core.printable_names import printable
 from fusefs.core.record import unquote
 from fusefs.core.service_status import SeenStatus, VolumePhase, VolumeStatus
@@ -55,10 +55,8 @@ def look() -> list[tuple[bytes, SeenStatus]]:
 
     found = []
     for directory in dict.fromkeys((SYSTEM_RUNTIME, runtime_dir())):
-        try:
+        with errors_about(directory):
             seen = read_status(directory)
-        except OSError as error:
-            raise from_os(error, directory) from error
         if seen is not None:
             found.append((directory, seen))
     if not found:

@@ -17,7 +17,7 @@ from fusefs.cli.options import DURATION, Note, PathBytes, json_option, standard_
 from fusefs.cli.progress_bar import bar
 from fusefs.cli.selection_options import selection_options, typed
 from fusefs.cli.stop_signals import StopSignals
-from fusefs.core.errors import Incomplete, Refused, Unsettled, UsageError, from_os
+from fusefs.core.errors import Incomplete, Refused, Unsettled, UsageError, errors_about, from_os
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
 from fusefs.core.names import join
 from fusefs.core.printable_names import printable
@@ -207,10 +207,8 @@ def _names(kernel: Kernel, asked: SweepOptions) -> Iterator[Iterable[bytes] | No
         yield _begun(read_names(standard_input(), end), _STDIN)
     else:
         assert asked.source is not None
-        try:
+        with errors_about(asked.source):
             opened = kernel.open_path(asked.source, os.O_RDONLY)
-        except OSError as error:
-            raise from_os(error, asked.source) from error
         with opened as fd:
             yield _begun(read_names(fd, end), asked.source)
 
@@ -288,10 +286,8 @@ def _run(
 
 def _opened(kernel: Kernel, directory: bytes) -> Fd:
     """Where the disk is listened to; the sweep opens it again, and says what is wrong with it if anything is."""
-    try:
+    with errors_about(directory):
         return kernel.open_path(directory, os.O_PATH | os.O_DIRECTORY)
-    except OSError as error:
-        raise from_os(error, directory) from error
 
 
 def _act(asked: SweepOptions) -> Any:

@@ -6,6 +6,8 @@ The docstring's first line is the message; `detail` says what it was about.
 from __future__ import annotations
 
 import errno as _errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from fusefs.core.printable_names import printable
@@ -352,3 +354,12 @@ def from_os(error: OSError | TrashdError, what: str | bytes) -> TrashdError:
 def as_ours(error: OSError | TrashdError, what: str | bytes) -> TrashdError:
     """The error for a person: one of ours as it is, the kernel's by what it was about."""
     return from_os(error, what) if isinstance(error, OSError) else error
+
+
+@contextmanager
+def errors_about(what: str | bytes) -> Iterator[None]:
+    """What the kernel refuses in the block is raised as an error of ours about `what`."""
+    try:
+        yield
+    except OSError as error:
+        raise from_os(error, what) from error

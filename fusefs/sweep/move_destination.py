@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import count
 
-from fusefs.core.errors import NotFound, OtherFilesystem, UsageError, from_os
+from fusefs.core.errors import NotFound, OtherFilesystem, UsageError, errors_about
 from fusefs.core.names import Name, join
 from fusefs.linux.directory_metadata import inherited_project, make_like, project_of, read_likeness
 from fusefs.linux.fd import Fd
@@ -94,10 +94,8 @@ def open_destination(
         _refuse_others_way(kernel, scope, path)
         if os.path.samestat(kernel.fstat(scope.sides.fd), kernel.fstat(top.sides.fd)):
             raise UsageError("--move-to is the swept directory itself")
-        try:
+        with errors_about(path):
             destination = MoveDestination(kernel, top, scope, flat=flat)
-        except OSError as error:
-            raise from_os(error, path) from error
         if destination.is_distant and not copies:
             raise OtherFilesystem(path)
         yield destination
