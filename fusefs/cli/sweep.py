@@ -21,6 +21,7 @@ from fusefs.core.errors import Incomplete, Refused, Unsettled, UsageError, error
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
 from fusefs.core.names import join
 from fusefs.core.printable_names import printable
+from fusefs.core.report import Stops
 from fusefs.core.selection import Selection, letter_of
 from fusefs.core.sizes import format_size
 from fusefs.core.slice_budget import Speed
@@ -240,7 +241,7 @@ def _confirm(kernel: Kernel, asked: SweepOptions, limit: int, names: Iterable[by
     Ctrl-C ends it at once, as nothing was begun: a question that waits for its answer can't come to a clean end.
     Raises  Refused if they aren't, or if there is no terminal to ask at
     """
-    found = _run(kernel, asked, names, _never, counts=True)
+    found = _run(kernel, asked, names, lambda: False, counts=True)
     if found.sums.n_done <= limit:
         return
     size = format_size(found.sums.n_bytes)
@@ -251,13 +252,7 @@ def _confirm(kernel: Kernel, asked: SweepOptions, limit: int, names: Iterable[by
         raise Refused("nothing was touched")
 
 
-def _never() -> bool:
-    return False
-
-
-def _run(
-    kernel: Kernel, asked: SweepOptions, names: Iterable[bytes] | None, stops: Callable[[], bool], *, counts: bool
-) -> Swept:
+def _run(kernel: Kernel, asked: SweepOptions, names: Iterable[bytes] | None, stops: Stops, *, counts: bool) -> Swept:
     from fusefs.engine.foreground_pacing import led_in
     from fusefs.sweep.request import Request, SweepWishes, ToCount
     from fusefs.sweep.run import run

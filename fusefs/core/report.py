@@ -11,6 +11,8 @@ from fusefs.core.record import MAX_FAILURES, Failure
 
 Progress = Callable[[int, int], None]
 """Called with the entries removed and the bytes freed since the last call (bytes: as far as they were looked at)."""
+Stops = Callable[[], bool]
+"""Asked now and then: after a yes what is under way comes to its end."""
 
 
 class Report(NamedTuple):

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import nsmallest
 
 from fusefs.core.freed_space import INLINE_MAX_BYTES, Survey, taken_bytes
 from fusefs.core.names import Name
-from fusefs.core.report import Progress
+from fusefs.core.report import Progress, Stops
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import BTRFS_MAGIC, Kernel
 from fusefs.linux.shared_extents import may_share, shared_bytes
@@ -42,7 +42,7 @@ def survey(
     progress: Progress = lambda _entries, _bytes: None,
     *,
     with_shared: bool = False,
-    stops: Callable[[], bool] = lambda: False,
+    stops: Stops = lambda: False,
 ) -> Survey:
     """Count what `tree` and `hoisted` of a container hold; to be run as its owner.
 
@@ -77,9 +77,7 @@ class _WalkLevel:
 class _CountingWalk:
     """One walk: the directories on our way that we are not done with."""
 
-    def __init__(
-        self, kernel: Kernel, way: Descent, progress: Progress, stops: Callable[[], bool], tally: _TreeCount
-    ) -> None:
+    def __init__(self, kernel: Kernel, way: Descent, progress: Progress, stops: Stops, tally: _TreeCount) -> None:
         self._kernel = kernel
         self._way = way
         self._progress = progress

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Generic, Protocol
 
+from fusefs.core.report import Stops
 from fusefs.core.slice_budget import SliceBudget
 from fusefs.engine.slice_pace import GLANCE_S, SlicePace
 from fusefs.engine.strategy import Strategy
@@ -34,7 +35,7 @@ class SliceRunner(Generic[Work, Done]):
         runner: RunsSlices[Work, Done],
         strategy: Strategy,
         pace: SlicePace,
-        is_stopped: Callable[[], bool],
+        is_stopped: Stops,
         done: Callable[[Work, SliceBudget, Done], None],
     ) -> None:
         """done: takes in what a slice did."""

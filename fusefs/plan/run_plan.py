@@ -23,6 +23,7 @@ from fusefs.core.plan_rules import (
 )
 from fusefs.core.printable_names import printable
 from fusefs.core.record import MAX_FAILURES, Failure
+from fusefs.core.report import Stops
 from fusefs.core.selection import KINDS, Matcher, Selection
 from fusefs.core.slice_budget import AT_ONCE, Speed
 from fusefs.core.sweep_result import Match, Spared, SweepSums, Swept
@@ -325,7 +326,7 @@ class _UnitSorter:
             looks=True,
         )
 
-    def would_take(self, judged: Iterator[Judged], most: int | None, stops: Callable[[], bool]) -> Swept:
+    def would_take(self, judged: Iterator[Judged], most: int | None, stops: Stops) -> Swept:
         """What a sweep of the due ones would do. most: of them"""
         n_matched = n_bytes = 0
         is_stopped = is_limited = False

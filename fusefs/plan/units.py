@@ -9,13 +9,14 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 from fusefs.core.names import Name, join
 from fusefs.core.plan_rules import RuleAge
 from fusefs.core.record import Failure
+from fusefs.core.report import Stops
 from fusefs.core.selection import Field, Matcher, letter_of
 from fusefs.core.sweep_result import Spared
 from fusefs.linux.fd import Fd
@@ -73,7 +74,7 @@ def _time_of(kernel: Kernel, field: Field, fd: Fd, st: os.stat_result) -> int:
 
 
 def judge_units(
-    kernel: Kernel, top: BackingAndMount, matcher: Matcher, age: RuleAge, stops: Callable[[], bool] = lambda: False
+    kernel: Kernel, top: BackingAndMount, matcher: Matcher, age: RuleAge, stops: Stops = lambda: False
 ) -> Iterator[Judged]:
     """Each unit of a directory in the order of its listing, judged when it is asked for.
 
@@ -131,13 +132,7 @@ class _UnitLook:
     """One look at all that is in a unit."""
 
     def __init__(
-        self,
-        kernel: Kernel,
-        top: BackingAndMount,
-        matcher: Matcher,
-        age: RuleAge,
-        stops: Callable[[], bool],
-        name: Name,
+        self, kernel: Kernel, top: BackingAndMount, matcher: Matcher, age: RuleAge, stops: Stops, name: Name
     ) -> None:
         self.name = name
         self._kernel = kernel

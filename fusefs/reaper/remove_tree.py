@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from fusefs.core.freed_space import Survey
 from fusefs.core.record import Entered
-from fusefs.core.report import Progress, Report
+from fusefs.core.report import Progress, Report, Stops
 from fusefs.core.slice_budget import SliceBudget
 from fusefs.core.slices import RemovalSliceResult, Slice, SlicePlan, SliceWork
 from fusefs.engine.run_slices import SliceRunner
@@ -45,8 +45,8 @@ class RemovalWishes(NamedTuple):
     n_workers: int | None = None
     pace: SetsSpeed = FULL_SPEED
     progress: Progress = lambda _entries, _bytes: None
-    stops: Callable[[], bool] = lambda: False
-    parks: Callable[[], bool] = lambda: False
+    stops: Stops = lambda: False
+    parks: Stops = lambda: False
     by_force: bool = False
     without_doubt: bool = False
     with_stores: bool = False

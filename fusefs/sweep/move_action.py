@@ -131,11 +131,7 @@ class _MoveAction:
             return self._copier.take(here, names, target)
         near = [one for one in refused if one[1] != errno.EXDEV]
         while far:
-            taken = self._copier.take(here._replace(is_stopped=_never), far, target)
+            taken = self._copier.take(here._replace(is_stopped=lambda: False), far, target)
             near += taken.refused
             far = far[len(far) - taken.n_left :]
         return ActionResult(near, "copy")
-
-
-def _never() -> bool:
-    return False

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from fusefs.core.names import ContainerId
+from fusefs.core.report import Stops
 from fusefs.core.selection import Selection
 from fusefs.core.sweep_result import SweepSums
 from fusefs.engine.slice_pace import FULL_SPEED, SetsSpeed
@@ -121,7 +122,7 @@ class SweepWishes(NamedTuple):
 
     leads: SetsSpeed = FULL_SPEED
     progress: Callable[[SweepSums], None] = lambda _sums: None
-    stops: Callable[[], bool] = lambda: False
+    stops: Stops = lambda: False
 
 
 class SweepRoot(NamedTuple):
@@ -151,7 +152,7 @@ class ActionPlace(NamedTuple):
     sides: BackingAndMount
     upper: bytes
     are_dirs: bool
-    is_stopped: Callable[[], bool]
+    is_stopped: Stops
     ways: DeepOpeners
 
 

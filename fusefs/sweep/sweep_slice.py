@@ -9,11 +9,12 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import NamedTuple
 
 from fusefs.core.names import join
+from fusefs.core.report import Stops
 from fusefs.core.selection import Matcher
 from fusefs.core.slice_budget import NAMES_AT_ONCE, SliceBudget
 from fusefs.core.sweep_result import SweepSums
@@ -45,7 +46,7 @@ class SweepWorker(NamedTuple):
     way: SweepStrategy
     groups: AllocationGroups
     guard: DirectoryGuard | None
-    is_stopped: Callable[[], bool]
+    is_stopped: Stops
 
     def run(self, work: SweepSlice, budget: SliceBudget) -> SweepSliceResult:
         """Do a slice. Raises nothing for an entry: what the kernel refuses is in the outcome."""

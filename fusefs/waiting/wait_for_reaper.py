@@ -16,7 +16,7 @@ from fusefs.core.freed_space import SpaceKeeper, SpaceKept, Survey, Waited, tota
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, join
 from fusefs.core.printable_names import printable
-from fusefs.core.report import Progress
+from fusefs.core.report import Progress, Stops
 from fusefs.core.service_status import VolumePhase, VolumeStatus
 from fusefs.core.space_goal import GoalReached, SpaceGoal, explain_impossible, is_reached
 from fusefs.engine.count_tree import survey
@@ -60,7 +60,7 @@ class LeftToReaper(NamedTuple):
 
 
 def hand_over(
-    folder: UserFolder, container: ContainerId, progress: Progress, stops: Callable[[], bool], *, keeps: bool
+    folder: UserFolder, container: ContainerId, progress: Progress, stops: Stops, *, keeps: bool
 ) -> LeftToReaper:
     """Count what is in an orphan, and let the reaper have it; to be run as the folder's owner.
 
@@ -184,7 +184,7 @@ def follow(
     goal: SpaceGoal,
     *,
     tell: Callable[[str], None] = lambda _what: None,
-    stops: Callable[[], bool] = lambda: False,
+    stops: Stops = lambda: False,
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
 ) -> Followed:
@@ -264,7 +264,7 @@ class WaitCallbacks(NamedTuple):
 
     counting: Progress
     tell: Callable[[int, int, str], None]
-    stops: Callable[[], bool]
+    stops: Stops
 
 
 class WaitResult(NamedTuple):

@@ -22,6 +22,7 @@ from fusefs.core.freed_space import (
 )
 from fusefs.core.names import STORE, ContainerId
 from fusefs.core.printable_names import printable
+from fusefs.core.report import Stops
 from fusefs.core.space_goal import GoalReached, SpaceCourses, SpaceGoal, conclude_goal, decide_goal, is_reached
 from fusefs.linux.deleted_files import DeletedFile, device_of, find_deleted
 from fusefs.linux.kernel import Kernel
@@ -74,7 +75,7 @@ def wait_for_goal(
     containers: Collection[ContainerId] = (),
     patience_s: float = PATIENCE_S,
     tell: Tell = lambda _came, _expected: None,
-    stops: Callable[[], bool] = lambda: False,
+    stops: Stops = lambda: False,
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
 ) -> GoalReached:
