@@ -160,8 +160,12 @@ class PurgeLists:
         return self._kernel.open_beneath(self._directory, name, flags | os.O_NOFOLLOW)
 
 
+PurgeNotes = PurgeLists | CountedPurges
+"""What goes soon is noted in lists, or only counted."""
+
+
 @contextmanager
-def open_lists(kernel: Kernel, path: bytes, *, writes: bool) -> Iterator[PurgeLists | CountedPurges]:
+def open_lists(kernel: Kernel, path: bytes, *, writes: bool) -> Iterator[PurgeNotes]:
     """The lists of a directory; what is not published is dropped in the end.
 
     writes  it is made if it is missing; otherwise nothing is touched

@@ -33,7 +33,7 @@ from fusefs.engine.slice_pace import SetsSpeed
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.plan.keep_guard import KeepGuard, Locking
-from fusefs.plan.purge_lists import CountedPurges, PurgeLists, open_lists
+from fusefs.plan.purge_lists import CountedPurges, PurgeNotes, open_lists
 from fusefs.plan.units import Judged, Unit, Young, judge_units, open_quietly, time_of
 from fusefs.store.backing_and_mount import BackingAndMount, Scope
 from fusefs.store.locate import scope_of
@@ -58,6 +58,8 @@ from fusefs.sweep.run import NOTHING_SPECIAL, run
 _HOW_TO_COPY = "copy = true copies, verifies each copy, and then removes the original"
 _ALL = Selection(types=frozenset(KINDS))
 _TOLD = 5
+_Ways = Mapping[bytes, frozenset[Identified]]
+"""To the purge lists of all rules, by their directory."""
 
 
 class PlanOptions(NamedTuple):
@@ -105,7 +107,7 @@ def _hides_something(told: RuleNotDone) -> bool:
     return told.error is not None and not isinstance(told.error, NotFound)
 
 
-def _publish(path: bytes, lists: PurgeLists | CountedPurges) -> PurgeListed:
+def _publish(path: bytes, lists: PurgeNotes) -> PurgeListed:
     try:
         return PurgeListed(path, lists.publish(), lists.n_entries, is_whole=lists.is_whole)
     except (TrashdError, OSError) as error:
@@ -133,14 +135,9 @@ class _Pacers:
 
 
 def _carry_out(
-    kernel: Kernel,
-    rule: Rule,
-    how: PlanOptions,
-    leaders: _Pacers,
-    lists: PurgeLists | CountedPurges,
-    ways: Mapping[bytes, frozenset[Identified]],
+    kernel: Kernel, rule: Rule, how: PlanOptions, leaders: _Pacers, lists: PurgeNotes, ways: _Ways
 ) -> Iterator[RuleDone | RuleNotDone]:
-    """One rule, in each of its directories. ways: to the purge lists of all rules"""
+    """One rule, in each of its directories."""
     is_any = False
     for found in find_directories(kernel, rule.directory):
         if how.wishes.stops():
@@ -167,7 +164,7 @@ def _carry_out(
         yield RuleNotDone(rule, rule.directory, "there is no such directory")
 
 
-def _check_holds_none(kernel: Kernel, scope: Scope, ways: Mapping[bytes, frozenset[Identified]]) -> None:
+def _check_holds_none(kernel: Kernel, scope: Scope, ways: _Ways) -> None:
     """No purge lists lie in a directory, by whatever path. Raises  Refused: they would be taken, or told of"""
     for side in scope.sides:
         here = None if side is None else identify(kernel, side)
@@ -181,13 +178,7 @@ class _RuleRun:
     """One rule in one directory."""
 
     def __init__(
-        self,
-        kernel: Kernel,
-        rule: Rule,
-        how: PlanOptions,
-        lists: PurgeLists | CountedPurges,
-        found: MeantDirectory,
-        scope: Scope,
+        self, kernel: Kernel, rule: Rule, how: PlanOptions, lists: PurgeNotes, found: MeantDirectory, scope: Scope
     ) -> None:
         self._kernel = kernel
         self._rule = rule
@@ -275,9 +266,7 @@ def _act(rule: Rule) -> ToTrash | ToDelete | ToMove:
 class _UnitSorter:
     """The units of one directory, as far as they were judged."""
 
-    def __init__(
-        self, directory: bytes, before_ns: int, due_ns: Callable[[int], int], lists: PurgeLists | CountedPurges
-    ) -> None:
+    def __init__(self, directory: bytes, before_ns: int, due_ns: Callable[[int], int], lists: PurgeNotes) -> None:
         """Be ready.
 
         before_ns  a unit that has nothing of that time or later is due; the others that are given go soon
