@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from fusefs.core.names import RelPath
 from fusefs.core.sweep_result import SweepSums
 from fusefs.linux.fd import Fd
-from fusefs.linux.kernel import Kernel
+from fusefs.linux.kernel import Kernel, Refused
 from fusefs.store.backing_and_mount import is_same
 from fusefs.sweep.copy_across import Copier
 from fusefs.sweep.move_destination import ArrivedNames, MoveDestination, numbered, open_destination
@@ -81,7 +81,7 @@ class _MoveAction:
         """Say where everything is."""
         return ActionEnd(where=self._destination.path if sums.n_done else None)
 
-    def _settled(self, here: ActionPlace, target: Fd, refused: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+    def _settled(self, here: ActionPlace, target: Fd, refused: Refused) -> Refused:
         """What is still refused after those whose name was taken got another, or took it."""
         final = []
         for name, number in refused:
@@ -120,9 +120,7 @@ class _MoveAction:
             kernel.rename(names, name, target, name)
         self._arrivals.note([name])
 
-    def _copied(
-        self, here: ActionPlace, target: Fd, names: Sequence[str], refused: Sequence[tuple[str, int]]
-    ) -> ActionResult:
+    def _copied(self, here: ActionPlace, target: Fd, names: Sequence[str], refused: Refused) -> ActionResult:
         """Copy what a rename doesn't reach: a subvolume, or another project, within one filesystem."""
         far = [name for name, number in refused if number == errno.EXDEV]
         if self._copier is None or not far:

@@ -43,6 +43,10 @@ class PassedDirectory(NamedTuple):
     why: str
 
 
+FoundDirectory = MeantDirectory | PassedDirectory
+"""What a search comes to."""
+
+
 class _WildComponent(NamedTuple):
     """A component with wildcards."""
 
@@ -55,7 +59,7 @@ _Part = bytes | _WildComponent
 
 def find_directories(
     kernel: Kernel, pattern: bytes, mounts: Sequence[Mount] | None = None
-) -> Generator[MeantDirectory | PassedDirectory, None, None]:
+) -> Generator[FoundDirectory, None, None]:
     """The directories of an absolute pattern, sorted; each is open until the next is asked for.
 
     mounts  if they were read just now
@@ -65,9 +69,8 @@ def find_directories(
     """
     parts: list[_Part] = [_part(name) for name in pattern.split(b"/") if name]
     with kernel.open_path(b"/") as root:
-        yield from _PatternSearch(kernel, root, read_mounts() if mounts is None else mounts).below(
-            root, b"/", parts, _LINKS_MAX
-        )
+        search = _PatternSearch(kernel, root, read_mounts() if mounts is None else mounts)
+        yield from search.below(root, b"/", parts, _LINKS_MAX)
 
 
 @contextmanager
@@ -113,9 +116,7 @@ class _PatternSearch:
         self._ours = (0, os.geteuid())
         self._foreign = {mount.mnt_id: mount.owner for mount in mounts if mount.owner not in self._ours}
 
-    def below(
-        self, fd: Fd, path: bytes, parts: Sequence[_Part], n_links: int
-    ) -> Iterator[MeantDirectory | PassedDirectory]:
+    def below(self, fd: Fd, path: bytes, parts: Sequence[_Part], n_links: int) -> Iterator[FoundDirectory]:
         """What the rest of a pattern means below a directory. n_links: how many may still be followed"""
         match parts:
             case []:
@@ -141,7 +142,7 @@ class _PatternSearch:
 
     def _enter(
         self, fd: Fd, path: bytes, name: bytes, rest: Sequence[_Part], n_links: int, *, is_named: bool
-    ) -> Iterator[MeantDirectory | PassedDirectory]:
+    ) -> Iterator[FoundDirectory]:
         """Go on in what has a name. is_named: the pattern says it, so that it is told why not"""
         there = os.path.join(path, name)
         if is_stores_own(name):
@@ -169,7 +170,7 @@ class _PatternSearch:
 
     def _follow(
         self, fd: Fd, path: bytes, name: bytes, link: os.stat_result, rest: Sequence[_Part], n_links: int
-    ) -> Iterator[MeantDirectory | PassedDirectory]:
+    ) -> Iterator[FoundDirectory]:
         """Go where a link leads."""
         there = os.path.join(path, name)
         if not n_links:
