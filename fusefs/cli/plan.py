@@ -154,11 +154,11 @@ class _PlanReport:
         self._n_bytes += sums.n_bytes if swept.looks else 0
         is_short = bool(sums.n_failed or swept.is_limited or swept.why)
         self._codes.append(Unsettled.exit_code if swept.warnings else Incomplete.exit_code if is_short else 0)
+        action, did = _action(rule)
         if self._as_json:
-            fields: dict[str, Any] = {"rule": str(rule.place), "action": _action(rule), "dry_run": not self._runs}
+            fields: dict[str, Any] = {"rule": str(rule.place), "action": action, "dry_run": not self._runs}
             output.as_json(fields | sweep_text.fields(swept))
         elif sums.n_matched or sums.n_spared or sums.n_mounts or is_short:
-            did = _did(rule)
             first, *others = sweep_text.told(swept, did if self._runs else f"would be {did}")
             print("\n".join([f"{rule.place}: {first}", *others]))
         for warning in swept.warnings:
@@ -189,21 +189,12 @@ class _PlanReport:
         print(f"{printable(told.directory)}: {what}{'' if self._runs else ' would be written'}{lacking}")
 
 
-def _action(rule: Rule) -> str:
+def _action(rule: Rule) -> tuple[str, str]:
+    """What a rule does, in a word, and what becomes of its matches, as a participle."""
     match rule.act:
         case TrashAction():
-            return "trash"
+            return "trash", "trashed"
         case DeleteAction():
-            return "delete"
-        case MoveAction():
-            return "move"
-
-
-def _did(rule: Rule) -> str:
-    match rule.act:
-        case TrashAction():
-            return "trashed"
-        case DeleteAction():
-            return "deleted"
+            return "delete", "deleted"
         case MoveAction(target):
-            return f"moved to {printable(target)}"
+            return "move", f"moved to {printable(target)}"
