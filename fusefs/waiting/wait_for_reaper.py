@@ -148,14 +148,12 @@ class FollowedOrphan:
 
     def left(self) -> SpaceKept:
         """Of one in quarantine: what is left, and why."""
-        explain = partial(_explain_left, self.folder, self.id)
-        return as_owner(self.folder, lambda _visible: explain(), SpaceKept)
+        return as_owner(self.folder, lambda _visible: _explain_left(self.folder, self.id), SpaceKept)
 
     def why_untouched(self) -> SpaceKept | None:
         """Of one that is due and still an orphan: what keeps it, if that can be seen."""
-        read = partial(_expires_ns, self.folder, self.id)
         with suppress(FileNotFoundError):
-            if as_owner(self.folder, lambda _visible: read(), int | None) is None:
+            if as_owner(self.folder, lambda _visible: _expires_ns(self.folder, self.id), int | None) is None:
                 return SpaceKept(SpaceKeeper.PINNED, self.survey.n_bytes, f"{self.id} is to be kept (trashd keep)")
             record = self.folder.store.kernel.stat(self.folder.fd, self._way(State.ORPHANS, RECORD))
             for pid in flock_holders(record.st_ino):
@@ -411,9 +409,8 @@ class SwapWait:
                 orphan.survey = handed.survey
             elif orphan.state() is not State.REAPING:
                 volume.orphans.remove(orphan)
-                kept.append(
-                    orphan.why_untouched() or SpaceKept(SpaceKeeper.PINNED, 0, f"somebody else has {orphan.id}")
-                )
+                unexplained = SpaceKept(SpaceKeeper.PINNED, 0, f"somebody else has {orphan.id}")
+                kept.append(orphan.why_untouched() or unexplained)
         return kept
 
     def _hand_over_one(self, orphan: FollowedOrphan, ways: WaitCallbacks) -> LeftToReaper:
