@@ -45,7 +45,6 @@ from fusefs.service.messages import (
     SetTempo,
     Tend,
     Tended,
-    ToChild,
     decode_order,
     encode,
 )
@@ -268,7 +267,7 @@ class Child:
         packet = self._channel.recv(MESSAGE_MAX)
         if not packet:
             raise ServiceGone
-        message: ToChild = decode_order(packet)
+        message = decode_order(packet)
         match message:
             case SetTempo():
                 self._tempo = message.tempo

@@ -31,7 +31,7 @@ from fusefs.service.messages import (
     Tend,
     Tended,
 )
-from fusefs.service.open_volume import OpenVolume, VolumeSpace
+from fusefs.service.open_volume import OpenVolume
 from fusefs.service.shared_context import ServiceContext, boot_s, in_thread
 from fusefs.service.user_state import FolderPart, ReapProgress, UserState
 from fusefs.service.volume_figures import SpaceTrend, WorkTotals
@@ -218,19 +218,18 @@ class ChildAnswers:
         if user.uid and rules.authority is Authority.ROOT and rules.gives_root(user.uid, user_name(user.uid)):
             self.for_root.append(ForRoot(user.uid, part.base, ContainerId(identifier), rules.clears_flags))
 
-    async def enforce_quota(
-        self, space: VolumeSpace, users: Iterable[UserState], limiter: trio.CapacityLimiter
-    ) -> None:
+    async def enforce_quota(self, total_bytes: int, users: Iterable[UserState], limiter: trio.CapacityLimiter) -> None:
         """Let the oldest go before their time where the trash is larger than it may be. Checkpoint
 
-        limiter  of the threads of this volume: to sort a hundred thousand would hold up all others
+        total_bytes  that the volume has
+        limiter      of the threads of this volume: to sort a hundred thousand would hold up all others
         """
         if not self._has_quota():
             return
         parts = [(user, part) for user in users for part in user.parts.values()]
         clock = self._context.clock()
         trash = [known for _user, part in parts for known in part.known.values()]
-        going = set(await in_thread(limiter, partial(beyond_quota, trash, self._policy, clock, space.total_bytes)))
+        going = set(await in_thread(limiter, partial(beyond_quota, trash, self._policy, clock, total_bytes)))
         now_s = boot_s()
         for user, part in parts:
             for identifier in going & part.known.keys() - part.pending.keys():

@@ -174,8 +174,8 @@ ToChild = Order | Park | SetTempo
 Answer = Tended | Page | OrphanEnded | Measured | OrderDone
 FromChild = Answer | Heartbeat
 
-_TO_CHILD = msgspec.json.Decoder(ToChild)
-_FROM_CHILD = msgspec.json.Decoder(FromChild)
+_TO_CHILD: msgspec.json.Decoder[ToChild] = msgspec.json.Decoder(ToChild)
+_FROM_CHILD: msgspec.json.Decoder[FromChild] = msgspec.json.Decoder(FromChild)
 
 
 def fits(answer: Answer, order: Order) -> bool:
@@ -243,11 +243,9 @@ def encode(message: ToChild | FromChild) -> bytes:
 
 def decode_order(packet: bytes) -> ToChild:
     """What the service said."""
-    message: ToChild = _TO_CHILD.decode(packet)
-    return message
+    return _TO_CHILD.decode(packet)
 
 
 def decode_answer(packet: bytes) -> FromChild:
     """What a child said. Its user may have had a hand in it. Raises  msgspec.MsgspecError"""
-    message: FromChild = _FROM_CHILD.decode(packet)
-    return message
+    return _FROM_CHILD.decode(packet)

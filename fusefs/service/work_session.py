@@ -398,7 +398,7 @@ class WorkSession:
         """See what is free, and whether something has to go before its time."""
         space = await in_thread(self._limiter, self._opened.space)
         self._tells.space(space)
-        await self._intake.enforce_quota(space, self._users.values(), self._limiter)
+        await self._intake.enforce_quota(space.total_bytes, self._users.values(), self._limiter)
 
 
 async def _listen(deputy: ChildHandle) -> None:
