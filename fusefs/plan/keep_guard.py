@@ -78,45 +78,44 @@ def _is_locked_exclusively(fd: Fd) -> bool:
     return False
 
 
-class Locking:
-    """An action that leaves files that another process has locked, and holds a lock itself on those that it takes."""
+class Locking(NamedTuple):
+    """An action that leaves files that another process has locked, and holds a lock itself on those that it takes.
 
-    def __init__(self, action: Action, *, holds: bool, is_guarded: bool = False) -> None:
-        """Stand before an action.
+    action      before which it stands
+    holds       False where that is only told what it would take
+    is_guarded  directories have been asked for already, by a guard that may hold them
+    """
 
-        holds       False where the action is only told what it would take
-        is_guarded  directories have been asked for already, by a guard that may hold them
-        """
-        self._action = action
-        self._holds = holds
-        self._is_guarded = is_guarded
+    action: Action
+    holds: bool
+    is_guarded: bool = False
 
     @property
     def takes_dirs(self) -> bool:
         """See Action."""
-        return self._action.takes_dirs
+        return self.action.takes_dirs
 
     @property
     def is_single(self) -> bool:
         """See Action."""
-        return self._action.is_single
+        return self.action.is_single
 
     @property
     def avoided(self) -> frozenset[Identified]:
         """See Action."""
-        return self._action.avoided
+        return self.action.avoided
 
     def take(self, here: ActionPlace, names: Sequence[str]) -> ActionResult:
         """See Action."""
-        if here.are_dirs and self._is_guarded:
-            return self._action.take(here, names)
+        if here.are_dirs and self.is_guarded:
+            return self.action.take(here, names)
         with ExitStack() as locks:
             spared = [(name, why) for name in names if (why := self._look(here, name, locks)) is not None]
             if not spared:
-                return self._action.take(here, names)
+                return self.action.take(here, names)
             left_alone = {name for name, _why in spared}
             free = [name for name in names if name not in left_alone]
-            taken = self._action.take(here, free) if free else ActionResult()
+            taken = self.action.take(here, free) if free else ActionResult()
             # What is offered again is looked at again: of the names from the first of those on nothing is told yet.
             begins = names.index(free[-taken.n_left]) if taken.n_left else len(names)
             told = [one for one in spared if names.index(one[0]) < begins]
@@ -124,12 +123,12 @@ class Locking:
 
     def end(self, sums: SweepSums) -> ActionEnd:
         """See Action."""
-        return self._action.end(sums)
+        return self.action.end(sums)
 
     def _look(self, here: ActionPlace, name: str, locks: ExitStack) -> str | None:
         """Why something is left alone; None if it isn't, and then it is locked as long as `locks` are."""
         there = Name(os.fsencode(name))
-        kept = locks if self._holds else None
+        kept = locks if self.holds else None
         why = why_locked(here.kernel, here.sides.fd, there, kept)
         if why is None and here.sides.mounted is not None:
             # What is locked through a mount of ours is locked in the mount alone: pyfuse3 hands no flock on.
