@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
 from typing import Generic, Protocol
 
 from fusefs.core.report import Stops
@@ -26,25 +27,19 @@ class SliceSource(Protocol[Work]):
         """A slice ended with its worker, it is not known how far."""
 
 
+@dataclass(frozen=True, slots=True)
 class SliceRunner(Generic[Work, Done]):
-    """A plan, who does its slices, and how fast."""
+    """A plan, who does its slices, and how fast.
 
-    def __init__(
-        self,
-        plan: SliceSource[Work],
-        runner: RunsSlices[Work, Done],
-        strategy: Strategy,
-        pace: SlicePace,
-        is_stopped: Stops,
-        done: Callable[[Work, SliceBudget, Done], None],
-    ) -> None:
-        """done: takes in what a slice did."""
-        self._plan = plan
-        self._runner = runner
-        self._strategy = strategy
-        self._pace = pace
-        self._is_stopped = is_stopped
-        self._done = done
+    done  takes in what a slice did, beside its pace
+    """
+
+    plan: SliceSource[Work]
+    runner: RunsSlices[Work, Done]
+    strategy: Strategy
+    pace: SlicePace
+    is_stopped: Stops
+    done: Callable[[Work, Done], None]
 
     def run(self, first_s: float | None = None) -> None:
         """Do all of it. Most of what is asked for is small: no worker is forked for what one slice does.
@@ -53,39 +48,39 @@ class SliceRunner(Generic[Work, Done]):
         """
         self._run_alone(once=True, most_s=first_s)
         is_whole = True
-        while not self._plan.is_dry() and not self._is_stopped():
+        while not self.plan.is_dry() and not self.is_stopped():
             if is_whole and self._has_company():
-                with crew_of(self._strategy.n_workers, self._strategy.workers, self._runner) as crew:
+                with crew_of(self.strategy.n_workers, self.strategy.workers, self.runner) as crew:
                     is_whole = self._run_with(crew)
             else:
                 self._run_alone(once=is_whole)
 
     def _has_company(self) -> bool:
         """Whether several slices may run beside each other: not where others use the disk."""
-        return self._strategy.n_workers > 1 and self._pace.follow().is_alone
+        return self.strategy.n_workers > 1 and self.pace.follow().is_alone
 
     def _begin(self) -> tuple[Work, SliceBudget] | None:
         """A slice that may begin now, and what it may do; None if the pace or the other slices forbid it."""
-        budget = self._pace.budget()
+        budget = self.pace.budget()
         if budget is None:
             return None
-        work = self._plan.next()
+        work = self.plan.next()
         if work is None:
-            self._pace.give_back(budget)
+            self.pace.give_back(budget)
             return None
         return work, budget
 
     def _run_alone(self, *, once: bool, most_s: float | None = None) -> None:
         """Run slices ourselves, all or the next that may begin."""
-        while not self._plan.is_dry() and not self._is_stopped():
+        while not self.plan.is_dry() and not self.is_stopped():
             begun = self._begin()
             if begun is None:
-                self._pace.sleep()
+                self.pace.sleep()
                 continue
             work, budget = begun
             if most_s is not None:
                 budget = budget._replace(seconds=min(budget.seconds, most_s))
-            self._done(work, budget, self._runner.run(work, budget))
+            self._take(work, budget, self.runner.run(work, budget))
             if once:
                 return
 
@@ -94,25 +89,30 @@ class SliceRunner(Generic[Work, Done]):
         running: dict[Future[Done], tuple[Work, SliceBudget]] = {}
         is_whole = True
         while True:
-            goes_on = is_whole and not self._is_stopped() and self._has_company()
-            while goes_on and len(running) < self._strategy.n_workers and (begun := self._begin()):
+            goes_on = is_whole and not self.is_stopped() and self._has_company()
+            while goes_on and len(running) < self.strategy.n_workers and (begun := self._begin()):
                 running[crew.submit(*begun)] = begun
             if running:
                 done, _ = wait(running, GLANCE_S, FIRST_COMPLETED)
                 for future in done:
                     is_whole &= self._collect(future, *running.pop(future))
-            elif not goes_on or self._plan.is_dry():
+            elif not goes_on or self.plan.is_dry():
                 return is_whole
             else:
-                self._pace.sleep()
+                self.pace.sleep()
 
     def _collect(self, future: Future[Done], work: Work, budget: SliceBudget) -> bool:
         """Take in the outcome of a slice; False if it was lost with its worker."""
         try:
             outcome = future.result()
         except WorkerLost:
-            self._plan.lost(work)
-            self._pace.give_back(budget)
+            self.plan.lost(work)
+            self.pace.give_back(budget)
             return False
-        self._done(work, budget, outcome)
+        self._take(work, budget, outcome)
         return True
+
+    def _take(self, work: Work, budget: SliceBudget, outcome: Done) -> None:
+        """Take in what a slice did."""
+        self.pace.done(budget, outcome)
+        self.done(work, outcome)

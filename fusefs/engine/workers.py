@@ -15,10 +15,12 @@ import socket
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Generic, Protocol, Self, TypeVar
 
 from fusefs.core.slice_budget import SliceBudget
+from fusefs.engine.slice_pace import SliceDone
 from fusefs.engine.strategy import Workers
 from fusefs.linux.act_as_user import die_with_parent
 from fusefs.linux.child_processes import ChildLost, receive, send, watch
@@ -38,10 +40,14 @@ class HasFds(Protocol):
         """The value in the process that they came to, where they have these numbers."""
 
 
+class SliceOutcome(HasFds, SliceDone, Protocol):
+    """What comes back of a slice."""
+
+
 Work = TypeVar("Work", bound=HasFds)
-Done = TypeVar("Done", bound=HasFds)
+Done = TypeVar("Done", bound=SliceOutcome)
 _Work_contra = TypeVar("_Work_contra", bound=HasFds, contravariant=True)
-_Done_co = TypeVar("_Done_co", bound=HasFds, covariant=True)
+_Done_co = TypeVar("_Done_co", bound=SliceOutcome, covariant=True)
 
 
 class RunsSlices(Protocol[_Work_contra, _Done_co]):
@@ -51,16 +57,16 @@ class RunsSlices(Protocol[_Work_contra, _Done_co]):
         """Do it. Its fds stay their owner's; those that come back with it may be the same."""
 
 
+@dataclass(frozen=True, slots=True)
 class WorkerPool(Generic[Work, Done]):
     """An executor and what it needs to run slices."""
 
-    def __init__(self, executor: Executor, runner: RunsSlices[Work, Done]) -> None:
-        self._executor = executor
-        self._runner = runner
+    executor: Executor
+    runner: RunsSlices[Work, Done]
 
     def submit(self, work: Work, budget: SliceBudget) -> Future[Done]:
         """Have a slice done; the future raises WorkerLost if it is not known what became of it."""
-        return self._executor.submit(self._runner.run, work, budget)
+        return self.executor.submit(self.runner.run, work, budget)
 
 
 @contextmanager

@@ -11,7 +11,6 @@ from typing import NamedTuple
 from fusefs.core.freed_space import Survey
 from fusefs.core.record import Entered
 from fusefs.core.report import Progress, Report, Stops
-from fusefs.core.slice_budget import SliceBudget
 from fusefs.core.slices import RemovalSliceResult, Slice, SlicePlan, SliceWork
 from fusefs.engine.run_slices import SliceRunner
 from fusefs.engine.slice_pace import FULL_SPEED, SetsSpeed, SlicePace
@@ -127,7 +126,7 @@ class _Removal:
         """Whether it is to end here."""
         return self._wishes.stops() or (self._wishes.parks() and not self._plan.is_cutting())
 
-    def _done(self, work: Slice, budget: SliceBudget, outcome: RemovalSliceResult) -> None:
+    def _done(self, work: Slice, outcome: RemovalSliceResult) -> None:
         for fd, has_failed in self._plan.done(work, outcome):
             if has_failed:
                 self._note([fd])
@@ -137,7 +136,6 @@ class _Removal:
                 self._open_hoisted()
             if self._hoisted is not None:
                 self._plan.push(self._hoisted, outcome.hoisted)
-        self._pace.done(budget, outcome)
         self._wishes.progress(outcome.removed, outcome.n_bytes)
 
     def _close(self) -> None:

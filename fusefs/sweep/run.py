@@ -12,7 +12,6 @@ from typing import NamedTuple, Self, assert_never
 from fusefs.core.errors import NotFound, from_os
 from fusefs.core.record import Failure
 from fusefs.core.selection import Matcher
-from fusefs.core.slice_budget import SliceBudget
 from fusefs.core.sweep_result import OUTSIDE, Spared, SweepSums, Swept
 from fusefs.engine.run_slices import SliceRunner
 from fusefs.engine.slice_pace import SlicePace
@@ -174,15 +173,14 @@ def _walk(kernel: Kernel, top: SweepRoot, request: Request, action: Action, dirs
             # The kernel has one lock a filesystem for renames into other directories: two workers are slower.
             strategy = strategy._replace(n_workers=1, group_shift=None)
         way = SweepStrategy(dirs, min(_WINDOW, strategy.window), strategy.by_inode, top.mounts)
-        hears = _StopFlag(wishes)
         sides = BackingAndMount(root, top.sides.mounted)
         groups = owned.enter_context(AllocationGroups(kernel, strategy.group_shift))
         matcher = Matcher(request.selection)
-        worker = SweepWorker(kernel, sides, matcher, action, way, groups, request.guard, hears.is_asked)
+        worker = SweepWorker(kernel, sides, matcher, action, way, groups, request.guard, _StopFlag(wishes).is_asked)
         queue = DeviceQueue(root)
         owned.callback(queue.close)
         pace = SlicePace(wishes.leads, queue.is_busy, strategy.afterwork)
-        with _SweepInProgress(top, request, wishes, way, strategy, pace, hears) as walking:
+        with _SweepInProgress(top, request, wishes, worker, strategy) as walking:
             SliceRunner(walking.agenda, worker, strategy, pace, walking.is_over, walking.done).run(_FIRST_S)
             return walking.result()
 
@@ -205,19 +203,11 @@ class _SweepInProgress:
     """One walk under way: what is left to do, and what was done."""
 
     def __init__(
-        self,
-        top: SweepRoot,
-        request: Request,
-        wishes: SweepWishes,
-        way: SweepStrategy,
-        strategy: Strategy,
-        pace: SlicePace,
-        stop: _StopFlag,
+        self, top: SweepRoot, request: Request, wishes: SweepWishes, worker: SweepWorker, strategy: Strategy
     ) -> None:
         self._wishes = wishes
-        self._way = way
-        self._pace = pace
-        self._stop = stop
+        self._way = worker.way
+        self._is_stopped = worker.is_stopped
         self._tally = SliceCounts(None)
         self._why = ""
         self._is_limited = False
@@ -254,20 +244,19 @@ class _SweepInProgress:
 
     def is_over(self) -> bool:
         """Whether it ends here."""
-        return (self._is_limited and self._way.ends_at_limit()) or bool(self._why) or self._stop.is_asked()
+        return (self._is_limited and self._way.ends_at_limit()) or bool(self._why) or self._is_stopped()
 
-    def done(self, share: SweepSlice, budget: SliceBudget, outcome: SweepSliceResult) -> None:
+    def done(self, share: SweepSlice, outcome: SweepSliceResult) -> None:
         """Take in what a slice did."""
         for fd in self.agenda.done(share, outcome):
             Fd(fd).close()
         self._tally.add(outcome.sums, outcome.failures, outcome.spared)
         self._why = self._why or outcome.why
         self._is_limited |= outcome.is_limited
-        self._pace.done(budget, outcome)
         self._wishes.progress(self._tally.sums)
 
     def result(self) -> _Walked:
         """What came of it."""
         tally = self._tally
-        is_stopped = bool(self._why) or self._stop.is_asked()
+        is_stopped = bool(self._why) or self._is_stopped()
         return _Walked(tally.sums, tuple(tally.failures), tuple(tally.spared), is_stopped, self._why, self._is_limited)
