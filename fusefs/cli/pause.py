@@ -86,15 +86,13 @@ def served_by_root() -> list[VolumeStatus]:
     """The volumes that root's reaper serves for a caller that is another user; none for root."""
     from fusefs.core.service_status import VolumePhase
     from fusefs.linux.runtime_directories import SYSTEM_RUNTIME
-    from fusefs.service.status_file import read_status
+    from fusefs.service.status_file import served_volumes
 
     if os.geteuid() == 0:
         return []
     with suppress(TrashdError, OSError):  # of another version
-        seen = read_status(SYSTEM_RUNTIME)
-        if seen is not None and seen.is_running:
-            served = [one for one in seen.status.volumes if one.phase not in (VolumePhase.ELSEWHERE, VolumePhase.GONE)]
-            return [one for one in served if one.owner in (None, os.geteuid())]
+        served = [one for one in served_volumes(SYSTEM_RUNTIME) if one.owner in (None, os.geteuid())]
+        return [one for one in served if one.phase not in (VolumePhase.ELSEWHERE, VolumePhase.GONE)]
     return []
 
 
@@ -116,18 +114,13 @@ def _store_at(volume: bytes) -> tuple[str, int] | None:
 def _wait_until_let_go(runtime: bytes, volumes: list[bytes | None]) -> None:
     """Give a running reaper the moment that it needs: a paused volume is often unmounted next."""
     from fusefs.core.service_status import VolumePhase
-    from fusefs.service.status_file import read_status
+    from fusefs.service.status_file import served_volumes
 
+    let_go = (VolumePhase.PAUSED, VolumePhase.GONE, VolumePhase.ELSEWHERE, VolumePhase.UNPROVEN)
     ends_at = time.monotonic() + _PATIENCE_S
     while time.monotonic() < ends_at:
-        seen = read_status(runtime)
-        if seen is None or not seen.is_running:
-            return
-        paused = [one for one in seen.status.volumes if any(_may_be_in(one, volume) for volume in volumes)]
-        if all(
-            one.phase in (VolumePhase.PAUSED, VolumePhase.GONE, VolumePhase.ELSEWHERE, VolumePhase.UNPROVEN)
-            for one in paused
-        ):
+        paused = [one for one in served_volumes(runtime) if any(_may_be_in(one, volume) for volume in volumes)]
+        if all(one.phase in let_go for one in paused):
             return
         time.sleep(_GLANCE_S)
 

@@ -11,14 +11,14 @@ from typing import NamedTuple, Self
 from fusefs.core.errors import Busy, NoStore, NotPermitted, TrashdError
 from fusefs.core.names import Name
 from fusefs.core.printable_names import printable, shell_word
-from fusefs.core.service_status import VolumePhase
+from fusefs.core.service_status import VolumePhase, VolumeStatus
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mount_claims import is_claimed
 from fusefs.linux.mountinfo import Mount, MountView, below, covering, find_mount, find_place, read_mounts, views
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME
 from fusefs.service.open_own_store import open_base, open_folder, open_vouched, seen_by_all, take_own_census
-from fusefs.service.status_file import read_status
+from fusefs.service.status_file import served_volumes
 from fusefs.store.discover import mount_points
 from fusefs.store.layout import Store, UserFolder, open_store, trusted_owners
 from fusefs.store.mounted_paths import open_shown, refuse_mounted
@@ -174,10 +174,9 @@ def _leave_to_root(store: Store) -> None:
     """A user's own service leaves alone what root's serves: two would tell everything twice. Raises  Elsewhere"""
     if os.geteuid() == 0:
         return
-    seen = None
+    served: tuple[VolumeStatus, ...] = ()
     with suppress(TrashdError, OSError):  # of another version: then claims keep the two apart
-        seen = read_status(SYSTEM_RUNTIME)
-    served = seen.status.volumes if seen is not None and seen.is_running else ()
+        served = served_volumes(SYSTEM_RUNTIME)
     # An id is no secret: another user's own store may have the same.
     ours = (one for one in served if one.id == store.volume.id and (one.owner or 0) == store.owner)
     if any(one.phase not in _LET_GO for one in ours):

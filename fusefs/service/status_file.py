@@ -6,7 +6,7 @@ import time
 
 import msgspec
 
-from fusefs.core.service_status import SeenStatus, Status, age_s, decode, encode
+from fusefs.core.service_status import SeenStatus, Status, VolumeStatus, age_s, decode, encode
 from fusefs.linux.atomic_files import replace_file
 from fusefs.linux.boot_id import boot_id
 from fusefs.linux.service_lock import is_held
@@ -34,3 +34,9 @@ def read_status(directory: bytes) -> SeenStatus | None:
         return None
     age = age_s(status, boot_id(), time.clock_gettime_ns(time.CLOCK_BOOTTIME), time.time_ns())
     return SeenStatus(status, is_held(directory, status.pid), age)
+
+
+def served_volumes(directory: bytes) -> tuple[VolumeStatus, ...]:
+    """The volumes of a directory's service, if it runs. Raises  TrashdError, OSError"""
+    seen = read_status(directory)
+    return seen.status.volumes if seen is not None and seen.is_running else ()

@@ -25,7 +25,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.lock_holders import command_of, flock_holders
 from fusefs.linux.mountinfo import find_place, is_inside, read_mounts
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME, runtime_dir
-from fusefs.service.status_file import read_status
+from fusefs.service.status_file import served_volumes
 from fusefs.store.as_owner import as_owner
 from fusefs.store.claim import ClaimLost, hold, look_at_record
 from fusefs.store.container import move
@@ -424,10 +424,7 @@ def _find_reaper(store: Store) -> VolumeStatus | SpaceKept:
     reason = SpaceKept(SpaceKeeper.NOBODY, 0, f"no reaper serves {printable(store.base_path)}")
     for directory in dict.fromkeys((SYSTEM_RUNTIME, runtime_dir())):
         with suppress(TrashdError, OSError):  # of another version, or not ours to read
-            seen = read_status(directory)
-            if seen is None or not seen.is_running:
-                continue
-            volume = _find(store, seen.status.volumes)
+            volume = _find(store, served_volumes(directory))
             if volume is None:
                 continue
             hindrance = _explain_hindrance(volume)
