@@ -8,7 +8,6 @@ import click
 
 from fusefs.cli import output
 from fusefs.cli.options import PathBytes, every_path, json_option
-from fusefs.cli.sweep_text import counted
 from fusefs.core.errors import TrashdError
 from fusefs.core.printable_names import printable
 from fusefs.linux.kernel import Kernel
@@ -65,6 +64,7 @@ def _tell(found: Preflight) -> None:
     if found.kept:
         print(f"  keep     {output.names(found.kept)}")
     if found.n_holders:
-        print(f"  holders  {counted(found.n_holders, 'process', 'processes')} (trashd holders {printable(found.path)})")
+        holders = output.counted(found.n_holders, "process", "processes")
+        print(f"  holders  {holders} (trashd holders {printable(found.path)})")
     for message, hint in found.refusals:
         print(f"  against  {message}\n           {hint}")

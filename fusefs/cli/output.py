@@ -78,6 +78,11 @@ def origin(path: bytes | None) -> str:
     return "(dropped)" if path is None else printable(path)
 
 
+def counted(count: int, what: str, several: str = "") -> str:
+    """`1 match`, `2 matches`."""
+    return f"1 {what}" if count == 1 else f"{count:,} {several or what + 's'}"
+
+
 def names(kept: Sequence[bytes]) -> str:
     """A few names, and how many more there are."""
     more = len(kept) - _NAMED_MAX

@@ -13,7 +13,6 @@ import click
 from fusefs.cli import output, sweep_text
 from fusefs.cli.options import PathBytes, json_option, tempo_options
 from fusefs.cli.stop_signals import StopSignals
-from fusefs.cli.sweep_text import counted
 from fusefs.cli.wall_clock import AgeCutoffs
 from fusefs.core.errors import BadConfig, ConfigProblem, Incomplete, Unsettled, UsageError
 from fusefs.core.plan_rules import (
@@ -79,7 +78,7 @@ def command(
         click.echo(f"there are no rules in {where}", err=True)
     if checks:
         if rules and not as_json:
-            print(f"{counted(len(rules), 'rule')}, no problems")
+            print(f"{output.counted(len(rules), 'rule')}, no problems")
         return 0
     cutoffs.tell()
     return _carry_out(rules, now_ns, Speed(max_rate, max_bytes), runs=runs, paced=paced, as_json=as_json)
@@ -139,8 +138,8 @@ class _PlanReport:
         if self._as_json:
             return
         size = f" ({format_size(self._n_bytes)})" if self._n_bytes else ""
-        where = counted(self._n_directories, "directory", "directories")
-        what = f"{counted(self._n_matches, 'match', 'matches')}{size} in {where}"
+        where = output.counted(self._n_directories, "directory", "directories")
+        what = f"{output.counted(self._n_matches, 'match', 'matches')}{size} in {where}"
         print(f"{what} taken" if self._runs else f"{what} would be taken; nothing was touched (--run does it)")
 
     def exit_code(self) -> int:
@@ -184,7 +183,7 @@ class _PlanReport:
             counts = {"n_users": told.n_users, "n_entries": told.n_entries, "is_whole": told.is_whole}
             output.as_json({"lists": output.plain(told.directory), **counts})
             return
-        what = f"{counted(told.n_users, 'list')} of {counted(told.n_entries, 'path')}"
+        what = f"{output.counted(told.n_users, 'list')} of {output.counted(told.n_entries, 'path')}"
         lacking = "" if told.is_whole else "; not complete: not all could be looked at"
         print(f"{printable(told.directory)}: {what}{'' if self._runs else ' would be written'}{lacking}")
 

@@ -144,7 +144,7 @@ def _title(entry: ListedContainer) -> str:
 def _tell(entry: ListedContainer, reaped: Reaped, *, as_json: bool) -> int:
     """Say what became of one; its exit code."""
     report = reaped.report
-    gone = f"{_entries(report.removed)} removed"
+    gone = f"{output.counted(report.removed, 'entry', 'entries')} removed"
     if report.n_bytes is not None:
         gone += f" ({format_size(report.n_bytes)})"
     if as_json:
@@ -171,10 +171,5 @@ def _sum(reaped: Sequence[Reaped], n_untried: int, elapsed_s: float) -> str:
     n_skipped = sum(one.lost is not None or one.report.stopped for one in reaped) + n_untried
     took = f"{format_duration(round(elapsed_s))}, {n_entries / max(elapsed_s, 0.001):,.0f}/s"
     n_removed = len(reaped) + n_untried - n_failed - n_skipped
-    return (
-        f"{n_removed} removed, {n_failed} failed (in quarantine), {n_skipped} skipped: {_entries(n_entries)} in {took}"
-    )
-
-
-def _entries(count: int) -> str:
-    return "1 entry" if count == 1 else f"{count:,} entries"
+    what = output.counted(n_entries, "entry", "entries")
+    return f"{n_removed} removed, {n_failed} failed (in quarantine), {n_skipped} skipped: {what} in {took}"

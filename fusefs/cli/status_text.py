@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from fusefs.cli.output import counted
 from fusefs.core.durations import format_duration
 from fusefs.core.events import show
 from fusefs.core.printable_names import printable
@@ -49,7 +50,7 @@ def doing(volume: VolumeStatus) -> str:
 
 def backlog(volume: VolumeStatus, now_ns: int) -> str:
     """What there is to do."""
-    parts = [f"{_count(volume.n_orphans, 'orphan')} of {_count(volume.n_users, 'user')}", f"{volume.n_due:,} due"]
+    parts = [f"{counted(volume.n_orphans, 'orphan')} of {counted(volume.n_users, 'user')}", f"{volume.n_due:,} due"]
     if volume.oldest_overdue_s:
         parts[-1] += f" (the oldest for {format_duration(round(volume.oldest_overdue_s))})"
     elif not volume.n_due and volume.next_due_ns is not None:
@@ -121,7 +122,7 @@ def done(volume: VolumeStatus) -> str | None:
     """What it did since the service started; None if nothing."""
     if not volume.removed_entries and not volume.n_reaped:
         return None
-    parts = [_count(volume.n_reaped, "orphan"), _count(volume.removed_entries, "entry", "entries")]
+    parts = [counted(volume.n_reaped, "orphan"), counted(volume.removed_entries, "entry", "entries")]
     if volume.freed_bytes:
         parts.append(format_size(volume.freed_bytes))
     return ", ".join(parts)
@@ -167,7 +168,3 @@ def _rows(volume: VolumeStatus, now_ns: int) -> list[tuple[str, str | None]]:
         *(("error", text) for text in faults(volume, now_ns)),
         *(("refused", f"{show(one.where)}: {show(one.what)} ({show(one.hint)})") for one in volume.refused),
     ]
-
-
-def _count(n: int, what: str, several: str = "") -> str:
-    return f"{n:,} {what if n == 1 else several or what + 's'}"

@@ -245,7 +245,7 @@ def _confirm(kernel: Kernel, asked: SweepOptions, limit: int, names: Iterable[by
     if found.sums.n_done <= limit:
         return
     size = format_size(found.sums.n_bytes)
-    what = f"{sweep_text.counted(found.sums.n_done, 'match', 'matches')} ({size}) would be {asked.did()}"
+    what = f"{output.counted(found.sums.n_done, 'match', 'matches')} ({size}) would be {asked.did()}"
     if not (os.isatty(0) and os.isatty(2)) or asked.as_json:
         raise Refused(f"{what}, more than {limit:,}", "--yes does it all the same; --dry-run shows more of them")
     if not click.confirm(f"{printable(found.directory)}: {what}. Go on?", err=True):

@@ -17,11 +17,6 @@ _TOLD = 10
 _LAST_DAY = "after 9999"
 
 
-def counted(count: int, what: str, several: str = "") -> str:
-    """`1 match`, `2 matches`."""
-    return f"1 {what}" if count == 1 else f"{count:,} {several or what + 's'}"
-
-
 def fields(swept: Swept, **besides: Any) -> dict[str, Any]:
     """A sweep's result for programs, as JSON has it. besides: what else is to be told"""
     told = {**output.plain(swept), **besides}
@@ -46,9 +41,9 @@ def _sum(swept: Swept, did: str) -> str:
     if not (sums.n_matched or sums.n_vanished or swept.is_limited or swept.is_stopped):
         return "nothing matches"
     size = f" ({format_size(sums.n_bytes)})" if swept.looks else ""
-    inside = f", with {counted(sums.n_inside, 'entry', 'entries')} in them" if sums.n_inside else ""
-    vanished = f"; {counted(sums.n_vanished, 'match', 'matches')} vanished meanwhile" if sums.n_vanished else ""
-    return f"{counted(sums.n_done, 'match', 'matches')}{size} {did}{inside}{vanished}"
+    inside = f", with {output.counted(sums.n_inside, 'entry', 'entries')} in them" if sums.n_inside else ""
+    vanished = f"; {output.counted(sums.n_vanished, 'match', 'matches')} vanished meanwhile" if sums.n_vanished else ""
+    return f"{output.counted(sums.n_done, 'match', 'matches')}{size} {did}{inside}{vanished}"
 
 
 def beside(swept: Swept) -> Iterator[str]:
@@ -58,11 +53,11 @@ def beside(swept: Swept) -> Iterator[str]:
     yield from _first(spared, swept.sums.n_spared)
     if swept.sums.n_missing:
         is_one = swept.sums.n_missing == 1
-        yield f"{counted(swept.sums.n_missing, 'path')} of the list {'is' if is_one else 'are'} not there"
+        yield f"{output.counted(swept.sums.n_missing, 'path')} of the list {'is' if is_one else 'are'} not there"
     if not swept.sums.n_seen and (swept.sums.n_missing or any(one.call == OUTSIDE for one in swept.failures)):
         yield "hint: none of the list was found; its paths are relative to where you are, as find tells them from there"
     if swept.sums.n_mounts:
-        yield f"not entered: {counted(swept.sums.n_mounts, 'mount')}"
+        yield f"not entered: {output.counted(swept.sums.n_mounts, 'mount')}"
     if swept.is_limited:
         yield "there are more matches: the rest is left"
     if swept.why:

@@ -31,7 +31,7 @@ def tell_kept_by_clock(entries: Sequence[ListedContainer], now_ns: int) -> None:
     kept = [one for one in entries if one.expires_ns is not None and one.expires_ns - one.clock_set_ns <= now_ns]
     if kept:
         ahead = _told(max(one.clock_set_ns for one in kept))
-        what = "1 orphan" if len(kept) == 1 else f"{len(kept):,} orphans"
+        what = output.counted(len(kept), "orphan")
         output.warn(f"the wall clock was set forward by {ahead}; for {what} that it calls expired it is too early")
 
 
