@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from fusefs.cli import output
@@ -12,6 +11,7 @@ from fusefs.core.printable_names import printable
 from fusefs.core.record import Failure
 from fusefs.core.sizes import format_size
 from fusefs.core.sweep_result import OUTSIDE, Match, Swept
+from fusefs.core.timestamps import in_calendar
 
 _TOLD = 10
 _LAST_DAY = "after 9999"
@@ -82,12 +82,6 @@ def _first(lines: Sequence[str], count: int) -> Iterator[str]:
 
 def _matches(head: str, matches: Sequence[Match]) -> Iterator[str]:
     for match in matches:
-        yield f"{head:<8}{format_size(match.n_bytes):>10}  {_day(match.time_ns)}  {printable(match.path)}"
+        day = in_calendar(match.time_ns, "%Y-%m-%d", _LAST_DAY)
+        yield f"{head:<8}{format_size(match.n_bytes):>10}  {day}  {printable(match.path)}"
         head = ""
-
-
-def _day(time_ns: int) -> str:
-    try:
-        return datetime.fromtimestamp(time_ns // 1_000_000_000, UTC).strftime("%Y-%m-%d")
-    except (ValueError, OverflowError):
-        return _LAST_DAY

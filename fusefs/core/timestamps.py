@@ -83,3 +83,11 @@ def _civil_ns(text: str, found: re.Match[str], local_s: Callable[[CivilTime], fl
         return int(local_s((year, month, day, at.hour, at.minute, at.second, -1, -1, -1))) * SECOND_NS
     except OverflowError as error:
         raise ValueError(f"{text!r} is too far away for this machine's clock") from error
+
+
+def in_calendar(time_ns: int, pattern: str, beyond: str) -> str:
+    """A time in UTC, as strftime has it. beyond: what is told of one that no calendar has"""
+    try:
+        return datetime.fromtimestamp(time_ns // SECOND_NS, UTC).strftime(pattern)
+    except (ValueError, OverflowError):
+        return beyond

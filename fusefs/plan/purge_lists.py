@@ -10,11 +10,11 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from datetime import UTC, datetime
 
 from fusefs.core.errors import NotFound, Refused, from_os
 from fusefs.core.names import Name
 from fusefs.core.printable_names import printable
+from fusefs.core.timestamps import in_calendar
 from fusefs.linux.act_as_user import user_name
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import OTHERS_WRITE, Kernel
@@ -288,7 +288,4 @@ def _file_name(uid: int) -> bytes:
 
 def _time(ns: int) -> bytes:
     """UTC to the second. A time that no calendar has is told as the last one that it has."""
-    try:
-        return datetime.fromtimestamp(ns // 1_000_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ").encode()
-    except (ValueError, OverflowError):
-        return b"9999-12-31T23:59:59Z"
+    return in_calendar(ns, "%Y-%m-%dT%H:%M:%SZ", "9999-12-31T23:59:59Z").encode()
