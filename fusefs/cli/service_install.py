@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from fusefs.cli.service_files import InstalledFile
 from fusefs.core.errors import BadRecord
+from fusefs.linux.atomic_files import replace_file
 
 _FORMAT = 1
 _FILE_MODE, _DIRECTORY_MODE = 0o644, 0o755
@@ -119,11 +120,7 @@ class Installation:
             if piece.content is None:
                 os.symlink(piece.link, made)
             else:
-                with open(made, "xb") as file:
-                    file.write(piece.content)
-                    os.fchmod(file.fileno(), _FILE_MODE)
-                    file.flush()
-                    os.fsync(file.fileno())
+                _write_file(made, piece.content)
             os.rename(made, path)
         self.manifest.files[piece.path] = _wanted(piece)
         self._save()
@@ -191,13 +188,7 @@ class Installation:
             return
         self._make_directory(os.path.dirname(self._manifest_path))
         text = json.dumps({"format": _FORMAT, **self.manifest._asdict()}, indent=1) + "\n"
-        new = self._at(self._manifest_path) + _NEW
-        with open(new, "w", encoding="utf-8") as file:
-            file.write(text)
-            os.fchmod(file.fileno(), _FILE_MODE)
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(new, self._at(self._manifest_path))
+        _write_file(self._at(self._manifest_path), text.encode())
 
 
 def decide(found: str | None, wanted: str, ours: str | None, piece: InstalledFile) -> FileOutcome:
@@ -216,3 +207,7 @@ def decide(found: str | None, wanted: str, ours: str | None, piece: InstalledFil
 
 def _wanted(piece: InstalledFile) -> str:
     return f"link {piece.link}" if piece.content is None else "sha256 " + hashlib.sha256(piece.content).hexdigest()
+
+
+def _write_file(path: str, content: bytes) -> None:
+    replace_file(os.fsencode(path), content, _FILE_MODE, whatever_umask=True, is_durable=True)
