@@ -11,11 +11,11 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from fusefs.core.names import join
 from fusefs.core.record import MAX_ENTERED, Entered, Failure
@@ -50,6 +50,7 @@ _LOOKED_AT = os.O_PATH | os.O_NOFOLLOW
 _DENIED = (errno.EACCES, errno.EPERM)
 _NOT_EMPTY = (errno.ENOTEMPTY, errno.EEXIST)
 _NOT_A_DIRECTORY = (errno.ENOTDIR, errno.ELOOP)
+T = TypeVar("T")
 
 
 class SliceRemover(NamedTuple):
@@ -293,13 +294,9 @@ class _RemovalRun:
             return self._taken(frame, name, self._kernel.open_dir(frame.fd, raw(name)))
         except PermissionError:
             pass
-        for is_last in (False, True):
-            try:
-                seen = self._taken(frame, name, self._kernel.open_beneath(frame.fd, raw(name), DIRECTORY))
-                break
-            except PermissionError:
-                if is_last or not self._open_up(frame):
-                    raise
+        seen = self._once_more(
+            frame, lambda: self._taken(frame, name, self._kernel.open_beneath(frame.fd, raw(name), DIRECTORY))
+        )
         if seen is None:
             return None
         seen.close()
@@ -408,16 +405,11 @@ class _RemovalRun:
         return True
 
     def _rename_up(self, frame: _Frame, name: str, target: Fd, new: bytes) -> bool:
-        for is_last in (False, True):
-            try:
-                self._kernel.rename_free(frame.fd, raw(name), target, new)
-            except OSError as error:
-                if is_last or error.errno not in _DENIED:
-                    return False
-                self._open_up(frame)
-            else:
-                return True
-        return False
+        try:
+            self._once_more(frame, lambda: self._kernel.rename_free(frame.fd, raw(name), target, new))
+        except OSError:
+            return False
+        return True
 
     # What stands in the way.
 
@@ -429,6 +421,15 @@ class _RemovalRun:
                 self._kernel.chmod(frame.fd, stat.S_IRWXU)
                 return True
         return False
+
+    def _once_more(self, frame: _Frame, act: Callable[[], T]) -> T:
+        """Do something in a directory, a second time if only its permissions were against it. Raises  OSError"""
+        try:
+            return act()
+        except PermissionError:
+            if not self._open_up(frame):
+                raise
+        return act()
 
     def _fail(self, frame: _Frame, name: str, number: int, call: str, way: bytes = b"") -> None:
         """Note a failure of an entry, or (without a name) of the directory itself. way: to what is told instead"""
