@@ -38,6 +38,7 @@ from fusefs.plan.units import Judged, Unit, Young, judge_units, open_quietly, ti
 from fusefs.store.backing_and_mount import BackingAndMount, Scope
 from fusefs.store.locate import scope_of
 from fusefs.store.stage import SwapOptions
+from fusefs.sweep.agenda import SliceCounts
 from fusefs.sweep.open_directories import MeantDirectory, PassedDirectory, find_directories
 from fusefs.sweep.request import (
     Action,
@@ -276,11 +277,7 @@ class _UnitSorter:
         self._before_ns = before_ns
         self._due_ns = due_ns
         self._lists = lists
-        self._sums = SweepSums()
-        self._failures: list[Failure] = []
-        self._spared: list[Spared] = []
-        self._largest: list[Match] = []
-        self._oldest: list[Match] = []
+        self._tally = SliceCounts(None)
 
     def due(self, judged: Iterator[Judged]) -> Iterator[bytes]:
         """The names of those that are due."""
@@ -290,33 +287,32 @@ class _UnitSorter:
         for one in judged:
             match one:
                 case Unit() if one.newest_ns < self._before_ns:
-                    self._sums = self._sums.plus(SweepSums(n_bytes=one.n_bytes))
+                    self._tally.count(SweepSums(n_bytes=one.n_bytes))
                     yield one
                 case Unit():
                     path = os.path.join(self._directory, one.name)
                     self._lists.add(one.uid, path, self._due_ns(one.newest_ns))
                 case Young():
                     pass
-                case Spared():
-                    self._sums = self._sums.plus(SweepSums(n_spared=1))
-                    self._spared = [*self._spared, one][:MAX_FAILURES]
-                case Failure():
+                case Spared(name, why):
+                    self._tally.spare(name, why)
+                case Failure(name, number, call):
                     self._lists.lack()
-                    self._sums = self._sums.plus(SweepSums(n_failed=1))
-                    self._failures = [*self._failures, one][:MAX_FAILURES]
+                    self._tally.fail(name, number, call)
 
     def told(self, swept: Swept) -> Swept:
         """What a sweep of the due ones did, with what it was not given."""
         vanished = swept.sums.n_vanished + swept.sums.n_missing  # each was there when it was judged
         return swept._replace(
-            sums=swept.sums._replace(n_bytes=0, n_vanished=vanished, n_missing=0).plus(self._sums),
-            failures=(*self._failures, *swept.failures)[:MAX_FAILURES],
-            spared=(*self._spared, *swept.spared)[:MAX_FAILURES],
+            sums=swept.sums._replace(n_bytes=0, n_vanished=vanished, n_missing=0).plus(self._tally.sums),
+            failures=(*self._tally.failures, *swept.failures)[:MAX_FAILURES],
+            spared=(*self._tally.spared, *swept.spared)[:MAX_FAILURES],
             looks=True,
         )
 
     def would_take(self, judged: Iterator[Judged], most: int | None, stops: Stops) -> Swept:
         """What a sweep of the due ones would do. most: of them"""
+        largest, oldest = list[Match](), list[Match]()
         n_matched = n_bytes = 0
         is_stopped = is_limited = False
         for unit in self._due(judged):
@@ -326,10 +322,8 @@ class _UnitSorter:
             n_matched += 1
             n_bytes += unit.n_bytes
             match = Match(unit.name, unit.n_bytes, unit.newest_ns)
-            self._largest = nlargest(_TOLD, [*self._largest, match], key=lambda one: one.n_bytes)
-            self._oldest = nsmallest(_TOLD, [*self._oldest, match], key=lambda one: one.time_ns)
+            largest = nlargest(_TOLD, [*largest, match], key=lambda one: one.n_bytes)
+            oldest = nsmallest(_TOLD, [*oldest, match], key=lambda one: one.time_ns)
         sums = SweepSums(n_seen=n_matched, n_matched=n_matched, n_done=n_matched)
         would = self.told(Swept(self._directory, sums, is_stopped=is_stopped or stops(), is_limited=is_limited))
-        return would._replace(
-            sums=would.sums._replace(n_bytes=n_bytes), largest=tuple(self._largest), oldest=tuple(self._oldest)
-        )
+        return would._replace(sums=would.sums._replace(n_bytes=n_bytes), largest=tuple(largest), oldest=tuple(oldest))
