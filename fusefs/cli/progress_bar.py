@@ -36,13 +36,13 @@ class NoProgress:
     is_seen = False
 
     def advance(self, n_entries: int, n_bytes: int) -> None:
-        """See Shows."""
+        """See ProgressSink."""
 
     def counting(self, n_entries: int, n_bytes: int) -> None:
-        """See Shows."""
+        """See ProgressSink."""
 
     def counted(self, survey: Survey) -> None:
-        """See Shows."""
+        """See ProgressSink."""
 
 
 def bar(title: str, *, shown: bool) -> AbstractContextManager[ProgressSink]:
@@ -80,19 +80,19 @@ class ProgressBar(AbstractContextManager[ProgressSink]):
         self._bar.stop()
 
     def counting(self, n_entries: int, n_bytes: int) -> None:
-        """See Shows."""
+        """See ProgressSink."""
         self._n_entries += n_entries
         self._draw(lambda _elapsed_s: f"{self._n_entries:,} counted")
 
     def counted(self, survey: Survey) -> None:
-        """See Shows."""
+        """See ProgressSink."""
         self._n_entries = 0
         self._of = survey.n_entries, survey.n_bytes
         self._began = time.monotonic()
         self._bar.update(self._task, total=survey.n_entries)
 
     def advance(self, n_entries: int, n_bytes: int) -> None:
-        """See Shows."""
+        """See ProgressSink."""
         self._n_entries += n_entries
         self._n_bytes += n_bytes
         self._draw(self._told)

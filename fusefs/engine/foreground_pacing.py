@@ -35,7 +35,7 @@ def led_in(kernel: Kernel, directory: Fd, most: Speed, tell: Callable[[str], Non
 
 
 class ForegroundPacer:
-    """Looks by itself, whenever the engine asks or waits (reaper.pace.Leads)."""
+    """Looks by itself, whenever the engine asks or waits (engine.slice_pace.SetsSpeed)."""
 
     def __init__(self, pacer: PressurePacer, tell: Callable[[str], None]) -> None:
         """tell: called with a sentence when we begin to yield, and when we end."""

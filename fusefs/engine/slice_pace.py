@@ -33,7 +33,7 @@ class SetsSpeed(Protocol):
 
 
 class SliceDone(Protocol):
-    """What a slice did, as far as its pace is concerned (core.slices.Outcome)."""
+    """What a slice did, as far as its pace is concerned (core.slices.RemovalSliceResult)."""
 
     @property
     def removed(self) -> int:
@@ -54,14 +54,14 @@ class ConstantSpeed(NamedTuple):
     always: Speed
 
     def tempo(self) -> Speed:
-        """See Leads."""
+        """See SetsSpeed."""
         return self.always
 
     def done(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
-        """See Leads."""
+        """See SetsSpeed."""
 
     def wait(self, seconds: float) -> None:
-        """See Leads."""
+        """See SetsSpeed."""
         time.sleep(seconds)
 
 

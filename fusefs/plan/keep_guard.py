@@ -27,7 +27,7 @@ _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 
 
 class KeepGuard(NamedTuple):
-    """A guard of directories; see sweep.request.Guard.
+    """A guard of directories; see sweep.request.DirectoryGuard.
 
     holds  a directory stays locked while it is listed, so that a program which locks it first has it whole; otherwise
            it is only looked at
@@ -36,7 +36,7 @@ class KeepGuard(NamedTuple):
     holds: bool
 
     def spares(self, kernel: Kernel, sides: BackingAndMount, _upper: bytes) -> str | None:
-        """See Guard."""
+        """See DirectoryGuard."""
         if has_keep_file(kernel, sides.fd):
             return KEPT
         if not lock(kernel, sides.fd, holds=self.holds):

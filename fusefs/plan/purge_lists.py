@@ -58,7 +58,7 @@ class CountedPurges:
 
 
 class PurgeLists:
-    """The lists of one directory, which is for them alone. way, is_whole: see Counted"""
+    """The lists of one directory, which is for them alone. way, is_whole: see CountedPurges"""
 
     def __init__(self, kernel: Kernel, directory: Fd, path: bytes, way: frozenset[Identified] = frozenset()) -> None:
         """directory: as `open_lists` gives it; path: what it is called when something is told of it"""

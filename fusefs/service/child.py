@@ -226,7 +226,7 @@ class Child:
                     return Measured(container, found.n_entries, found.n_bytes)
         return Measured(container, 0, 0)
 
-    # What the engine asks (reaper.pace.Leads)
+    # What the engine asks (engine.slice_pace.SetsSpeed)
 
     def tempo(self) -> Speed:
         """The service's last word."""

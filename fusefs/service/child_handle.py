@@ -101,7 +101,7 @@ class ChildHandle:
         self._say(Park(now))
 
     async def answers(self, order: Order) -> AsyncGenerator[Answer]:
-        """What it answers to an order; the last is no Done that went well.
+        """What it answers to an order; the last is no OrderDone that went well.
 
         Raises  ChildGone; OSError with the errno of what went wrong with the folder or the volume
         Checkpoint  yes

@@ -39,7 +39,7 @@ class ReadRecords(msgspec.Struct, tag=True):
 
 
 class Reap(msgspec.Struct, tag=True):
-    """Reap these one after the other; answered by an Ended for each, then a Done."""
+    """Reap these one after the other; answered by an OrphanEnded for each, then an OrderDone."""
 
     base: bytes
     chosen: list[DueContainer]
@@ -51,7 +51,7 @@ class Reap(msgspec.Struct, tag=True):
 
 
 class Measure(msgspec.Struct, tag=True):
-    """Count what is in these, by a stat for each file; answered by a Measured for each, then a Done."""
+    """Count what is in these, by a stat for each file; answered by a Measured for each, then an OrderDone."""
 
     base: bytes
     ids: list[str]
@@ -194,7 +194,7 @@ def fits(answer: Answer, order: Order) -> bool:
 
 
 class ReadRegistries(msgspec.Struct, tag=True):
-    """Asks the forker for a child that reads the registries of all users, root's own among them; it tells Homes.
+    """Asks the forker for a child that reads all users' registries, root's own among them; it tells each UserRegistry.
 
     uids  of users whom the accounts need not list
     """

@@ -108,12 +108,12 @@ class SweepSliceResult(NamedTuple):
 
     @property
     def removed(self) -> int:
-        """See reaper.pace.Did."""
+        """See SliceDone."""
         return self.sums.n_done + self.sums.n_inside
 
     @property
     def n_bytes(self) -> int:
-        """See reaper.pace.Did."""
+        """See SliceDone."""
         return self.sums.n_bytes
 
     def fds(self) -> Sequence[int]:
@@ -148,7 +148,7 @@ class Agenda:
         first   asked for a job whenever there is none that may run
         most    matches that may be acted on; then there is one worker
         splits  two workers may be at one directory's names
-        lists_whole  see Share
+        lists_whole  see SweepSlice
         asks_late  `first` is not asked to see whether there is more, only for what runs then
         """
         self._first = first
