@@ -7,12 +7,11 @@ import mmap
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import NamedTuple, Self, assert_never
+from typing import Self, assert_never
 
 from fusefs.core.errors import NotFound, from_os
-from fusefs.core.record import Failure
 from fusefs.core.selection import Matcher
-from fusefs.core.sweep_result import OUTSIDE, Spared, SweepSums, Swept
+from fusefs.core.sweep_result import OUTSIDE, Swept
 from fusefs.engine.run_slices import SliceRunner
 from fusefs.engine.slice_pace import SlicePace
 from fusefs.engine.strategy import Strategy, Workers, choose
@@ -60,16 +59,15 @@ def run(kernel: Kernel, request: Request, wishes: SweepWishes = NOTHING_SPECIAL)
         top = owned.enter_context(_open_top(kernel, request.directory, request.inode))
         action = owned.enter_context(_open(kernel, top, request))
         try:
-            walked = _walk(kernel, top, request, request.wraps(action), _dirs(request.act), wishes)
+            swept = _walk(kernel, top, request, request.wraps(action), _dirs(request.act), wishes)
         except Untellable as untellable:
             raise untellable.error from None
         except OSError as error:
             raise from_os(error, top.path) from error
-        ended = action.end(walked.sums)
-        swept = Swept(top.path, **walked._asdict(), **ended._asdict(), looks=walked.sums.n_bytes > 0)
+        swept = swept._replace(**action.end(swept.sums)._asdict(), looks=swept.sums.n_bytes > 0)
         if not isinstance(action, CountMatches):
             return swept
-        sums = walked.sums._replace(n_bytes=action.n_bytes)
+        sums = swept.sums._replace(n_bytes=action.n_bytes)
         return swept._replace(sums=sums, looks=True, largest=action.largest(), oldest=action.oldest())
 
 
@@ -149,19 +147,8 @@ def _mounts(scope: Scope) -> Iterator[bytes]:
             yield below(inside.path, place.path)
 
 
-class _Walked(NamedTuple):
-    """What a walk did; see Swept."""
-
-    sums: SweepSums
-    failures: tuple[Failure, ...]
-    spared: tuple[Spared, ...]
-    is_stopped: bool
-    why: str
-    is_limited: bool
-
-
-def _walk(kernel: Kernel, top: SweepRoot, request: Request, action: Action, dirs: Dirs, wishes: SweepWishes) -> _Walked:
-    """Act on all that a selection chooses below a directory.
+def _walk(kernel: Kernel, top: SweepRoot, request: Request, action: Action, dirs: Dirs, wishes: SweepWishes) -> Swept:
+    """Act on all that a selection chooses below a directory; the action is not at its end then.
 
     Raises  OSError if the directory itself can't be read; nothing for what is in it
     """
@@ -205,6 +192,7 @@ class _SweepInProgress:
     def __init__(
         self, top: SweepRoot, request: Request, wishes: SweepWishes, worker: SweepWorker, strategy: Strategy
     ) -> None:
+        self._path = top.path
         self._wishes = wishes
         self._way = worker.way
         self._is_stopped = worker.is_stopped
@@ -255,8 +243,8 @@ class _SweepInProgress:
         self._is_limited |= outcome.is_limited
         self._wishes.progress(self._tally.sums)
 
-    def result(self) -> _Walked:
+    def result(self) -> Swept:
         """What came of it."""
-        tally = self._tally
+        failures, spared = tuple(self._tally.failures), tuple(self._tally.spared)
         is_stopped = bool(self._why) or self._is_stopped()
-        return _Walked(tally.sums, tuple(tally.failures), tuple(tally.spared), is_stopped, self._why, self._is_limited)
+        return Swept(self._path, self._tally.sums, failures, spared, is_stopped, self._why, self._is_limited)
