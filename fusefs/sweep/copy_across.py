@@ -11,6 +11,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 
 from fusefs.core.freed_space import STAT_BLOCK_BYTES
 from fusefs.core.identity import Identity, Likelihood, compare
@@ -80,6 +81,7 @@ def _is_shown_by_another(here: ActionPlace, target: Fd, private: PrivateDirector
     return not all(map(here.kernel.answers_at_once, sides)) and private.is_in(here.sides.fd)
 
 
+@dataclass(eq=False, slots=True)
 class _CopyUnderWay:
     """One name on its way.
 
@@ -92,18 +94,17 @@ class _CopyUnderWay:
     replaces  what had the name when it was found, and gives way; None if it was free
     """
 
-    def __init__(self, at: int, original: CopySource, names: Iterator[bytes]) -> None:
-        self.at = at
-        self.original = original
-        self.names = names
-        self.new = b""
-        self.made: UnnamedCopy | None = None
-        self.other: Fd | None = None
-        self.mate: _CopyUnderWay | None = None
-        self.identity: Identity | None = None
-        self.is_there = False
-        self.is_put = False
-        self.replaces: os.stat_result | None = None
+    at: int
+    original: CopySource
+    names: Iterator[bytes]
+    new: bytes = b""
+    made: UnnamedCopy | None = None
+    other: Fd | None = None
+    mate: _CopyUnderWay | None = None
+    identity: Identity | None = None
+    is_there: bool = False
+    is_put: bool = False
+    replaces: os.stat_result | None = None
 
     def fd(self) -> Fd:
         """Its copy."""
