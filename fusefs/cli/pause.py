@@ -17,7 +17,7 @@ from fusefs.core.names import STORE
 from fusefs.core.printable_names import printable
 from fusefs.linux.act_as_user import user_name
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.mountinfo import is_inside
+from fusefs.linux.mountinfo import is_inside, read_mounts
 
 if TYPE_CHECKING:
     from fusefs.core.service_status import VolumeStatus
@@ -98,13 +98,10 @@ def served_by_root() -> list[VolumeStatus]:
 
 def _store_at(volume: bytes) -> tuple[str, int] | None:
     """The id of the store in a directory, and its owner; None if there is none."""
-    from fusefs.store.layout import open_store
-    from fusefs.store.mounted_paths import open_shown
+    from fusefs.store.discover import open_at
 
-    kernel = Kernel()
     with suppress(TrashdError, OSError):
-        shown = open_shown(kernel, volume)
-        store = open_store(kernel, shown, volume)
+        store = open_at(Kernel(), volume, read_mounts())
         if store is not None:
             with store:
                 return store.volume.id, store.owner
