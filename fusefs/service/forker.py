@@ -38,6 +38,9 @@ _GO = b"go"
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 """The service decides when its processes end."""
 
+TakesRegistry = Callable[[UserRegistry, Fd | None], None]
+"""Gets what a user's registry names, and its directory (O_PATH), which is open for that long."""
+
 
 class ForkerLost(Exception):
     """The forker ended: without it the service can't go on."""
@@ -112,12 +115,10 @@ class Forker:
         ours.setblocking(False)
         return Born(born.pid, pidfd, ours)
 
-    async def read_registries(
-        self, uids: list[int], take: Callable[[UserRegistry, Fd | None], None], seconds: float
-    ) -> bool:
+    async def read_registries(self, uids: list[int], take: TakesRegistry, seconds: float) -> bool:
         """Have all users' registries read; whether all were, in so many seconds.
 
-        take    gets what each names, and the registry's directory (O_PATH), which is open for that long
+        take    called for each that there is
         Raises  ForkerLost; OSError if there is no process for it
         Checkpoint  yes
         """
@@ -159,7 +160,7 @@ class Forker:
         return forked, Fd(received[0])
 
 
-async def _take_home(channel: socket.socket, take: Callable[[UserRegistry, Fd | None], None]) -> bool:
+async def _take_home(channel: socket.socket, take: TakesRegistry) -> bool:
     """Take in what one user's registry names; False if there are no more."""
     await trio.lowlevel.wait_readable(channel)
     packet, received, flags, _address = socket.recv_fds(channel, MESSAGE_MAX, 1)
