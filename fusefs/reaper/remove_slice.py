@@ -255,9 +255,8 @@ class _RemovalRun:
             frame.work.subdirs.insert(0, name)
             fd.close()
             return
-        self._frames.append(
-            _Frame(name, fd, join(frame.path, raw(name)), SliceWork(is_listed=False, n_passes=n_passes))
-        )
+        work = SliceWork(is_listed=False, n_passes=n_passes)
+        self._frames.append(_Frame(name, fd, join(frame.path, raw(name)), work))
 
     def _is_held_store(self, frame: _Frame, name: str) -> bool:
         """Whether a directory stays as a store that holds something; told, if it does."""
