@@ -6,8 +6,6 @@ from enum import Enum
 
 DEFAULT_RETENTION_S = 24 * 3600
 """How long an orphan can be restored unless told otherwise: a night to notice a mistake."""
-RESCUED_RETENTION_S = 7 * 24 * 3600
-"""How long what a restore found in its way can be restored: it was not asked for, and need not stay for ever."""
 
 
 class State(Enum):

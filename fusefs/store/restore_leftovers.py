@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 
-from fusefs.core.lifecycle import RESCUED_RETENTION_S
 from fusefs.core.names import ContainerId, Name, RelPath
 from fusefs.store.adopt import take_in
 from fusefs.store.container import HeldContainer, dissolve
 from fusefs.store.layout import FRESH, HOISTED, TREE
+
+RESCUED_RETENTION_S = 7 * 24 * 3600
+"""How long what a restore found in its way can be restored: it was not asked for, and need not stay for ever."""
 
 
 def retire_restored(held: HeldContainer) -> ContainerId | None:
