@@ -263,7 +263,7 @@ class _RuleBuilder(SettingsBuilder):
         selection = self._selection(age, is_unit=is_unit)
         self._check_unit() if is_unit else self._check_types(selection)
         purge, act = self._purge(age), self._act()
-        if len(self.problems) > n_before or self._table.wrong:
+        if len(self.problems) > n_before or self._table.wrong or self._table.has_unknown:
             return None
         return Rule(
             self._table.place, self.get("directory"), selection, act, age, is_unit, self.get("max_delete"), purge,

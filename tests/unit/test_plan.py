@@ -205,6 +205,12 @@ def test_every_problem_of_every_file_is_told() -> None:
     ]  # fmt: skip
 
 
+def test_rule_without_a_directory_is_told_beside_a_purge_list() -> None:
+    listed = '[[rule]]\ndirectory = "/a"\nolder = "9d"\npurgelist = { directory = "/b", ahead = "1d" }\n'
+    (found,) = problems(f'[[rule]]\ndirectry = "/c"\nname = "*"\n{listed}')
+    assert (found.line, found.what) == (2, "unknown key directry")
+
+
 def test_every_problem_of_one_rule_is_told_at_once() -> None:
     text = 'keep_for = "x"\nuser = "nobody-has-this"\ndepth = 0\nunit = "foo"\nname = "*"\nsize = "-0"\nnmae = "*"'
     found = [(one.line, one.what.partition(" ")[0]) for one in problems(f'[[rule]]\ndirectory = "/a"\n{text}')]
