@@ -132,6 +132,10 @@ class VolumeStatus(msgspec.Struct, frozen=True, kw_only=True):
         return path if self.owner is None else path.partition(b"/" + UNSEEN)[0] or b"/"
 
 
+IDLE_TELL_S = 300.0
+"""Between two status files when nothing happens."""
+
+
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """The service.
 
@@ -148,7 +152,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     started_ns: int
     updated_ns: int
     updated_boot_ns: int | None = None
-    refreshes_s: int = 900
+    refreshes_s: int = int(3 * IDLE_TELL_S)
     config_files: tuple[str, ...] = ()
     volumes: tuple[VolumeStatus, ...] = ()
     passed_over: tuple[PassedOver, ...] = ()

@@ -18,7 +18,7 @@ from fusefs.core.errors import BadConfig, Busy
 from fusefs.core.events import Event, EventKind
 from fusefs.core.printable_names import printable
 from fusefs.core.record import quote
-from fusefs.core.service_status import PassedOver, Status, VolumePhase
+from fusefs.core.service_status import IDLE_TELL_S, PassedOver, Status, VolumePhase
 from fusefs.linux import service_lock
 from fusefs.linux.boot_id import boot_id
 from fusefs.linux.clock_changes import ClockWatch
@@ -46,8 +46,8 @@ from fusefs.service.volume_loop import OwnStore, VolumeLoop
 from fusefs.store.registry_lines import STORES, registered
 
 _LOG = logging.getLogger(__name__)
-_TELL_S, _IDLE_TELL_S = 1.0, 300.0
-"""Between two status files, at work and when nothing happens."""
+_TELL_S = 1.0
+"""Between two status files, at work."""
 _BREATH_S = 0.05
 """Between two status files at least."""
 _FIND_S = 5.0
@@ -383,7 +383,7 @@ class _Service:
             if context.is_told():
                 save_clock(self._state, context.clock(), is_durable=False)  # killed, it is not told again
             is_working = any(keeper.session is not None for keeper in self._all_keepers())
-            with trio.move_on_after(_TELL_S if is_working else _IDLE_TELL_S):
+            with trio.move_on_after(_TELL_S if is_working else IDLE_TELL_S):
                 await self._changed.wait()
             await trio.sleep(_BREATH_S)
 
@@ -394,7 +394,6 @@ class _Service:
             boot_id=boot_id(),
             started_ns=self._started_ns,
             updated_ns=time.time_ns(),
-            refreshes_s=int(3 * _IDLE_TELL_S),
             config_files=tuple(map(quote, self._loaded.files)),
             volumes=tuple(keeper.status() for keeper in self._all_keepers()),
             passed_over=self._told_more,
