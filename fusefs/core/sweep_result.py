@@ -39,6 +39,10 @@ class SweepSums(NamedTuple):
         return SweepSums(*map(sum, zip(self, other, strict=True)))
 
 
+MATCHES_MAX = 5
+"""The largest, and the oldest, that a dry run tells."""
+
+
 class Match(NamedTuple):
     """One entry of a dry run: the path relative to the directory, its bytes, its time (the one of the selection)."""
 

@@ -9,11 +9,9 @@ from typing import NamedTuple
 
 from fusefs.core.names import join
 from fusefs.core.selection import Field, Selection
-from fusefs.core.sweep_result import Match, SweepSums
+from fusefs.core.sweep_result import MATCHES_MAX, Match, SweepSums
 from fusefs.linux.batched_calls import StatxResult, look_at_all, rmdir_all
 from fusefs.sweep.request import ActionEnd, ActionPlace, ActionResult, Identified, ToPrint
-
-_TOLD = 5
 
 
 class DeleteMatches(NamedTuple):
@@ -89,7 +87,7 @@ class CountMatches:
         n_bytes = one.st_size
         time_ns: int = one.btime_ns if self._field == "btime" else getattr(one, f"st_{self._field}_ns")
         self.n_bytes += n_bytes
-        if len(self._largest) < _TOLD or n_bytes > self._largest[0][0] or -time_ns > self._oldest[0][0]:
+        if len(self._largest) < MATCHES_MAX or n_bytes > self._largest[0][0] or -time_ns > self._oldest[0][0]:
             path = join(upper, os.fsencode(one.name))
             _keep(self._largest, (n_bytes, path, time_ns))
             _keep(self._oldest, (-time_ns, path, n_bytes))
@@ -108,7 +106,7 @@ class CountMatches:
 
 
 def _keep(heap: list[tuple[int, bytes, int]], one: tuple[int, bytes, int]) -> None:
-    if len(heap) < _TOLD:
+    if len(heap) < MATCHES_MAX:
         heapq.heappush(heap, one)
     else:
         heapq.heappushpop(heap, one)
