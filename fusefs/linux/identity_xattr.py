@@ -6,10 +6,15 @@ import os
 import re
 from contextlib import suppress
 
-from fusefs.core.identity import MARK
+from fusefs.core.identity import MARK, Identity, Likelihood, compare
 
 XATTR = "user.trashd.fresh"
 _DIGITS = re.compile(rb"[0-9a-f]{32}")
+
+
+def needs_mark(identity: Identity) -> bool:
+    """Whether nothing that an identity has proves anything, not even that it is itself."""
+    return compare(identity, identity) is Likelihood.UNKNOWN
 
 
 def mark(fd: int) -> None:
