@@ -171,7 +171,7 @@ def identity_to_read_as(gate: TablesLock, caller: Caller) -> ThreadCredentials:
     return ThreadCredentials(caller.uid, caller.gid, gate.call(rights_of, caller).groups, 0)
 
 
-def content_writer(uid: int, mode: int) -> int:
+def file_writer(uid: int, mode: int) -> int:
     """The uid whose blocks a file takes: its owner's; nobody's if it is root's and others may write."""
     return uid or (NOBODY if mode & _FOR_OTHERS else 0)
 
@@ -188,7 +188,7 @@ class ContentWriters:
         """The credentials to write a file with.
 
         device  of the filesystem that it is on
-        writer  by `content_writer`; None: unknown
+        writer  by `file_writer`; None: unknown
         """
         if self._nobody is ITSELF:
             return ITSELF
@@ -197,5 +197,5 @@ class ContentWriters:
             has_reserve = self._has_reserve[device] = statfs_type(fd) == EXT_MAGIC
         if writer is None:
             seen = look_at(fd)
-            writer = content_writer(seen.uid, seen.mode)
+            writer = file_writer(seen.uid, seen.mode)
         return self._nobody._replace(uid=0 if writer == NOBODY and not has_reserve else writer)

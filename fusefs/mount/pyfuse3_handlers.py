@@ -12,25 +12,8 @@ from fusefs.mount import cached_replies, readdir, vfs_files, vfs_write
 from fusefs.mount.counters import Counters
 from fusefs.mount.pyfuse3_loop import own_number
 from fusefs.mount.pyfuse3_threads import Pyfuse3Threads
-from fusefs.mount.pyfuse3_values import (
-    answered,
-    changes_of,
-    done,
-    entry_of,
-    fill,
-    name_only,
-    recalled,
-    statvfs_of,
-    told,
-)
-from fusefs.mount.reply_patching import (
-    Patch,
-    ReplyPatching,
-    create_through,
-    keep_listing,
-    leave_out_nodes,
-    open_through,
-)
+from fusefs.mount.pyfuse3_values import answered, changes_of, done, entry_of, fill, name_only, recalled, statvfs, told
+from fusefs.mount.reply_patching import Patch, ReplyPatching, create_through, keep_listing, omit_nodes, open_through
 from fusefs.mount.validity import EntryParam
 from fusefs.mount.vfs import Vfs
 from fusefs.mount.vfs_files import OpenedFile
@@ -174,7 +157,7 @@ class Pyfuse3Handlers(pyfuse3.Operations):
 
     @done
     def statfs(self, ctx: RequestContext) -> pyfuse3.StatvfsData:
-        return statvfs_of(self._vfs.statfs())
+        return statvfs(self._vfs.statfs())
 
     @recalled(_recall_xattr)
     def getxattr(self, inode: InodeT, name: bytes, ctx: RequestContext) -> bytes:
@@ -263,7 +246,7 @@ class Pyfuse3Handlers(pyfuse3.Operations):
                 if not is_taken:
                     break
         if has_names_only:
-            self._replies.patch_next(leave_out_nodes)
+            self._replies.patch_next(omit_nodes)
 
     @answered
     async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:

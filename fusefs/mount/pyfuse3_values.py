@@ -195,12 +195,12 @@ def fill(entry: EntryAttributes, known: EntryParam, lasting: AttrTimeouts) -> No
 
 
 def name_only(entry: EntryAttributes, listed: ReaddirEntry) -> None:
-    """What the kernel is told of an entry whose name alone is known: see reply_patching.leave_out_nodes."""
+    """What the kernel is told of an entry whose name alone is known: see reply_patching.omit_nodes."""
     field: Any = entry
     field.st_ino, field.st_mode, field.generation = listed.ino, listed.kind << 12, NAME_ONLY_GENERATION
 
 
-def statvfs_of(numbers: object) -> StatvfsData:
+def statvfs(numbers: object) -> StatvfsData:
     """The numbers of os.statvfs for statfs."""
     data = StatvfsData()
     for field in _STATVFS:

@@ -224,7 +224,7 @@ def _pass_through(flags_at: int, backing_id: int, message: bytearray) -> None:
     _OPEN_END.pack_into(message, flags_at, flags & ~FOPEN_KEEP_CACHE | FOPEN_PASSTHROUGH, backing_id)
 
 
-def leave_out_nodes(message: bytearray) -> None:
+def omit_nodes(message: bytearray) -> None:
     """READDIRPLUS: names and inode numbers alone of entries of that generation; the kernel counts no reference."""
     at = ANSWER_HEAD_SIZE
     while at < len(message):

@@ -15,7 +15,7 @@ from fusefs.linux.statx import look_at
 from fusefs.linux.syscalls import fallocate
 from fusefs.linux.thread_credentials import call_as
 from fusefs.mount import setid_bits
-from fusefs.mount.act_as import by_mode, by_owner_alone, content_writer
+from fusefs.mount.act_as import by_mode, by_owner_alone, file_writer
 from fusefs.mount.open_handles import FOR_EXECUTION
 from fusefs.mount.tables_lock import TablesLock
 from fusefs.mount.vfs import Vfs
@@ -53,7 +53,7 @@ def open_(vfs: Vfs, nodeid: int, flags: int, caller: Caller) -> OpenedFile:
         held, seen = vfs.hold_seen(node, by_name=not truncates)
         with held:
             fd = open_patiently(vfs, node, held, seen, flags & ~_KERNELS_OWN | os.O_CLOEXEC, caller)
-    backing_id = vfs.opened(node, fd, caller.uid, flags, seen.size, content_writer(seen.uid, seen.mode))
+    backing_id = vfs.opened(node, fd, caller.uid, flags, seen.size, file_writer(seen.uid, seen.mode))
     try:
         keeps = not vfs.is_shared or (not backing_id and vfs.pages.are_right(node, vfs.gate.call(look_at, fd)))
     except BaseException:

@@ -19,15 +19,7 @@ from fusefs.linux.fuse_caller import Caller, keeps_group
 from fusefs.linux.statx import look_at, peek_at, set_times, set_times_to_now
 from fusefs.linux.thread_credentials import call_as, in_no_group
 from fusefs.mount import setid_bits, trashd_dir, vfs_files
-from fusefs.mount.act_as import (
-    AsCaller,
-    NeededCapability,
-    by_mode,
-    by_mode_of,
-    by_owner,
-    by_owner_alone,
-    content_writer,
-)
+from fusefs.mount.act_as import AsCaller, NeededCapability, by_mode, by_mode_of, by_owner, by_owner_alone, file_writer
 from fusefs.mount.daemon_cache import NameIn
 from fusefs.mount.validity import EntryParam
 from fusefs.mount.vfs import Vfs
@@ -78,7 +70,7 @@ def create(vfs: Vfs, parent: int, name: bytes, mode: int, flags: int, caller: Ca
         raise
     node = vfs.node(known.nodeid)
     node.nlookup += 1  # the kernel is told
-    writer = content_writer(known.attributes.uid, known.attributes.mode)
+    writer = file_writer(known.attributes.uid, known.attributes.mode)
     return OpenedFile(fd, vfs.opened(node, fd, caller.uid, flags, writer=writer), keeps=True), known
 
 
@@ -102,7 +94,7 @@ def create_unnamed(vfs: Vfs, parent: int, mode: int, flags: int, caller: Caller)
     node = vfs.nodes.learn(source_key(seen, vfs.directories.lasting(handle)), seen, directory, b"")
     vfs.nodes.take_away(node, directory, b"")
     node.nlookup += 1  # the kernel is told
-    backing_id = vfs.opened(node, fd, caller.uid, flags | os.O_CREAT, writer=content_writer(seen.uid, seen.mode))
+    backing_id = vfs.opened(node, fd, caller.uid, flags | os.O_CREAT, writer=file_writer(seen.uid, seen.mode))
     return OpenedFile(fd, backing_id, keeps=True), EntryParam(node.nodeid, seen, 0)
 
 

@@ -23,7 +23,7 @@ from fusefs.mount.reply_patching import (
     beginning,
     create_through,
     keep_listing,
-    leave_out_nodes,
+    omit_nodes,
     open_through,
 )
 from tests.support.foreground_mount import until
@@ -193,7 +193,7 @@ def test_an_error_is_not_patched() -> None:
 def test_entries_lose_their_nodes_and_keep_their_names(name_size: int) -> None:
     names = [bytes([65 + number]) * name_size for number in range(3)]
     with a_wire() as wire:
-        wire.replies.patch_next(leave_out_nodes)
+        wire.replies.patch_next(omit_nodes)
         wire.reply(*(listed(name, 100 + at, at) for at, name in enumerate(names)))
         wire.replies.replied()
         assert wire.arrived()[HEAD.size :] == b"".join(unlisted(name, 100 + at, at) for at, name in enumerate(names))
@@ -201,7 +201,7 @@ def test_entries_lose_their_nodes_and_keep_their_names(name_size: int) -> None:
 
 def test_entries_of_which_more_is_known_stay_as_they_are() -> None:
     with a_wire() as wire:
-        wire.replies.patch_next(leave_out_nodes)
+        wire.replies.patch_next(omit_nodes)
         entries = [listed(b"a", 100, 1, 0), listed(b"a name", 101, 2), listed(b"another name", 102, 3, 7)]
         wire.reply(*entries)
         wire.replies.replied()
@@ -210,7 +210,7 @@ def test_entries_of_which_more_is_known_stay_as_they_are() -> None:
 
 def test_the_end_of_a_listing_has_nothing_to_patch() -> None:
     with a_wire() as wire:
-        wire.replies.patch_next(leave_out_nodes)
+        wire.replies.patch_next(omit_nodes)
         message = wire.reply()
         wire.replies.replied()
         assert wire.arrived() == message
@@ -221,7 +221,7 @@ def test_a_listing_of_a_megabyte_is_held_back_and_a_short_one_after_it_is_short(
     n_entries = MIB // len(one)
     with a_wire() as wire:
         for n in (n_entries, 1):
-            wire.replies.patch_next(leave_out_nodes)
+            wire.replies.patch_next(omit_nodes)
             wire.reply(one * n)
             wire.replies.replied()
         whole = unlisted(b"a name of some length", 100, 1)

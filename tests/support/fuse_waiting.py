@@ -28,7 +28,7 @@ from pyfuse3 import EntryAttributes, FileHandleT, FUSEError, InodeT, ModeT, Read
 
 from fusefs.core import fuse_protocol as wire
 from fusefs.mount import pyfuse3_loop
-from fusefs.mount.reply_patching import NAME_ONLY_GENERATION, ReplyPatching, keep_listing, leave_out_nodes
+from fusefs.mount.reply_patching import NAME_ONLY_GENERATION, ReplyPatching, keep_listing, omit_nodes
 from tests.support.foreground_mount import until
 from tests.support.fuse_watchdog import FuseMount, fuse_mount
 
@@ -151,7 +151,7 @@ class WaitingFs(pyfuse3.Operations):
                 break
         if self._names_only:
             assert self.replies is not None
-            self.replies.patch_next(leave_out_nodes)
+            self.replies.patch_next(omit_nodes)
 
 
 def _directory() -> EntryAttributes:
