@@ -21,18 +21,7 @@ from typing import NamedTuple
 import trio
 
 from fusefs.core.inode_table import Node
-from fusefs.linux.fanotify import (
-    FAN_CREATE,
-    FAN_DELETE,
-    FAN_MODIFY,
-    FAN_MOVED_FROM,
-    FAN_MOVED_TO,
-    FAN_ONDIR,
-    FAN_Q_OVERFLOW,
-    FanotifyChange,
-    read_changes,
-    watch_filesystem,
-)
+from fusefs.linux import fanotify
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.syscalls import handle_of
@@ -43,7 +32,7 @@ from fusefs.mount.vfs import Vfs
 
 _log = logging.getLogger(__name__)
 
-_NAMES = FAN_CREATE | FAN_DELETE | FAN_MOVED_FROM | FAN_MOVED_TO
+_NAMES = fanotify.FAN_CREATE | fanotify.FAN_DELETE | fanotify.FAN_MOVED_FROM | fanotify.FAN_MOVED_TO
 _GATHER_S = 0.005
 """Between two looks: the daemon's own work is told too, and must not wake it for each file."""
 _REST_PER_WORK = 4
@@ -89,7 +78,7 @@ def watching(root: int, device: int, connection: int) -> Iterator[ChangeSource |
                 raise OSError(errno.EREMOTE, "other machines may change this filesystem")
             if not handle_of(root):
                 raise OSError(errno.EOPNOTSUPP, "this filesystem has no file handles")
-            changes = stack.enter_context(watch_filesystem(root))
+            changes = stack.enter_context(fanotify.watch_filesystem(root))
             watched = ChangeSource(changes, stack.enter_context(invalidation_process(device, connection)))
         except OSError as error:
             _log.info("changes behind the mount are seen when the timeout is over, not at once: %s", error.strerror)
@@ -106,12 +95,12 @@ async def notify(vfs: Vfs, watched: ChangeSource) -> None:
         while True:
             await trio.lowlevel.wait_readable(watched.changes)
             start_s = time.monotonic()
-            changes = read_changes(watched.changes, own_pid)
+            changes = fanotify.read_changes(watched.changes, own_pid)
             with vfs.gate.lock:
                 notices = [notice for change in changes for notice in _notices(vfs, change)]
             took_s = time.monotonic() - start_s
             await _tell(watched.channel, notices)
-            if any(change.mask & FAN_Q_OVERFLOW for change in changes):
+            if any(change.mask & fanotify.FAN_Q_OVERFLOW for change in changes):
                 await _forget_all(vfs, watched.channel)
             await trio.sleep(max(_GATHER_S, took_s * _REST_PER_WORK))
     except OSError as error:
@@ -144,23 +133,23 @@ async def _send(channel: socket.socket, message: bytes) -> None:
         raise OSError(number, os.strerror(number))
 
 
-def _notices(vfs: Vfs, change: FanotifyChange) -> Iterator[bytes]:
+def _notices(vfs: Vfs, change: fanotify.FanotifyChange) -> Iterator[bytes]:
     """What a change makes wrong of what the kernel knows."""
     device = vfs.nodes.root.source[0]
     subject = vfs.nodes.find((device, change.subject))
-    is_directory = bool(change.mask & FAN_ONDIR)
+    is_directory = bool(change.mask & fanotify.FAN_ONDIR)
     vfs.memory.changed((device, change.subject))
     if change.mask & _NAMES:
         vfs.memory.changed((device, change.directory), change.name)
         directory = vfs.nodes.find((device, change.directory))
         if directory is not None:
-            is_taken = change.mask & FAN_MOVED_FROM and is_drop_folder(vfs.nodes, directory)
+            is_taken = change.mask & fanotify.FAN_MOVED_FROM and is_drop_folder(vfs.nodes, directory)
             yield _forget_name(directory, change.name, keeps_node=is_directory and not is_taken)
             yield _forget_inode(directory)
-        if subject is not None and is_directory and change.mask & FAN_DELETE:
+        if subject is not None and is_directory and change.mask & fanotify.FAN_DELETE:
             close_removed(vfs, [subject])
-    if subject is not None and (change.mask != FAN_MODIFY or not vfs.passthrough.is_unbelieved(subject)):
-        yield _forget_inode(subject, keeps_content=not change.mask & FAN_MODIFY)
+    if subject is not None and (change.mask != fanotify.FAN_MODIFY or not vfs.passthrough.is_unbelieved(subject)):
+        yield _forget_inode(subject, keeps_content=not change.mask & fanotify.FAN_MODIFY)
 
 
 async def _forget_all(vfs: Vfs, channel: socket.socket) -> None:

@@ -17,14 +17,9 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Final
 
+from fusefs.core import fuse_protocol as wire
 from fusefs.core.fast_paths import FastPath
-from fusefs.core.fuse_protocol import (
-    ANSWER_HEAD_SIZE,
-    FOPEN_CACHE_DIR,
-    FOPEN_KEEP_CACHE,
-    FOPEN_PASSTHROUGH,
-    REQUEST_HEAD_SIZE,
-)
+from fusefs.core.fuse_protocol import ANSWER_HEAD_SIZE, REQUEST_HEAD_SIZE
 from fusefs.linux.fd import Fd
 
 _ERROR_AT = 4
@@ -206,7 +201,7 @@ def beginning(wanted: Collection[FastPath], *, stack_depth: int) -> Patch:
 
 def keep_listing(message: bytearray) -> None:
     """OPENDIR: the kernel keeps the listing, and shows what it kept last time; it has to be told of changes."""
-    _add_flags(message, _OPEN_FLAGS_AT, FOPEN_KEEP_CACHE | FOPEN_CACHE_DIR)
+    _add_flags(message, _OPEN_FLAGS_AT, wire.FOPEN_KEEP_CACHE | wire.FOPEN_CACHE_DIR)
 
 
 def open_through(backing_id: int) -> Patch:
@@ -221,7 +216,7 @@ def create_through(backing_id: int) -> Patch:
 
 def _pass_through(flags_at: int, backing_id: int, message: bytearray) -> None:
     flags = _FLAGS.unpack_from(message, flags_at)[0]
-    _OPEN_END.pack_into(message, flags_at, flags & ~FOPEN_KEEP_CACHE | FOPEN_PASSTHROUGH, backing_id)
+    _OPEN_END.pack_into(message, flags_at, flags & ~wire.FOPEN_KEEP_CACHE | wire.FOPEN_PASSTHROUGH, backing_id)
 
 
 def omit_nodes(message: bytearray) -> None:
