@@ -137,19 +137,22 @@ class DirectoryFds:
         dir_fd = None if node.parent is None else self.fd_if_open(node.parent)
         if dir_fd is None:
             return None
-        call = self._gate.call
         self._gate.look_by(node.name)
         try:
-            fd = self._gate.owned(Fd(call(os.open, node.name, TO_PEEK, dir_fd=dir_fd)))
+            fd = self._gate.owned(Fd(self._gate.call(os.open, node.name, TO_PEEK, dir_fd=dir_fd)))
         except OSError:
             return None  # the other way tells why
+        seen = self._seen_to_be(node, fd, is_alone=is_alone)
+        return None if seen is None else (fd, seen)
+
+    def _seen_to_be(self, node: Node, fd: Fd, *, is_alone: bool) -> Attributes | None:
+        """What an fd holds, if that is the node, as in `hold_by_name`; else it is closed."""
+        call = self._gate.call
         try:
             seen = call(look_at, fd)
-            if node.is_seen_in(seen):
-                if is_alone and seen.btime_ns:
-                    return fd, seen
-                if source_key(seen, call(self.handle_of, fd)) == node.source:
-                    return fd, seen
+            is_it = is_alone and seen.btime_ns and node.is_seen_in(seen)
+            if is_it or source_key(seen, call(self.handle_of, fd)) == node.source:
+                return seen
         except BaseException:
             fd.close()
             raise
@@ -185,15 +188,7 @@ class DirectoryFds:
             if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
                 return None  # moved behind the mount
             raise
-        try:
-            seen = self._gate.call(look_at, fd)
-            if source_key(seen, self._gate.call(self.handle_of, fd)) == node.source:
-                return fd
-        except BaseException:
-            fd.close()
-            raise
-        fd.close()
-        return None
+        return None if self._seen_to_be(node, fd, is_alone=False) is None else fd
 
     def _open_above(self, directory: Node) -> Node:
         """Open what leads to a directory, from above: a deep one needs no deep stack."""
