@@ -100,25 +100,26 @@ def create_unnamed(vfs: Vfs, parent: int, mode: int, flags: int, caller: Caller)
 
 def mknod(vfs: Vfs, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> EntryParam:
     """A new file, FIFO, socket or device."""
-    directory, dir_fd = vfs.changeable(parent, name)
-    with vfs.memory.changes(names=[(directory, name)]):
-        _creating(vfs, directory, dir_fd, mode, caller).call(os.mknod, name, mode, rdev, dir_fd=dir_fd)
-    return _made(vfs, directory, dir_fd, name)
+    return _make(vfs, parent, name, mode, caller, os.mknod, name, mode, rdev)
 
 
 def mkdir(vfs: Vfs, parent: int, name: bytes, mode: int, caller: Caller) -> EntryParam:
     """A new directory."""
-    directory, dir_fd = vfs.changeable(parent, name)
-    with vfs.memory.changes(names=[(directory, name)]):
-        _creating(vfs, directory, dir_fd, 0, caller).call(os.mkdir, name, stat.S_IMODE(mode), dir_fd=dir_fd)
-    return _made(vfs, directory, dir_fd, name)
+    return _make(vfs, parent, name, 0, caller, os.mkdir, name, stat.S_IMODE(mode))
 
 
 def symlink(vfs: Vfs, parent: int, name: bytes, target: bytes, caller: Caller) -> EntryParam:
     """A new symbolic link."""
+    return _make(vfs, parent, name, 0, caller, os.symlink, target, name)
+
+
+def _make(
+    vfs: Vfs, parent: int, name: bytes, mode: int, caller: Caller, act: Callable[..., None], *args: object
+) -> EntryParam:
+    """What a call with these arguments makes, and a dir_fd. mode: see `_creating`"""
     directory, dir_fd = vfs.changeable(parent, name)
     with vfs.memory.changes(names=[(directory, name)]):
-        _creating(vfs, directory, dir_fd, 0, caller).call(os.symlink, target, name, dir_fd=dir_fd)
+        _creating(vfs, directory, dir_fd, mode, caller).call(act, *args, dir_fd=dir_fd)
     return _made(vfs, directory, dir_fd, name)
 
 
