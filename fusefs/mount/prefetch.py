@@ -33,30 +33,21 @@ class Prefetch:
     """The walks of a mount. To be used with the tables' lock."""
 
     def __init__(
-        self,
-        gate: TablesLock,
-        memory: DaemonCache,
-        wanted: PrefetchXattrs,
-        n_in_flight: int,
-        n_fds: int,
-        *,
-        has_handles: bool,
+        self, gate: TablesLock, memory: DaemonCache, wanted: PrefetchXattrs, n_in_flight: int, n_fds: int
     ) -> None:
         """Begin with none.
 
-        wanted       extended attributes that are fetched too
-        has_handles  file handles of the backing filesystem can be relied on
+        wanted       what is fetched beside attributes
         n_in_flight  looks under way at a time, for one walk
         n_fds        that looks may have open for a moment
         """
         self._gate = gate
         self._memory = memory
         self._wanted = wanted
-        self._has_handles = has_handles
         self._n_in_flight = n_in_flight
         self._walks: dict[Node, PrefetchQueue] = {}
         self._crew = PrefetchThreads()
-        self._rings = PrefetchRings(gate, wanted, n_in_flight, n_fds, has_handles=has_handles)
+        self._rings = PrefetchRings(gate, wanted, n_in_flight, n_fds)
 
     @property
     def n_under_way(self) -> int:
@@ -127,8 +118,8 @@ class Prefetch:
             own_fd = Fd(os.dup(fd))
         except OSError:
             return  # too many are open: the request looks itself
-        look, has_handles, names = self._memory.looking_ahead(), self._has_handles, list(dict.fromkeys(names))
-        batch = PrefetchBatch(self._gate, look, directory, own_fd, names, has_handles=has_handles, wanted=self._wanted)
+        look, names = self._memory.looking_ahead(), list(dict.fromkeys(names))
+        batch = PrefetchBatch(self._gate, look, directory, own_fd, names, self._wanted)
         walk.add(batch)
         if self._rings.fetch(walk, batch):
             return

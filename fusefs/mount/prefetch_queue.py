@@ -29,26 +29,16 @@ class PrefetchBatch:
     """Some names of a directory that several threads look at together, each at the next one."""
 
     def __init__(
-        self,
-        gate: TablesLock,
-        look: CacheFill,
-        directory: Node,
-        fd: Fd,
-        names: Sequence[bytes],
-        *,
-        has_handles: bool,
-        wanted: PrefetchXattrs,
+        self, gate: TablesLock, look: CacheFill, directory: Node, fd: Fd, names: Sequence[bytes], wanted: PrefetchXattrs
     ) -> None:
         """Begin.
 
-        fd           of the directory; the batch's own from now on, as the look is
-        has_handles  file handles can be relied on
-        wanted       extended attributes that are looked for too
+        fd      of the directory; the batch's own from now on, as the look is
+        wanted  what is looked for beside attributes
         """
         self.found: dict[bytes, SeenByName | None] = {}
         self.look = look
         self._gate = gate
-        self._has_handles = has_handles
         self._directory = directory
         self._fd = fd
         self._names = names
@@ -96,8 +86,8 @@ class PrefetchBatch:
     def _look(self, name: bytes) -> SeenByName:
         if self._wanted:
             seen, handle, xattrs = peek_closely(self._fd, name, self._wanted.of)
-            return seen, handle if self._has_handles else b"", xattrs
-        return (*peek(self._fd, name), {}) if self._has_handles else (look_at(self._fd, name), b"", {})
+            return seen, handle if self._wanted.has_handles else b"", xattrs
+        return (*peek(self._fd, name), {}) if self._wanted.has_handles else (look_at(self._fd, name), b"", {})
 
     def _end(self) -> None:
         self._fd.close()

@@ -31,12 +31,10 @@ _log = logging.getLogger(__name__)
 class PrefetchRings:
     """The rings of a mount. To be used with the tables' lock."""
 
-    def __init__(
-        self, gate: TablesLock, wanted: PrefetchXattrs, n_in_flight: int, n_fds: int, *, has_handles: bool
-    ) -> None:
+    def __init__(self, gate: TablesLock, wanted: PrefetchXattrs, n_in_flight: int, n_fds: int) -> None:
         """Begin with none.
 
-        wanted       extended attributes that are looked for too
+        wanted       what is looked for beside attributes
         n_in_flight  looks at a time, of one ring
         n_fds        that all of them may have open for a moment
         """
@@ -44,7 +42,6 @@ class PrefetchRings:
         self.wanted = wanted
         self._n_at_a_time = min(n_in_flight, _N_LOOKS_MAX)
         self._n_rings_max = min(_N_LOOKS_MAX, n_fds // DEPTH) // self._n_at_a_time
-        self._has_handles = has_handles
         self._rings: dict[PrefetchQueue, _PrefetchRing] = {}
         self._is_told = False
 
@@ -81,7 +78,7 @@ class PrefetchRings:
     def peeks(self, bell: Fd) -> StatxUring[tuple[PrefetchBatch, bytes]] | None:
         """A ring for the thread that asks; None: there is none to be had now."""
         with suppress(OSError):
-            return StatxUring(bell, self._n_at_a_time, self.wanted.of, has_handles=self._has_handles)
+            return StatxUring(bell, self._n_at_a_time, self.wanted.of, has_handles=self.wanted.has_handles)
         return None
 
     def is_over(self, walk: PrefetchQueue, batches: deque[PrefetchBatch]) -> bool:

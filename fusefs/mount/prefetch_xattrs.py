@@ -1,4 +1,5 @@
-"""Which extended attributes are fetched along: a client that asks for one of a file will ask the next file for it."""
+"""What is fetched with attributes: file handles, and which extended attributes. A client that asks for one of a file
+will ask the next file for it."""
 
 from __future__ import annotations
 
@@ -17,9 +18,14 @@ _Kind = tuple[bytes, bool]
 class PrefetchXattrs:
     """Of one mount. To be changed with the tables' lock; to be asked on any thread."""
 
-    def __init__(self, device: int) -> None:
-        """device: of the backing filesystem; what one mounted in it has not, that may have"""
+    def __init__(self, device: int, *, has_handles: bool = False) -> None:
+        """Begin with none.
+
+        device       of the backing filesystem; what one mounted in it has not, that may have
+        has_handles  its file handles can be relied on: they are fetched, too
+        """
         self._device = device
+        self.has_handles = has_handles
         self._kinds: frozenset[_Kind] = frozenset()
         self._new: frozenset[_Kind] = frozenset()
         self._answered: frozenset[_Kind] = frozenset()

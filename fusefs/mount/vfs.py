@@ -92,9 +92,8 @@ class Vfs:
         self._n_fds = _n_for_clients(max_fds)
         self.losers = EstaleRetries(gate)
         self.directories = DirectoryFds(root, self._n_fds, gate, self.losers)
-        self.wanted = PrefetchXattrs(seen.dev)
-        has_handles = self.directories.has_handles
-        self.ahead = Prefetch(gate, self.memory, self.wanted, n_in_flight, n_spare, has_handles=has_handles)
+        self.wanted = PrefetchXattrs(seen.dev, has_handles=self.directories.has_handles)
+        self.ahead = Prefetch(gate, self.memory, self.wanted, n_in_flight, n_spare)
         self.nodes = InodeTable(source_key(seen, self.directories.handle_of(root)), seen, trashd_dir.zone_in)
         self._missing = EntryParam(NodeId(0), NOTHING, timeout_s)
         self.shows_trash = shows_trash
