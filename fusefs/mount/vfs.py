@@ -11,7 +11,8 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import NoReturn
 
 from fusefs.core.fair_share import FairShares
@@ -24,7 +25,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import TOP as TOP_NAME
 from fusefs.linux.statx import StatxReader, look_at, peek, peek_at
 from fusefs.mount import trashd_dir
-from fusefs.mount.act_as import AsCaller, NeededCapability
+from fusefs.mount.act_as import AsCaller
 from fusefs.mount.counters import Counters
 from fusefs.mount.daemon_cache import CacheFill, DaemonCache
 from fusefs.mount.directory_fds import DirectoryFds
@@ -112,6 +113,8 @@ class Vfs:
         self.unlisted: dict[bytes, Node] = {}
         """What is found, once, by a name that no directory has: for the test at the start (passthrough_probe.py)."""
         self.passthrough = Passthrough(gate, self.memory, root, is_shared=is_shared)
+        self.as_caller = partial(AsCaller, gate, self._mistaken)
+        """One act of a caller's: see AsCaller. If it is refused below, the nodes are not what they were taken for."""
         # The directories last: closing what they have open may take its time, and the nodeid may be another's then.
         self._by_node = (self.ahead, self.names, self.pages, self.lasting, self.passthrough, self.directories)
 
@@ -441,18 +444,6 @@ class Vfs:
             )
 
     # Acting.
-
-    def as_caller(
-        self,
-        caller: Caller,
-        needs: Sequence[NeededCapability],
-        nodes: Sequence[Node],
-        *,
-        gid: int | None = None,
-        umask: int | None = None,
-    ) -> AsCaller:
-        """One act of a caller's: see AsCaller. If it is refused below, the nodes are not what they were taken for."""
-        return AsCaller(self.gate, self._mistaken, caller, needs, nodes, gid=gid, umask=umask)
 
     def _mistaken(self, node: Node) -> None:
         self.memory.changed(node.source)
