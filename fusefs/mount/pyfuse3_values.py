@@ -37,42 +37,39 @@ class NotYet(Enum):
 class HasTablesLock(Protocol):
     """The object that these are handlers of."""
 
-    @property
-    def gate(self) -> TablesLock:
-        """The tables' lock, and whether the backing filesystem is slow."""
-
-    @property
-    def hands(self) -> Pyfuse3Threads:
-        """The threads for operations, if it is."""
-
-    @property
-    def stats(self) -> Counters:
-        """Where they are counted."""
+    gate: TablesLock
+    """The tables' lock, and whether the backing filesystem is slow."""
+    hands: Pyfuse3Threads
+    """The threads for operations, if it is."""
+    stats: Counters
+    """Where they are counted."""
 
     def told_stale(self, caller: object) -> None:
         """A process, if the kernel says which, is told ESTALE: see mount/estale_retries.py."""
 
 
 S = TypeVar("S", bound=HasTablesLock)
+_Act = Callable[Concatenate[S, P], R]
+"""A plain function of such an object."""
+_Handler = Callable[Concatenate[S, P], Coroutine[Any, Any, R]]
+"""What pyfuse3 calls."""
 
 
-def answered(
-    handler: Callable[Concatenate[S, P], Coroutine[Any, Any, R]],
-) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
+def answered(handler: _Handler[S, P, R]) -> _Handler[S, P, R]:
     """A handler that is counted and timed, and raises nothing but FUSEError: anything else would end the mount."""
-    made: Callable[Concatenate[S, P], Coroutine[Any, Any, R]] = _handler(handler.__name__, handler, None, None, None)
+    made: _Handler[S, P, R] = _handler(handler.__name__, handler, None, None, None)
     return made
 
 
-def done(act: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
+def done(act: _Act[S, P, R]) -> _Handler[S, P, R]:
     """A handler of a plain function, by the thread that suits it: one coroutine is quicker than one in another."""
-    made: Callable[Concatenate[S, P], Coroutine[Any, Any, R]] = _handler(act.__name__, None, act, None, None)
+    made: _Handler[S, P, R] = _handler(act.__name__, None, act, None, None)
     return made
 
 
 def told(
-    tell: Callable[[S, D], R], *, recall: Callable[Concatenate[S, P], D | None] | None = None
-) -> Callable[[Callable[Concatenate[S, P], D]], Callable[Concatenate[S, P], Coroutine[Any, Any, R]]]:
+    tell: Callable[[S, D], R], *, recall: _Act[S, P, D | None] | None = None
+) -> Callable[[_Act[S, P, D]], _Handler[S, P, R]]:
     """A handler of a plain function where the kernel is told something else than what that returns.
 
     tell    what it is told; on the loop's own thread, as the answer goes out
@@ -81,9 +78,7 @@ def told(
     return lambda act: _handler(act.__name__, None, act, tell, recall)
 
 
-def recalled(
-    recall: Callable[Concatenate[S, P], R | None],
-) -> Callable[[Callable[Concatenate[S, P], R]], Callable[Concatenate[S, P], Coroutine[Any, Any, R]]]:
+def recalled(recall: _Act[S, P, R | None]) -> Callable[[_Act[S, P, R]], _Handler[S, P, R]]:
     """A handler of a plain function, answered from memory on a slow filesystem unless recall returns None."""
     return lambda act: _handler(act.__name__, None, act, None, recall)
 
