@@ -65,19 +65,13 @@ class _MountDaemon(Pyfuse3Handlers):
     """One mount from the kernel's first word to its end."""
 
     def __init__(
-        self,
-        vfs: Vfs,
-        options: MountOptions,
-        replies: ReplyPatching,
-        lane: FastPathStates,
-        stats: Counters,
-        ready: Callable[[], None],
+        self, vfs: Vfs, options: MountOptions, replies: ReplyPatching, lane: FastPathStates, ready: Callable[[], None]
     ) -> None:
         root = vfs.root_fd()
         xattrs = XattrOperations(vfs, are_shown=options.has_xattrs, are_for_all=are_for_all(root))
         n_fds_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         n_threads = max(1, min(n_fds_max // _FDS_PER_THREAD, _N_THREADS_MAX))
-        super().__init__(vfs, xattrs, Pyfuse3Threads(vfs.gate, stats, n_threads), replies, stats)
+        super().__init__(vfs, xattrs, Pyfuse3Threads(vfs.gate, vfs.stats, n_threads), replies, vfs.stats)
         self._helpers = ThreadPool(n_threads)
         self._stand_ins: StandbyReaders | None = None
         # With ACLs announced the kernel checks permissions, and asks for the directory's before each change in it.
@@ -109,7 +103,7 @@ class _MountDaemon(Pyfuse3Handlers):
         async with self._moving:
             if apart is not None and not ended.is_set():
                 try:
-                    why_not = await show(self.gate, self._vfs.nodes, self._vfs.lasting, mount, apart)
+                    why_not = await show(self._vfs, mount, apart)
                     self._lane.decide(FastPath.ROOT_ACL, why_not)
                 except OSError as error:
                     hint = f"-o without={FastPath.ROOT_ACL.value} mounts it by mount(2)"
@@ -135,8 +129,7 @@ class _MountDaemon(Pyfuse3Handlers):
                 place = mount.point if attached.apart is None else attached.apart
                 await trio.to_thread.run_sync(os.statvfs, place, abandon_on_cancel=True)
             opens = not self._lane.is_on(FastPath.UNOPENED)
-            parts = self._vfs, self._xattrs, self.gate, self._replies, self.stats, self._helpers
-            direct = FuseRequests(*parts, opens_directories=opens)
+            direct = FuseRequests(self._vfs, self._xattrs, self._replies, self._helpers, opens_directories=opens)
             self._stand_ins = StandbyReaders(self.gate, direct, self._helpers, SystemdNotifier().alive)
             self._stand_ins.begin()
             pyfuse3_loop.serve_by(direct.serve)
@@ -296,7 +289,7 @@ def serve(
         vfs.gate.inner.begin(inside, vfs.nodes.root.dev)
         forget_earlier(attached.mount)
         stats.mounted(attached.mount.st_dev())
-        return _MountDaemon(vfs, options, replies, lane, stats, ready).run(attached, ended)
+        return _MountDaemon(vfs, options, replies, lane, ready).run(attached, ended)
 
 
 def _why_not_apart(options: MountOptions, *, has_replaced: bool) -> str | None:

@@ -22,7 +22,7 @@ from fusefs.mount.act_as import RequestCaller
 from fusefs.mount.counters import CELL_OF
 from fusefs.mount.pyfuse3_threads import PART
 from fusefs.mount.readdir import DirectoryReader, ReaddirEntry, ReplySizes
-from fusefs.mount.tables_lock import TablesLock, WouldWait
+from fusefs.mount.tables_lock import WouldWait
 from fusefs.mount.validity import EntryParam, shown_number
 from fusefs.mount.vfs import Vfs
 from fusefs.mount.vfs_files import OpenedFile
@@ -70,11 +70,11 @@ class OpcodeHandler(NamedTuple):
 class FuseOperations:
     """One mount's."""
 
-    def __init__(self, vfs: Vfs, xattrs: XattrOperations, gate: TablesLock, *, opens_directories: bool) -> None:
+    def __init__(self, vfs: Vfs, xattrs: XattrOperations, *, opens_directories: bool) -> None:
         """opens_directories: else the kernel is told at its first question to do that without us."""
         self._vfs = vfs
         self._lifetimes = vfs.lasting.lifetimes
-        self._gate = gate
+        self._gate = vfs.gate
         self._xattrs = xattrs
         self._opens_directories = opens_directories
         self._done = wire.answer()

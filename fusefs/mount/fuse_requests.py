@@ -25,11 +25,10 @@ from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import REQUEST_HEAD_SIZE, Opcode, Request
 from fusefs.linux.fuse_caller import is_killed
 from fusefs.mount.act_as import RequestCaller
-from fusefs.mount.counters import Counters
 from fusefs.mount.fuse_operations import FuseOperations, OpcodeHandler, Reply, ReplyInSteps, WaitClass
 from fusefs.mount.pyfuse3_values import NotYet, attempt, attempt_step
 from fusefs.mount.reply_patching import GONE, ReplyPatching
-from fusefs.mount.tables_lock import TablesLock, WouldWait
+from fusefs.mount.tables_lock import WouldWait
 from fusefs.mount.thread_pool import Key, PoolTask, ThreadPool
 from fusefs.mount.vfs import Vfs
 from fusefs.mount.xattr_operations import XattrOperations
@@ -77,15 +76,7 @@ class FuseRequests:
     """One mount's requests."""
 
     def __init__(
-        self,
-        vfs: Vfs,
-        xattrs: XattrOperations,
-        gate: TablesLock,
-        replies: ReplyPatching,
-        stats: Counters,
-        helpers: ThreadPool,
-        *,
-        opens_directories: bool = True,
+        self, vfs: Vfs, xattrs: XattrOperations, replies: ReplyPatching, helpers: ThreadPool, *, opens_directories: bool
     ) -> None:
         """Begin.
 
@@ -94,14 +85,14 @@ class FuseRequests:
         opens_directories  else the kernel is told at its first question to do that without us
         """
         self._vfs = vfs
-        self._gate = gate
+        self._gate = vfs.gate
         self._replies = replies
-        self._stats = stats
+        self._stats = vfs.stats
         self._helpers = helpers
         self.device = replies.device
         os.set_blocking(self.device, False)  # the request that is there may be gone when we read
         self._home = RequestReader()
-        self._answers = FuseOperations(vfs, xattrs, gate, opens_directories=opens_directories)
+        self._answers = FuseOperations(vfs, xattrs, opens_directories=opens_directories)
         self._acts, self._recalls = self._answers.acts(), self._answers.recalls()
         self._unfinished: deque[_Unfinished] = deque()
         self._left: deque[bytes] = deque()
@@ -215,8 +206,9 @@ class FuseRequests:
         if opcode == Opcode.INTERRUPT:
             self._interrupt(request)
         else:
+            _size, _opcode, unique, _nodeid, _uid, _gid, pid = wire.read_head(request)
             with self._gate.lock:
-                self._give(errno.ENOSYS, *_unique_and_pid(request))
+                self._give(errno.ENOSYS, unique, pid)
 
     def _interrupt(self, request: Request) -> None:
         """A killed client's request need not wait for its turn; all others go on, as natively."""
@@ -340,8 +332,3 @@ def _key_of(request: Request, sort: WaitClass) -> Key:
     """The uid that a request comes from, and its sort."""
     _size, opcode, _unique, _nodeid, uid, _gid, _pid = wire.read_head(request)
     return None if opcode in _OF_NOBODY else uid, sort
-
-
-def _unique_and_pid(request: Request) -> tuple[int, int]:
-    _size, _opcode, unique, _nodeid, _uid, _gid, pid = wire.read_head(request)
-    return unique, pid

@@ -17,20 +17,18 @@ import signal
 
 import trio
 
-from fusefs.core.inode_table import InodeTable
 from fusefs.linux import mount_calls
 from fusefs.linux.child_processes import child
 from fusefs.linux.fd import Fd
 from fusefs.linux.mountinfo import TOP, Mount
 from fusefs.mount.mount_points import mount_of_device
-from fusefs.mount.tables_lock import TablesLock
-from fusefs.mount.validity import AttrTimeouts
+from fusefs.mount.vfs import Vfs
 
 _LIMIT_S, _GRACE_S = 10.0, 1.0
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-async def show(gate: TablesLock, nodes: InodeTable, lasting: AttrTimeouts, mount: Mount, apart: Fd) -> str | None:
+async def show(vfs: Vfs, mount: Mount, apart: Fd) -> str | None:
     """Have a mount that answers where people see it; why that shows its own root after all, or None.
 
     apart   the mount, which is closed then
@@ -38,16 +36,16 @@ async def show(gate: TablesLock, nodes: InodeTable, lasting: AttrTimeouts, mount
     Checkpoint  while a process does that, which we have to answer
     """
     with apart, Fd(os.open(mount.point, _DIRECTORY)) as target:  # by us: an automount lets its own mount's daemon pass
-        with gate.lock:
-            nodes.put_top(is_shown=True)
+        with vfs.gate.lock:
+            vfs.nodes.put_top(is_shown=True)
         number = await _moved(mount, apart, target)
-        with gate.lock:
+        with vfs.gate.lock:
             if not number:
-                nodes.hide_root()
-                lasting.renew_all()
+                vfs.nodes.hide_root()
+                vfs.lasting.renew_all()
                 return None
-            nodes.put_top(is_shown=False)
-            lasting.renew(nodes.root)  # what was told of it meanwhile is in the books as the top's
+            vfs.nodes.put_top(is_shown=False)
+            vfs.lasting.renew(vfs.nodes.root)  # what was told of it meanwhile is in the books as the top's
         mount_calls.move_mount(apart, target)
     return f"another inode of it can't be mounted: {os.strerror(number)}"
 

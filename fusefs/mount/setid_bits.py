@@ -15,9 +15,7 @@ from fusefs.linux.fuse_caller import Caller, is_capable, keeps_group
 from fusefs.linux.statx import look_at
 from fusefs.linux.thread_credentials import ThreadCredentials, call_as, in_group, in_no_group
 from fusefs.mount.act_as import by_owner_alone
-from fusefs.mount.open_handles import OpenHandles
 from fusefs.mount.tables_lock import TablesLock
-from fusefs.mount.validity import AttrTimeouts
 from fusefs.mount.vfs import Vfs
 
 
@@ -40,11 +38,11 @@ def take(vfs: Vfs, node: Node, fd: Fd, caller: Caller) -> None:
     _take_away(vfs.gate, fd, in_group(seen.gid) if is_group_kept else in_no_group())
 
 
-def take_unasked(gate: TablesLock, lasting: AttrTimeouts, node: Node, fd: Fd) -> None:
+def take_unasked(vfs: Vfs, node: Node, fd: Fd) -> None:
     """Take set-ID bits away before a write that the kernel passes on as it is, without taking or asking."""
-    if gate.call(look_at, fd).mode & (stat.S_ISUID | stat.S_ISGID):
-        _take_away(gate, fd, in_no_group())
-        lasting.renew(node)
+    if vfs.gate.call(look_at, fd).mode & (stat.S_ISUID | stat.S_ISGID):
+        _take_away(vfs.gate, fd, in_no_group())
+        vfs.lasting.renew(node)
 
 
 def _take_away(gate: TablesLock, fd: Fd, who: ThreadCredentials) -> None:
@@ -52,14 +50,14 @@ def _take_away(gate: TablesLock, fd: Fd, who: ThreadCredentials) -> None:
         gate.call(call_as, who, os.chown, fd.path(), -1, -1)
 
 
-def are_taken_by(gate: TablesLock, handles: OpenHandles, node: Node, fd: Fd, mode: int) -> bool:
+def are_taken_by(vfs: Vfs, node: Node, fd: Fd, mode: int) -> bool:
     """Whether that mode takes such bits away, and nothing else, and a process may be writing that is not the owner's.
 
     So the kernel asks for it that is not told that we see to that (`without=kill-privileges`).
     """
-    before = stat.S_IMODE(gate.call(look_at, fd).mode)
+    before = stat.S_IMODE(vfs.gate.call(look_at, fd).mode)
     return mode | stat.S_ISUID | stat.S_ISGID == before | stat.S_ISUID | stat.S_ISGID and (
-        not mode & ~before and handles.has_writer(node)
+        not mode & ~before and vfs.handles.has_writer(node)
     )
 
 

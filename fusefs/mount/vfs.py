@@ -88,6 +88,7 @@ class Vfs:
         """
         seen = look_at(root)
         self.gate = gate
+        self.stats = stats
         self.memory = DaemonCache(gate, stats, cache_bytes, timeout_s)
         n_spare = _n_spare(max_fds)
         self._n_fds = _n_for_clients(max_fds)

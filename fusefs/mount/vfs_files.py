@@ -105,7 +105,7 @@ def write(vfs: Vfs, fh: int, offset: int, data: bytes | memoryview, flags: int |
     how, writer = os.RWF_APPEND if flags & os.O_APPEND else 0, vfs.passthrough.writer_of(node, file)
     with vfs.memory.changes(node.source):
         if vfs.handles.comes_whole(fh):
-            setid_bits.take_unasked(vfs.gate, vfs.lasting, node, file)
+            setid_bits.take_unasked(vfs, node, file)
             how |= _as_durable(flags)
         if how:
             return vfs.gate.call(call_as, writer, os.pwritev, file, (data,), offset, how)

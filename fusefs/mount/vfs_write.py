@@ -326,7 +326,7 @@ def _change_mode(vfs: Vfs, node: Node, fd: Fd, changes: Changes, caller: Caller)
     try:
         vfs.as_caller(caller, (by_owner_alone(seen),), (node,), gid=gid).call(os.chmod, fd.path(), mode)
     except PermissionError:
-        if not setid_bits.are_taken_by(vfs.gate, vfs.handles, node, fd, mode):
+        if not setid_bits.are_taken_by(vfs, node, fd, mode):
             raise
         setid_bits.chmod(vfs.gate, fd, mode)
 

@@ -20,7 +20,6 @@ from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import Opcode
 from fusefs.linux.fd import Fd
 from fusefs.mount.act_as import RequestCaller
-from fusefs.mount.counters import Counters
 from fusefs.mount.fuse_requests import FuseRequests
 from fusefs.mount.pyfuse3_threads import PART
 from fusefs.mount.reply_patching import ReplyPatching
@@ -351,14 +350,8 @@ def test_a_handle_that_nobody_waits_for_is_released(flags: str, monkeypatch: pyt
         replies = ReplyPatching(device)
         stack.callback(replies.close)
         later = Later()
-        direct = FuseRequests(
-            vfs,
-            XattrOperations(vfs, are_shown=False, are_for_all=True),
-            vfs.gate,
-            replies,
-            Counters.in_memory(),
-            later,
-        )
+        xattrs = XattrOperations(vfs, are_shown=False, are_for_all=True)
+        direct = FuseRequests(vfs, xattrs, replies, later, opens_directories=True)
         unique = struct.unpack_from("=Q", os.read(device, MIB), 8)[0]
         init_out = struct.pack("=IIIIHHIIHHI28x", 7, 31, 0, 0, 12, 9, MIB, 1, 256, 0, 0)
         os.write(device, struct.pack("=IiQ", 16 + len(init_out), 0, unique) + init_out)

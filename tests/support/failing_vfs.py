@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NoReturn
 
+from fusefs.mount.counters import Counters
+from fusefs.mount.tables_lock import TablesLock
 from fusefs.mount.thread_pool import PoolTask, ThreadPool
 from fusefs.mount.validity import AttrTimeouts
 
@@ -13,7 +15,7 @@ class Broken:
 
     def __init__(self, error: Exception) -> None:
         self.error = error
-        self.lasting = AttrTimeouts()
+        self.gate, self.stats, self.lasting = TablesLock(), Counters.in_memory(), AttrTimeouts()
 
     def __getattr__(self, name: str) -> NoReturn:
         raise self.error

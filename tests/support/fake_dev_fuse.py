@@ -37,20 +37,14 @@ class Kernel:
     """What asks a Direct, and is told."""
 
     def __init__(
-        self,
-        vfs: Any,
-        xattrs: Any,
-        gate: TablesLock,
-        helpers: ThreadPool | None = None,
-        *,
-        opens_directories: bool = True,
+        self, vfs: Any, xattrs: Any, helpers: ThreadPool | None = None, *, opens_directories: bool = True
     ) -> None:
         self.end, self.session = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.end.setblocking(False)
         self.replies = ReplyPatching(self.session.fileno())
-        self.stats = Counters.in_memory()
-        parts = vfs, xattrs, gate, self.replies, self.stats, helpers or AtOnce()
-        self.direct = FuseRequests(*parts, opens_directories=opens_directories)
+        self.stats: Counters = vfs.stats
+        pool = helpers or AtOnce()
+        self.direct = FuseRequests(vfs, xattrs, self.replies, pool, opens_directories=opens_directories)
         self._numbers = count(2, 2)
 
     def close(self) -> None:
@@ -93,7 +87,7 @@ class Kernel:
 
 @contextmanager
 def a_broken(error: Exception, helpers: ThreadPool | None = None) -> Iterator[Kernel]:
-    kernel = Kernel(Broken(error), Broken(error), TablesLock(), helpers, opens_directories=False)
+    kernel = Kernel(Broken(error), Broken(error), helpers, opens_directories=False)
     try:
         yield kernel
     finally:
@@ -104,9 +98,8 @@ def a_broken(error: Exception, helpers: ThreadPool | None = None) -> Iterator[Ke
 def a_real(**named: Any) -> Iterator[tuple[Kernel, Vfs, Path]]:
     with tempfile.TemporaryDirectory(prefix="trashd-direct-") as name, ExitStack() as stack:
         root = stack.enter_context(Fd(os.open(name, os.O_PATH)))
-        gate, stats = TablesLock(), Counters.in_memory()
-        vfs = Vfs(root, gate, stats, max_fds=1000, timeout_s=1000, cache_bytes=1 << 20)
+        vfs = Vfs(root, TablesLock(), Counters.in_memory(), max_fds=1000, timeout_s=1000, cache_bytes=1 << 20)
         stack.callback(vfs.close)
-        kernel = Kernel(vfs, XattrOperations(vfs, are_shown=True, are_for_all=True), gate, **named)
+        kernel = Kernel(vfs, XattrOperations(vfs, are_shown=True, are_for_all=True), **named)
         stack.callback(kernel.close)
         yield kernel, vfs, Path(name)
