@@ -8,8 +8,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 from typing import NamedTuple, Self, TypeVarTuple
 
 from fusefs.core.common_xattrs import Answers
@@ -43,9 +43,7 @@ class CacheFill:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.end()
 
     def end(self) -> None:
@@ -220,11 +218,8 @@ class DaemonCache:
     def xattr(self, node: Node, name: bytes, uid: int) -> bytes | int | None:
         """An extended attribute, or an errno if it has none, as a user was told; None: not known."""
         found = self.cache.xattr(node.source, name, time.monotonic(), uid)
-        return (
-            found
-            if self._is_known(Remembering.MISSING_XATTR if isinstance(found, int) else Remembering.XATTR, found)
-            else None
-        )
+        sort = Remembering.MISSING_XATTR if isinstance(found, int) else Remembering.XATTR
+        return found if self._is_known(sort, found) else None
 
     def listing(self, directory: Node) -> PackedEntries | None:
         """All entries of a directory; None: not known."""
@@ -288,21 +283,19 @@ class DaemonCache:
             self.cache.name_changed(directory.source, name)
 
 
+@dataclass(slots=True, eq=False)
 class _ForgetAfter:
     """Forget something after the block, if others have learnt anything meanwhile: before it nothing was known."""
 
-    __slots__ = ("_cache", "_forget")
-
-    def __init__(self, cache: MetadataCache, forget: Callable[[], None]) -> None:
-        self._cache = cache
-        self._forget = forget
+    cache: MetadataCache
+    forget: Callable[[], None]
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, *_error: object) -> None:
-        if not self._cache.is_idle:
-            self._forget()
+        if not self.cache.is_idle:
+            self.forget()
 
 
 _NOTHING = nullcontext()

@@ -13,6 +13,7 @@ import errno
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from fusefs.core.inode_table import Node
 from fusefs.core.printable_names import printable
@@ -66,6 +67,7 @@ def reason_of(error: OSError) -> str:
     return _REASONS.get(error.errno or 0) or os.strerror(error.errno or 0)
 
 
+@dataclass(slots=True, eq=False)
 class _OpenMode:
     """How a node is open.
 
@@ -75,12 +77,10 @@ class _OpenMode:
     n_writers   those of them that can write, if it is passed through
     """
 
-    __slots__ = ("backing_id", "n_open", "n_writers", "writer")
-
-    def __init__(self, backing_id: int, writer: ThreadCredentials = ITSELF) -> None:
-        self.backing_id = backing_id
-        self.writer = writer
-        self.n_open = self.n_writers = 0
+    backing_id: int
+    writer: ThreadCredentials = ITSELF
+    n_open: int = 0
+    n_writers: int = 0
 
 
 class Passthrough:
@@ -215,8 +215,7 @@ class Passthrough:
 
         Raises  OSError: see open_backing
         """
-        mode = self._modes[node] = _OpenMode(open_backing(self._device, fd))
-        mode.n_open = 1
+        self._modes[node] = _OpenMode(open_backing(self._device, fd), n_open=1)
 
     def released(self, node: Node, fh: int) -> int:
         """A handle is released; an id to be let go, by `close_id`, or 0."""
