@@ -74,21 +74,17 @@ class ReplyPatching:
     def __init__(self, session_fd: int) -> None:
         """session_fd: /dev/fuse, as libfuse writes to it."""
         self._session_fd = session_fd
-        self._device = os.dup(session_fd)
+        self.device = os.dup(session_fd)
+        """/dev/fuse, whatever libfuse reads and writes at the moment; ours."""
         self._held_back = os.memfd_create("trashd-reply")
         self._end = 0  # of what was written to it so far
         self._patch: Patch | None = None
         self._lost = _nobody_cares
         self._can_patch = True
 
-    @property
-    def device(self) -> int:
-        """/dev/fuse, whatever libfuse reads and writes at the moment; ours."""
-        return self._device
-
     def close(self) -> None:
         """Let go of it."""
-        os.close(self._device)
+        os.close(self.device)
         os.close(self._held_back)
 
     def let_pass(self) -> None:
@@ -103,10 +99,10 @@ class ReplyPatching:
         Nothing may be asked of the session's fd in between.
         """
         poll = select.poll()
-        poll.register(self._device, select.POLLIN)
+        poll.register(self.device, select.POLLIN)
         if [events for _fd, events in poll.poll(0)] != [select.POLLIN]:
             return None
-        request = os.read(self._device, _REQUEST_BYTES_MAX)
+        request = os.read(self.device, _REQUEST_BYTES_MAX)
         with Fd(os.memfd_create("trashd-request")) as file:
             os.write(file, request)
             os.lseek(file, 0, os.SEEK_SET)
@@ -138,7 +134,7 @@ class ReplyPatching:
         if self._patch is None:
             return
         patch, lost, self._patch = self._patch, self._lost, None
-        os.dup2(self._device, self._session_fd, inheritable=False)
+        os.dup2(self.device, self._session_fd, inheritable=False)
         rest = self._take()
         # None: it was a request without an answer, or its handler waits: that goes out as usual. More than one: libfuse
         # had something to say about an interrupted request first.
@@ -149,7 +145,7 @@ class ReplyPatching:
             if not has_failed:
                 patch(message)
             try:
-                os.write(self._device, message)
+                os.write(self.device, message)
             except OSError as error:
                 if error.errno not in GONE:
                     raise
