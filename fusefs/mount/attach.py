@@ -109,10 +109,8 @@ def attach(source: bytes, target: bytes, options: MountOptions, flags: Iterable[
 def _open_fuse() -> Fd:
     try:
         return mount_calls.open_fuse()
-    except (FileNotFoundError, PermissionError) as error:
-        raise Refused("/dev/fuse can't be opened", _NO_FUSE) from error
     except OSError as error:
-        if error.errno not in (errno.ENODEV, errno.ENXIO):
+        if error.errno not in (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENODEV, errno.ENXIO):
             raise
         raise Refused("/dev/fuse can't be opened", _NO_FUSE) from error
 
@@ -194,14 +192,11 @@ def detach(mount: Mount, way: UnmountMode = UnmountMode.PLAIN) -> None:
     if os.geteuid():
         _detach_as_user(mount, way, busy)
         return
-    flags = {
-        UnmountMode.PLAIN: 0,
-        UnmountMode.LAZY: mount_calls.MNT_DETACH,
-        UnmountMode.FORCE: mount_calls.MNT_DETACH
-        | mount_calls.MNT_FORCE,  # which aborts the connection, as fusectl does
-    }
+    flags = 0 if way is UnmountMode.PLAIN else mount_calls.MNT_DETACH
+    if way is UnmountMode.FORCE:
+        flags |= mount_calls.MNT_FORCE  # which aborts the connection, as fusectl does
     try:
-        mount_calls.unmount(mount.point, flags[way])
+        mount_calls.unmount(mount.point, flags)
     except OSError as error:
         if error.errno == errno.EBUSY:
             raise busy from error
@@ -227,6 +222,5 @@ def _abort(mount: Mount) -> None:
     try:
         (_FUSECTL / minor / "abort").write_text("1")
     except FileNotFoundError as error:
-        raise Refused(
-            "the connection can't be aborted", "root has to: mount -t fusectl none " + str(_FUSECTL)
-        ) from error
+        hint = f"root has to: mount -t fusectl none {_FUSECTL}"
+        raise Refused("the connection can't be aborted", hint) from error
