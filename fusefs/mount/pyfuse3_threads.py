@@ -6,6 +6,7 @@ import errno
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 import trio
@@ -51,10 +52,7 @@ class Pyfuse3Threads:
     async def wait_for(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """An operation that takes its time on any filesystem. Checkpoint"""
         self._stats.changed()
-
-        def run() -> R:
-            return self.gate.run(act, *args, **kwargs)
-
+        run = partial(self.gate.run, act, *args, **kwargs)
         try:
             return await trio.to_thread.run_sync(run, abandon_on_cancel=True, limiter=self._limiter)
         except WouldWait:
@@ -99,10 +97,7 @@ class Pyfuse3Threads:
     async def _wait_out(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Checkpoint"""
         self._stats.changed()
-
-        def run() -> R:
-            return self.gate.run_patiently(act, *args, **kwargs)
-
+        run = partial(self.gate.run_patiently, act, *args, **kwargs)
         return await trio.to_thread.run_sync(run, abandon_on_cancel=True, limiter=self._waits)
 
     def recall(self, act: Callable[P, R | None], *args: P.args, **kwargs: P.kwargs) -> R | None:
