@@ -17,6 +17,7 @@ from typing import NamedTuple, TypeVar
 
 from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import REQUEST_HEAD_SIZE, Opcode, Request
+from fusefs.linux.fuse_caller import Caller
 from fusefs.mount import cached_replies, no_opendir, readdir, vfs_files, vfs_write
 from fusefs.mount.act_as import RequestCaller
 from fusefs.mount.counters import CELL_OF
@@ -100,8 +101,8 @@ class FuseOperations:
             Opcode.MKDIR: ("mkdir", self._mkdir, WaitClass.CHANGE),
             Opcode.CREATE: ("create", self._create, WaitClass.CHANGE),
             Opcode.TMPFILE: ("tmpfile", self._tmpfile, WaitClass.LONG),
-            Opcode.UNLINK: ("unlink", self._unlink, WaitClass.CHANGE),
-            Opcode.RMDIR: ("rmdir", self._rmdir, WaitClass.CHANGE),
+            Opcode.UNLINK: ("unlink", partial(self._remove, vfs_write.unlink), WaitClass.CHANGE),
+            Opcode.RMDIR: ("rmdir", partial(self._remove, vfs_write.rmdir), WaitClass.CHANGE),
             Opcode.RENAME: ("rename", partial(self._rename, wire.RENAME_IN), WaitClass.CHANGE),
             Opcode.RENAME2: ("rename", partial(self._rename, wire.RENAME2_IN), WaitClass.CHANGE),
             Opcode.LINK: ("link", self._link, WaitClass.CHANGE),
@@ -112,9 +113,9 @@ class FuseOperations:
             Opcode.FALLOCATE: ("fallocate", self._fallocate, WaitClass.LONG),
             Opcode.COPY_FILE_RANGE: ("copy_file_range", partial(self._copy, wire.COPY_OUT.pack), WaitClass.LONG),
             Opcode.COPY_FILE_RANGE_64: ("copy_file_range", partial(self._copy, wire.COPY_64_OUT.pack), WaitClass.LONG),
-            Opcode.FLUSH: ("flush", self._flush, WaitClass.CHANGE),
+            Opcode.FLUSH: ("flush", partial(self._end, vfs_files.flush), WaitClass.CHANGE),
             Opcode.FSYNC: ("fsync", self._fsync, WaitClass.LONG),
-            Opcode.RELEASE: ("release", self._release, WaitClass.LOOK),
+            Opcode.RELEASE: ("release", partial(self._end, Vfs.release), WaitClass.LOOK),
             Opcode.STATFS: ("statfs", self._statfs, WaitClass.LOOK),
             Opcode.ACCESS: ("access", self._access, WaitClass.LOOK),
             Opcode.SETXATTR: ("setxattr", self._setxattr, WaitClass.CHANGE),
@@ -124,7 +125,7 @@ class FuseOperations:
             Opcode.OPENDIR: ("opendir", self._opendir, WaitClass.LOOK),
             Opcode.READDIRPLUS: ("readdir", self._readdirplus, WaitClass.LOOK),
             Opcode.FSYNCDIR: ("fsyncdir", self._fsyncdir, WaitClass.LONG),
-            Opcode.RELEASEDIR: ("releasedir", self._releasedir, WaitClass.LOOK),
+            Opcode.RELEASEDIR: ("releasedir", partial(self._end, readdir.releasedir), WaitClass.LOOK),
         }
         return {int(opcode): OpcodeHandler(CELL_OF[name], act, sort) for opcode, (name, act, sort) in acts.items()}
 
@@ -251,12 +252,10 @@ class FuseOperations:
             is_idle = yield
         return self._put(self._entry if opened is None else self._handle(self._created, opened), known)
 
-    def _unlink(self, parent: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        vfs_write.unlink(self._vfs, parent, wire.name(request), caller)
-        return self._done
-
-    def _rmdir(self, parent: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        vfs_write.rmdir(self._vfs, parent, wire.name(request), caller)
+    def _remove(
+        self, act: Callable[[Vfs, int, bytes, Caller], None], parent: int, request: Request, caller: RequestCaller
+    ) -> ReplyOrSteps:
+        act(self._vfs, parent, wire.name(request), caller)
         return self._done
 
     def _rename(self, numbers: Struct, parent: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
@@ -407,12 +406,11 @@ class FuseOperations:
         vfs_files.fsync(self._vfs, fh, data_only=bool(flags & wire.FSYNC_DATA_ONLY))
         return self._done
 
-    def _flush(self, _nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        vfs_files.flush(self._vfs, *wire.HANDLE_IN.unpack_from(request, REQUEST_HEAD_SIZE))
-        return self._done
-
-    def _release(self, _nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        self._vfs.release(*wire.HANDLE_IN.unpack_from(request, REQUEST_HEAD_SIZE))
+    def _end(
+        self, act: Callable[[Vfs, int], None], _nodeid: int, request: Request, _caller: RequestCaller
+    ) -> ReplyOrSteps:
+        """A client closes a file by a handle, or lets that go."""
+        act(self._vfs, *wire.HANDLE_IN.unpack_from(request, REQUEST_HEAD_SIZE))
         return self._done
 
     # Listings.
@@ -468,10 +466,6 @@ class FuseOperations:
             return wire.dirent_alone(name, offset, ino, kind)
         known = self._still(known)
         return wire.direntplus(name, offset, known.nodeid, known.nodeid, known.attributes, *self._lifetimes(known))
-
-    def _releasedir(self, _nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        readdir.releasedir(self._vfs, *wire.HANDLE_IN.unpack_from(request, REQUEST_HEAD_SIZE))
-        return self._done
 
 
 def _remembered(found: R | None) -> R:
