@@ -23,6 +23,7 @@ import trio
 from fusefs.core.inode_table import Node
 from fusefs.linux import fanotify
 from fusefs.linux.fd import Fd
+from fusefs.linux.fuse_device import INVAL_INODE, NOTIFY_INVAL_ENTRY, NOTIFY_INVAL_INODE
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.syscalls import handle_of
 from fusefs.mount.forget_stored import close_removed
@@ -40,13 +41,9 @@ _REST_PER_WORK = 4
 _START_OVER_S = 1.0
 _N_AT_A_TIME = 500
 
-_HEAD = struct.Struct("=IiQ")
-"""struct fuse_out_header: length, what it is, and 0: no answer to a request."""
-_INVAL_INODE, _INVAL_ENTRY = 2, 3
-_INODE = struct.Struct("=Qqq")
-"""Nodeid, first byte and number of bytes (0: all); a first byte below 0 means the attributes alone."""
-_ENTRY = struct.Struct("=QII")
-"""Nodeid of the directory, length of the name, flags; then the name with a zero byte."""
+_INVAL_ENTRY = struct.Struct("=IiQQII")
+"""fuse_out_header, as in INVAL_INODE, and fuse_notify_inval_entry_out: nodeid of the directory, length of the name,
+flags; then the name with a zero byte."""
 _EXPIRE_ONLY = 1
 
 
@@ -180,12 +177,10 @@ def _forget_name(directory: Node, name: bytes, *, keeps_node: bool) -> bytes:
                 drop folder is let go of at once, with all that is known in it: 4 µs each, for which the next one to
                 drop something by that name would wait, and all renames
     """
-    size = _HEAD.size + _ENTRY.size + len(name) + 1
-    entry = _ENTRY.pack(directory.nodeid, len(name), _EXPIRE_ONLY if keeps_node else 0)
-    return _HEAD.pack(size, _INVAL_ENTRY, 0) + entry + name + b"\0"
+    size, flags = _INVAL_ENTRY.size + len(name) + 1, _EXPIRE_ONLY if keeps_node else 0
+    return _INVAL_ENTRY.pack(size, NOTIFY_INVAL_ENTRY, 0, directory.nodeid, len(name), flags) + name + b"\0"
 
 
 def _forget_inode(node: Node, *, keeps_content: bool = False) -> bytes:
     """Ask again for attributes and, if there is content (or a listing), for that."""
-    size = _HEAD.size + _INODE.size
-    return _HEAD.pack(size, _INVAL_INODE, 0) + _INODE.pack(node.nodeid, -1 if keeps_content else 0, 0)
+    return INVAL_INODE.pack(INVAL_INODE.size, NOTIFY_INVAL_INODE, 0, node.nodeid, -1 if keeps_content else 0, 0)
