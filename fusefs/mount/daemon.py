@@ -71,7 +71,7 @@ class _MountDaemon(Pyfuse3Handlers):
         xattrs = XattrOperations(vfs, are_shown=options.has_xattrs, are_for_all=are_for_all(root))
         n_fds_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         n_threads = max(1, min(n_fds_max // _FDS_PER_THREAD, _N_THREADS_MAX))
-        super().__init__(vfs, xattrs, Pyfuse3Threads(vfs.gate, vfs.stats, n_threads), replies, vfs.stats)
+        super().__init__(vfs, xattrs, Pyfuse3Threads(vfs.gate, vfs.stats, n_threads), replies)
         self._helpers = ThreadPool(n_threads)
         self._stand_ins: StandbyReaders | None = None
         # With ACLs announced the kernel checks permissions, and asks for the directory's before each change in it.

@@ -9,7 +9,6 @@ import pyfuse3
 from pyfuse3 import EntryAttributes, FileHandleT, FileInfo, FlagT, InodeT, ModeT, RequestContext
 
 from fusefs.mount import cached_replies, readdir, vfs_files, vfs_write
-from fusefs.mount.counters import Counters
 from fusefs.mount.pyfuse3_loop import own_number
 from fusefs.mount.pyfuse3_threads import Pyfuse3Threads
 from fusefs.mount.pyfuse3_values import answered, changes_of, done, entry_of, fill, name_only, recalled, statvfs, told
@@ -27,13 +26,11 @@ class Pyfuse3Handlers(pyfuse3.Operations):
     enable_acl = True
     enable_writeback_cache = False
 
-    def __init__(
-        self, vfs: Vfs, xattrs: XattrOperations, hands: Pyfuse3Threads, replies: ReplyPatching, stats: Counters
-    ) -> None:
+    def __init__(self, vfs: Vfs, xattrs: XattrOperations, hands: Pyfuse3Threads, replies: ReplyPatching) -> None:
         super().__init__()
         self.gate = hands.gate
         self.hands = hands
-        self.stats = stats
+        self.stats = hands.stats
         self._vfs = vfs
         self._xattrs = xattrs
         self._do = hands.do

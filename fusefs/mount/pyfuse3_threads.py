@@ -31,7 +31,7 @@ class Pyfuse3Threads:
     def __init__(self, gate: TablesLock, stats: Counters, n_threads: int) -> None:
         """Begin with none. n_threads: that may be at work at a time"""
         self.gate = gate
-        self._stats = stats
+        self.stats = stats
         self._limiter = trio.CapacityLimiter(n_threads)
         self._waits = trio.CapacityLimiter(max(2, n_threads // 2))
         self._waiting: Counter[int | None] = Counter()
@@ -51,7 +51,7 @@ class Pyfuse3Threads:
 
     async def wait_for(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """An operation that takes its time on any filesystem. Checkpoint"""
-        self._stats.changed()
+        self.stats.changed()
         run = partial(self.gate.run, act, *args, **kwargs)
         try:
             return await trio.to_thread.run_sync(run, abandon_on_cancel=True, limiter=self._limiter)
@@ -96,7 +96,7 @@ class Pyfuse3Threads:
 
     async def _wait_out(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Checkpoint"""
-        self._stats.changed()
+        self.stats.changed()
         run = partial(self.gate.run_patiently, act, *args, **kwargs)
         return await trio.to_thread.run_sync(run, abandon_on_cancel=True, limiter=self._waits)
 

@@ -69,7 +69,7 @@ def answer_of(name: str, error: Exception) -> int:
     """The errno that a handler answers with when all below it raises that."""
     broken: Any = Broken(error)
     stats = Counters.in_memory()
-    adapter = Pyfuse3Handlers(broken, broken, AtOnce(TablesLock(), stats, 1), broken, stats)
+    adapter = Pyfuse3Handlers(broken, broken, AtOnce(TablesLock(), stats, 1), broken)
     handler: Callable[..., object] = getattr(adapter, name)
     values = {"ctx": Context(), "name": b"a", "inode_list": [(2, 1)], "attr": pyfuse3.EntryAttributes()}
     values |= {"fields": pyfuse3.SetattrFields(), "token": pyfuse3.ReaddirToken(), "buf": b"", "datasync": False}
@@ -115,9 +115,7 @@ def test_what_has_run_may_be_written_at_once_whatever_its_release_waits_for() ->
         with pytest.raises(OSError, match=os.strerror(errno.ETXTBSY)):
             vfs_files.open_(vfs, nodeid, os.O_WRONLY | os.O_TRUNC, Context())
         nobody: Any = None
-        adapter = Pyfuse3Handlers(
-            vfs, nobody, Busy(TablesLock(is_slow=True), stats := Counters.in_memory(), 1), nobody, stats
-        )
+        adapter = Pyfuse3Handlers(vfs, nobody, Busy(TablesLock(is_slow=True), Counters.in_memory(), 1), nobody)
         releasing = adapter.release(pyfuse3.FileHandleT(run.fh))
         releasing.send(None)
         written = vfs_files.open_(vfs, nodeid, os.O_WRONLY | os.O_TRUNC, Context())
