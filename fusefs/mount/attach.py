@@ -82,9 +82,8 @@ def attach_apart(source: bytes, target: bytes, options: MountOptions, flags: Ite
     with ExitStack() as undo:
         fd = undo.enter_context(_open_fuse())
         words = {name.encode(): value.encode() for name, value in _data(fd, options).items()}
-        apart = undo.enter_context(
-            mount_calls.new_mount(b"fuse", source, words | {b"subtype": _SUBTYPE}, numbers(flags))
-        )
+        words[b"subtype"] = _SUBTYPE
+        apart = undo.enter_context(mount_calls.new_mount(b"fuse", source, words, numbers(flags)))
         device = statx(apart).dev
         undo.pop_all()
     told = b"%d:%d" % (os.major(device), os.minor(device))

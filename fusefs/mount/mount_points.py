@@ -121,9 +121,8 @@ def check(source: bytes, target: bytes, *, replaces: bool) -> Mount | None:
 def silent(target: bytes) -> Refused:
     """What is said of a mount of ours whose daemon is there and does not answer."""
     path = printable(target)
-    return Refused(
-        f"{path} is already mounted by trashd, and does not answer", f"if it never will: trashd umount --force {path}"
-    )
+    hint = f"if it never will: trashd umount --force {path}"
+    return Refused(f"{path} is already mounted by trashd, and does not answer", hint)
 
 
 def _standing(target: bytes, mount: Mount | None, *, replaces: bool) -> Mount | None:

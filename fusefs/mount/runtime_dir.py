@@ -55,10 +55,7 @@ def claimed(target: bytes) -> Iterator[bytes]:
     Raises  Busy: an earlier daemon still serves those that had its mount open
     """
     path = directory_of(target)
-    for directory in (HOME, path):
-        with suppress(FileExistsError):
-            os.mkdir(directory)
-            os.chmod(directory, 0o711)
+    _make(HOME)
     fd = _lock(path, _PATIENCE_S, makes=True)
     if fd is None:
         raise Busy(
@@ -116,13 +113,17 @@ def clone(path: bytes, dir_fd: int, flags: int, *, follows: bool = False) -> tup
     return mount_fd, tree
 
 
+def _make(path: bytes) -> None:
+    with suppress(FileExistsError):
+        os.mkdir(path)
+        os.chmod(path, 0o711)
+
+
 def _lock(path: bytes, patience_s: float, *, makes: bool) -> Fd | None:
     deadline_s = time.monotonic() + patience_s
     while True:
         if makes:
-            with suppress(FileExistsError):
-                os.mkdir(path)
-                os.chmod(path, 0o711)
+            _make(path)
         fd = Fd(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC))
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -102,11 +102,8 @@ class StandbyReaders:
             self._alive()
             self._told_s = time.monotonic()
         self._seen_reader = seen
-        tasks = (
-            {task for task in self._helpers.at_work() if task.key[1] == WaitClass.CHANGE}
-            if direct.is_careful
-            else set()
-        )
+        at_work = self._helpers.at_work() if direct.is_careful else set()
+        tasks = {task for task in at_work if task.key[1] == WaitClass.CHANGE}
         is_late = not tasks.isdisjoint(self._seen_tasks)
         self._seen_tasks = tasks
         direct.is_careful = gate.is_away or self._n_replaced > 0 or is_late
