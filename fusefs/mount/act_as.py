@@ -69,9 +69,9 @@ def by_mode(seen: Attributes) -> NeededCapability:
     return NeededCapability(Capability.DAC_OVERRIDE, seen.uid, seen.gid)
 
 
-def by_mode_of(gate: TablesLock, fd: Fd) -> NeededCapability:
+def by_mode_of(lock: TablesLock, fd: Fd) -> NeededCapability:
     """For what the mode and ACL of what an fd holds allow."""
-    seen = gate.call(os.stat, fd)
+    seen = lock.call(os.stat, fd)
     return NeededCapability(Capability.DAC_OVERRIDE, seen.st_uid, seen.st_gid)
 
 
@@ -95,7 +95,7 @@ class AsCaller:
 
     def __init__(
         self,
-        gate: TablesLock,
+        lock: TablesLock,
         refused: Callable[[Node], None],
         caller: Caller,
         needs: Sequence[NeededCapability],
@@ -112,7 +112,7 @@ class AsCaller:
         gid      the group to act in; None: the caller's
         umask    for what is made
         """
-        self._gate = gate
+        self._lock = lock
         self._refused = refused
         self._caller = caller
         self._needs = needs
@@ -126,7 +126,7 @@ class AsCaller:
 
         Raises  OSError: what it raises; EPERM, EACCES: it is refused
         """
-        below = self._gate.call
+        below = self._lock.call
         uid, gid, umask = self._uid, self._gid, self._umask
         if os.geteuid():
             return below(call_as, ThreadCredentials(umask=umask), act, *args, **kwargs)
@@ -156,7 +156,7 @@ class AsCaller:
         for capability, uid, gid in self._needs:
             bits = _BY_MODE if capability == Capability.DAC_OVERRIDE else 1 << capability
             needed |= bits
-            if not self._gate.call(knows, self._caller, uid, gid):
+            if not self._lock.call(knows, self._caller, uid, gid):
                 unknown |= bits
         return rights.capabilities & needed & ~unknown
 
@@ -166,9 +166,9 @@ def _known(number: int) -> int:
     return NOBODY if number == NO_ID else number
 
 
-def identity_to_read_as(gate: TablesLock, caller: Caller) -> ThreadCredentials:
+def identity_to_read_as(lock: TablesLock, caller: Caller) -> ThreadCredentials:
     """As whom to ask for what the filesystem below may not tell all users: a caller without its capabilities."""
-    return ThreadCredentials(caller.uid, caller.gid, gate.call(rights_of, caller).groups, 0)
+    return ThreadCredentials(caller.uid, caller.gid, lock.call(rights_of, caller).groups, 0)
 
 
 def file_writer(uid: int, mode: int) -> int:

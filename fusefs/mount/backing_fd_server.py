@@ -193,7 +193,7 @@ async def _tell(asking: socket.socket, vfs: Vfs, hands: Pyfuse3Threads, ino: int
     """Checkpoint  if the backing filesystem is slow: as many may wait for it as of one user's requests"""
     with asking, suppress(BrokenPipeError):  # the visit was over before
         try:
-            act = hands.outwait if vfs.gate.is_slow else hands.do
+            act = hands.outwait if vfs.lock.is_slow else hands.do
             found = await act(_look_up, vfs, ino, asker)
         except OSError as error:
             answer(asking, error.errno or errno.EIO)

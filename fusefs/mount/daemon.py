@@ -71,7 +71,7 @@ class _MountDaemon(Pyfuse3Handlers):
         xattrs = XattrOperations(vfs, are_shown=options.has_xattrs, are_for_all=are_for_all(root))
         n_fds_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         n_threads = max(1, min(n_fds_max // _FDS_PER_THREAD, _N_THREADS_MAX))
-        super().__init__(vfs, xattrs, Pyfuse3Threads(vfs.gate, vfs.stats, n_threads), replies)
+        super().__init__(vfs, xattrs, Pyfuse3Threads(vfs.lock, vfs.stats, n_threads), replies)
         self._helpers = ThreadPool(n_threads)
         self._stand_ins: StandbyReaders | None = None
         # With ACLs announced the kernel checks permissions, and asks for the directory's before each change in it.
@@ -90,7 +90,7 @@ class _MountDaemon(Pyfuse3Handlers):
         super().init()
         if self._lane.is_on(FastPath.SEAM) and not pyfuse3_loop.is_as_known():
             self._lane.turn_off(FastPath.SEAM, "this pyfuse3 reads its requests otherwise than those that we know")
-            self._vfs.gate.stay_home()
+            self._vfs.lock.stay_home()
         depth = stack_depth(self._vfs.root_fd())
         self._replies.patch_next(beginning(self._lane.on(), stack_depth=depth))
         if not self._lane.is_on(FastPath.SEAM):
@@ -130,7 +130,7 @@ class _MountDaemon(Pyfuse3Handlers):
                 await trio.to_thread.run_sync(os.statvfs, place, abandon_on_cancel=True)
             opens = not self._lane.is_on(FastPath.UNOPENED)
             direct = FuseRequests(self._vfs, self._xattrs, self._replies, self._helpers, opens_directories=opens)
-            self._stand_ins = StandbyReaders(self.gate, direct, self._helpers, SystemdNotifier().alive)
+            self._stand_ins = StandbyReaders(self.lock, direct, self._helpers, SystemdNotifier().alive)
             self._stand_ins.begin()
             pyfuse3_loop.serve_by(direct.serve)
             self._vfs.handles.appends_whole = self._maps_direct and self._vfs.is_shared
@@ -194,11 +194,11 @@ class _MountDaemon(Pyfuse3Handlers):
         mount = attached.mount
         async with trio.open_nursery() as nursery:
             await nursery.start(_stop_on_signal, mount, self._moving, partial(_unmount, mount, ended))
-            nursery.start_soon(_wait_no_longer, self.gate, ended, nursery.cancel_scope)
+            nursery.start_soon(_wait_no_longer, self.lock, ended, nursery.cancel_scope)
             nursery.start_soon(_tell_watchdog)
             nursery.start_soon(self.stats.keep_gauges, self._vfs.gauges)
             nursery.start_soon(self._answer_from_now_on, attached, ended)
-            nursery.start_soon(self.gate.inner.keep)
+            nursery.start_soon(self.lock.inner.keep)
             nursery.start_soon(forget_stored, self._vfs, self._replies.device)
             if watched is not None:
                 nursery.start_soon(self._notify, watched)
@@ -280,13 +280,13 @@ def serve(
             lane.turn_off(FastPath.SEAM, "this pyfuse3 is not one that we know")
             replies.let_pass()
         if not lane.is_on(FastPath.SEAM):
-            vfs.gate.stay_home()  # listings of names alone would be taken for listings with attributes
+            vfs.lock.stay_home()  # listings of names alone would be taken for listings with attributes
         lane.decide(FastPath.UNOPENED, no_opendir.why_not(root, checks_permissions=options.default_permissions))
         lane.decide(FastPath.ROOT_ACL, why_not_apart)
         lane.decide(FastPath.PASSTHROUGH, why_not_here(root))
         if not vfs.directories.handle_of(root):
             lane.turn_off(FastPath.LINKS, "without file handles a link may change and be taken for the same")
-        vfs.gate.inner.begin(inside, vfs.nodes.root.dev)
+        vfs.lock.inner.begin(inside, vfs.nodes.root.dev)
         forget_earlier(attached.mount)
         stats.mounted(attached.mount.st_dev())
         return _MountDaemon(vfs, options, replies, lane, ready).run(attached, ended)
@@ -417,14 +417,14 @@ async def _unmount(mount: Mount, ended: trio.Event) -> None:
     ended.set()
 
 
-async def _wait_no_longer(gate: TablesLock, ended: trio.Event, scope: trio.CancelScope) -> None:
+async def _wait_no_longer(lock: TablesLock, ended: trio.Event, scope: trio.CancelScope) -> None:
     """In the end, give up operations that wait for a filesystem which hangs; their clients get an error.
 
     Checkpoint  until the end, and for a while
     """
     await ended.wait()
     with trio.move_on_after(_GRACE_S):
-        while gate.n_inside:
+        while lock.n_inside:
             await trio.sleep(_GLANCE_S)
     scope.cancel()
 

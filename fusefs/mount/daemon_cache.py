@@ -160,7 +160,7 @@ class _NoFill(CacheFill):
 class DaemonCache:
     """The cache of one mount, as the vfs uses it."""
 
-    def __init__(self, gate: TablesLock, stats: Counters, size_bytes: int, lifetime_s: float) -> None:
+    def __init__(self, lock: TablesLock, stats: Counters, size_bytes: int, lifetime_s: float) -> None:
         """lifetime_s: how long anything may be believed, by the kernel and by us together."""
         self.size_bytes = size_bytes
         self.is_kept = size_bytes > 0 and lifetime_s > 0
@@ -172,13 +172,13 @@ class DaemonCache:
         """What may be written past us: nor may the kernel believe them. Passthrough alone changes either."""
         self.has_news: Callable[[], bool] = lambda: False
         """Whether something was changed behind the mount of which the cache has not been told."""
-        self._gate = gate
+        self._lock = lock
         self._stats = stats
         self._glance = _NoFill(lifetime_s)
 
     def looking(self) -> CacheFill:
         """A look by this operation, to be ended."""
-        return self._glance if self._gate.is_home else self.looking_ahead()
+        return self._glance if self._lock.is_home else self.looking_ahead()
 
     def looking_ahead(self) -> CacheFill:
         """A look by other threads, to be ended."""
@@ -237,16 +237,16 @@ class DaemonCache:
 
         From its beginning, so that no client is told what is wrong by then; and from its end, for looks made meanwhile.
         """
-        if self._gate.is_home and self.cache.is_idle:
+        if self._lock.is_home and self.cache.is_idle:
             return (
-                _ForgetAfter(self.cache, partial(self._forget, sources, names)) if self._gate.is_watched else _NOTHING
+                _ForgetAfter(self.cache, partial(self._forget, sources, names)) if self._lock.is_watched else _NOTHING
             )
         return _around(self._forget, sources, names)
 
     def reads(self, source: SourceKey) -> AbstractContextManager[None]:
         """What the block reads has another time of access then: the same of its attributes alone."""
-        if self._gate.is_home and self.cache.is_idle:
-            return _ForgetAfter(self.cache, partial(self.cache.accessed, source)) if self._gate.is_watched else _NOTHING
+        if self._lock.is_home and self.cache.is_idle:
+            return _ForgetAfter(self.cache, partial(self.cache.accessed, source)) if self._lock.is_watched else _NOTHING
         return _around(self.cache.accessed, source)
 
     def changed(self, source: SourceKey, name: bytes | None = None) -> None:
@@ -272,7 +272,7 @@ class DaemonCache:
 
     def ended(self, source: SourceKey) -> None:
         """An incarnation lost its last link: where there are no handles, the next one may look like it."""
-        if self._gate.is_home and self.cache.is_idle:
+        if self._lock.is_home and self.cache.is_idle:
             return
         self.cache.directory_changed(source)
 

@@ -25,7 +25,7 @@ TO_READ = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 class DirectoryFds:
     """The backing tree by nodes. All methods raise OSError: ESTALE for what is not to be found any more."""
 
-    def __init__(self, root: Fd, n_fds: int, gate: TablesLock, losers: EstaleRetries) -> None:
+    def __init__(self, root: Fd, n_fds: int, lock: TablesLock, losers: EstaleRetries) -> None:
         """Begin at a directory.
 
         root    O_PATH or readable; stays its owner's
@@ -34,7 +34,7 @@ class DirectoryFds:
         """
         self._root = root
         self._n_fds = n_fds
-        self._gate = gate
+        self._lock = lock
         self._open: OrderedDict[Node, Fd] = OrderedDict()
         self._losers = losers
         self._device = look_at(root).dev
@@ -79,7 +79,7 @@ class DirectoryFds:
         fd = self._open.get(directory)
         if fd is not None:
             self._open.move_to_end(directory)
-            return self._gate.lend(fd)
+            return self._lock.lend(fd)
         return self._keep(directory, self._find(directory))
 
     def open_to_read(self, directory: Node) -> Fd:
@@ -88,7 +88,7 @@ class DirectoryFds:
         Raises  OSError ENOENT: it was removed behind the mount; any filesystem says so to those that have it open
         """
         try:
-            return Fd(self._gate.call(os.open, self.fd_of(directory).path(), TO_READ))
+            return Fd(self._lock.call(os.open, self.fd_of(directory).path(), TO_READ))
         except OSError as error:
             if error.errno != errno.ESTALE:
                 raise
@@ -97,16 +97,16 @@ class DirectoryFds:
     def fd_if_open(self, directory: Node) -> Fd | None:
         """A new fd of a directory, if that need not wait for anything."""
         fd = self._root if directory.nodeid in ROOTS else self._open.get(directory)
-        return None if fd is None else self._gate.lend(fd)
+        return None if fd is None else self._lock.lend(fd)
 
     def _keep(self, directory: Node, fd: Fd) -> Fd:
         other = self._open.get(directory)
         if other is not None:  # another thread was quicker
-            lent = self._gate.lend(other)
-            self._gate.close(fd)
+            lent = self._lock.lend(other)
+            self._lock.close(fd)
             return lent
         self._open[directory] = fd
-        lent = self._gate.lend(fd)
+        lent = self._lock.lend(fd)
         self.limit(self._n_fds)
         return lent
 
@@ -114,19 +114,19 @@ class DirectoryFds:
         """From now on no more directories may be open at a time."""
         self._n_fds = n_fds
         while len(self._open) > n_fds:
-            self._gate.close(self._open.popitem(last=False)[1])
+            self._lock.close(self._open.popitem(last=False)[1])
 
     def drop(self, node: Node) -> None:
         """A node has ended, or its directory was removed: don't hold it open."""
         fd = self._open.pop(node, None)
         if fd is not None:
-            self._gate.close(fd)
+            self._lock.close(fd)
         if self._losers:
             self._losers.drop(node)
 
     def hold(self, node: Node) -> Fd:
         """An O_PATH fd of any node, the caller's own."""
-        return self._gate.owned(Fd(os.dup(self.fd_of(node))) if node.is_directory else self._find(node))
+        return self._lock.owned(Fd(os.dup(self.fd_of(node))) if node.is_directory else self._find(node))
 
     def hold_by_name(self, node: Node, *, is_alone: bool) -> tuple[Fd, Attributes] | None:
         """An O_PATH fd of any node, the caller's own, and what it is; by its name, where its directory is open.
@@ -137,9 +137,9 @@ class DirectoryFds:
         dir_fd = None if node.parent is None else self.fd_if_open(node.parent)
         if dir_fd is None:
             return None
-        self._gate.look_by(node.name)
+        self._lock.look_by(node.name)
         try:
-            fd = self._gate.owned(Fd(self._gate.call(os.open, node.name, TO_PEEK, dir_fd=dir_fd)))
+            fd = self._lock.owned(Fd(self._lock.call(os.open, node.name, TO_PEEK, dir_fd=dir_fd)))
         except OSError:
             return None  # the other way tells why
         seen = self._seen_to_be(node, fd, is_alone=is_alone)
@@ -147,7 +147,7 @@ class DirectoryFds:
 
     def _seen_to_be(self, node: Node, fd: Fd, *, is_alone: bool) -> Attributes | None:
         """What an fd holds, if that is the node, as in `hold_by_name`; else it is closed."""
-        call = self._gate.call
+        call = self._lock.call
         try:
             seen = call(look_at, fd)
             is_it = is_alone and seen.btime_ns and node.is_seen_in(seen)
@@ -173,7 +173,7 @@ class DirectoryFds:
                     return fd
         device, handle = node.source[:2]
         if self._mount is not None and isinstance(handle, bytes) and device == self._device:
-            return self._gate.call(open_handle, self._mount, handle, TO_PEEK)
+            return self._lock.call(open_handle, self._mount, handle, TO_PEEK)
         for parent, name in node.places():
             fd = self._by_name(node, self._open_above(parent), name)
             if fd is not None:
@@ -181,9 +181,9 @@ class DirectoryFds:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
     def _by_name(self, node: Node, parent: Node, name: bytes) -> Fd | None:
-        self._gate.look_by(name)
+        self._lock.look_by(name)
         try:
-            fd = Fd(self._gate.call(os.open, name, TO_PEEK, dir_fd=self.fd_of(parent)))
+            fd = Fd(self._lock.call(os.open, name, TO_PEEK, dir_fd=self.fd_of(parent)))
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
                 return None  # moved behind the mount

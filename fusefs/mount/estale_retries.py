@@ -21,9 +21,9 @@ _N_MAX = 64
 class EstaleRetries:
     """Threads of clients, by their numbers, and what is held for each. Touched as the tables are."""
 
-    def __init__(self, gate: TablesLock) -> None:
+    def __init__(self, lock: TablesLock) -> None:
         """Begin with none."""
-        self._gate = gate
+        self._lock = lock
         self._held: dict[int, tuple[Node, Fd] | None] = {}
 
     def __len__(self) -> int:
@@ -45,7 +45,7 @@ class EstaleRetries:
         """A process has what it wanted."""
         held = self._held.pop(pid, None)
         if held is not None:
-            self._gate.call(held[1].close)
+            self._lock.call(held[1].close)
 
     def drop(self, node: Node) -> None:
         """A node has ended. Its client has not found another yet: the kernel looks twice before it opens anything, and
@@ -53,7 +53,7 @@ class EstaleRetries:
         for pid, held in list(self._held.items()):
             if held is not None and held[0] is node:
                 self._held[pid] = None
-                self._gate.call(held[1].close)
+                self._lock.call(held[1].close)
 
     def close(self) -> None:
         """Let all go."""
@@ -68,9 +68,9 @@ class EstaleRetries:
         """An O_PATH fd of what has a name now, the caller's own; None: no such process, or it is not there."""
         if pid not in self._held:
             return None
-        self._gate.look_by(name)
+        self._lock.look_by(name)
         try:
-            return Fd(self._gate.call(os.open, name, TO_PEEK, dir_fd=dir_fd))
+            return Fd(self._lock.call(os.open, name, TO_PEEK, dir_fd=dir_fd))
         except OSError:
             return None  # the usual lookup tells why
 

@@ -59,7 +59,7 @@ async def forget_stored(vfs: Vfs, device: int) -> None:
         with trio.move_on_after(pause_s if left else math.inf) as waiting:
             await news.receive()
             await trio.sleep(_SETTLE_S)
-        with vfs.gate.lock:
+        with vfs.lock.mutex:
             nodes = vfs.stored.take(left)
         n_before = len(left)
         try:
@@ -88,16 +88,16 @@ async def _forget_all(vfs: Vfs, device: int | None, nodes: list[Node]) -> list[N
     for end in range(len(nodes), 0, -_N_AT_A_TIME):
         start_s = time.monotonic()
         part = nodes[max(0, end - _N_AT_A_TIME) : end]
-        with vfs.gate.lock:
+        with vfs.lock.mutex:
             stored = [node for node in reversed(part) if _is_stored(vfs, node)]
             vfs.lasting.renew_those([node.nodeid for node in stored])
         if stored and device is not None:
             forget_unused(device, [node.nodeid for node in stored])
             left += stored
-        elif stored and vfs.gate.is_slow:
-            left += await trio.to_thread.run_sync(vfs.gate.run, close_removed, vfs, stored, abandon_on_cancel=True)
+        elif stored and vfs.lock.is_slow:
+            left += await trio.to_thread.run_sync(vfs.lock.run, close_removed, vfs, stored, abandon_on_cancel=True)
         elif stored:
-            with vfs.gate.lock:
+            with vfs.lock.mutex:
                 left += close_removed(vfs, stored)
         await trio.sleep((time.monotonic() - start_s) * _REST_PER_WORK)
     return left[::-1]
@@ -118,7 +118,7 @@ def close_removed(vfs: Vfs, nodes: list[Node]) -> list[Node]:
         if fd is None:
             continue
         try:
-            seen = vfs.gate.call(look_at, fd)
+            seen = vfs.lock.call(look_at, fd)
         except OSError:
             vfs.directories.drop(node)  # a request for it tells why
             continue

@@ -75,7 +75,7 @@ class FuseOperations:
         """opens_directories: else the kernel is told at its first question to do that without us."""
         self._vfs = vfs
         self._lifetimes = vfs.lasting.lifetimes
-        self._gate = vfs.gate
+        self._lock = vfs.lock
         self._xattrs = xattrs
         self._opens_directories = opens_directories
         self._done = wire.answer()
@@ -173,7 +173,7 @@ class FuseOperations:
         """What was found, to be believed as long as it may be when the answer goes out, which is now."""
         if known.proof is not None:
             return known._replace(timeout_s=known.proof.left_s(), proof=None)
-        if self._gate.was_away and self._gate.is_home:
+        if self._lock.was_away and self._lock.is_home:
             return known._replace(timeout_s=0, is_steady=False)
         return known
 
@@ -430,7 +430,7 @@ class FuseOperations:
         if fh:
             readdir.prepare(self._vfs, fh, offset)
             return self._entries(readdir.read(self._vfs, fh, offset, room), room, reader)
-        if self._gate.is_home:
+        if self._lock.is_home:
             return self._entries(no_opendir.read(self._vfs, nodeid, offset, room), room, reader)
         found = no_opendir.read_names(self._vfs, nodeid, offset, room)
         names = (ReaddirEntry(name, None, ino, kind, following, None) for name, ino, following, kind in found)

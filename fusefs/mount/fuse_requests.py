@@ -85,7 +85,7 @@ class FuseRequests:
         opens_directories  else the kernel is told at its first question to do that without us
         """
         self._vfs = vfs
-        self._gate = vfs.gate
+        self._lock = vfs.lock
         self._replies = replies
         self._stats = vfs.stats
         self._helpers = helpers
@@ -108,7 +108,7 @@ class FuseRequests:
         if self._left:
             self._replies.hand_over(self._left.popleft())
             return False
-        gate, home = self._gate, self._home
+        lock, home = self._lock, self._home
         try:
             size = os.readv(self.device, home.room)
         except BlockingIOError:
@@ -121,7 +121,7 @@ class FuseRequests:
         caller = home.caller
         _size, opcode, unique, nodeid, caller.uid, caller.gid, caller.pid = wire.read_head(request)
         act = self._acts.get(opcode)
-        if gate.is_slow:
+        if lock.is_slow:
             recall = self._recalls.get(opcode)
             if recall is not None:
                 act = recall
@@ -133,16 +133,16 @@ class FuseRequests:
                 return True
             self._replies.hand_over(request)
             return False
-        if act.sort and (gate.is_slow or self._must_be_helped(act, opcode, request)):
+        if act.sort and (lock.is_slow or self._must_be_helped(act, opcode, request)):
             self._help(act, request, _sort(act, opcode, request))
             return True
         begun_ns = perf_counter_ns()
         try:
-            with gate.lock:
-                gate.begin()
+            with lock.mutex:
+                lock.begin()
                 unfinished = self._answer(act, nodeid, request, unique, caller, begun_ns)
         except WouldWait:
-            if gate.is_slow and not _is_ours_alone(act, opcode, request):
+            if lock.is_slow and not _is_ours_alone(act, opcode, request):
                 self._replies.hand_over(request)
                 return False
             self._help(self._acts[opcode], request, WaitClass.OTHERS)
@@ -159,8 +159,8 @@ class FuseRequests:
                 unfinished = self._unfinished.popleft()
             except IndexError:  # it was handed out
                 break
-            with self._gate.lock:
-                self._gate.begin()
+            with self._lock.mutex:
+                self._lock.begin()
                 is_done = self._step(unfinished, is_idle)
             if not is_done:
                 self._unfinished.append(unfinished)
@@ -188,7 +188,7 @@ class FuseRequests:
             return True
         reader.n += 1
         try:
-            unfinished = self._gate.run(self._answer_as_read, act, request, reader.caller)
+            unfinished = self._lock.run(self._answer_as_read, act, request, reader.caller)
         except WouldWait:
             self._help(act, request, WaitClass.OTHERS)
         else:
@@ -207,7 +207,7 @@ class FuseRequests:
             self._interrupt(request)
         else:
             _size, _opcode, unique, _nodeid, _uid, _gid, pid = wire.read_head(request)
-            with self._gate.lock:
+            with self._lock.mutex:
                 self._give(errno.ENOSYS, unique, pid)
 
     def _interrupt(self, request: Request) -> None:
@@ -215,7 +215,7 @@ class FuseRequests:
         (unique,) = wire.INTERRUPT_IN.unpack_from(request, REQUEST_HEAD_SIZE)
         task = self._helpers.parked(unique)
         if task is not None and is_killed(task.pid) and self._helpers.remove(unique):
-            with self._gate.lock:
+            with self._lock.mutex:
                 self._give(errno.EINTR, unique, task.pid)
 
     # In threads.
@@ -224,21 +224,21 @@ class FuseRequests:
         """Have a request done in a thread."""
         _size, opcode, unique, _nodeid, _uid, _gid, pid = wire.read_head(request)
         if opcode == Opcode.RELEASE:  # the next writer may be quicker than the thread that lets it go
-            with self._gate.lock:
+            with self._lock.mutex:
                 self._vfs.handles.runs_no_more(*wire.HANDLE_IN.unpack_from(request, REQUEST_HEAD_SIZE))
         self._stats.changed()
         copy = bytes(request)
         if not self._helpers.do(PoolTask(_key_of(request, sort), partial(self._do, act, copy), unique, pid, len(copy))):
-            with self._gate.lock:
+            with self._lock.mutex:
                 self._give(errno.EAGAIN, unique, pid)
 
     def _do(self, act: OpcodeHandler, request: bytes, has_waited: bool) -> None:
         _size, opcode, unique, _nodeid, _uid, _gid, pid = wire.read_head(request)
         if has_waited and opcode not in _OF_NOBODY and is_killed(pid):
-            with self._gate.lock:
+            with self._lock.mutex:
                 self._give(errno.EINTR, unique, pid)
         else:
-            self._gate.run_patiently(self._answer_wholly, act, request)
+            self._lock.run_patiently(self._answer_wholly, act, request)
 
     def _answer_wholly(self, act: OpcodeHandler, request: bytes) -> None:
         unfinished = self._answer_as_read(act, request, RequestCaller())
@@ -248,12 +248,12 @@ class FuseRequests:
     def _finish(self, unfinished: _Unfinished) -> None:
         is_done = False
         while not is_done:
-            self._gate.call(time.sleep, _STEP_S)
+            self._lock.call(time.sleep, _STEP_S)
             is_done = self._step(unfinished, is_idle=False)
 
     def _finish_elsewhere(self, unfinished: _Unfinished) -> None:
         def act(_has_waited: bool) -> None:
-            self._gate.run(self._finish, unfinished)
+            self._lock.run(self._finish, unfinished)
 
         self._helpers.do(PoolTask((None, WaitClass.SHORT), act))
 
@@ -313,7 +313,7 @@ class FuseRequests:
                 self._helpers.do(PoolTask((None, WaitClass.SHORT), partial(self._release, fh)))
 
     def _release(self, fh: int, _has_waited: bool) -> None:
-        self._gate.run_patiently(self._vfs.release, fh)
+        self._lock.run_patiently(self._vfs.release, fh)
 
 
 def _is_ours_alone(act: OpcodeHandler, opcode: int, request: Request) -> bool:

@@ -56,15 +56,15 @@ def read_names(vfs: Vfs, nodeid: int, offset: int, room: int) -> list[Dirent]:
     node = vfs.node(nodeid)
     with vfs.memory.reads(node.source), _open(vfs, node) as fd:
         hidden = left_out(vfs, node)
-        return [one for one in vfs.gate.call(Dirents(fd).block, offset, room // BYTES_TOLD) if one[0] != hidden]
+        return [one for one in vfs.lock.call(Dirents(fd).block, offset, room // BYTES_TOLD) if one[0] != hidden]
 
 
 def fsyncdir(vfs: Vfs, nodeid: int, *, data_only: bool) -> None:
     """Make a directory's names durable."""
     with _open(vfs, vfs.node(nodeid)) as fd:
-        vfs_files.sync(vfs.gate, fd, data_only=data_only)
+        vfs_files.sync(vfs.lock, fd, data_only=data_only)
 
 
 def _open(vfs: Vfs, node: Node) -> Fd:
     """The reader may have it from another process that opened it: that was for the kernel to allow."""
-    return vfs.gate.owned(vfs.directories.open_to_read(node))
+    return vfs.lock.owned(vfs.directories.open_to_read(node))

@@ -81,9 +81,9 @@ class DirHandle:
 class OpenHandles:
     """Open files and directories, by handle and by node."""
 
-    def __init__(self, gate: TablesLock, shares: FairShares) -> None:
+    def __init__(self, lock: TablesLock, shares: FairShares) -> None:
         """Begin with none. shares: of those that there may be"""
-        self._gate = gate
+        self._lock = lock
         self.shares = shares
         self._openers: dict[int, int] = {}
         self._nodes: dict[int, Node] = {}
@@ -152,7 +152,7 @@ class OpenHandles:
     def node(self, fh: int) -> Node:
         """The node that a handle is of, to be asked. Raises  WouldWait"""
         node = self._nodes[fh]
-        self._gate.enter(node.source[0])
+        self._lock.enter(node.source[0])
         return node
 
     def file(self, fh: int) -> Fd:
@@ -165,7 +165,7 @@ class OpenHandles:
 
     def fd_of(self, node: Node) -> Fd:
         """An fd of some handle of a node that is open, for this operation."""
-        return self._gate.lend(self._fds[node][0])
+        return self._lock.lend(self._fds[node][0])
 
     def has_writer(self, node: Node) -> bool:
         """Whether a node is open for writing."""

@@ -84,20 +84,20 @@ class _OpenMode:
 
 
 class Passthrough:
-    """What is open on one mount, and how. Touched on the trio thread or under the gate's lock, as the tables are.
+    """What is open on one mount, and how. Touched on the trio thread or under the tables' lock, as those are.
 
     Of what is written without us the present state is unknown: its attributes are not steady, and are not believed,
     neither by the kernel nor by our memory. They are steady again when none can write any more; and one that had it
     open for reading and writing may have mapped it, and a mapping outlives its handle.
     """
 
-    def __init__(self, gate: TablesLock, memory: DaemonCache, root: Fd, *, is_shared: bool) -> None:
+    def __init__(self, lock: TablesLock, memory: DaemonCache, root: Fd, *, is_shared: bool) -> None:
         """Begin without it; to be started when the kernel has agreed.
 
         root       the backing tree's directory, which stays its owner's
         is_shared  attributes are not believed for long anyway, and we must not be in the way of those behind the mount
         """
-        self._gate = gate
+        self._lock = lock
         self._memory = memory
         self._root = root
         self._root_dev = look_at(root).dev
@@ -151,7 +151,7 @@ class Passthrough:
         writer  by `writer_of`; None: unknown
         Raises  OSError EINVAL: the filesystem below has no direct I/O (O_DIRECT); then it is not open so
         """
-        is_direct = not flags & os.O_DIRECT or self._gate.call(takes_direct, fh)
+        is_direct = not flags & os.O_DIRECT or self._lock.call(takes_direct, fh)
         mode = self._modes.get(node)
         if not is_direct and (node in self._mapped or (mode is not None and mode.backing_id)):
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
@@ -191,7 +191,7 @@ class Passthrough:
         passed through as long as a reader has it, which would be a pity where lines are appended to a log.
         """
         is_small = size is not None and size <= _SMALL_BYTES
-        return is_small and self._keeps_small and self._was_written.get(node) is False and not self._gate.is_slow
+        return is_small and self._keeps_small and self._was_written.get(node) is False and not self._lock.is_slow
 
     def _may_be_mapped(self, node: Node, *, is_new: bool) -> None:
         """Of what is written to memory the kernel tells itself nothing: it must not believe what it was told before."""
@@ -235,11 +235,11 @@ class Passthrough:
 
     def close_id(self, backing_id: int) -> None:
         """Let an id go that `released` gave. It may be the last that keeps a file open: that may take its time."""
-        self._gate.call(close_backing, self._device, backing_id)
+        self._lock.call(close_backing, self._device, backing_id)
 
     def settle(self, node: Node, directories: DirectoryFds) -> None:
         """See whether a node that may have been mapped still is; to be asked before it is looked at."""
-        if node not in self._mapped or not self._gate.is_home:
+        if node not in self._mapped or not self._lock.is_home:
             return
         mode = self._modes.get(node)
         if mode is not None and mode.n_writers:
@@ -248,7 +248,7 @@ class Passthrough:
         if held is None:
             return
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-        with held[0], self._gate.owned(Fd(self._gate.call(os.open, held[0].path(), flags))) as fd:
+        with held[0], self._lock.owned(Fd(self._lock.call(os.open, held[0].path(), flags))) as fd:
             if is_written(fd):
                 return
         self._mapped.discard(node)

@@ -33,7 +33,7 @@ class Prefetch:
     """The walks of a mount. To be used with the tables' lock."""
 
     def __init__(
-        self, gate: TablesLock, memory: DaemonCache, wanted: PrefetchXattrs, n_in_flight: int, n_fds: int
+        self, lock: TablesLock, memory: DaemonCache, wanted: PrefetchXattrs, n_in_flight: int, n_fds: int
     ) -> None:
         """Begin with none.
 
@@ -41,13 +41,13 @@ class Prefetch:
         n_in_flight  looks under way at a time, for one walk
         n_fds        that looks may have open for a moment
         """
-        self._gate = gate
+        self._lock = lock
         self._memory = memory
         self._wanted = wanted
         self._n_in_flight = n_in_flight
         self._walks: dict[Node, PrefetchQueue] = {}
         self._crew = PrefetchThreads()
-        self._rings = PrefetchRings(gate, wanted, n_in_flight, n_fds)
+        self._rings = PrefetchRings(lock, wanted, n_in_flight, n_fds)
 
     @property
     def n_under_way(self) -> int:
@@ -58,7 +58,7 @@ class Prefetch:
         """A listing begins."""
         self._wanted.begin()
         self.drop(directory)
-        walk = self._walks[directory] = PrefetchQueue(self._gate)
+        walk = self._walks[directory] = PrefetchQueue(self._lock)
         if len(self._walks) > _N_WALKS:
             self.drop(next(iter(self._walks)))
         return walk
@@ -119,7 +119,7 @@ class Prefetch:
         except OSError:
             return  # too many are open: the request looks itself
         look, names = self._memory.looking_ahead(), list(dict.fromkeys(names))
-        batch = PrefetchBatch(self._gate, look, directory, own_fd, names, self._wanted)
+        batch = PrefetchBatch(self._lock, look, directory, own_fd, names, self._wanted)
         walk.add(batch)
         if self._rings.fetch(walk, batch):
             return

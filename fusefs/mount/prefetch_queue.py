@@ -29,7 +29,7 @@ class PrefetchBatch:
     """Some names of a directory that several threads look at together, each at the next one."""
 
     def __init__(
-        self, gate: TablesLock, look: CacheFill, directory: Node, fd: Fd, names: Sequence[bytes], wanted: PrefetchXattrs
+        self, lock: TablesLock, look: CacheFill, directory: Node, fd: Fd, names: Sequence[bytes], wanted: PrefetchXattrs
     ) -> None:
         """Begin.
 
@@ -38,7 +38,7 @@ class PrefetchBatch:
         """
         self.found: dict[bytes, SeenByName | None] = {}
         self.look = look
-        self._gate = gate
+        self._lock = lock
         self._directory = directory
         self._fd = fd
         self._names = names
@@ -59,7 +59,7 @@ class PrefetchBatch:
             except OSError:
                 self.found[name] = None  # a request for it tells
             if next(self._n_done) == len(self._names):
-                with self._gate.lock:
+                with self._lock.mutex:
                     self._learn(self.found)
                     self._end()
 
@@ -74,7 +74,7 @@ class PrefetchBatch:
     def tell(self, found: Mapping[bytes, SeenByName | None]) -> None:
         """What a ring has found; without the tables' lock."""
         self.found.update(found)
-        with self._gate.lock:
+        with self._lock.mutex:
             self._learn(found)
             if any(next(self._n_done) == len(self._names) for _ in found):
                 self._end()
@@ -122,12 +122,12 @@ class PrefetchQueue:
     n_helpers   threads that look for it
     """
 
-    def __init__(self, gate: TablesLock) -> None:
+    def __init__(self, lock: TablesLock) -> None:
         self.names: deque[bytes] = deque(maxlen=_NAMES_MAX)
         self.n_allowed = 0
         self.is_asked = False
         self.n_helpers = 0
-        self._gate = gate
+        self._lock = lock
         self._taken: deque[bytes] = deque(maxlen=_N_TAKEN_MAX)
         self._batches: list[PrefetchBatch] = []
 
@@ -168,7 +168,7 @@ class PrefetchQueue:
     def work(self) -> None:
         """Look, until there is nothing more to look at; without the tables' lock."""
         while True:
-            with self._gate.lock:
+            with self._lock.mutex:
                 batch = next((one for one in self._batches if one.is_open and not one.has_ring), None)
                 if batch is None:
                     self.n_helpers -= 1

@@ -31,14 +31,14 @@ _log = logging.getLogger(__name__)
 class PrefetchRings:
     """The rings of a mount. To be used with the tables' lock."""
 
-    def __init__(self, gate: TablesLock, wanted: PrefetchXattrs, n_in_flight: int, n_fds: int) -> None:
+    def __init__(self, lock: TablesLock, wanted: PrefetchXattrs, n_in_flight: int, n_fds: int) -> None:
         """Begin with none.
 
         wanted       what is looked for beside attributes
         n_in_flight  looks at a time, of one ring
         n_fds        that all of them may have open for a moment
         """
-        self._gate = gate
+        self._lock = lock
         self.wanted = wanted
         self._n_at_a_time = min(n_in_flight, _N_LOOKS_MAX)
         self._n_rings_max = min(_N_LOOKS_MAX, n_fds // DEPTH) // self._n_at_a_time
@@ -83,7 +83,7 @@ class PrefetchRings:
 
     def is_over(self, walk: PrefetchQueue, batches: deque[PrefetchBatch]) -> bool:
         """Whether a walk has nothing more to be fetched: its ring is then no more. Without the tables' lock."""
-        with self._gate.lock:
+        with self._lock.mutex:
             if not batches:
                 del self._rings[walk]
             return not batches

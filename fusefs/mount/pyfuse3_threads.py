@@ -28,9 +28,9 @@ _N_WAITS_OF_ONE, _N_WAITS = 120, 400
 class Pyfuse3Threads:
     """The threads of one mount; they are given up, not waited for, when it ends."""
 
-    def __init__(self, gate: TablesLock, stats: Counters, n_threads: int) -> None:
+    def __init__(self, lock: TablesLock, stats: Counters, n_threads: int) -> None:
         """Begin with none. n_threads: that may be at work at a time"""
-        self.gate = gate
+        self.lock = lock
         self.stats = stats
         self._limiter = trio.CapacityLimiter(n_threads)
         self._waits = trio.CapacityLimiter(max(2, n_threads // 2))
@@ -40,10 +40,10 @@ class Pyfuse3Threads:
 
     async def do(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """An operation of the vfs, by a suitable thread; its caller is the last argument. Checkpoint  in a thread"""
-        if self.gate.is_slow:
+        if self.lock.is_slow:
             return await self.wait_for(act, *args, **kwargs)
         try:
-            with self.gate.lock:
+            with self.lock.mutex:
                 return act(*args, **kwargs)
         except WouldWait:
             pass
@@ -52,7 +52,7 @@ class Pyfuse3Threads:
     async def wait_for(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """An operation that takes its time on any filesystem. Checkpoint"""
         self.stats.changed()
-        run = partial(self.gate.run, act, *args, **kwargs)
+        run = partial(self.lock.run, act, *args, **kwargs)
         try:
             return await trio.to_thread.run_sync(run, abandon_on_cancel=True, limiter=self._limiter)
         except WouldWait:
@@ -61,11 +61,11 @@ class Pyfuse3Threads:
 
     async def finish(self, act: Callable[[int], None], fh: int) -> None:
         """Let a handle go: that can't be refused. Checkpoint  if it goes to a thread"""
-        if self.gate.is_slow:
+        if self.lock.is_slow:
             await self.wait_for(act, fh)
             return
         try:
-            with self.gate.lock:
+            with self.lock.mutex:
                 act(fh)
         except WouldWait:
             await self._wait_out(act, fh)
@@ -73,7 +73,7 @@ class Pyfuse3Threads:
     def finish_soon(self, act: Callable[[int], None], fh: int) -> None:
         """Let a handle go, at once if that need not wait, else in a task of its own."""
         try:
-            with self.gate.lock:
+            with self.lock.mutex:
                 act(fh)
         except WouldWait:
             trio.lowlevel.spawn_system_task(self._wait_out, act, fh)
@@ -97,14 +97,14 @@ class Pyfuse3Threads:
     async def _wait_out(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Checkpoint"""
         self.stats.changed()
-        run = partial(self.gate.run_patiently, act, *args, **kwargs)
+        run = partial(self.lock.run_patiently, act, *args, **kwargs)
         return await trio.to_thread.run_sync(run, abandon_on_cancel=True, limiter=self._waits)
 
     def recall(self, act: Callable[P, R | None], *args: P.args, **kwargs: P.kwargs) -> R | None:
         """What the vfs remembers of a slow filesystem; of a local one it remembers nothing."""
-        if not self.gate.is_slow:
+        if not self.lock.is_slow:
             return None
-        with self.gate.lock:
+        with self.lock.mutex:
             return act(*args, **kwargs)
 
     async def forget(self, act: Callable[[int, int], None], forgotten: Sequence[tuple[int, int]]) -> None:
@@ -121,6 +121,6 @@ class Pyfuse3Threads:
                 await trio.lowlevel.checkpoint()
 
     def _forget(self, act: Callable[[int, int], None], forgotten: Sequence[tuple[int, int]]) -> None:
-        with self.gate.lock:
+        with self.lock.mutex:
             for nodeid, n in forgotten:
                 act(nodeid, n)

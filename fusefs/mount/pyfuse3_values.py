@@ -37,7 +37,7 @@ class NotYet(Enum):
 class HasTablesLock(Protocol):
     """The object that these are handlers of."""
 
-    gate: TablesLock
+    lock: TablesLock
     """The tables' lock, and whether the backing filesystem is slow."""
     hands: Pyfuse3Threads
     """The threads for operations, if it is."""
@@ -94,7 +94,7 @@ def _handler(name: str, handler: Any, act: Any, tell: Any, recall: Any) -> Any:
         try:
             if handler is not None:
                 answer = await handler(self, *args)
-            elif (gate := self.gate).is_slow:
+            elif (lock := self.lock).is_slow:
                 answer = self.hands.recall(recall, self, *args) if recall is not None else None
                 if answer is None:
                     answer = await self.hands.wait_for(act, self, *args)
@@ -102,7 +102,7 @@ def _handler(name: str, handler: Any, act: Any, tell: Any, recall: Any) -> Any:
                     answer = tell(self, answer)
             else:
                 try:
-                    with gate.lock:
+                    with lock.mutex:
                         answer = act(self, *args)
                         if tell is not None:
                             answer = tell(self, answer)
@@ -122,7 +122,7 @@ def _handler(name: str, handler: Any, act: Any, tell: Any, recall: Any) -> Any:
                 self.told_stale(args[-1])
             raise FUSEError(number) from None
         finally:
-            with self.gate.lock:
+            with self.lock.mutex:
                 self.stats.count(cell, perf_counter_ns() - begun_ns, has_failed=has_failed)
 
     return answering

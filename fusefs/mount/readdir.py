@@ -102,7 +102,7 @@ def opendir(vfs: Vfs, nodeid: int, caller: Caller) -> int:
         raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
     vfs.make_room(caller.uid)
     dir_fd = vfs.directories.fd_of(node)
-    opening = vfs.as_caller(caller, (by_mode_of(vfs.gate, dir_fd),), (node,))
+    opening = vfs.as_caller(caller, (by_mode_of(vfs.lock, dir_fd),), (node,))
     fd = Fd(opening.call(os.open, dir_fd.path(), TO_READ))
     return vfs.handles.add(node, fd, caller.uid, listing=DirHandle(node, Dirents(fd)))
 
@@ -124,7 +124,7 @@ def _entries(vfs: Vfs, listing: DirHandle) -> Dirents:
 def fsyncdir(vfs: Vfs, fh: int, *, data_only: bool) -> None:
     """Make the names of a directory durable."""
     vfs.handles.node(fh)
-    vfs_files.sync(vfs.gate, _entries(vfs, vfs.handles.listing(fh)).fd, data_only=data_only)
+    vfs_files.sync(vfs.lock, _entries(vfs, vfs.handles.listing(fh)).fd, data_only=data_only)
 
 
 def releasedir(vfs: Vfs, fh: int) -> None:
@@ -136,7 +136,7 @@ def releasedir(vfs: Vfs, fh: int) -> None:
         return
     vfs.handles.remove_late(fh)
     if listing.entries is not None:
-        vfs.gate.call(listing.entries.fd.close)
+        vfs.lock.call(listing.entries.fd.close)
 
 
 def advance(vfs: Vfs, fh: int, offset: int) -> bool:
@@ -151,8 +151,8 @@ def prepare(vfs: Vfs, fh: int, offset: int) -> None:
     """Read what comes next from a slow filesystem, so that `read` need not wait; nothing on the loop's own thread."""
     listing = vfs.handles.listing(fh)
     listing.batches = ()
-    vfs.gate.enter(listing.node.source[0])
-    if vfs.gate.is_home:
+    vfs.lock.enter(listing.node.source[0])
+    if vfs.lock.is_home:
         listing.at = -1
         return
     node = listing.node
@@ -171,7 +171,7 @@ def prepare(vfs: Vfs, fh: int, offset: int) -> None:
     listing.batches = walk.batches()
     names = [name for name, *_ in listing.ready[:_N_TOLD]]
     for batch in listing.batches:
-        vfs.gate.call(batch.wait_for, names)
+        vfs.lock.call(batch.wait_for, names)
 
 
 def _is_not_remembered(vfs: Vfs, listing: DirHandle) -> bool:
@@ -230,7 +230,7 @@ def _next(vfs: Vfs, listing: DirHandle, offset: int) -> Sequence[Dirent]:
         listing.n_passed = part.stop
         return [known[number] for number in part]
     with vfs.memory.reads(listing.node.source):
-        entries = vfs.gate.call(_entries(vfs, listing).block, offset)
+        entries = vfs.lock.call(_entries(vfs, listing).block, offset)
     if listing.look is not None and listing.gathered is not None:
         if entries:
             listing.gathered.extend(entries)
@@ -260,18 +260,18 @@ def looked_at(vfs: Vfs, listing: DirHandle, offset: int, room: int) -> Iterator[
     fd = entries.fd
     timeout_s = 0 if vfs.names.are_fickle_in(node, fd) else vfs.memory.lifetime_s
     hidden, dev, is_trash = left_out(vfs, node), node.source[0], trashd_dir.holds_trash(vfs.nodes, node)
-    unlooked = frozenset() if vfs.gate.stays_home else vfs.gate.inner.names
+    unlooked = frozenset() if vfs.lock.stays_home else vfs.lock.inner.names
     unsteady = vfs.memory.unsteady
     began_ns, n = time.perf_counter_ns(), 0
     try:
-        for name, ino, following, kind in entries.read_from(offset, room // BYTES_TOLD, vfs.gate.call):
+        for name, ino, following, kind in entries.read_from(offset, room // BYTES_TOLD, vfs.lock.call):
             if name in _DOTS:
                 yield ReaddirEntry(name, _dot(ino), ino, kind, following, None)
             elif name in unlooked:
                 yield ReaddirEntry(name, None, ino, kind, following, None)  # a request for it waits
             elif name != hidden:
                 try:
-                    seen, handle = vfs.gate.call(identify, fd, name)
+                    seen, handle = vfs.lock.call(identify, fd, name)
                 except FileNotFoundError:
                     continue  # it went meanwhile
                 found = learn(source_key(seen, handle), seen, node, name)
@@ -282,8 +282,8 @@ def looked_at(vfs: Vfs, listing: DirHandle, offset: int, room: int) -> Iterator[
                 yield ReaddirEntry(name, known, ino, kind, following, found)
             n += 1
             if n % _N_TIMED == 0:
-                vfs.gate.took(time.perf_counter_ns() - began_ns, _N_TIMED)
-                if vfs.gate.is_slow:
+                vfs.lock.took(time.perf_counter_ns() - began_ns, _N_TIMED)
+                if vfs.lock.is_slow:
                     return  # no other request has to wait for the rest
                 began_ns = time.perf_counter_ns()
     except OSError:

@@ -25,7 +25,7 @@ def take(vfs: Vfs, node: Node, fd: Fd, caller: Caller) -> None:
     Raises  OSError EPERM for a caller that is not the owner, unless it may be writing
     Source  setattr_should_drop_suidgid in the kernel's fs/attr.c; it has taken capabilities away itself
     """
-    seen = vfs.gate.call(look_at, fd)
+    seen = vfs.lock.call(look_at, fd)
     if seen.is_directory():
         return
     is_group_kept = not seen.mode & stat.S_IXGRP and keeps_group(caller, seen.uid, seen.gid)
@@ -35,19 +35,19 @@ def take(vfs: Vfs, node: Node, fd: Fd, caller: Caller) -> None:
         gid = seen.gid if is_group_kept else None
         vfs.as_caller(caller, (by_owner_alone(seen),), (node,), gid=gid).call(os.chown, fd.path(), -1, -1)
         return
-    _take_away(vfs.gate, fd, in_group(seen.gid) if is_group_kept else in_no_group())
+    _take_away(vfs.lock, fd, in_group(seen.gid) if is_group_kept else in_no_group())
 
 
 def take_unasked(vfs: Vfs, node: Node, fd: Fd) -> None:
     """Take set-ID bits away before a write that the kernel passes on as it is, without taking or asking."""
-    if vfs.gate.call(look_at, fd).mode & (stat.S_ISUID | stat.S_ISGID):
-        _take_away(vfs.gate, fd, in_no_group())
+    if vfs.lock.call(look_at, fd).mode & (stat.S_ISUID | stat.S_ISGID):
+        _take_away(vfs.lock, fd, in_no_group())
         vfs.lasting.renew(node)
 
 
-def _take_away(gate: TablesLock, fd: Fd, who: ThreadCredentials) -> None:
+def _take_away(lock: TablesLock, fd: Fd, who: ThreadCredentials) -> None:
     with suppress(PermissionError):  # in a user's own mount, to another's file: the write itself takes them away
-        gate.call(call_as, who, os.chown, fd.path(), -1, -1)
+        lock.call(call_as, who, os.chown, fd.path(), -1, -1)
 
 
 def are_taken_by(vfs: Vfs, node: Node, fd: Fd, mode: int) -> bool:
@@ -55,7 +55,7 @@ def are_taken_by(vfs: Vfs, node: Node, fd: Fd, mode: int) -> bool:
 
     So the kernel asks for it that is not told that we see to that (`without=kill-privileges`).
     """
-    before = stat.S_IMODE(vfs.gate.call(look_at, fd).mode)
+    before = stat.S_IMODE(vfs.lock.call(look_at, fd).mode)
     return mode | stat.S_ISUID | stat.S_ISGID == before | stat.S_ISUID | stat.S_ISGID and (
         not mode & ~before and vfs.handles.has_writer(node)
     )
@@ -67,20 +67,20 @@ def group_for(seen: Attributes, caller: Caller) -> int:
 
 
 @contextmanager
-def kept(gate: TablesLock, fd: Fd, caller: Caller) -> Iterator[None]:
+def kept(lock: TablesLock, fd: Fd, caller: Caller) -> Iterator[None]:
     """What changes a file's content in the block leaves the bits if the caller may keep them: we would take them away.
 
     The kernel lets no other process change the file's mode meanwhile.
     """
-    before = gate.call(look_at, fd).mode
+    before = lock.call(look_at, fd).mode
     try:
         yield
     finally:
         if before & (stat.S_ISUID | stat.S_ISGID) and is_capable(caller, Capability.FSETID):
-            chmod(gate, fd, before)
+            chmod(lock, fd, before)
 
 
-def chmod(gate: TablesLock, fd: Fd, mode: int) -> None:
+def chmod(lock: TablesLock, fd: Fd, mode: int) -> None:
     """As root; below it would be asked whether the daemon is in that group, for its set-group-ID bit."""
-    gid = gate.call(look_at, fd).gid
-    gate.call(call_as, in_group(gid), os.chmod, fd.path(), stat.S_IMODE(mode))
+    gid = lock.call(look_at, fd).gid
+    lock.call(call_as, in_group(gid), os.chmod, fd.path(), stat.S_IMODE(mode))

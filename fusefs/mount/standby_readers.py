@@ -37,13 +37,13 @@ class StandbyReaders:
     """Those of one mount."""
 
     def __init__(
-        self, gate: TablesLock, direct: FuseRequests, helpers: ThreadPool, alive: Callable[[], object]
+        self, lock: TablesLock, direct: FuseRequests, helpers: ThreadPool, alive: Callable[[], object]
     ) -> None:
         """Begin with none; no thread looks yet. On the loop's own thread.
 
         alive  tells the service manager so, while that thread can't
         """
-        self._gate = gate
+        self._lock = lock
         self._direct = direct
         self._helpers = helpers
         self._alive = alive
@@ -61,44 +61,44 @@ class StandbyReaders:
 
     def begin(self) -> None:
         """Look from now on."""
-        self._gate.watch()
+        self._lock.watch()
         threading.Thread(target=self._watch, daemon=True, name="watch").start()
 
     def end(self) -> None:
         """Look no more: the mount is gone."""
         self._has_ended = True
-        self._gate.wakes.set()
+        self._lock.wakes.set()
 
     def _watch(self) -> None:
         n_in_vain = 0
-        gate, direct = self._gate, self._direct
+        lock, direct = self._lock, self._direct
         while not self._has_ended:
             time.sleep(_LOOK_S if n_in_vain < _N_IN_VAIN else _SELDOM_S)
             n_in_vain = 0 if self._look() else n_in_vain + 1
-            if n_in_vain >= _N_IN_VAIN and not (direct.is_careful or gate.is_away):
-                gate.wakes.clear()
-                gate.rests = True
-                if not gate.is_used and not self._has_ended:
-                    gate.wakes.wait()
-                gate.rests = False
+            if n_in_vain >= _N_IN_VAIN and not (direct.is_careful or lock.is_away):
+                lock.wakes.clear()
+                lock.rests = True
+                if not lock.is_used and not self._has_ended:
+                    lock.wakes.wait()
+                lock.rests = False
 
     def _look(self) -> bool:
         """Have every thread replaced that waits; whether anything goes on."""
-        gate, direct = self._gate, self._direct
-        is_used, gate.is_used = gate.is_used, False
-        call = gate.under_way()
+        lock, direct = self._lock, self._direct
+        is_used, lock.is_used = lock.is_used, False
+        call = lock.under_way()
         if call is None or call is not self._seen_call or is_used:
             self._seen_call = call
             if call is not None:
                 self._home.note()
-        elif self._home.is_held_up() and gate.take_away(call):
+        elif self._home.is_held_up() and lock.take_away(call):
             direct.hand_out()
         reader = self._reader
         seen = (reader, 0 if reader is None else reader.n)
         is_new = seen != self._seen_reader
-        if gate.is_away and (reader is None or (reader.n % 2 and not is_new)):
+        if lock.is_away and (reader is None or (reader.n % 2 and not is_new)):
             self._replace(reader, seen[1])
-        if gate.is_away and time.monotonic() - self._told_s > _WORD_S:
+        if lock.is_away and time.monotonic() - self._told_s > _WORD_S:
             self._alive()
             self._told_s = time.monotonic()
         self._seen_reader = seen
@@ -106,7 +106,7 @@ class StandbyReaders:
         tasks = {task for task in at_work if task.key[1] == WaitClass.CHANGE}
         is_late = not tasks.isdisjoint(self._seen_tasks)
         self._seen_tasks = tasks
-        direct.is_careful = gate.is_away or self._n_replaced > 0 or is_late
+        direct.is_careful = lock.is_away or self._n_replaced > 0 or is_late
         return is_used or call is not None or is_new or bool(tasks)
 
     def _replace(self, reader: RequestReader | None, n: int) -> None:
@@ -128,7 +128,7 @@ class StandbyReaders:
         try:
             poll = select.poll()
             poll.register(self._direct.device, select.POLLIN)
-            while self._gate.is_away and self._reader is reader and not self._has_ended:
+            while self._lock.is_away and self._reader is reader and not self._has_ended:
                 for _fd, events in poll.poll(_POLL_MS):
                     if events != select.POLLIN or not self._direct.stand_in(reader):
                         self.end()

@@ -45,7 +45,7 @@ class TablesLock:
         is_slow      whether the backing filesystem is
         is_measured  until its answers tell otherwise
         """
-        self.lock = threading.Lock()
+        self.mutex = threading.Lock()
         self.n_inside = 0
         self.is_home = True
         """Whether the tables are the loop's own thread's, which lets no other thread in while it waits."""
@@ -102,11 +102,11 @@ class TablesLock:
             return False
         self._n_begun_before = self._n_begun
         self.is_away = True
-        self.lock.release()  # it was that thread's; its next owner knows nothing of this
+        self.mutex.release()  # it was that thread's; its next owner knows nothing of this
         return True
 
     def _come_back(self) -> None:
-        self.lock.acquire()
+        self.mutex.acquire()
         self.is_away = False
         self.was_away |= self._n_begun != self._n_begun_before
 
@@ -129,11 +129,11 @@ class TablesLock:
                 except IndexError:
                     self._come_back()
         self.is_home = True
-        self.lock.release()
+        self.mutex.release()
         try:
             return act(*args, **kwargs)
         finally:
-            self.lock.acquire()
+            self.mutex.acquire()
             self.is_home = False
 
     def enter(self, device: int) -> None:
@@ -203,7 +203,7 @@ class TablesLock:
             have_own_umask()
             own.lent = []
         try:
-            with self.lock:
+            with self.mutex:
                 self.n_inside += 1
                 self._n_begun += 1
                 self.is_home = False
@@ -242,15 +242,15 @@ class TablesLock:
 class _Slow(Fd):
     """An fd whose closing may have to wait."""
 
-    _gate: TablesLock
+    _lock: TablesLock
 
     @classmethod
-    def of(cls, fd: Fd, gate: TablesLock) -> _Slow:
-        """An fd, which is taken over, as one whose closing goes through the gate."""
+    def of(cls, fd: Fd, lock: TablesLock) -> _Slow:
+        """An fd, which is taken over, as one whose closing goes through the lock."""
         slow = cls(fd)
-        slow._gate = gate
+        slow._lock = lock
         return slow
 
     def close(self) -> None:
         """Close it; others may have the tables meanwhile."""
-        self._gate.call(super().close)
+        self._lock.call(super().close)

@@ -72,12 +72,12 @@ class NameValidity:
     The store's names change behind the mount; and where letter case does not matter, one name is many.
     """
 
-    def __init__(self, nodes: InodeTable, root: Fd, dev: int, gate: TablesLock) -> None:
+    def __init__(self, nodes: InodeTable, root: Fd, dev: int, lock: TablesLock) -> None:
         """root: the backing tree's directory. dev: its st_dev"""
         self._nodes = nodes
         self._everywhere = folds_throughout(root)
         self._dev = dev
-        self._gate = gate
+        self._lock = lock
         self._known: dict[Node, bool] = {}
 
     def is_fickle(self, directory: Node, fd: Fd, name: bytes) -> bool:
@@ -97,7 +97,7 @@ class NameValidity:
             return self._everywhere
         folds = self._known.get(directory)
         if folds is None:
-            folds = self._gate.call(folds_case, fd)
+            folds = self._lock.call(folds_case, fd)
             if directory.nlookup or directory.n_open or directory.nodeid in ROOTS:  # the end of a node is told
                 self._known[directory] = folds
         return folds

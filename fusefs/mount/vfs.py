@@ -1,8 +1,8 @@
 """The mount's filesystem operations by nodeid, on the backing filesystem; knows nothing of pyfuse3.
 
 Everything here is synchronous, so that nothing happens between finding a node and counting its reference (I8), and
-raises OSError only. It runs on the loop's own thread, or under the gate's lock in another: all that asks the backing
-filesystem goes through the gate. What changes names is in vfs_write, listings in listing.
+raises OSError only. It runs on the loop's own thread, or under the tables' lock in another: all that asks the backing
+filesystem goes through that lock. What changes names is in vfs_write, listings in listing.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Vfs:
     def __init__(
         self,
         root: Fd,
-        gate: TablesLock,
+        lock: TablesLock,
         stats: Counters,
         *,
         max_fds: int,
@@ -87,19 +87,19 @@ class Vfs:
         is_checked   the kernel checks permissions; else the backing filesystem must, when something is opened
         """
         seen = look_at(root)
-        self.gate = gate
+        self.lock = lock
         self.stats = stats
-        self.memory = DaemonCache(gate, stats, cache_bytes, timeout_s)
+        self.memory = DaemonCache(lock, stats, cache_bytes, timeout_s)
         n_spare = _n_spare(max_fds)
         self._n_fds = _n_for_clients(max_fds)
-        self.losers = EstaleRetries(gate)
-        self.directories = DirectoryFds(root, self._n_fds, gate, self.losers)
+        self.losers = EstaleRetries(lock)
+        self.directories = DirectoryFds(root, self._n_fds, lock, self.losers)
         self.wanted = PrefetchXattrs(seen.dev, has_handles=self.directories.has_handles)
-        self.ahead = Prefetch(gate, self.memory, self.wanted, n_in_flight, n_spare)
+        self.ahead = Prefetch(lock, self.memory, self.wanted, n_in_flight, n_spare)
         self.nodes = InodeTable(source_key(seen, self.directories.handle_of(root)), seen, trashd_dir.zone_in)
         self._missing = EntryParam(NodeId(0), NOTHING, timeout_s)
         self.shows_trash = shows_trash
-        self.handles = OpenHandles(gate, shares_of(max_fds, is_for_all=is_checked))
+        self.handles = OpenHandles(lock, shares_of(max_fds, is_for_all=is_checked))
         self.drops = trashd_dir.DropLinks(Kernel(), root)
         self.stored = trashd_dir.StoredNodes(self.nodes)
         self.keeps_listings = not is_shared
@@ -108,20 +108,20 @@ class Vfs:
         self.is_flushed = is_flushed
         self.is_checked = is_checked
         self._looker = StatxReader(asks=not Kernel().answers_at_once(root))
-        self.names = NameValidity(self.nodes, root, seen.dev, gate)
+        self.names = NameValidity(self.nodes, root, seen.dev, lock)
         self.pages = PageValidity()
         self.lasting = AttrTimeouts()
         self.unlisted: dict[bytes, Node] = {}
         """What is found, once, by a name that no directory has: for the test at the start (passthrough_probe.py)."""
-        self.passthrough = Passthrough(gate, self.memory, root, is_shared=is_shared)
-        self.as_caller = partial(AsCaller, gate, self._mistaken)
+        self.passthrough = Passthrough(lock, self.memory, root, is_shared=is_shared)
+        self.as_caller = partial(AsCaller, lock, self._mistaken)
         """One act of a caller's: see AsCaller. If it is refused below, the nodes are not what they were taken for."""
         # The directories last: closing what they have open may take its time, and the nodeid may be another's then.
         self._by_node = (self.ahead, self.names, self.pages, self.lasting, self.passthrough, self.directories)
 
     def close(self) -> None:
         """Close all fds; what clients have open is lost to them."""
-        with self.gate.lock:
+        with self.lock.mutex:
             self.handles.close()
             self.directories.close()
             self.losers.close()
@@ -133,8 +133,8 @@ class Vfs:
         node = self.nodes.get(nodeid)
         if node is None:
             _fail(errno.ESTALE if trashd_dir.user_of(nodeid) is None else errno.EOPNOTSUPP)
-        self.gate.enter(node.source[0])
-        self.gate.look_by(node.name)
+        self.lock.enter(node.source[0])
+        self.lock.look_by(node.name)
         return node
 
     def directory(self, nodeid: int) -> tuple[Node, Fd]:
@@ -147,7 +147,7 @@ class Vfs:
     def changeable(self, parent: int, name: bytes) -> tuple[Node, Fd]:
         """A directory and its fd, for a change of that name in it. Raises  OSError EPERM for `.trashd/drop`"""
         directory, fd = self.directory(parent)
-        self.gate.look_by(name)
+        self.lock.look_by(name)
         if name == DROP and trashd_dir.is_drop(directory, name):
             _fail(errno.EPERM)
         return directory, fd
@@ -169,7 +169,7 @@ class Vfs:
         if self.losers and (known := self._look_again(directory, fd, name, caller)):
             return known
         is_fickle = self.names.is_fickle(directory, fd, name)
-        if not is_fickle and not self.gate.is_home:
+        if not is_fickle and not self.lock.is_home:
             self.ahead.asked(directory, fd)
         look = self.memory.looking()
         try:
@@ -194,7 +194,7 @@ class Vfs:
         try:
             known = self.see_made(directory, dir_fd, name, fd)
         except BaseException:
-            self.gate.call(fd.close)
+            self.lock.call(fd.close)
             raise
         self.counted(known)
         self.losers.remove(caller.pid)
@@ -202,14 +202,14 @@ class Vfs:
             self.losers.hold(caller.pid, self.node(known.nodeid), fd)
         else:
             self.losers.add(caller.pid)
-            self.gate.call(fd.close)
+            self.lock.call(fd.close)
         return known
 
     def still(self, known: EntryParam) -> EntryParam:
         """What is known as the answer goes out: not to be believed if it has changed meanwhile. To be called once."""
         if known.proof is None:
             return known
-        with self.gate.lock:
+        with self.lock.mutex:
             return known._replace(timeout_s=known.proof.left_s(), proof=None)
 
     def see(self, directory: Node, fd: Fd, name: bytes) -> EntryParam:
@@ -222,7 +222,7 @@ class Vfs:
         """What a name means that was just made, by its own fd, not counted yet."""
         is_fickle = self.names.is_fickle(directory, dir_fd, name)
         with self.memory.looking() as look:
-            seen, handle = self.gate.look(self._looker.peek if self.gate.is_home else peek_at, fd)
+            seen, handle = self.lock.look(self._looker.peek if self.lock.is_home else peek_at, fd)
             return self.learn(directory, name, seen, self.directories.lasting(handle), look, is_fickle=is_fickle)
 
     def learn(
@@ -241,8 +241,8 @@ class Vfs:
     def is_steady(self, source: SourceKey) -> bool:
         """Whether attributes that were seen just now may be believed at all."""
         device = source[0]
-        self.gate.inner.meet(device)
-        was_asked = not (self.gate.is_home and device in self.gate.inner.devices)
+        self.lock.inner.meet(device)
+        was_asked = not (self.lock.is_home and device in self.lock.inner.devices)
         return was_asked and source not in self.memory.unsteady
 
     def identify(self, fd: int, name: bytes) -> tuple[Attributes, bytes]:
@@ -257,12 +257,12 @@ class Vfs:
 
         Both are of one inode: where others work behind the mount, another may have the name at the next call.
         """
-        self.gate.look_by(name)
-        if self.gate.is_home and not self.is_shared:
-            seen = self.gate.look(self._looker.find, fd, name)
+        self.lock.look_by(name)
+        if self.lock.is_home and not self.is_shared:
+            seen = self.lock.look(self._looker.find, fd, name)
             return None if seen is None else (seen, self._handle_of(seen, fd, name))
         try:
-            seen, handle = self.gate.look(self._looker.peek_name if self.gate.is_home else peek, fd, name)
+            seen, handle = self.lock.look(self._looker.peek_name if self.lock.is_home else peek, fd, name)
         except FileNotFoundError:
             return None
         return seen, self.directories.lasting(handle)
@@ -282,7 +282,7 @@ class Vfs:
         return self._looker.handle_of(fd, name)
 
     def identifying(self) -> Callable[[int, bytes], tuple[Attributes, bytes]]:
-        """A function as `identify`, for many names, on the loop's own thread; `gate.took` must be told."""
+        """A function as `identify`, for many names, on the loop's own thread; `lock.took` must be told."""
         if not self.directories.has_handles:
             return self._identify_without_handle
         return self._looker.peek_name if self.is_shared else self._looker.identify
@@ -314,7 +314,7 @@ class Vfs:
             _fail(errno.ESTALE)
         node.nlookup += 1
         node.is_told = True
-        if self.gate.is_slow:
+        if self.lock.is_slow:
             node.told_until_s = time.monotonic() + known.timeout_s
 
     def not_taken(self, node: Node) -> None:
@@ -332,7 +332,7 @@ class Vfs:
                 part.drop(node)
 
     def _drop(self, uid: int, caller: Caller) -> EntryParam:
-        return EntryParam(NodeId((seen := self.gate.call(self.drops.look, uid, caller)).ino), seen, 0)
+        return EntryParam(NodeId((seen := self.lock.call(self.drops.look, uid, caller)).ino), seen, 0)
 
     # Looking.
 
@@ -367,8 +367,8 @@ class Vfs:
             return node.last  # another operation has ended it meanwhile
 
     def _look_at(self, node: Node) -> Attributes:
-        look = self.gate.look
-        ask = self._looker.look if self.gate.is_home else look_at
+        look = self.lock.look
+        ask = self._looker.look if self.lock.is_home else look_at
         if node.n_open:
             return look(ask, self.handles.fd_of(node))
         if node.last is not None:
@@ -389,7 +389,7 @@ class Vfs:
     def hold(self, node: Node) -> Fd:
         """An fd of a node, the caller's own, to be asked and reopened; of an unlinked one as long as it is open."""
         if node.n_open:
-            return self.gate.owned(Fd(os.dup(self.handles.fd_of(node))))
+            return self.lock.owned(Fd(os.dup(self.handles.fd_of(node))))
         return self.directories.hold(node)
 
     def hold_seen(self, node: Node, *, by_name: bool) -> tuple[Fd, Attributes]:
@@ -399,7 +399,7 @@ class Vfs:
             return held
         fd = self.hold(node)
         try:
-            return fd, self.gate.call(look_at, fd)
+            return fd, self.lock.call(look_at, fd)
         except BaseException:
             fd.close()
             raise
@@ -408,10 +408,10 @@ class Vfs:
         """A link's target."""
         uid = trashd_dir.user_of(nodeid)
         if uid is not None:
-            return self.gate.call(self.drops.readlink, uid, caller)
+            return self.lock.call(self.drops.readlink, uid, caller)
         node = self.node(nodeid)
         with self.memory.reads(node.source), self.memory.looking() as look, self.directories.hold(node) as fd:
-            target = self.gate.call(os.readlink, b"", dir_fd=fd)
+            target = self.lock.call(os.readlink, b"", dir_fd=fd)
             look.learn_target(node.source, target)
             self.lasting.renew(node)
             return target
@@ -419,11 +419,11 @@ class Vfs:
     def access(self, nodeid: int, mask: int) -> bool:
         """Whether the daemon's own user may (single-user mounts: it is the caller)."""
         with self.hold(self.node(nodeid)) as fd:
-            return self.gate.call(os.access, fd.path(), mask, effective_ids=True)
+            return self.lock.call(os.access, fd.path(), mask, effective_ids=True)
 
     def statfs(self) -> os.statvfs_result:
         """The backing filesystem's numbers."""
-        return self.gate.call(os.fstatvfs, self.root_fd())
+        return self.lock.call(os.fstatvfs, self.root_fd())
 
     def root_fd(self) -> Fd:
         """The backing tree's directory, which stays its owner's."""
@@ -431,7 +431,7 @@ class Vfs:
 
     def gauges(self) -> Gauges:
         """How much there is at the moment."""
-        with self.gate.lock:
+        with self.lock.mutex:
             return Gauges(
                 n_nodes=len(self.nodes),
                 n_handles=len(self.handles),
@@ -439,9 +439,9 @@ class Vfs:
                 n_cached=len(self.memory.cache),
                 cache_bytes=self.memory.cache.size_bytes if len(self.memory.cache) else 0,
                 cache_size_bytes=self.memory.size_bytes,
-                n_threads=self.gate.n_inside,
+                n_threads=self.lock.n_inside,
                 n_prefetches=self.ahead.n_under_way,
-                is_slow=int(self.gate.is_slow),
+                is_slow=int(self.lock.is_slow),
             )
 
     # Acting.
@@ -468,7 +468,7 @@ class Vfs:
         try:
             backing_id = self.passthrough.opened(node, fd, flags, size, writer)
         except BaseException:
-            self.gate.call(fd.close)
+            self.lock.call(fd.close)
             raise
         node.last = None  # if its last link went while it was being opened
         self.handles.add(node, fd, opener, flags)
@@ -479,7 +479,7 @@ class Vfs:
         node = self.handles.node(fh)
         if node.n_open == 1 and node.parent is None and node is not self.nodes.root:
             try:
-                seen = self.gate.call(look_at, self.handles.file(fh))
+                seen = self.lock.call(look_at, self.handles.file(fh))
             except OSError:
                 seen = NOTHING  # what it is can't be told any more
             if node.n_open == 1 and (node.is_directory or not seen.nlink):
@@ -492,7 +492,7 @@ class Vfs:
             if backing_id:
                 self.passthrough.close_id(backing_id)
         finally:
-            self.gate.close(fd)
+            self.lock.close(fd)
 
 
 def _fail(number: int) -> NoReturn:

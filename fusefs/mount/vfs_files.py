@@ -55,7 +55,7 @@ def open_(vfs: Vfs, nodeid: int, flags: int, caller: Caller) -> OpenedFile:
             fd = open_patiently(vfs, node, held, seen, flags & ~_KERNELS_OWN | os.O_CLOEXEC, caller)
     backing_id = vfs.opened(node, fd, caller.uid, flags, seen.size, file_writer(seen.uid, seen.mode))
     try:
-        keeps = not vfs.is_shared or (not backing_id and vfs.pages.are_right(node, vfs.gate.call(look_at, fd)))
+        keeps = not vfs.is_shared or (not backing_id and vfs.pages.are_right(node, vfs.lock.call(look_at, fd)))
     except BaseException:
         vfs.release(fd)
         raise
@@ -75,8 +75,8 @@ def open_patiently(vfs: Vfs, node: Node, held: Fd, seen: Attributes, flags: int,
     acting = vfs.as_caller(caller, (by_mode(seen), by_owner_alone(seen)), (node,))
     if flags & FOR_EXECUTION:
         acting.call(_execute, held)
-        return Fd(vfs.gate.patiently(caller.pid, vfs.gate.call, os.open, held.path(), flags | os.O_NONBLOCK))
-    return Fd(vfs.gate.patiently(caller.pid, acting.call, os.open, held.path(), flags | os.O_NONBLOCK))
+        return Fd(vfs.lock.patiently(caller.pid, vfs.lock.call, os.open, held.path(), flags | os.O_NONBLOCK))
+    return Fd(vfs.lock.patiently(caller.pid, acting.call, os.open, held.path(), flags | os.O_NONBLOCK))
 
 
 def _execute(held: Fd) -> None:
@@ -89,7 +89,7 @@ def read(vfs: Vfs, fh: int, offset: int, size: int) -> bytes:
     """Some bytes; fewer at the end."""
     node, file = vfs.handles.opened(fh)
     with vfs.memory.reads(node.source):
-        return vfs.gate.call(os.pread, file, size, offset)
+        return vfs.lock.call(os.pread, file, size, offset)
 
 
 def write(vfs: Vfs, fh: int, offset: int, data: bytes | memoryview, flags: int | None = None) -> int:
@@ -108,8 +108,8 @@ def write(vfs: Vfs, fh: int, offset: int, data: bytes | memoryview, flags: int |
             setid_bits.take_unasked(vfs, node, file)
             how |= _as_durable(flags)
         if how:
-            return vfs.gate.call(call_as, writer, os.pwritev, file, (data,), offset, how)
-        return vfs.gate.call(call_as, writer, os.pwrite, file, data, offset)
+            return vfs.lock.call(call_as, writer, os.pwritev, file, (data,), offset, how)
+        return vfs.lock.call(call_as, writer, os.pwrite, file, data, offset)
 
 
 def _as_durable(flags: int) -> int:
@@ -123,8 +123,8 @@ def allocate(vfs: Vfs, fh: int, mode: int, offset: int, size: int, caller: Calle
     """Blocks for a part of a file, or a hole, or zeros: fallocate(2). It may take long."""
     node, file = vfs.handles.opened(fh)
     writer = vfs.passthrough.writer_of(node, file)
-    with vfs.memory.changes(node.source), setid_bits.kept(vfs.gate, file, caller):
-        vfs.gate.call(call_as, writer, fallocate, file, mode, offset, size)
+    with vfs.memory.changes(node.source), setid_bits.kept(vfs.lock, file, caller):
+        vfs.lock.call(call_as, writer, fallocate, file, mode, offset, size)
 
 
 def seek(vfs: Vfs, fh: int, offset: int, whence: int) -> int:
@@ -137,8 +137,8 @@ def seek(vfs: Vfs, fh: int, offset: int, whence: int) -> int:
     """
     node, file = vfs.handles.opened(fh)
     if not vfs.passthrough.is_written_late(node) or not vfs.handles.may_be_mapped(node):
-        return vfs.gate.call(os.lseek, file, offset, whence)
-    size = vfs.gate.call(look_at, file).size
+        return vfs.lock.call(os.lseek, file, offset, whence)
+    size = vfs.lock.call(look_at, file).size
     if not 0 <= offset < size:
         raise OSError(errno.ENXIO, os.strerror(errno.ENXIO))
     return offset if whence == os.SEEK_DATA else size
@@ -151,8 +151,8 @@ def copy(vfs: Vfs, fh: int, offset: int, to_fh: int, to_offset: int, size: int, 
     """
     node, file = vfs.handles.opened(fh)
     to_node, to_file = vfs.handles.opened(to_fh)
-    call = vfs.gate.call
-    with vfs.memory.changes(node.source, to_node.source), setid_bits.kept(vfs.gate, to_file, caller):
+    call = vfs.lock.call
+    with vfs.memory.changes(node.source, to_node.source), setid_bits.kept(vfs.lock, to_file, caller):
         accessed_ns = call(look_at, file).atime_ns
         size, writer = min(size, _COPIED_BYTES_MAX), vfs.passthrough.writer_of(to_node, to_file)
         n = call(call_as, writer, os.copy_file_range, file, to_file, size, offset, to_offset)
@@ -166,15 +166,15 @@ def flush(vfs: Vfs, fh: int) -> None:
     if not vfs.is_flushed:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     _node, file = vfs.handles.opened(fh)
-    vfs.gate.call(os.close, os.dup(file))
+    vfs.lock.call(os.close, os.dup(file))
 
 
 def fsync(vfs: Vfs, fh: int, *, data_only: bool) -> None:
     """Make a file durable."""
     _node, file = vfs.handles.opened(fh)
-    sync(vfs.gate, file, data_only=data_only)
+    sync(vfs.lock, file, data_only=data_only)
 
 
-def sync(gate: TablesLock, fd: Fd, *, data_only: bool) -> None:
+def sync(lock: TablesLock, fd: Fd, *, data_only: bool) -> None:
     """Make a file, or a directory's names, durable, by an fd."""
-    gate.call(os.fdatasync if data_only else os.fsync, fd)
+    lock.call(os.fdatasync if data_only else os.fsync, fd)

@@ -87,7 +87,7 @@ def create_unnamed(vfs: Vfs, parent: int, mode: int, flags: int, caller: Caller)
     creating = _creating(vfs, directory, dir_fd, mode, caller)
     fd = Fd(creating.call(os.open, b".", wanted, stat.S_IMODE(mode), dir_fd=dir_fd))
     try:
-        seen, handle = vfs.gate.call(peek_at, fd)
+        seen, handle = vfs.lock.call(peek_at, fd)
     except BaseException:
         fd.close()
         raise
@@ -128,8 +128,8 @@ def link(vfs: Vfs, nodeid: int, parent: int, name: bytes, caller: Caller) -> Ent
     directory, dir_fd = vfs.changeable(parent, name)
     node = vfs.node(nodeid)
     with vfs.hold(node) as fd, vfs.memory.changes(node.source, names=[(directory, name)]):
-        seen = vfs.gate.call(look_at, fd)
-        needs = by_mode_of(vfs.gate, dir_fd), by_mode(seen), by_owner(seen)  # of the file: fs.protected_hardlinks
+        seen = vfs.lock.call(look_at, fd)
+        needs = by_mode_of(vfs.lock, dir_fd), by_mode(seen), by_owner(seen)  # of the file: fs.protected_hardlinks
         linking = vfs.as_caller(caller, needs, (node, directory))
         linking.call(os.link, fd.path(), name, dst_dir_fd=dir_fd, follow_symlinks=True)
     return _made(vfs, directory, dir_fd, name)
@@ -138,14 +138,14 @@ def link(vfs: Vfs, nodeid: int, parent: int, name: bytes, caller: Caller) -> Ent
 def _creating(vfs: Vfs, directory: Node, dir_fd: Fd, mode: int, caller: Caller) -> AsCaller:
     """What is made in a directory is the caller's: owner, group, setgid, ACLs, quota. mode: of a file; 0 for others"""
     gid = _group(vfs, dir_fd, mode, caller)
-    return vfs.as_caller(caller, (by_mode_of(vfs.gate, dir_fd),), (directory,), gid=gid, umask=caller.umask)
+    return vfs.as_caller(caller, (by_mode_of(vfs.lock, dir_fd),), (directory,), gid=gid, umask=caller.umask)
 
 
 def _group(vfs: Vfs, dir_fd: Fd, mode: int, caller: Caller) -> int | None:
     """The group to make a set-group-ID file in: the bit stays if the caller may give that of the directory's group."""
     if not mode & stat.S_ISGID:
         return None
-    directory = vfs.gate.call(look_at, dir_fd)
+    directory = vfs.lock.call(look_at, dir_fd)
     is_given = directory.mode & stat.S_ISGID and keeps_group(caller, directory.uid, directory.gid)
     return directory.gid if is_given else None
 
@@ -173,7 +173,7 @@ def rmdir(vfs: Vfs, parent: int, name: bytes, caller: Caller) -> None:
 def _remove(vfs: Vfs, parent: int, name: bytes, act: Callable[..., None], caller: Caller) -> None:
     directory, dir_fd = vfs.changeable(parent, name)
     source, seen = _seen(vfs, dir_fd, name)
-    removing = vfs.as_caller(caller, (by_mode_of(vfs.gate, dir_fd), by_owner(seen)), (directory,))
+    removing = vfs.as_caller(caller, (by_mode_of(vfs.lock, dir_fd), by_owner(seen)), (directory,))
     with vfs.memory.changes(source, names=[(directory, name)]):
         removing.call(act, name, dir_fd=dir_fd)
     vfs.lasting.changed(directory)
@@ -200,7 +200,7 @@ def _rename(vfs: Vfs, old_fd: Fd, old: NameIn, new_fd: Fd, new: NameIn, flags: i
     found = vfs.find(new_fd, new[1])
     other = None if found is None else source_key(*found)
     sources = [source] if other is None else [source, other]
-    needs = [by_mode_of(vfs.gate, old_fd), by_mode_of(vfs.gate, new_fd)]
+    needs = [by_mode_of(vfs.lock, old_fd), by_mode_of(vfs.lock, new_fd)]
     for one in [seen] if found is None else [seen, found[0]]:
         needs.append(by_owner(one))
         if one.is_directory() and old[0] is not new[0]:
@@ -228,7 +228,7 @@ def _come_back(vfs: Vfs) -> None:
     """What lies in a store is about to be taken from there: a reaper may have worked on it behind the mount."""
     vfs.memory.cache.clear()
     # Most often it is known anew by then (stored.py). But a thread may yet tell of what it saw before it was moved.
-    if vfs.gate.is_slow or not vfs.stored.is_known_anew:
+    if vfs.lock.is_slow or not vfs.stored.is_known_anew:
         vfs.lasting.renew_in_trash(vfs.nodes)
 
 
@@ -287,8 +287,8 @@ def setattr_(vfs: Vfs, nodeid: int, changes: Changes, fh: int | None, caller: Ca
         if changes.mode is not None:
             _change_mode(vfs, node, fd, changes, caller)
         if size is not None:
-            with setid_bits.kept(vfs.gate, fd, caller):
-                vfs.gate.call(call_as, in_no_group(), os.truncate, file, size)
+            with setid_bits.kept(vfs.lock, fd, caller):
+                vfs.lock.call(call_as, in_no_group(), os.truncate, file, size)
         elif changes.atime_ns is not None or changes.mtime_ns is not None:
             _change_times(vfs, node, fd, changes, caller)
     return vfs.known(node)
@@ -301,14 +301,14 @@ def _to_cut(vfs: Vfs, node: Node, fd: Fd, fh: int | None, caller: Caller, stack:
     """
     if fh is not None:
         return vfs.handles.file(fh)
-    seen = vfs.gate.call(look_at, fd)
+    seen = vfs.lock.call(look_at, fd)
     opened = vfs_files.open_patiently(vfs, node, fd, seen, os.O_WRONLY | os.O_CLOEXEC, caller)
-    return stack.enter_context(vfs.gate.owned(opened)).path()
+    return stack.enter_context(vfs.lock.owned(opened)).path()
 
 
 def _change_owner(vfs: Vfs, node: Node, fd: Fd, changes: Changes, caller: Caller) -> None:
     uid, gid = (-1 if one is None else one for one in (changes.uid, changes.gid))
-    seen = vfs.gate.call(look_at, fd)
+    seen = vfs.lock.call(look_at, fd)
     given = seen.uid if uid < 0 else uid, seen.gid if gid < 0 else gid
     needs = [NeededCapability(Capability.CHOWN, *owned) for owned in ((seen.uid, seen.gid), given)]
     needs.append(by_owner_alone(seen))  # set-user-ID bits that go
@@ -319,21 +319,21 @@ def _change_mode(vfs: Vfs, node: Node, fd: Fd, changes: Changes, caller: Caller)
     """A mode that comes with something else is the kernel's own: bits that go with that."""
     mode = stat.S_IMODE(changes.mode or 0)
     if changes._replace(mode=None) != _NOTHING:
-        setid_bits.chmod(vfs.gate, fd, mode)
+        setid_bits.chmod(vfs.lock, fd, mode)
         return
-    seen = vfs.gate.call(look_at, fd)
+    seen = vfs.lock.call(look_at, fd)
     gid = setid_bits.group_for(seen, caller) if mode & stat.S_ISGID else None
     try:
         vfs.as_caller(caller, (by_owner_alone(seen),), (node,), gid=gid).call(os.chmod, fd.path(), mode)
     except PermissionError:
         if not setid_bits.are_taken_by(vfs, node, fd, mode):
             raise
-        setid_bits.chmod(vfs.gate, fd, mode)
+        setid_bits.chmod(vfs.lock, fd, mode)
 
 
 def _change_times(vfs: Vfs, node: Node, fd: Fd, changes: Changes, caller: Caller) -> None:
     """To those of its owner's choice; to now for any that may write to it. (pyfuse3 does not say that now is meant.)"""
-    times, seen = (changes.atime_ns, changes.mtime_ns), vfs.gate.call(look_at, fd)
+    times, seen = (changes.atime_ns, changes.mtime_ns), vfs.lock.call(look_at, fd)
     try:
         vfs.as_caller(caller, (by_owner_alone(seen),), (node,)).call(set_times, fd, *times)
     except PermissionError:

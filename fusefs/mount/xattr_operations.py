@@ -57,7 +57,7 @@ class XattrOperations:
         self._require(name)
         node = self._vfs.node(nodeid)
         uid = self._told_as(caller)
-        if self._vfs.gate.is_home:
+        if self._vfs.lock.is_home:
             answer = self._ask(node, name, caller, uid)
         else:
             with self._vfs.memory.looking() as look:
@@ -75,9 +75,9 @@ class XattrOperations:
     def _ask(self, node: Node, name: bytes, caller: Caller, uid: int) -> bytes | int:
         answer = None if uid or not name else self._find_by_name(node, name)
         if answer is None:
-            who = identity_to_read_as(self._vfs.gate, caller) if uid else ITSELF
+            who = identity_to_read_as(self._vfs.lock, caller) if uid else ITSELF
             with self._vfs.hold(node) as fd:
-                answer = self._vfs.gate.call(call_as, who, get_of, fd, name)
+                answer = self._vfs.lock.call(call_as, who, get_of, fd, name)
         self._keep_from_kernel(node, name)
         return answer
 
@@ -95,16 +95,16 @@ class XattrOperations:
 
     def _note_refusal(self, node: Node, name: bytes) -> None:
         with suppress(OSError), self._vfs.hold(node) as fd:
-            self._vfs.wanted.answered(self._vfs.gate.call(look_at, fd), [(name, errno.EOPNOTSUPP)])
+            self._vfs.wanted.answered(self._vfs.lock.call(look_at, fd), [(name, errno.EOPNOTSUPP)])
 
     def _find_by_name(self, node: Node, name: bytes) -> bytes | int | None:
         """The value of one by the node's name in its directory, in a third of the calls; None: that is not certain."""
         if node.parent is None or node.n_open or self._vfs.is_shared:
             return None
         dir_fd, own_name = self._vfs.directories.fd_of(node.parent), node.name
-        value = self._vfs.gate.call(get_at, dir_fd, own_name, name)
+        value = self._vfs.lock.call(get_at, dir_fd, own_name, name)
         try:
-            is_it = node.is_seen_in(self._vfs.gate.look(look_at, dir_fd, own_name))
+            is_it = node.is_seen_in(self._vfs.lock.look(look_at, dir_fd, own_name))
         except OSError:
             return None  # moved behind the mount
         return value if is_it else None
@@ -130,7 +130,7 @@ class XattrOperations:
 
     def _ask_on(self, node: Node, name: bytes, uid: int) -> None:
         """Have one fetched with those of what is listed beside it, which is asked for next, as the daemon is told."""
-        if self._vfs.gate.is_slow and self._vfs.memory.is_kept and not uid:
+        if self._vfs.lock.is_slow and self._vfs.memory.is_kept and not uid:
             fd = None if node.parent is None else self._vfs.directories.fd_if_open(node.parent)
             self._vfs.ahead.asked_xattr(name, node, fd)
 
@@ -158,7 +158,7 @@ class XattrOperations:
         self._require(name)
         vfs, node = self._vfs, self._vfs.node(nodeid)
         with vfs.memory.changes(node.source), vfs.hold(node) as fd:
-            seen = vfs.gate.call(look_at, fd)
+            seen = vfs.lock.call(look_at, fd)
             gid = setid_bits.group_for(seen, caller) if name.startswith(_ACL) else None
             self._acting(node, seen, name, caller, gid).call(os.setxattr, fd.path(), name, value, flags)
         self._vfs.lasting.renew(node)  # an ACL is part of the mode
@@ -170,9 +170,9 @@ class XattrOperations:
         vfs, node = self._vfs, self._vfs.node(nodeid)
         with vfs.memory.changes(node.source), vfs.hold(node) as fd:
             if name == CAPABILITY:  # asked for by the kernel, before a write, or by a caller with the capability
-                vfs.gate.call(os.removexattr, fd.path(), name)
+                vfs.lock.call(os.removexattr, fd.path(), name)
             else:
-                self._acting(node, vfs.gate.call(look_at, fd), name, caller).call(os.removexattr, fd.path(), name)
+                self._acting(node, vfs.lock.call(look_at, fd), name, caller).call(os.removexattr, fd.path(), name)
         vfs.lasting.renew(node)
 
     def _acting(self, node: Node, seen: Attributes, name: bytes, caller: Caller, gid: int | None = None) -> AsCaller:

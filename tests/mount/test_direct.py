@@ -190,12 +190,12 @@ def test_when_nothing_is_asked_nobody_waits() -> None:
 def test_the_gate_may_change_its_mind_between_any_two_requests() -> None:
     with a_real() as (kernel, _vfs, path):
         (path / "a").touch()
-        gate = kernel.direct._gate
+        lock = kernel.direct._lock
         for number in range(20):
             unique = kernel.send(Opcode.LOOKUP, b"a\0")
-            gate.is_slow = bool(number % 2)
-            assert kernel.serve() is not gate.is_slow
-            if gate.is_slow:  # it is there yet
+            lock.is_slow = bool(number % 2)
+            assert kernel.serve() is not lock.is_slow
+            if lock.is_slow:  # it is there yet
                 assert os.get_blocking(kernel.session.fileno())
                 assert os.read(kernel.session.fileno(), MIB)[8:16] == unique.to_bytes(8, "little")
                 assert kernel.told() is None
@@ -209,8 +209,8 @@ def test_what_is_remembered_of_a_slow_filesystem_is_answered_without_pyfuse3() -
     with a_real() as (kernel, vfs, path):
         (path / "a").touch()
         os.setxattr(path / "a", "user.a", b"1")
-        gate, asking = kernel.direct._gate, RequestCaller()
-        gate.is_slow = True
+        lock, asking = kernel.direct._lock, RequestCaller()
+        lock.is_slow = True
         ask_acl = struct.pack("=II", 100, 0) + ACCESS.encode() + b"\0"
 
         def left_for_others(opcode: Opcode, body: bytes, nodeid: int) -> bool:
@@ -223,14 +223,14 @@ def test_what_is_remembered_of_a_slow_filesystem_is_answered_without_pyfuse3() -
             return True
 
         assert left_for_others(Opcode.LOOKUP, b"a\0", 1)
-        nodeid = gate.run(vfs.lookup, 1, b"a", asking).nodeid
+        nodeid = lock.run(vfs.lookup, 1, b"a", asking).nodeid
         assert kernel.asked(Opcode.LOOKUP, b"a\0").error == 0
         node = vfs.nodes.get(nodeid)
         assert node is not None
         assert node.nlookup == 2
         assert kernel.asked(Opcode.GETATTR, bytes(16), nodeid).error == 0
         assert left_for_others(Opcode.GETXATTR, ask_acl, nodeid)
-        assert gate.run(kernel.direct._answers._xattrs.find, nodeid, ACCESS.encode(), asking) == errno.ENODATA
+        assert lock.run(kernel.direct._answers._xattrs.find, nodeid, ACCESS.encode(), asking) == errno.ENODATA
         assert kernel.asked(Opcode.GETXATTR, ask_acl, nodeid).error == errno.ENODATA
         assert left_for_others(Opcode.GETXATTR, struct.pack("=II", 100, 0) + b"user.a\0", nodeid)
         assert left_for_others(Opcode.OPEN, bytes(8), nodeid)
@@ -285,7 +285,7 @@ def test_what_nobody_else_can_answer_is_answered_of_a_slow_filesystem_too(is_slo
         made = [kernel.asked(Opcode.CREATE, struct.pack("=IIII", os.O_RDWR, 0o100644, 0, 0) + name) for name in NAMED]
         nodeid = struct.unpack_from("=Q", made[0].body)[0]
         one, other = (struct.unpack_from("=Q", told.body, 128)[0] for told in made)
-        kernel.direct._gate.is_slow = is_slow
+        kernel.direct._lock.is_slow = is_slow
         assert kernel.asked(Opcode.FALLOCATE, struct.pack("=QQQII", one, 0, MIB, 0, 0)).error == 0
         assert (path / "a").stat().st_size == MIB
         assert kernel.asked(Opcode.LSEEK, struct.pack("=QQII", one, MIB, os.SEEK_DATA, 0)).error == errno.ENXIO

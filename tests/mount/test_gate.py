@@ -23,10 +23,10 @@ ME = Somebody(0, 0, os.getpid(), 0o22)
 
 
 @pytest.fixture
-def gate() -> TablesLock:
-    gate = TablesLock()
-    gate.watch()
-    return gate
+def lock() -> TablesLock:
+    lock = TablesLock()
+    lock.watch()
+    return lock
 
 
 def in_thread(act: Callable[[], object]) -> None:
@@ -36,60 +36,60 @@ def in_thread(act: Callable[[], object]) -> None:
     thread.join()
 
 
-def taken(gate: TablesLock, act: Callable[[], object]) -> None:
+def taken(lock: TablesLock, act: Callable[[], object]) -> None:
     """What is under way is taken away, something is done, and the call goes on: a call of the loop's own thread."""
 
     def take() -> None:
-        call = gate.under_way()
+        call = lock.under_way()
         assert call is not None
-        assert gate.take_away(call)
+        assert lock.take_away(call)
         act()
 
     in_thread(take)
 
 
-def test_others_have_the_tables_while_he_waits_and_he_has_them_when_he_comes_back(gate: TablesLock) -> None:
+def test_others_have_the_tables_while_he_waits_and_he_has_them_when_he_comes_back(lock: TablesLock) -> None:
     seen: list[bool] = []
-    with gate.lock:
-        gate.begin()
-        gate.call(taken, gate, lambda: gate.run(lambda: seen.append(gate.is_home)))
-        assert (seen, gate.is_home, gate.lock.locked()) == ([False], True, True)
-        assert (gate.is_away, gate.was_away) == (False, True)
-        gate.begin()
-        assert (gate.is_away, gate.was_away) == (False, False)
-    assert not gate.lock.locked()
+    with lock.mutex:
+        lock.begin()
+        lock.call(taken, lock, lambda: lock.run(lambda: seen.append(lock.is_home)))
+        assert (seen, lock.is_home, lock.mutex.locked()) == ([False], True, True)
+        assert (lock.is_away, lock.was_away) == (False, True)
+        lock.begin()
+        assert (lock.is_away, lock.was_away) == (False, False)
+    assert not lock.mutex.locked()
 
 
-def test_nothing_is_taken_from_who_is_in_another_call(gate: TablesLock) -> None:
+def test_nothing_is_taken_from_who_is_in_another_call(lock: TablesLock) -> None:
     seen: list[object] = []
-    with gate.lock:
-        gate.call(lambda _number: seen.append(gate.under_way()), 1)
-        gate.call(lambda _number: seen.append(gate.take_away(seen[0])), 2)
+    with lock.mutex:
+        lock.call(lambda _number: seen.append(lock.under_way()), 1)
+        lock.call(lambda _number: seen.append(lock.take_away(seen[0])), 2)
     assert seen[1] is False
-    assert gate.under_way() is None
-    assert not gate.take_away(None)
+    assert lock.under_way() is None
+    assert not lock.take_away(None)
 
 
-def test_what_fails_while_he_is_away_fails_for_him(gate: TablesLock) -> None:
+def test_what_fails_while_he_is_away_fails_for_him(lock: TablesLock) -> None:
     def fail() -> None:
-        taken(gate, lambda: None)
+        taken(lock, lambda: None)
         raise FileNotFoundError
 
-    with gate.lock, pytest.raises(FileNotFoundError):
-        gate.call(fail)
-    assert not gate.lock.locked()
+    with lock.mutex, pytest.raises(FileNotFoundError):
+        lock.call(fail)
+    assert not lock.mutex.locked()
 
 
-def test_what_he_was_lent_stays_open_until_his_next_operation(gate: TablesLock) -> None:
+def test_what_he_was_lent_stays_open_until_his_next_operation(lock: TablesLock) -> None:
     fd, other = (Fd(os.open("/", os.O_PATH)) for _ in range(2))
-    with gate.lock:
-        gate.begin()
-        gate.lend(fd)
-        gate.call(taken, gate, lambda: [gate.run(gate.close, one) for one in (fd, other)])
+    with lock.mutex:
+        lock.begin()
+        lock.lend(fd)
+        lock.call(taken, lock, lambda: [lock.run(lock.close, one) for one in (fd, other)])
         os.fstat(fd)
         with pytest.raises(OSError, match="Bad file"):
             os.fstat(other)
-        gate.begin()
+        lock.begin()
         with pytest.raises(OSError, match="Bad file"):
             os.fstat(fd)
 
@@ -98,7 +98,7 @@ def test_what_he_was_lent_stays_open_until_his_next_operation(gate: TablesLock) 
 def real() -> Iterator[tuple[Kernel, Vfs, Path]]:
     with a_real() as (kernel, vfs, path):
         (path / "file").touch()
-        vfs.gate.watch()
+        vfs.lock.watch()
         yield kernel, vfs, path
 
 
@@ -117,7 +117,7 @@ def test_what_he_has_seen_is_not_believed_if_others_were_at_work(
 
     def found(fd: int, name: bytes) -> object:
         seen = find(fd, name)
-        taken(vfs.gate, lambda: vfs.gate.run(vfs.getattr, ROOT, ME) if act == "changes" else None)
+        taken(vfs.lock, lambda: vfs.lock.run(vfs.getattr, ROOT, ME) if act == "changes" else None)
         return seen
 
     monkeypatch.setattr(vfs._looker, "find", found)
@@ -133,7 +133,7 @@ def test_what_others_learn_while_he_changes_it_is_forgotten(
     mkdir = os.mkdir
 
     def looked_at_before(*args: Any, **named: Any) -> None:
-        taken(vfs.gate, lambda: vfs.gate.run(vfs.lookup, ROOT, b"new", ME))
+        taken(vfs.lock, lambda: vfs.lock.run(vfs.lookup, ROOT, b"new", ME))
         mkdir(*args, **named)
 
     monkeypatch.setattr(os, "mkdir", looked_at_before)

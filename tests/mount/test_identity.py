@@ -148,7 +148,7 @@ class Busy:
     """A tree on a machine that interrupts processes; what was just made may have its number at the third look."""
 
     def __init__(self) -> None:
-        self.gate, self.n_looks = TablesLock(), 0
+        self.lock, self.n_looks = TablesLock(), 0
 
     def renumbered(self, known: EntryParam) -> EntryParam:
         time.sleep(0.05)
