@@ -28,13 +28,13 @@ def remembered(vfs: Vfs, directory: Node, name: bytes) -> EntryParam | None:
     """What a name means, not counted yet: `counted` or `not_taken` must follow."""
     if is_stores_own(name) or trashd_dir.is_below(vfs.nodes, directory):
         return None
-    found = vfs.memory.name(directory, name)
+    found = vfs.cache.name(directory, name)
     if found is None:
         return None
     source, left_s = found
     if source is None:
         return EntryParam(NodeId(0), NOTHING, left_s)
-    attributes = vfs.memory.attributes(source)
+    attributes = vfs.cache.attributes(source)
     if attributes is None:
         return None
     seen, also_left_s = attributes
@@ -46,7 +46,7 @@ def getattr_(vfs: Vfs, nodeid: int) -> EntryParam | None:
     node = vfs.nodes.get(nodeid)
     if node is None or node.last is not None or trashd_dir.is_below(vfs.nodes, node):
         return None
-    attributes = vfs.memory.attributes(node.source)
+    attributes = vfs.cache.attributes(node.source)
     if attributes is None:
         return None
     node.is_told = True
@@ -56,4 +56,4 @@ def getattr_(vfs: Vfs, nodeid: int) -> EntryParam | None:
 def readlink(vfs: Vfs, nodeid: int) -> bytes | None:
     """Where a link leads."""
     node = vfs.nodes.get(nodeid)
-    return None if node is None else vfs.memory.target(node)
+    return None if node is None else vfs.cache.target(node)

@@ -158,7 +158,7 @@ class _MountDaemon(Pyfuse3Handlers):
             try:
                 with _watching(attached, vfs) if is_shared else nullcontext() as watched, _door(attached, vfs) as asked:
                     if watched is not None:
-                        vfs.memory.has_news = watched.has_news
+                        vfs.cache.has_news = watched.has_news
                     elif is_shared:
                         lane.turn_off(FastPath.LISTINGS, "nothing tells of changes behind the mount")
                     vfs.keeps_listings = lane.is_on(FastPath.LISTINGS)

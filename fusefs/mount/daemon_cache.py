@@ -32,12 +32,12 @@ NameIn = tuple[Node, bytes]
 class CacheFill:
     """A look at the backing filesystem, from its beginning to its `end`: what it finds is as old as its beginning."""
 
-    def __init__(self, cache: MetadataCache, lifetime_s: float, passed_by: Container[SourceKey]) -> None:
-        self._cache = cache
+    def __init__(self, metadata: MetadataCache, lifetime_s: float, passed_by: Container[SourceKey]) -> None:
+        self._metadata = metadata
         self._lifetime_s = lifetime_s
         self._passed_by = passed_by
         self._began_s = time.monotonic()
-        self._epoch = cache.begin()
+        self._epoch = metadata.begin()
         self._n_users = 1
 
     def __enter__(self) -> Self:
@@ -50,7 +50,7 @@ class CacheFill:
         """It learns nothing any more."""
         self._n_users -= 1
         if not self._n_users:
-            self._cache.end()
+            self._metadata.end()
 
     def proof(self, source: SourceKey | None, *, named: NameIn | None) -> Freshness | None:
         """What tells later for how long what it found may be believed; it must be asked, once."""
@@ -59,7 +59,7 @@ class CacheFill:
 
     def learn(self, directory: Node, name: bytes, source: SourceKey, seen: Attributes) -> None:
         """What a name means, and what that is."""
-        self._cache.learn_name(directory.source, name, source, self._epoch, self._began_s)
+        self._metadata.learn_name(directory.source, name, source, self._epoch, self._began_s)
         self.learn_attributes(source, seen)
 
     def learn_all(self, directory: Node, found: Mapping[bytes, SeenByName | None]) -> None:
@@ -75,7 +75,7 @@ class CacheFill:
 
     def learn_missing(self, directory: Node, name: bytes) -> None:
         """Nothing has this name."""
-        self._cache.learn_name(directory.source, name, None, self._epoch, self._began_s)
+        self._metadata.learn_name(directory.source, name, None, self._epoch, self._began_s)
 
     def learn_attributes(self, source: SourceKey, seen: Attributes) -> None:
         """What an inode is; not of a file with more names, of which one may be reaped behind the mount.
@@ -84,20 +84,20 @@ class CacheFill:
         """
         if (seen.nlink > 1 and not seen.is_directory()) or seen.gives_rights() or source in self._passed_by:
             return
-        self._cache.learn_attributes(source, seen, self._epoch, self._began_s)
+        self._metadata.learn_attributes(source, seen, self._epoch, self._began_s)
 
     def learn_xattrs(self, source: SourceKey, answers: Answers, uid: int = 0) -> None:
         """Some of its extended attributes, as a user was told them. A write past us takes its capabilities."""
         if source not in self._passed_by:
-            self._cache.learn_xattrs(source, answers, self._epoch, self._began_s, uid)
+            self._metadata.learn_xattrs(source, answers, self._epoch, self._began_s, uid)
 
     def learn_target(self, source: SourceKey, target: bytes) -> None:
         """Where a link leads."""
-        self._cache.learn_target(source, target, self._epoch, self._began_s)
+        self._metadata.learn_target(source, target, self._epoch, self._began_s)
 
     def learn_listing(self, directory: Node, entries: PackedEntries) -> None:
         """All entries of a directory."""
-        self._cache.learn_listing(directory.source, entries, self._epoch, self._began_s)
+        self._metadata.learn_listing(directory.source, entries, self._epoch, self._began_s)
 
     def left_s(self, source: SourceKey | None, *, named: NameIn | None) -> float:
         """For how long what it found may be believed from now on; 0: it has changed meanwhile.
@@ -105,9 +105,9 @@ class CacheFill:
         source  what it saw the attributes of
         named   the name that it saw
         """
-        if source is not None and not self._cache.is_unchanged(self._epoch, source):
+        if source is not None and not self._metadata.is_unchanged(self._epoch, source):
             return 0
-        if named is not None and not self._cache.is_named_so(self._epoch, named[0].source, named[1]):
+        if named is not None and not self._metadata.is_named_so(self._epoch, named[0].source, named[1]):
             return 0
         return max(0.0, self._lifetime_s - (time.monotonic() - self._began_s))
 
@@ -165,7 +165,7 @@ class DaemonCache:
         self.size_bytes = size_bytes
         self.is_kept = size_bytes > 0 and lifetime_s > 0
         self.lifetime_s = lifetime_s
-        self.cache = MetadataCache(size_bytes, lifetime_s)
+        self.metadata = MetadataCache(size_bytes, lifetime_s)
         self.passed_by: set[SourceKey] = set()
         """What is read or written past us, or may be: of its attributes nothing is remembered."""
         self.unsteady: set[SourceKey] = set()
@@ -182,48 +182,48 @@ class DaemonCache:
 
     def looking_ahead(self) -> CacheFill:
         """A look by other threads, to be ended."""
-        return CacheFill(self.cache, self.lifetime_s, self.passed_by)
+        return CacheFill(self.metadata, self.lifetime_s, self.passed_by)
 
     def has_names(self, directory: Node) -> bool:
         """Whether anything is remembered of the names in a directory."""
-        return self.cache.has_names(directory.source)
+        return self.metadata.has_names(directory.source)
 
     def knows(self, directory: Node, name: bytes, xattrs_of: Callable[[Attributes], Collection[bytes]]) -> bool:
         """Whether it is remembered what a name means, and what that is, with some of its extended attributes."""
         now_s = time.monotonic()
-        found = self.cache.name(directory.source, name, now_s)
+        found = self.metadata.name(directory.source, name, now_s)
         if found is None or found[0] is None:
             return found is not None
-        known = self.cache.attributes(found[0], now_s)
+        known = self.metadata.attributes(found[0], now_s)
         if known is None:
             return False
-        return self.cache.has_xattrs(found[0], xattrs_of(known[0]), now_s)
+        return self.metadata.has_xattrs(found[0], xattrs_of(known[0]), now_s)
 
     def name(self, directory: Node, name: bytes) -> tuple[SourceKey | None, float] | None:
         """What a name means (None: nothing has it), and for how many seconds that may be believed; None: not known."""
-        found = self.cache.name(directory.source, name, time.monotonic())
+        found = self.metadata.name(directory.source, name, time.monotonic())
         sort = Remembering.MISSING_NAME if found is not None and found[0] is None else Remembering.NAME
         return found if self._is_known(sort, found) else None
 
     def attributes(self, source: SourceKey) -> tuple[Attributes, float] | None:
         """What an inode is, and for how many seconds that may be believed; None: not known."""
-        found = self.cache.attributes(source, time.monotonic())
+        found = self.metadata.attributes(source, time.monotonic())
         return found if self._is_known(Remembering.ATTRIBUTES, found) else None
 
     def target(self, node: Node) -> bytes | None:
         """Where a link leads; None: not known."""
-        found = self.cache.target(node.source, time.monotonic())
+        found = self.metadata.target(node.source, time.monotonic())
         return found if self._is_known(Remembering.LINK_TARGET, found) else None
 
     def xattr(self, node: Node, name: bytes, uid: int) -> bytes | int | None:
         """An extended attribute, or an errno if it has none, as a user was told; None: not known."""
-        found = self.cache.xattr(node.source, name, time.monotonic(), uid)
+        found = self.metadata.xattr(node.source, name, time.monotonic(), uid)
         sort = Remembering.MISSING_XATTR if isinstance(found, int) else Remembering.XATTR
         return found if self._is_known(sort, found) else None
 
     def listing(self, directory: Node) -> PackedEntries | None:
         """All entries of a directory; None: not known."""
-        found = self.cache.listing(directory.source, time.monotonic())
+        found = self.metadata.listing(directory.source, time.monotonic())
         return found if self._is_known(Remembering.LISTING, found) else None
 
     def _is_known(self, sort: Remembering, found: object) -> bool:
@@ -237,64 +237,66 @@ class DaemonCache:
 
         From its beginning, so that no client is told what is wrong by then; and from its end, for looks made meanwhile.
         """
-        if self._lock.is_home and self.cache.is_idle:
-            return (
-                _ForgetAfter(self.cache, partial(self._forget, sources, names)) if self._lock.is_watched else _NOTHING
-            )
-        return _around(self._forget, sources, names)
+        if not (self._lock.is_home and self.metadata.is_idle):
+            return _around(self._forget, sources, names)
+        if not self._lock.is_watched:
+            return _NOTHING
+        return _ForgetAfter(self.metadata, partial(self._forget, sources, names))
 
     def reads(self, source: SourceKey) -> AbstractContextManager[None]:
         """What the block reads has another time of access then: the same of its attributes alone."""
-        if self._lock.is_home and self.cache.is_idle:
-            return _ForgetAfter(self.cache, partial(self.cache.accessed, source)) if self._lock.is_watched else _NOTHING
-        return _around(self.cache.accessed, source)
+        if not (self._lock.is_home and self.metadata.is_idle):
+            return _around(self.metadata.accessed, source)
+        if not self._lock.is_watched:
+            return _NOTHING
+        return _ForgetAfter(self.metadata, partial(self.metadata.accessed, source))
 
     def changed(self, source: SourceKey, name: bytes | None = None) -> None:
         """An inode changed behind the mount; or a name in a directory."""
         if name is None:
-            self.cache.attributes_changed(source)
+            self.metadata.attributes_changed(source)
         else:
-            self.cache.name_changed(source, name)
+            self.metadata.name_changed(source, name)
 
     def pass_by(self, source: SourceKey) -> None:
         """An inode's attributes change without a message from now on, the time of access at least."""
         if source not in self.passed_by:
             self.passed_by.add(source)
-            if not self.cache.is_idle:
-                self.cache.attributes_changed(source)
+            if not self.metadata.is_idle:
+                self.metadata.attributes_changed(source)
 
     def settle(self, source: SourceKey) -> None:
         """They don't any more; a look made meanwhile has seen what may be old."""
         if source in self.passed_by:
             self.passed_by.discard(source)
-            if not self.cache.is_idle:
-                self.cache.attributes_changed(source)
+            if not self.metadata.is_idle:
+                self.metadata.attributes_changed(source)
 
     def ended(self, source: SourceKey) -> None:
         """An incarnation lost its last link: where there are no handles, the next one may look like it."""
-        if self._lock.is_home and self.cache.is_idle:
+        if self._lock.is_home and self.metadata.is_idle:
             return
-        self.cache.directory_changed(source)
+        self.metadata.directory_changed(source)
 
     def _forget(self, sources: Iterable[SourceKey], names: Iterable[NameIn]) -> None:
         for source in sources:
-            self.cache.attributes_changed(source)
+            self.metadata.attributes_changed(source)
         for directory, name in names:
-            self.cache.name_changed(directory.source, name)
+            self.metadata.name_changed(directory.source, name)
 
 
 @dataclass(slots=True, eq=False)
 class _ForgetAfter:
     """Forget something after the block, if others have learnt anything meanwhile: before it nothing was known."""
 
-    cache: MetadataCache
+    metadata: MetadataCache
     forget: Callable[[], None]
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, *_error: object) -> None:
-        if not self.cache.is_idle:
+        if not self.metadata.is_idle:
             self.forget()
 
 

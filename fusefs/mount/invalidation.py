@@ -135,9 +135,9 @@ def _notices(vfs: Vfs, change: fanotify.FanotifyChange) -> Iterator[bytes]:
     device = vfs.nodes.root.source[0]
     subject = vfs.nodes.find((device, change.subject))
     is_directory = bool(change.mask & fanotify.FAN_ONDIR)
-    vfs.memory.changed((device, change.subject))
+    vfs.cache.changed((device, change.subject))
     if change.mask & _NAMES:
-        vfs.memory.changed((device, change.directory), change.name)
+        vfs.cache.changed((device, change.directory), change.name)
         directory = vfs.nodes.find((device, change.directory))
         if directory is not None:
             is_taken = change.mask & fanotify.FAN_MOVED_FROM and is_drop_folder(vfs.nodes, directory)
@@ -156,7 +156,7 @@ async def _forget_all(vfs: Vfs, channel: socket.socket) -> None:
     """
     start_s = time.monotonic()
     with vfs.lock.mutex:
-        vfs.memory.cache.clear()
+        vfs.cache.metadata.clear()
         nodes = list(vfs.nodes)
     for at in range(0, len(nodes), _N_AT_A_TIME):
         await _tell(channel, [notice for node in nodes[at : at + _N_AT_A_TIME] for notice in _forget_node(node)])

@@ -54,7 +54,7 @@ def read(vfs: Vfs, nodeid: int, offset: int, room: int) -> Iterator[ReaddirEntry
 def read_names(vfs: Vfs, nodeid: int, offset: int, room: int) -> list[Dirent]:
     """The entries of a directory from an offset on, without attributes: of a filesystem that has become slow."""
     node = vfs.node(nodeid)
-    with vfs.memory.reads(node.source), _open(vfs, node) as fd:
+    with vfs.cache.reads(node.source), _open(vfs, node) as fd:
         hidden = left_out(vfs, node)
         return [one for one in vfs.lock.call(Dirents(fd).block, offset, room // BYTES_TOLD) if one[0] != hidden]
 

@@ -91,14 +91,14 @@ class Passthrough:
     open for reading and writing may have mapped it, and a mapping outlives its handle.
     """
 
-    def __init__(self, lock: TablesLock, memory: DaemonCache, root: Fd, *, is_shared: bool) -> None:
+    def __init__(self, lock: TablesLock, cache: DaemonCache, root: Fd, *, is_shared: bool) -> None:
         """Begin without it; to be started when the kernel has agreed.
 
         root       the backing tree's directory, which stays its owner's
         is_shared  attributes are not believed for long anyway, and we must not be in the way of those behind the mount
         """
         self._lock = lock
-        self._memory = memory
+        self._cache = cache
         self._root = root
         self._root_dev = look_at(root).dev
         self._is_shared = is_shared
@@ -165,11 +165,11 @@ class Passthrough:
             self._was_written[node] = writes
         if not mode.backing_id:
             return 0
-        self._memory.pass_by(node.source)
+        self._cache.pass_by(node.source)
         if writes:
             mode.n_writers += 1
             self._writers.add(fh)
-            self._memory.unsteady.add(node.source)
+            self._cache.unsteady.add(node.source)
             if flags & os.O_ACCMODE == os.O_RDWR and node not in self._mapped:
                 self._may_be_mapped(node, is_new=bool(flags & os.O_CREAT))
         return mode.backing_id
@@ -266,9 +266,9 @@ class Passthrough:
             return
         mode = self._modes.get(node)
         if mode is None:
-            self._memory.settle(node.source)
+            self._cache.settle(node.source)
         if mode is None or not mode.n_writers:
-            self._memory.unsteady.discard(node.source)
+            self._cache.unsteady.discard(node.source)
             self._unbelieved.discard(node)
 
     def _open(self, node: Node, fh: Fd, writer: ThreadCredentials) -> int:

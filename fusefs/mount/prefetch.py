@@ -33,7 +33,7 @@ class Prefetch:
     """The walks of a mount. To be used with the tables' lock."""
 
     def __init__(
-        self, lock: TablesLock, memory: DaemonCache, wanted: PrefetchXattrs, n_in_flight: int, n_fds: int
+        self, lock: TablesLock, cache: DaemonCache, wanted: PrefetchXattrs, n_in_flight: int, n_fds: int
     ) -> None:
         """Begin with none.
 
@@ -42,7 +42,7 @@ class Prefetch:
         n_fds        that looks may have open for a moment
         """
         self._lock = lock
-        self._memory = memory
+        self._cache = cache
         self._wanted = wanted
         self._n_in_flight = n_in_flight
         self._walks: dict[Node, PrefetchQueue] = {}
@@ -77,7 +77,7 @@ class Prefetch:
             return
         walk.is_asked = True
         walk.n_allowed += self._n_in_flight
-        if fd is not None and walk.names and self._memory.is_kept and walk.n_left() < self._n_in_flight:
+        if fd is not None and walk.names and self._cache.is_kept and walk.n_left() < self._n_in_flight:
             names = walk.take(min(walk.n_allowed, _BATCH), partial(self._knows, directory))
             walk.n_allowed -= len(names)
             self.fetch(walk, directory, fd, names)
@@ -92,7 +92,7 @@ class Prefetch:
 
     def _listed_long_ago(self, directory: Node) -> PrefetchQueue | None:
         """A walk of a directory that the kernel has a listing of, as we have."""
-        entries = self._memory.cache.listing(directory.source, time.monotonic())
+        entries = self._cache.metadata.listing(directory.source, time.monotonic())
         if entries is None:
             return None
         walk = self.begin(directory)
@@ -105,7 +105,7 @@ class Prefetch:
         return [name for name in names if not self._knows(directory, name)]
 
     def _knows(self, directory: Node, name: bytes) -> bool:
-        return is_stores_own(name) or self._memory.knows(directory, name, self._wanted.of)
+        return is_stores_own(name) or self._cache.knows(directory, name, self._wanted.of)
 
     def fetch(self, walk: PrefetchQueue, directory: Node, fd: Fd, names: Sequence[bytes]) -> None:
         """Begin to look at some names.
@@ -118,7 +118,7 @@ class Prefetch:
             own_fd = Fd(os.dup(fd))
         except OSError:
             return  # too many are open: the request looks itself
-        look, names = self._memory.looking_ahead(), list(dict.fromkeys(names))
+        look, names = self._cache.looking_ahead(), list(dict.fromkeys(names))
         batch = PrefetchBatch(self._lock, look, directory, own_fd, names, self._wanted)
         walk.add(batch)
         if self._rings.fetch(walk, batch):

@@ -110,7 +110,7 @@ def opendir(vfs: Vfs, nodeid: int, caller: Caller) -> int:
 def recall_opendir(vfs: Vfs, nodeid: int, caller: Caller) -> int | None:
     """A handle of a directory whose entries are remembered: it need not be opened. None: it must be."""
     node = vfs.nodes.get(nodeid)
-    if node is None or node.last is not None or not vfs.is_checked or vfs.memory.listing(node) is None:
+    if node is None or node.last is not None or not vfs.is_checked or vfs.cache.listing(node) is None:
         return None
     vfs.make_room(caller.uid)
     return vfs.handles.add_late(node, caller.uid, DirHandle(node, None))
@@ -183,9 +183,9 @@ def _go_to(vfs: Vfs, listing: DirHandle, offset: int) -> None:
     """Have the entries ready that follow an offset: enough to fetch attributes of some while others are told."""
     if offset == 0:
         listing.close()
-        listing.look = vfs.memory.looking()
+        listing.look = vfs.cache.looking()
         listing.gathered = PackedEntries()
-        listing.recalled, listing.n_passed = vfs.memory.listing(listing.node), 0
+        listing.recalled, listing.n_passed = vfs.cache.listing(listing.node), 0
         listing.ready, listing.is_complete, listing.n_new = (), False, 0
     if offset == 0 or listing.walk is None:  # or the filesystem was quick before
         listing.walk = vfs.ahead.begin(listing.node)
@@ -203,7 +203,7 @@ def _go_to(vfs: Vfs, listing: DirHandle, offset: int) -> None:
 def _go_back(vfs: Vfs, listing: DirHandle, offset: int) -> None:
     """To what was told before: the kernel has lost what it kept of it. Or to anywhere."""
     if listing.known is None:
-        listing.recalled = vfs.memory.listing(listing.node)
+        listing.recalled = vfs.cache.listing(listing.node)
     passed = None if listing.known is None else listing.known.after(offset)
     if passed is None:
         listing.close()
@@ -229,7 +229,7 @@ def _next(vfs: Vfs, listing: DirHandle, offset: int) -> Sequence[Dirent]:
         part = range(listing.n_passed, min(listing.n_passed + _N_RECALLED, len(known)))
         listing.n_passed = part.stop
         return [known[number] for number in part]
-    with vfs.memory.reads(listing.node.source):
+    with vfs.cache.reads(listing.node.source):
         entries = vfs.lock.call(_entries(vfs, listing).block, offset)
     if listing.look is not None and listing.gathered is not None:
         if entries:
@@ -239,7 +239,7 @@ def _next(vfs: Vfs, listing: DirHandle, offset: int) -> Sequence[Dirent]:
             listing.look.learn_listing(listing.node, listing.gathered)
             with suppress(OSError):
                 vfs.known(listing.node)  # so that it is remembered, too, with its new time of access
-        if not entries or listing.gathered.n_bytes > vfs.memory.cache.largest_bytes:
+        if not entries or listing.gathered.n_bytes > vfs.cache.metadata.largest_bytes:
             listing.close()
     return entries
 
@@ -258,10 +258,10 @@ def looked_at(vfs: Vfs, listing: DirHandle, offset: int, room: int) -> Iterator[
     """
     node, entries, learn, identify = listing.node, _entries(vfs, listing), vfs.nodes.learn, vfs.identifying()
     fd = entries.fd
-    timeout_s = 0 if vfs.names.are_fickle_in(node, fd) else vfs.memory.lifetime_s
+    timeout_s = 0 if trashd_dir.is_below(vfs.nodes, node) or vfs.folding.folds(node, fd) else vfs.cache.lifetime_s
     hidden, dev, is_trash = left_out(vfs, node), node.source[0], trashd_dir.holds_trash(vfs.nodes, node)
     unlooked = frozenset() if vfs.lock.stays_home else vfs.lock.inner.names
-    unsteady = vfs.memory.unsteady
+    unsteady = vfs.cache.unsteady
     began_ns, n = time.perf_counter_ns(), 0
     try:
         for name, ino, following, kind in entries.read_from(offset, room // BYTES_TOLD, vfs.lock.call):
@@ -294,7 +294,7 @@ def looked_at(vfs: Vfs, listing: DirHandle, offset: int, room: int) -> Iterator[
 def _ready(vfs: Vfs, listing: DirHandle) -> Iterator[ReaddirEntry]:
     directory, hidden = listing.node, left_out(vfs, listing.node)
     soon_s = time.monotonic() + _SOON_S
-    knows_none = trashd_dir.is_below(vfs.nodes, directory) or not (listing.batches or vfs.memory.has_names(directory))
+    knows_none = trashd_dir.is_below(vfs.nodes, directory) or not (listing.batches or vfs.cache.has_names(directory))
     for name, ino, following, kind in listing.ready:
         if name in _DOTS:
             yield ReaddirEntry(name, _dot(ino), ino, kind, following, None)
@@ -328,7 +328,7 @@ def _just_seen(vfs: Vfs, listing: DirHandle, name: bytes) -> EntryParam | None:
             left_s = batch.look.left_s(source, named=(listing.node, name))
             if left_s:
                 nodeid = vfs.nodes.learn(source, seen, listing.node, name).nodeid
-                return EntryParam(nodeid, seen, left_s, None, source not in vfs.memory.unsteady)
+                return EntryParam(nodeid, seen, left_s, None, source not in vfs.cache.unsteady)
     return None
 
 

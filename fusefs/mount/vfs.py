@@ -89,13 +89,13 @@ class Vfs:
         seen = look_at(root)
         self.lock = lock
         self.stats = stats
-        self.memory = DaemonCache(lock, stats, cache_bytes, timeout_s)
+        self.cache = DaemonCache(lock, stats, cache_bytes, timeout_s)
         n_spare = _n_spare(max_fds)
         self._n_fds = _n_for_clients(max_fds)
         self.losers = EstaleRetries(lock)
         self.directories = DirectoryFds(root, self._n_fds, lock, self.losers)
         self.wanted = PrefetchXattrs(seen.dev, has_handles=self.directories.has_handles)
-        self.ahead = Prefetch(lock, self.memory, self.wanted, n_in_flight, n_spare)
+        self.ahead = Prefetch(lock, self.cache, self.wanted, n_in_flight, n_spare)
         self.nodes = InodeTable(source_key(seen, self.directories.handle_of(root)), seen, trashd_dir.zone_in)
         self._missing = EntryParam(NodeId(0), NOTHING, timeout_s)
         self.shows_trash = shows_trash
@@ -113,7 +113,7 @@ class Vfs:
         self.lasting = AttrTimeouts()
         self.unlisted: dict[bytes, Node] = {}
         """What is found, once, by a name that no directory has: for the test at the start (passthrough_probe.py)."""
-        self.passthrough = Passthrough(lock, self.memory, root, is_shared=is_shared)
+        self.passthrough = Passthrough(lock, self.cache, root, is_shared=is_shared)
         self.as_caller = partial(AsCaller, lock, self._mistaken)
         """One act of a caller's: see AsCaller. If it is refused below, the nodes are not what they were taken for."""
         # The directories last: closing what they have open may take its time, and the nodeid may be another's then.
@@ -171,7 +171,7 @@ class Vfs:
         is_fickle = self.names.is_fickle(directory, fd, name)
         if not is_fickle and not self.lock.is_home:
             self.ahead.asked(directory, fd)
-        look = self.memory.looking()
+        look = self.cache.looking()
         try:
             found = self.find(fd, name)
             if found is None:
@@ -214,14 +214,14 @@ class Vfs:
 
     def see(self, directory: Node, fd: Fd, name: bytes) -> EntryParam:
         """What a name means, not counted yet: `counted` must follow."""
-        is_fickle = self.names.is_fickle(directory, fd, name)
-        with self.memory.looking() as look:
+        is_fickle = self.is_fickle(directory, fd, name)
+        with self.cache.looking() as look:
             return self.learn(directory, name, *self.identify(fd, name), look, is_fickle=is_fickle)
 
     def see_made(self, directory: Node, dir_fd: Fd, name: bytes, fd: Fd) -> EntryParam:
         """What a name means that was just made, by its own fd, not counted yet."""
-        is_fickle = self.names.is_fickle(directory, dir_fd, name)
-        with self.memory.looking() as look:
+        is_fickle = self.is_fickle(directory, dir_fd, name)
+        with self.cache.looking() as look:
             seen, handle = self.lock.look(self._looker.peek if self.lock.is_home else peek_at, fd)
             return self.learn(directory, name, seen, self.directories.lasting(handle), look, is_fickle=is_fickle)
 
@@ -236,14 +236,14 @@ class Vfs:
             return EntryParam(node.nodeid, seen, 0, is_fickle=True)
         look.learn(directory, name, source, seen)
         proof = look.proof(source, named=(directory, name))
-        return EntryParam(node.nodeid, seen, self.memory.lifetime_s, proof, self.is_steady(source))
+        return EntryParam(node.nodeid, seen, self.cache.lifetime_s, proof, self.is_steady(source))
 
     def is_steady(self, source: SourceKey) -> bool:
         """Whether attributes that were seen just now may be believed at all."""
         device = source[0]
         self.lock.inner.meet(device)
         was_asked = not (self.lock.is_home and device in self.lock.inner.devices)
-        return was_asked and source not in self.memory.unsteady
+        return was_asked and source not in self.cache.unsteady
 
     def identify(self, fd: int, name: bytes) -> tuple[Attributes, bytes]:
         """The attributes and the file handle of a name in a directory. Raises  OSError ENOENT"""
@@ -346,15 +346,15 @@ class Vfs:
     def known(self, node: Node) -> EntryParam:
         """What a node is now."""
         self.passthrough.settle(node, self.directories)
-        look = self.memory.looking()
+        look = self.cache.looking()
         try:
             seen = self._attributes(node)
             if trashd_dir.is_below(self.nodes, node):
                 return EntryParam(node.nodeid, seen, 0, is_fickle=True)
             look.learn_attributes(node.source, seen)
-            is_steady = node.source not in self.memory.unsteady
+            is_steady = node.source not in self.cache.unsteady
             node.is_told |= is_steady
-            return EntryParam(node.nodeid, seen, self.memory.lifetime_s, look.proof(node.source, named=None), is_steady)
+            return EntryParam(node.nodeid, seen, self.cache.lifetime_s, look.proof(node.source, named=None), is_steady)
         finally:
             look.end()
 
@@ -410,7 +410,7 @@ class Vfs:
         if uid is not None:
             return self.lock.call(self.drops.readlink, uid, caller)
         node = self.node(nodeid)
-        with self.memory.reads(node.source), self.memory.looking() as look, self.directories.hold(node) as fd:
+        with self.cache.reads(node.source), self.cache.looking() as look, self.directories.hold(node) as fd:
             target = self.lock.call(os.readlink, b"", dir_fd=fd)
             look.learn_target(node.source, target)
             self.lasting.renew(node)
@@ -436,9 +436,9 @@ class Vfs:
                 n_nodes=len(self.nodes),
                 n_handles=len(self.handles),
                 n_directory_fds=len(self.directories),
-                n_cached=len(self.memory.cache),
-                cache_bytes=self.memory.cache.size_bytes if len(self.memory.cache) else 0,
-                cache_size_bytes=self.memory.size_bytes,
+                n_cached=len(self.cache.metadata),
+                cache_bytes=self.cache.metadata.size_bytes if len(self.cache.metadata) else 0,
+                cache_size_bytes=self.cache.size_bytes,
                 n_threads=self.lock.n_inside,
                 n_prefetches=self.ahead.n_under_way,
                 is_slow=int(self.lock.is_slow),
@@ -447,7 +447,7 @@ class Vfs:
     # Acting.
 
     def _mistaken(self, node: Node) -> None:
-        self.memory.changed(node.source)
+        self.cache.changed(node.source)
         self.lasting.renew(node)
 
     # Handles.

@@ -49,7 +49,7 @@ def open_(vfs: Vfs, nodeid: int, flags: int, caller: Caller) -> OpenedFile:
     if truncates and vfs.handles.is_executed(node):
         raise OSError(errno.ETXTBSY, os.strerror(errno.ETXTBSY))
     vfs.make_room(caller.uid)
-    with vfs.memory.changes(*(node.source,) if truncates else ()):
+    with vfs.cache.changes(*(node.source,) if truncates else ()):
         held, seen = vfs.hold_seen(node, by_name=not truncates)
         with held:
             fd = open_patiently(vfs, node, held, seen, flags & ~_KERNELS_OWN | os.O_CLOEXEC, caller)
@@ -88,7 +88,7 @@ def _execute(held: Fd) -> None:
 def read(vfs: Vfs, fh: int, offset: int, size: int) -> bytes:
     """Some bytes; fewer at the end."""
     node, file = vfs.handles.opened(fh)
-    with vfs.memory.reads(node.source):
+    with vfs.cache.reads(node.source):
         return vfs.lock.call(os.pread, file, size, offset)
 
 
@@ -103,7 +103,7 @@ def write(vfs: Vfs, fh: int, offset: int, data: bytes | memoryview, flags: int |
     if flags is None:
         flags = os.O_APPEND if vfs.is_shared and vfs.handles.is_to_append(fh) else 0
     how, writer = os.RWF_APPEND if flags & os.O_APPEND else 0, vfs.passthrough.writer_of(node, file)
-    with vfs.memory.changes(node.source):
+    with vfs.cache.changes(node.source):
         if vfs.handles.comes_whole(fh):
             setid_bits.take_unasked(vfs, node, file)
             how |= _as_durable(flags)
@@ -123,7 +123,7 @@ def allocate(vfs: Vfs, fh: int, mode: int, offset: int, size: int, caller: Calle
     """Blocks for a part of a file, or a hole, or zeros: fallocate(2). It may take long."""
     node, file = vfs.handles.opened(fh)
     writer = vfs.passthrough.writer_of(node, file)
-    with vfs.memory.changes(node.source), setid_bits.kept(vfs.lock, file, caller):
+    with vfs.cache.changes(node.source), setid_bits.kept(vfs.lock, file, caller):
         vfs.lock.call(call_as, writer, fallocate, file, mode, offset, size)
 
 
@@ -152,7 +152,7 @@ def copy(vfs: Vfs, fh: int, offset: int, to_fh: int, to_offset: int, size: int, 
     node, file = vfs.handles.opened(fh)
     to_node, to_file = vfs.handles.opened(to_fh)
     call = vfs.lock.call
-    with vfs.memory.changes(node.source, to_node.source), setid_bits.kept(vfs.lock, to_file, caller):
+    with vfs.cache.changes(node.source, to_node.source), setid_bits.kept(vfs.lock, to_file, caller):
         accessed_ns = call(look_at, file).atime_ns
         size, writer = min(size, _COPIED_BYTES_MAX), vfs.passthrough.writer_of(to_node, to_file)
         n = call(call_as, writer, os.copy_file_range, file, to_file, size, offset, to_offset)

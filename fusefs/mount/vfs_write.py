@@ -56,7 +56,7 @@ def create(vfs: Vfs, parent: int, name: bytes, mode: int, flags: int, caller: Ca
     vfs.make_room(caller.uid)
     creating = _creating(vfs, directory, dir_fd, mode, caller)
     try:
-        with vfs.memory.changes(names=((directory, name),)):
+        with vfs.cache.changes(names=((directory, name),)):
             fd = Fd(creating.call(os.open, name, flags & ~_NOT_BELOW | _ANEW, stat.S_IMODE(mode), dir_fd=dir_fd))
     except FileExistsError as error:
         if flags & os.O_EXCL:
@@ -118,7 +118,7 @@ def _make(
 ) -> EntryParam:
     """What a call with these arguments makes, and a dir_fd. mode: see `_creating`"""
     directory, dir_fd = vfs.changeable(parent, name)
-    with vfs.memory.changes(names=[(directory, name)]):
+    with vfs.cache.changes(names=[(directory, name)]):
         _creating(vfs, directory, dir_fd, mode, caller).call(act, *args, dir_fd=dir_fd)
     return _made(vfs, directory, dir_fd, name)
 
@@ -127,7 +127,7 @@ def link(vfs: Vfs, nodeid: int, parent: int, name: bytes, caller: Caller) -> Ent
     """One more name of a file."""
     directory, dir_fd = vfs.changeable(parent, name)
     node = vfs.node(nodeid)
-    with vfs.hold(node) as fd, vfs.memory.changes(node.source, names=[(directory, name)]):
+    with vfs.hold(node) as fd, vfs.cache.changes(node.source, names=[(directory, name)]):
         seen = vfs.lock.call(look_at, fd)
         needs = by_mode_of(vfs.lock, dir_fd), by_mode(seen), by_owner(seen)  # of the file: fs.protected_hardlinks
         linking = vfs.as_caller(caller, needs, (node, directory))
@@ -174,7 +174,7 @@ def _remove(vfs: Vfs, parent: int, name: bytes, act: Callable[..., None], caller
     directory, dir_fd = vfs.changeable(parent, name)
     source, seen = _seen(vfs, dir_fd, name)
     removing = vfs.as_caller(caller, (by_mode_of(vfs.lock, dir_fd), by_owner(seen)), (directory,))
-    with vfs.memory.changes(source, names=[(directory, name)]):
+    with vfs.cache.changes(source, names=[(directory, name)]):
         removing.call(act, name, dir_fd=dir_fd)
     vfs.lasting.changed(directory)
     _lost(vfs, source, seen, directory, name)
@@ -206,7 +206,7 @@ def _rename(vfs: Vfs, old_fd: Fd, old: NameIn, new_fd: Fd, new: NameIn, flags: i
         if one.is_directory() and old[0] is not new[0]:
             needs.append(by_mode(one))  # what is above it is written in it
     moving = vfs.as_caller(caller, needs, (old[0], new[0]))
-    with vfs.memory.changes(*sources, names=[old, new]):
+    with vfs.cache.changes(*sources, names=[old, new]):
         moving.call(syscalls.renameat2, old_fd, old[1], new_fd, new[1], flags)
     vfs.lasting.changed(old[0])
     if new[0] is not old[0]:
@@ -226,7 +226,7 @@ def _rename(vfs: Vfs, old_fd: Fd, old: NameIn, new_fd: Fd, new: NameIn, flags: i
 
 def _come_back(vfs: Vfs) -> None:
     """What lies in a store is about to be taken from there: a reaper may have worked on it behind the mount."""
-    vfs.memory.cache.clear()
+    vfs.cache.metadata.clear()
     # Most often it is known anew by then (stored.py). But a thread may yet tell of what it saw before it was moved.
     if vfs.lock.is_slow or not vfs.stored.is_known_anew:
         vfs.lasting.renew_in_trash(vfs.nodes)
@@ -249,7 +249,7 @@ def _seen(vfs: Vfs, dir_fd: Fd, name: bytes) -> tuple[SourceKey, Attributes]:
 def _lost(vfs: Vfs, source: SourceKey, seen: Attributes, directory: Node, name: bytes) -> None:
     """An incarnation lost one name."""
     if stat.S_ISDIR(seen.mode) or seen.nlink == 1:
-        vfs.memory.ended(source)
+        vfs.cache.ended(source)
     node = vfs.nodes.find(source)
     if node is None:
         return
@@ -276,7 +276,7 @@ def setattr_(vfs: Vfs, nodeid: int, changes: Changes, fh: int | None, caller: Ca
     fh       a handle of it, for its size
     """
     node = vfs.node(nodeid)
-    with vfs.memory.changes(node.source), vfs.hold(node) as fd, ExitStack() as stack:
+    with vfs.cache.changes(node.source), vfs.hold(node) as fd, ExitStack() as stack:
         # Before anything is changed, as it may have to wait, and be done again.
         size = changes.size
         file = -1 if size is None else _to_cut(vfs, node, fd, fh, caller, stack)

@@ -60,7 +60,7 @@ class XattrOperations:
         if self._vfs.lock.is_home:
             answer = self._ask(node, name, caller, uid)
         else:
-            with self._vfs.memory.looking() as look:
+            with self._vfs.cache.looking() as look:
                 answer = self._ask(node, name, caller, uid)
                 self._learn(look, node, name, answer, uid)
         if answer in UNSUPPORTED:
@@ -121,7 +121,7 @@ class XattrOperations:
         if not is_asked_of_all(name):
             return None
         uid = self._told_as(caller)
-        answer = vfs.memory.xattr(node, name, uid)
+        answer = vfs.cache.xattr(node, name, uid)
         if answer is not None or vfs.wanted.has(name, is_directory=node.is_directory):
             self._ask_on(node, name, uid)
         if answer is not None:
@@ -130,7 +130,7 @@ class XattrOperations:
 
     def _ask_on(self, node: Node, name: bytes, uid: int) -> None:
         """Have one fetched with those of what is listed beside it, which is asked for next, as the daemon is told."""
-        if self._vfs.lock.is_slow and self._vfs.memory.is_kept and not uid:
+        if self._vfs.lock.is_slow and self._vfs.cache.is_kept and not uid:
             fd = None if node.parent is None else self._vfs.directories.fd_if_open(node.parent)
             self._vfs.ahead.asked_xattr(name, node, fd)
 
@@ -157,7 +157,7 @@ class XattrOperations:
         """
         self._require(name)
         vfs, node = self._vfs, self._vfs.node(nodeid)
-        with vfs.memory.changes(node.source), vfs.hold(node) as fd:
+        with vfs.cache.changes(node.source), vfs.hold(node) as fd:
             seen = vfs.lock.call(look_at, fd)
             gid = setid_bits.group_for(seen, caller) if name.startswith(_ACL) else None
             self._acting(node, seen, name, caller, gid).call(os.setxattr, fd.path(), name, value, flags)
@@ -168,7 +168,7 @@ class XattrOperations:
         """Remove one."""
         self._require(name)
         vfs, node = self._vfs, self._vfs.node(nodeid)
-        with vfs.memory.changes(node.source), vfs.hold(node) as fd:
+        with vfs.cache.changes(node.source), vfs.hold(node) as fd:
             if name == CAPABILITY:  # asked for by the kernel, before a write, or by a caller with the capability
                 vfs.lock.call(os.removexattr, fd.path(), name)
             else:

@@ -139,4 +139,4 @@ def test_what_others_learn_while_he_changes_it_is_forgotten(
     monkeypatch.setattr(os, "mkdir", looked_at_before)
     assert kernel.asked(Opcode.MKDIR, wire.MKDIR_IN.pack(0o755, 0) + b"new\0").error == 0
     assert (path / "new").is_dir()
-    assert vfs.memory.name(vfs.nodes.root, b"new") is None
+    assert vfs.cache.name(vfs.nodes.root, b"new") is None
