@@ -118,7 +118,7 @@ class _MountDaemon(Pyfuse3Handlers):
         """
         mount = attached.mount
         await self._has_begun.wait()
-        self._vfs.lasting.connect(self._replies.device)
+        self._vfs.timeouts.connect(self._replies.device)
         self._vfs.passthrough.connect(self._replies.device)
         for path in (FastPath.REQUESTS, FastPath.LISTINGS):
             if not self._lane.is_on(path):

@@ -90,7 +90,7 @@ async def _forget_all(vfs: Vfs, device: int | None, nodes: list[Node]) -> list[N
         part = nodes[max(0, end - _N_AT_A_TIME) : end]
         with vfs.lock.mutex:
             stored = [node for node in reversed(part) if _is_stored(vfs, node)]
-            vfs.lasting.renew_those([node.nodeid for node in stored])
+            vfs.timeouts.renew_those([node.nodeid for node in stored])
         if stored and device is not None:
             forget_unused(device, [node.nodeid for node in stored])
             left += stored

@@ -74,7 +74,7 @@ class FuseOperations:
     def __init__(self, vfs: Vfs, xattrs: XattrOperations, *, opens_directories: bool) -> None:
         """opens_directories: else the kernel is told at its first question to do that without us."""
         self._vfs = vfs
-        self._lifetimes = vfs.lasting.lifetimes
+        self._lifetimes = vfs.timeouts.lifetimes
         self._lock = vfs.lock
         self._xattrs = xattrs
         self._opens_directories = opens_directories

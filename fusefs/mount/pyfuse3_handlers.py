@@ -44,7 +44,7 @@ class Pyfuse3Handlers(pyfuse3.Operations):
     # What the kernel is told of what was done, and what is remembered of what it asks.
 
     def _entry(self, known: EntryParam) -> EntryAttributes:
-        return entry_of(known if known.proof is None else self._vfs.still(known), self._vfs.lasting)
+        return entry_of(known if known.proof is None else self._vfs.still(known), self._vfs.timeouts)
 
     async def _new(self, known: EntryParam) -> EntryAttributes:
         """Of what was just made. Checkpoint  rarely"""
@@ -237,7 +237,7 @@ class Pyfuse3Handlers(pyfuse3.Operations):
                     has_names_only = True
                     name_only(entry, listed)
                 else:
-                    fill(entry, listed.known, self._vfs.lasting)
+                    fill(entry, listed.known, self._vfs.timeouts)
                 is_taken = pyfuse3.readdir_reply(token, listed.name, entry, listed.offset)
                 readdir.told(self._vfs, fh, listed, is_taken=is_taken)
                 if not is_taken:

@@ -158,12 +158,12 @@ def _number_of(error: Exception, failed: object) -> int:
     return errno.EIO
 
 
-def entry_of(known: EntryParam, lasting: AttrTimeouts) -> EntryAttributes:
+def entry_of(known: EntryParam, timeouts: AttrTimeouts) -> EntryAttributes:
     """What the kernel is told of a node; not to be changed."""
     if not known.nodeid:
         return _missing(known.timeout_s)
     entry = EntryAttributes()
-    fill(entry, known, lasting)
+    fill(entry, known, timeouts)
     return entry
 
 
@@ -176,7 +176,7 @@ def _missing(timeout_s: float) -> EntryAttributes:
     return entry
 
 
-def fill(entry: EntryAttributes, known: EntryParam, lasting: AttrTimeouts) -> None:
+def fill(entry: EntryAttributes, known: EntryParam, timeouts: AttrTimeouts) -> None:
     """Write what is known of a node to a given entry: one serves for a whole listing, as readdir_reply copies it."""
     field: Any = entry
     attributes = known.attributes
@@ -185,7 +185,7 @@ def fill(entry: EntryAttributes, known: EntryParam, lasting: AttrTimeouts) -> No
         field.st_blocks, field.st_blksize, field.st_atime_ns, field.st_mtime_ns, field.st_ctime_ns, _btime,
     ) = attributes  # fmt: skip
     field.st_ino = shown_number(known)  # the nodeid, too; the root's goes without saying
-    field.entry_timeout, field.attr_timeout = lasting.lifetimes(known)
+    field.entry_timeout, field.attr_timeout = timeouts.lifetimes(known)
     field.generation = 0
 
 

@@ -42,10 +42,10 @@ async def show(vfs: Vfs, mount: Mount, apart: Fd) -> str | None:
         with vfs.lock.mutex:
             if not number:
                 vfs.nodes.hide_root()
-                vfs.lasting.renew_all()
+                vfs.timeouts.renew_all()
                 return None
             vfs.nodes.put_top(is_shown=False)
-            vfs.lasting.renew(vfs.nodes.root)  # what was told of it meanwhile is in the books as the top's
+            vfs.timeouts.renew(vfs.nodes.root)  # what was told of it meanwhile is in the books as the top's
         mount_calls.move_mount(apart, target)
     return f"another inode of it can't be mounted: {os.strerror(number)}"
 

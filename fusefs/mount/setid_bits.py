@@ -42,7 +42,7 @@ def take_unasked(vfs: Vfs, node: Node, fd: Fd) -> None:
     """Take set-ID bits away before a write that the kernel passes on as it is, without taking or asking."""
     if vfs.lock.call(look_at, fd).mode & (stat.S_ISUID | stat.S_ISGID):
         _take_away(vfs.lock, fd, in_no_group())
-        vfs.lasting.renew(node)
+        vfs.timeouts.renew(node)
 
 
 def _take_away(lock: TablesLock, fd: Fd, who: ThreadCredentials) -> None:

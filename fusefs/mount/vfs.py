@@ -110,14 +110,14 @@ class Vfs:
         self._looker = StatxReader(asks=not Kernel().answers_at_once(root))
         self.names = NameValidity(self.nodes, root, seen.dev, lock)
         self.pages = PageValidity()
-        self.lasting = AttrTimeouts()
+        self.timeouts = AttrTimeouts()
         self.unlisted: dict[bytes, Node] = {}
         """What is found, once, by a name that no directory has: for the test at the start (passthrough_probe.py)."""
         self.passthrough = Passthrough(lock, self.cache, root, is_shared=is_shared)
         self.as_caller = partial(AsCaller, lock, self._mistaken)
         """One act of a caller's: see AsCaller. If it is refused below, the nodes are not what they were taken for."""
         # The directories last: closing what they have open may take its time, and the nodeid may be another's then.
-        self._by_node = (self.ahead, self.names, self.pages, self.lasting, self.passthrough, self.directories)
+        self._by_node = (self.ahead, self.folding, self.pages, self.timeouts, self.passthrough, self.directories)
 
     def close(self) -> None:
         """Close all fds; what clients have open is lost to them."""
@@ -413,7 +413,7 @@ class Vfs:
         with self.cache.reads(node.source), self.cache.looking() as look, self.directories.hold(node) as fd:
             target = self.lock.call(os.readlink, b"", dir_fd=fd)
             look.learn_target(node.source, target)
-            self.lasting.renew(node)
+            self.timeouts.renew(node)
             return target
 
     def access(self, nodeid: int, mask: int) -> bool:
@@ -448,7 +448,7 @@ class Vfs:
 
     def _mistaken(self, node: Node) -> None:
         self.cache.changed(node.source)
-        self.lasting.renew(node)
+        self.timeouts.renew(node)
 
     # Handles.
 

@@ -157,7 +157,7 @@ def copy(vfs: Vfs, fh: int, offset: int, to_fh: int, to_offset: int, size: int, 
         size, writer = min(size, _COPIED_BYTES_MAX), vfs.passthrough.writer_of(to_node, to_file)
         n = call(call_as, writer, os.copy_file_range, file, to_file, size, offset, to_offset)
         if call(look_at, file).atime_ns != accessed_ns:  # of which the kernel knows nothing
-            vfs.lasting.renew(node)
+            vfs.timeouts.renew(node)
     return n
 
 

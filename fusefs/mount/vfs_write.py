@@ -63,7 +63,7 @@ def create(vfs: Vfs, parent: int, name: bytes, mode: int, flags: int, caller: Ca
             raise
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE)) from error
     try:
-        vfs.lasting.changed(directory)
+        vfs.timeouts.changed(directory)
         known = vfs.see_made(directory, dir_fd, name, fd)
     except BaseException:
         fd.close()
@@ -151,7 +151,7 @@ def _group(vfs: Vfs, dir_fd: Fd, mode: int, caller: Caller) -> int | None:
 
 
 def _made(vfs: Vfs, directory: Node, dir_fd: Fd, name: bytes) -> EntryParam:
-    vfs.lasting.changed(directory)
+    vfs.timeouts.changed(directory)
     known = vfs.see(directory, dir_fd, name)
     vfs.counted(known)
     return known
@@ -176,7 +176,7 @@ def _remove(vfs: Vfs, parent: int, name: bytes, act: Callable[..., None], caller
     removing = vfs.as_caller(caller, (by_mode_of(vfs.lock, dir_fd), by_owner(seen)), (directory,))
     with vfs.cache.changes(source, names=[(directory, name)]):
         removing.call(act, name, dir_fd=dir_fd)
-    vfs.lasting.changed(directory)
+    vfs.timeouts.changed(directory)
     _lost(vfs, source, seen, directory, name)
 
 
@@ -208,9 +208,9 @@ def _rename(vfs: Vfs, old_fd: Fd, old: NameIn, new_fd: Fd, new: NameIn, flags: i
     moving = vfs.as_caller(caller, needs, (old[0], new[0]))
     with vfs.cache.changes(*sources, names=[old, new]):
         moving.call(syscalls.renameat2, old_fd, old[1], new_fd, new[1], flags)
-    vfs.lasting.changed(old[0])
+    vfs.timeouts.changed(old[0])
     if new[0] is not old[0]:
-        vfs.lasting.changed(new[0])
+        vfs.timeouts.changed(new[0])
     places = (old, new) if flags & syscalls.RENAME_EXCHANGE else (old,)
     if any(trashd_dir.holds_trash(vfs.nodes, directory) for directory, _name in places):
         _come_back(vfs)
@@ -229,14 +229,14 @@ def _come_back(vfs: Vfs) -> None:
     vfs.cache.metadata.clear()
     # Most often it is known anew by then (stored.py). But a thread may yet tell of what it saw before it was moved.
     if vfs.lock.is_slow or not vfs.stored.is_known_anew:
-        vfs.lasting.renew_in_trash(vfs.nodes)
+        vfs.timeouts.renew_in_trash(vfs.nodes)
 
 
 def _moved(vfs: Vfs, source: SourceKey, from_: NameIn, to: NameIn) -> None:
     node = vfs.nodes.find(source)
     if node is not None:
         vfs.nodes.move(node, from_, to)
-        vfs.lasting.moved(node)
+        vfs.timeouts.moved(node)
         vfs.stored.moved(to[0], node)
 
 

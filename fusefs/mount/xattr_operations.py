@@ -91,7 +91,7 @@ class XattrOperations:
         """An ACL that not every user is told: the kernel would tell the next one, unless it hears meanwhile that it has
         changed."""
         if not self._are_for_all and name in ACLS:
-            self._vfs.lasting.renew(node)
+            self._vfs.timeouts.renew(node)
 
     def _note_refusal(self, node: Node, name: bytes) -> None:
         with suppress(OSError), self._vfs.hold(node) as fd:
@@ -161,7 +161,7 @@ class XattrOperations:
             seen = vfs.lock.call(look_at, fd)
             gid = setid_bits.group_for(seen, caller) if name.startswith(_ACL) else None
             self._acting(node, seen, name, caller, gid).call(os.setxattr, fd.path(), name, value, flags)
-        self._vfs.lasting.renew(node)  # an ACL is part of the mode
+        self._vfs.timeouts.renew(node)  # an ACL is part of the mode
         vfs.wanted.supported(name, is_directory=node.is_directory)
 
     def remove(self, nodeid: int, name: bytes, caller: Caller) -> None:
@@ -173,7 +173,7 @@ class XattrOperations:
                 vfs.lock.call(os.removexattr, fd.path(), name)
             else:
                 self._acting(node, vfs.lock.call(look_at, fd), name, caller).call(os.removexattr, fd.path(), name)
-        vfs.lasting.renew(node)
+        vfs.timeouts.renew(node)
 
     def _acting(self, node: Node, seen: Attributes, name: bytes, caller: Caller, gid: int | None = None) -> AsCaller:
         """The credentials to change one with. Source  xattr(7); capabilities(7)"""

@@ -197,7 +197,7 @@ def test_the_kernel_is_told_that_bits_are_gone_before_it_is_told_of_the_write() 
     """It takes nothing away itself of what it hands on as it is, nor does it ask for that."""
     with a_real() as (kernel, vfs, top):
         vfs.handles.appends_whole = True
-        vfs.lasting.connect(kernel.session.fileno())
+        vfs.timeouts.connect(kernel.session.fileno())
         (top / "program").touch()
         (top / "program").chmod(0o6777)
         entry = kernel.asked(Opcode.LOOKUP, b"program\0")

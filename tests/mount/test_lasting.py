@@ -37,10 +37,10 @@ N_CHANGES = 400
 class Device:
     """A socket for /dev/fuse, and what the kernel is told by it."""
 
-    def __init__(self, lasting: AttrTimeouts) -> None:
+    def __init__(self, timeouts: AttrTimeouts) -> None:
         self._end, self._session = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._end.setblocking(False)
-        lasting.connect(self._session.fileno())
+        timeouts.connect(self._session.fileno())
 
     def close(self) -> None:
         self._end.close()
@@ -63,13 +63,13 @@ class Tree:
     def __init__(self, vfs: Vfs, path: Path) -> None:
         self.vfs = vfs
         self.path = path
-        self.device = Device(vfs.lasting)
+        self.device = Device(vfs.timeouts)
         self.top = vfs.lookup(ROOT, b"top", ME).nodeid
         self.sub = vfs.lookup(self.top, b"sub", ME).nodeid
 
     def tell(self, *nodeids: int) -> list[float]:
         """For how long the kernel believes what these are."""
-        return [self.vfs.lasting.lifetimes(self.vfs.getattr(nodeid, ME))[1] for nodeid in nodeids]
+        return [self.vfs.timeouts.lifetimes(self.vfs.getattr(nodeid, ME))[1] for nodeid in nodeids]
 
     def asks_again(self, *nodeids: int) -> bool:
         """Whether these, which lasted, do so no more."""
@@ -213,7 +213,7 @@ def test_reading_a_link_makes_answers_void(tree: Tree) -> None:
 def test_a_node_that_has_ended_is_nobodys(tree: Tree) -> None:
     sub = tree.vfs.node(tree.sub)
     tree.vfs.forget(tree.sub, 1)
-    tree.vfs.lasting.changed(sub)
+    tree.vfs.timeouts.changed(sub)
     assert tree.device.voided() == []
 
 
@@ -223,22 +223,22 @@ def known_of(path: Path, **changes: object) -> EntryParam:
 
 
 def test_without_a_session_nothing_of_a_directory_lasts(tmp_path: Path) -> None:
-    lasting, known = AttrTimeouts(), known_of(tmp_path)
-    assert lasting.lifetimes(known) == (HOUR_S, SECOND_S)
-    lasting.changed(Node(NodeId(2), (1, b"x"), known.attributes))
-    lasting.renew(Node(NodeId(2), (1, b"x"), known.attributes))
+    timeouts, known = AttrTimeouts(), known_of(tmp_path)
+    assert timeouts.lifetimes(known) == (HOUR_S, SECOND_S)
+    timeouts.changed(Node(NodeId(2), (1, b"x"), known.attributes))
+    timeouts.renew(Node(NodeId(2), (1, b"x"), known.attributes))
 
 
 def test_what_else_does_not_last(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "twice").touch()
     (tmp_path / "other").hardlink_to(tmp_path / "twice")
-    lasting = AttrTimeouts()
-    assert lasting.lifetimes(known_of(tmp_path / "file")) == (HOUR_S, HOUR_S)
-    assert lasting.lifetimes(known_of(tmp_path / "twice")) == (HOUR_S, SECOND_S)
-    assert lasting.lifetimes(known_of(tmp_path / "file", is_steady=False)) == (HOUR_S, 0)
-    assert lasting.lifetimes(known_of(tmp_path, timeout_s=0.5)) == (0.5, 0.5)
-    entry_s, attr_s = lasting.lifetimes(known_of(tmp_path, timeout_s=0, is_fickle=True))
+    timeouts = AttrTimeouts()
+    assert timeouts.lifetimes(known_of(tmp_path / "file")) == (HOUR_S, HOUR_S)
+    assert timeouts.lifetimes(known_of(tmp_path / "twice")) == (HOUR_S, SECOND_S)
+    assert timeouts.lifetimes(known_of(tmp_path / "file", is_steady=False)) == (HOUR_S, 0)
+    assert timeouts.lifetimes(known_of(tmp_path, timeout_s=0.5)) == (0.5, 0.5)
+    entry_s, attr_s = timeouts.lifetimes(known_of(tmp_path, timeout_s=0, is_fickle=True))
     assert entry_s == 0 < attr_s < 0.1
 
 

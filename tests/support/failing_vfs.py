@@ -15,7 +15,7 @@ class Broken:
 
     def __init__(self, error: Exception) -> None:
         self.error = error
-        self.lock, self.stats, self.lasting = TablesLock(), Counters.in_memory(), AttrTimeouts()
+        self.lock, self.stats, self.timeouts = TablesLock(), Counters.in_memory(), AttrTimeouts()
 
     def __getattr__(self, name: str) -> NoReturn:
         raise self.error
