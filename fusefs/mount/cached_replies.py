@@ -15,7 +15,7 @@ from fusefs.store.layout import is_stores_own
 def lookup(vfs: Vfs, parent: int, name: bytes, pid: int) -> EntryParam | None:
     """What a name means to a thread of a client's; one more reference for the kernel."""
     directory = vfs.nodes.get(parent)
-    if directory is None or directory.last is not None or pid in vfs.losers:
+    if directory is None or directory.last is not None or pid in vfs.retries:
         return None
     known = remembered(vfs, directory, name)
     if known is not None and known.nodeid:

@@ -25,18 +25,18 @@ TO_READ = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 class DirectoryFds:
     """The backing tree by nodes. All methods raise OSError: ESTALE for what is not to be found any more."""
 
-    def __init__(self, root: Fd, n_fds: int, lock: TablesLock, losers: EstaleRetries) -> None:
+    def __init__(self, root: Fd, n_fds: int, lock: TablesLock, retries: EstaleRetries) -> None:
         """Begin at a directory.
 
-        root    O_PATH or readable; stays its owner's
-        n_fds   how many directories may be open at a time, at least 2
-        losers  what is held for a lost race is another way to it
+        root     O_PATH or readable; stays its owner's
+        n_fds    how many directories may be open at a time, at least 2
+        retries  what is held for a lost race is another way to it
         """
         self._root = root
         self._n_fds = n_fds
         self._lock = lock
         self._open: OrderedDict[Node, Fd] = OrderedDict()
-        self._losers = losers
+        self._retries = retries
         self._device = look_at(root).dev
         self.has_handles = statfs_type(root) != FUSE_MAGIC
         self._mount = self._open_mount()
@@ -121,8 +121,8 @@ class DirectoryFds:
         fd = self._open.pop(node, None)
         if fd is not None:
             self._lock.close(fd)
-        if self._losers:
-            self._losers.drop(node)
+        if self._retries:
+            self._retries.drop(node)
 
     def hold(self, node: Node) -> Fd:
         """An O_PATH fd of any node, the caller's own."""
@@ -161,7 +161,7 @@ class DirectoryFds:
 
     def _find(self, node: Node) -> Fd:
         """A new fd: by name from an open directory, else by handle, else by its names from the root."""
-        held = self._losers.fd_of(node) if self._losers else None
+        held = self._retries.fd_of(node) if self._retries else None
         if held is not None:
             return Fd(os.dup(held))
         if node.last is not None:

@@ -303,7 +303,7 @@ class FuseRequests:
                 os.writev(self.device, (wire.head(unique, len(answer)), answer))
             elif type(answer) is int:
                 if answer == errno.ESTALE:
-                    self._vfs.losers.add(pid)
+                    self._vfs.retries.add(pid)
                 os.write(self.device, wire.refusal(unique, answer))
         except OSError as error:
             if error.errno not in GONE:  # the client has got an error, too

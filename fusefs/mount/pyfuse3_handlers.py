@@ -39,7 +39,7 @@ class Pyfuse3Handlers(pyfuse3.Operations):
     def told_stale(self, caller: object) -> None:
         if isinstance(caller, RequestContext):
             with self.lock.mutex:
-                self._vfs.losers.add(caller.pid)
+                self._vfs.retries.add(caller.pid)
 
     # What the kernel is told of what was done, and what is remembered of what it asks.
 

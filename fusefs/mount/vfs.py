@@ -92,8 +92,8 @@ class Vfs:
         self.cache = DaemonCache(lock, stats, cache_bytes, timeout_s)
         n_spare = _n_spare(max_fds)
         self._n_fds = _n_for_clients(max_fds)
-        self.losers = EstaleRetries(lock)
-        self.directories = DirectoryFds(root, self._n_fds, lock, self.losers)
+        self.retries = EstaleRetries(lock)
+        self.directories = DirectoryFds(root, self._n_fds, lock, self.retries)
         self.wanted = PrefetchXattrs(seen.dev, has_handles=self.directories.has_handles)
         self.ahead = Prefetch(lock, self.cache, self.wanted, n_in_flight, n_spare)
         self.nodes = InodeTable(source_key(seen, self.directories.handle_of(root)), seen, trashd_dir.zone_in)
@@ -124,7 +124,7 @@ class Vfs:
         with self.lock.mutex:
             self.handles.close()
             self.directories.close()
-            self.losers.close()
+            self.retries.close()
 
     # Nodes.
 
@@ -166,7 +166,7 @@ class Vfs:
         if self.unlisted and (node := self.unlisted.pop(name, None)) is not None:
             node.nlookup += 1
             return EntryParam(node.nodeid, look_at(self.handles.fd_of(node)), 0)
-        if self.losers and (known := self._look_again(directory, fd, name, caller)):
+        if self.retries and (known := self._look_again(directory, fd, name, caller)):
             return known
         is_fickle = self.names.is_fickle(directory, fd, name)
         if not is_fickle and not self.lock.is_home:
@@ -188,7 +188,7 @@ class Vfs:
 
     def _look_again(self, directory: Node, dir_fd: Fd, name: bytes, caller: Caller) -> EntryParam | None:
         """What a name is to a client that was told ESTALE, and has it held; None: it was not, or nothing is there."""
-        fd = self.losers.open(caller.pid, dir_fd, name)
+        fd = self.retries.open(caller.pid, dir_fd, name)
         if fd is None:
             return None
         try:
@@ -197,11 +197,11 @@ class Vfs:
             self.lock.call(fd.close)
             raise
         self.counted(known)
-        self.losers.remove(caller.pid)
+        self.retries.remove(caller.pid)
         if stat.S_ISREG(known.attributes.mode):
-            self.losers.hold(caller.pid, self.node(known.nodeid), fd)
+            self.retries.hold(caller.pid, self.node(known.nodeid), fd)
         else:
-            self.losers.add(caller.pid)
+            self.retries.add(caller.pid)
             self.lock.call(fd.close)
         return known
 

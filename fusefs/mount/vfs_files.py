@@ -59,8 +59,8 @@ def open_(vfs: Vfs, nodeid: int, flags: int, caller: Caller) -> OpenedFile:
     except BaseException:
         vfs.release(fd)
         raise
-    if vfs.losers:
-        vfs.losers.remove(caller.pid)
+    if vfs.retries:
+        vfs.retries.remove(caller.pid)
     return OpenedFile(fd, backing_id, keeps)
 
 

@@ -113,7 +113,7 @@ def vfs() -> Iterator[Vfs]:
         (volume / "directory").mkdir()
         with Fd(os.open(volume, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
             vfs = vfs_on(root, max_fds=0)
-            vfs.losers.add(LOSER.pid)
+            vfs.retries.add(LOSER.pid)
             try:
                 yield vfs
             finally:
@@ -174,8 +174,8 @@ def test_who_is_let_go_of_what_he_found_has_not_found_it_yet(vfs: Vfs) -> None:
 def test_one_file_is_held_for_each_loser_and_for_some_of_them_alone(vfs: Vfs) -> None:
     n_fds, n_losers_max = open_fds(), 64
     for pid in range(10, 10 + 2 * n_losers_max):
-        vfs.losers.add(pid)
+        vfs.retries.add(pid)
         for _ in range(3):
             vfs.lookup(ROOT, b"file", Somebody(0, 0, pid, 0o022))
-    assert len(vfs.losers) == n_losers_max
+    assert len(vfs.retries) == n_losers_max
     assert open_fds() == n_fds + n_losers_max
