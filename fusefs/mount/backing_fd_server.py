@@ -175,7 +175,7 @@ def _found(daemon: socket.socket, who: FdRequest) -> Fd:
         return received(ours)
 
 
-async def serve(channel: socket.socket, vfs: Vfs, hands: Pyfuse3Threads) -> None:
+async def serve(channel: socket.socket, vfs: Vfs, threads: Pyfuse3Threads) -> None:
     """Tell that process what directories are, until cancelled. Checkpoint  everywhere"""
     async with trio.open_nursery() as nursery:
         while True:
@@ -185,15 +185,15 @@ async def serve(channel: socket.socket, vfs: Vfs, hands: Pyfuse3Threads) -> None
                 break
             asker = RequestCaller()
             asker.uid, ino = _QUESTION.unpack(question)
-            nursery.start_soon(_tell, socket.socket(fileno=fds[0]), vfs, hands, ino, asker)
+            nursery.start_soon(_tell, socket.socket(fileno=fds[0]), vfs, threads, ino, asker)
     _log.error("users' commands can't reach the backing tree any more: the process that gives it to them has ended")
 
 
-async def _tell(asking: socket.socket, vfs: Vfs, hands: Pyfuse3Threads, ino: int, asker: RequestCaller) -> None:
+async def _tell(asking: socket.socket, vfs: Vfs, threads: Pyfuse3Threads, ino: int, asker: RequestCaller) -> None:
     """Checkpoint  if the backing filesystem is slow: as many may wait for it as of one user's requests"""
     with asking, suppress(BrokenPipeError):  # the visit was over before
         try:
-            act = hands.outwait if vfs.lock.is_slow else hands.do
+            act = threads.outwait if vfs.lock.is_slow else threads.do
             found = await act(_look_up, vfs, ino, asker)
         except OSError as error:
             answer(asking, error.errno or errno.EIO)

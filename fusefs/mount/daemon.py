@@ -203,7 +203,7 @@ class _MountDaemon(Pyfuse3Handlers):
             if watched is not None:
                 nursery.start_soon(self._notify, watched)
             if asked is not None:
-                nursery.start_soon(backing_fd_server.serve, asked, self._vfs, self.hands)
+                nursery.start_soon(backing_fd_server.serve, asked, self._vfs, self.threads)
             await pyfuse3_loop.answer_requests(_N_WORKERS)
             ended.set()
 

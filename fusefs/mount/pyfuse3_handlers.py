@@ -26,14 +26,14 @@ class Pyfuse3Handlers(pyfuse3.Operations):
     enable_acl = True
     enable_writeback_cache = False
 
-    def __init__(self, vfs: Vfs, xattrs: XattrOperations, hands: Pyfuse3Threads, replies: ReplyPatching) -> None:
+    def __init__(self, vfs: Vfs, xattrs: XattrOperations, threads: Pyfuse3Threads, replies: ReplyPatching) -> None:
         super().__init__()
-        self.lock = hands.lock
-        self.hands = hands
-        self.stats = hands.stats
+        self.lock = threads.lock
+        self.threads = threads
+        self.stats = threads.stats
         self._vfs = vfs
         self._xattrs = xattrs
-        self._do = hands.do
+        self._do = threads.do
         self._replies = replies
 
     def told_stale(self, caller: object) -> None:
@@ -87,7 +87,7 @@ class Pyfuse3Handlers(pyfuse3.Operations):
 
     @answered
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
-        await self.hands.forget(self._vfs.forget, inode_list)
+        await self.threads.forget(self._vfs.forget, inode_list)
 
     @answered
     async def mknod(
@@ -195,7 +195,7 @@ class Pyfuse3Handlers(pyfuse3.Operations):
 
     def _lost(self, fh: int) -> None:
         """Release a handle that no client has been told of: none will."""
-        self.hands.finish_soon(self._vfs.release, fh)
+        self.threads.finish_soon(self._vfs.release, fh)
 
     @done
     def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
@@ -211,13 +211,13 @@ class Pyfuse3Handlers(pyfuse3.Operations):
 
     @answered
     async def fsync(self, fh: FileHandleT, datasync: bool) -> None:
-        await self.hands.wait_for(vfs_files.fsync, self._vfs, fh, data_only=datasync)
+        await self.threads.wait_for(vfs_files.fsync, self._vfs, fh, data_only=datasync)
 
     @answered
     async def release(self, fh: FileHandleT) -> None:
         with self.lock.mutex:
             self._vfs.handles.runs_no_more(fh)  # the next writer may be quicker than the thread that lets it go
-        await self.hands.finish(self._vfs.release, fh)
+        await self.threads.finish(self._vfs.release, fh)
 
     # Listings.
 
@@ -227,7 +227,7 @@ class Pyfuse3Handlers(pyfuse3.Operations):
 
     @answered
     async def readdir(self, fh: FileHandleT, start_id: int, token: pyfuse3.ReaddirToken) -> None:
-        if not self.hands.recall(readdir.advance, self._vfs, fh, start_id):
+        if not self.threads.recall(readdir.advance, self._vfs, fh, start_id):
             await self._do(readdir.prepare, self._vfs, fh, start_id)
         entry = EntryAttributes()
         has_names_only = False
@@ -247,8 +247,8 @@ class Pyfuse3Handlers(pyfuse3.Operations):
 
     @answered
     async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:
-        await self.hands.wait_for(readdir.fsyncdir, self._vfs, fh, data_only=datasync)
+        await self.threads.wait_for(readdir.fsyncdir, self._vfs, fh, data_only=datasync)
 
     @answered
     async def releasedir(self, fh: FileHandleT) -> None:
-        await self.hands.finish(partial(readdir.releasedir, self._vfs), fh)
+        await self.threads.finish(partial(readdir.releasedir, self._vfs), fh)

@@ -39,7 +39,7 @@ class HasTablesLock(Protocol):
 
     lock: TablesLock
     """The tables' lock, and whether the backing filesystem is slow."""
-    hands: Pyfuse3Threads
+    threads: Pyfuse3Threads
     """The threads for operations, if it is."""
     stats: Counters
     """Where they are counted."""
@@ -95,9 +95,9 @@ def _handler(name: str, handler: Any, act: Any, tell: Any, recall: Any) -> Any:
             if handler is not None:
                 answer = await handler(self, *args)
             elif (lock := self.lock).is_slow:
-                answer = self.hands.recall(recall, self, *args) if recall is not None else None
+                answer = self.threads.recall(recall, self, *args) if recall is not None else None
                 if answer is None:
-                    answer = await self.hands.wait_for(act, self, *args)
+                    answer = await self.threads.wait_for(act, self, *args)
                 if tell is not None:
                     answer = tell(self, answer)
             else:
@@ -109,7 +109,7 @@ def _handler(name: str, handler: Any, act: Any, tell: Any, recall: Any) -> Any:
                 except WouldWait:
                     waits = True
                 if waits:
-                    answer = await self.hands.outwait(act, self, *args)
+                    answer = await self.threads.outwait(act, self, *args)
                     if tell is not None:
                         answer = tell(self, answer)
             has_failed = False

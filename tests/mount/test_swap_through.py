@@ -99,13 +99,13 @@ def test_forgetting_many_names_leaves_others_their_turns_and_is_done_by_one_at_a
             await trio.lowlevel.checkpoint()
             n_turns += 1
 
-    async def forget_all(hands: Pyfuse3Threads) -> None:
+    async def forget_all(threads: Pyfuse3Threads) -> None:
         async with trio.open_nursery() as others:
             others.start_soon(take_turns)
             async with trio.open_nursery() as nursery:
                 for batch in range(3):
                     names = [(batch, 1)] * N_FORGOTTEN
-                    nursery.start_soon(hands.forget, lambda nodeid, _n: forgotten.append(nodeid), names)
+                    nursery.start_soon(threads.forget, lambda nodeid, _n: forgotten.append(nodeid), names)
             others.cancel_scope.cancel()
 
     with kept(os.fsencode(tmp_path)) as stats:
