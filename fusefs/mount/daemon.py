@@ -72,7 +72,7 @@ class _MountDaemon(Pyfuse3Handlers):
         n_fds_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         n_threads = max(1, min(n_fds_max // _FDS_PER_THREAD, _N_THREADS_MAX))
         super().__init__(vfs, xattrs, Pyfuse3Threads(vfs.lock, vfs.stats, n_threads), replies)
-        self._helpers = ThreadPool(n_threads)
+        self._pool = ThreadPool(n_threads)
         self._stand_ins: StandbyReaders | None = None
         # With ACLs announced the kernel checks permissions, and asks for the directory's before each change in it.
         self.enable_acl = options.default_permissions
@@ -129,8 +129,8 @@ class _MountDaemon(Pyfuse3Handlers):
                 place = mount.point if attached.apart is None else attached.apart
                 await trio.to_thread.run_sync(os.statvfs, place, abandon_on_cancel=True)
             opens = not self._lane.is_on(FastPath.UNOPENED)
-            direct = FuseRequests(self._vfs, self._xattrs, self._replies, self._helpers, opens_directories=opens)
-            self._stand_ins = StandbyReaders(self.lock, direct, self._helpers, SystemdNotifier().alive)
+            direct = FuseRequests(self._vfs, self._xattrs, self._replies, self._pool, opens_directories=opens)
+            self._stand_ins = StandbyReaders(self.lock, direct, self._pool, SystemdNotifier().alive)
             self._stand_ins.begin()
             pyfuse3_loop.serve_by(direct.serve)
             self._vfs.handles.appends_whole = self._maps_direct and self._vfs.is_shared

@@ -76,19 +76,19 @@ class FuseRequests:
     """One mount's requests."""
 
     def __init__(
-        self, vfs: Vfs, xattrs: XattrOperations, replies: ReplyPatching, helpers: ThreadPool, *, opens_directories: bool
+        self, vfs: Vfs, xattrs: XattrOperations, replies: ReplyPatching, pool: ThreadPool, *, opens_directories: bool
     ) -> None:
         """Begin.
 
         replies            the way to the kernel, and to libfuse
-        helpers            the threads that do what may wait
+        pool               the threads that do what may wait
         opens_directories  else the kernel is told at its first question to do that without us
         """
         self._vfs = vfs
         self._lock = vfs.lock
         self._replies = replies
         self._stats = vfs.stats
-        self._helpers = helpers
+        self._pool = pool
         self.device = replies.device
         os.set_blocking(self.device, False)  # the request that is there may be gone when we read
         self._home = RequestReader()
@@ -183,7 +183,7 @@ class FuseRequests:
             return True
         sort = _sort(act, opcode, request)
         reader.key = _key_of(request, sort)
-        if sort > WaitClass.LOOK or (sort and self._helpers.is_full(reader.key)):
+        if sort > WaitClass.LOOK or (sort and self._pool.is_full(reader.key)):
             self._help(act, request, sort)
             return True
         reader.n += 1
@@ -213,8 +213,8 @@ class FuseRequests:
     def _interrupt(self, request: Request) -> None:
         """A killed client's request need not wait for its turn; all others go on, as natively."""
         (unique,) = wire.INTERRUPT_IN.unpack_from(request, REQUEST_HEAD_SIZE)
-        task = self._helpers.parked(unique)
-        if task is not None and is_killed(task.pid) and self._helpers.remove(unique):
+        task = self._pool.parked(unique)
+        if task is not None and is_killed(task.pid) and self._pool.remove(unique):
             with self._lock.mutex:
                 self._give(errno.EINTR, unique, task.pid)
 
@@ -228,7 +228,7 @@ class FuseRequests:
                 self._vfs.handles.runs_no_more(*wire.HANDLE_IN.unpack_from(request, REQUEST_HEAD_SIZE))
         self._stats.changed()
         copy = bytes(request)
-        if not self._helpers.do(PoolTask(_key_of(request, sort), partial(self._do, act, copy), unique, pid, len(copy))):
+        if not self._pool.do(PoolTask(_key_of(request, sort), partial(self._do, act, copy), unique, pid, len(copy))):
             with self._lock.mutex:
                 self._give(errno.EAGAIN, unique, pid)
 
@@ -255,7 +255,7 @@ class FuseRequests:
         def act(_has_waited: bool) -> None:
             self._lock.run(self._finish, unfinished)
 
-        self._helpers.do(PoolTask((None, WaitClass.SHORT), act))
+        self._pool.do(PoolTask((None, WaitClass.SHORT), act))
 
     def hand_out(self) -> None:
         """Let others go on with what takes several steps, while the trio thread waits for something."""
@@ -310,7 +310,7 @@ class FuseRequests:
                 _log.error("the kernel takes an answer for wrong: %s", error.strerror)
             fh = self._answers.handle_in(answer)
             if fh is not None:  # no client releases what none was told of
-                self._helpers.do(PoolTask((None, WaitClass.SHORT), partial(self._release, fh)))
+                self._pool.do(PoolTask((None, WaitClass.SHORT), partial(self._release, fh)))
 
     def _release(self, fh: int, _has_waited: bool) -> None:
         self._lock.run_patiently(self._vfs.release, fh)

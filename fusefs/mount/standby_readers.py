@@ -36,16 +36,14 @@ _log = logging.getLogger(__name__)
 class StandbyReaders:
     """Those of one mount."""
 
-    def __init__(
-        self, lock: TablesLock, direct: FuseRequests, helpers: ThreadPool, alive: Callable[[], object]
-    ) -> None:
+    def __init__(self, lock: TablesLock, direct: FuseRequests, pool: ThreadPool, alive: Callable[[], object]) -> None:
         """Begin with none; no thread looks yet. On the loop's own thread.
 
         alive  tells the service manager so, while that thread can't
         """
         self._lock = lock
         self._direct = direct
-        self._helpers = helpers
+        self._pool = pool
         self._alive = alive
         self._told_s = 0.0
         self._mutex = threading.Lock()
@@ -102,7 +100,7 @@ class StandbyReaders:
             self._alive()
             self._told_s = time.monotonic()
         self._seen_reader = seen
-        at_work = self._helpers.at_work() if direct.is_careful else set()
+        at_work = self._pool.at_work() if direct.is_careful else set()
         tasks = {task for task in at_work if task.key[1] == WaitClass.CHANGE}
         is_late = not tasks.isdisjoint(self._seen_tasks)
         self._seen_tasks = tasks
@@ -116,7 +114,7 @@ class StandbyReaders:
                 return
             if reader is not None:
                 self._n_replaced += 1
-                self._helpers.count(reader.key, 1)
+                self._pool.count(reader.key, 1)
             new = self._reader = RequestReader()
         try:
             threading.Thread(target=self._stand_in, args=(new,), daemon=True, name="stand-in").start()
@@ -138,4 +136,4 @@ class StandbyReaders:
                     self._reader = None
                 else:
                     self._n_replaced -= 1
-                    self._helpers.count(reader.key, -1)
+                    self._pool.count(reader.key, -1)

@@ -20,7 +20,7 @@ class Crowd:
     """Tasks that wait until they are let go, and what has become of them."""
 
     def __init__(self, n_threads: int) -> None:
-        self.helpers = ThreadPool(n_threads)
+        self.pool = ThreadPool(n_threads)
         self.goes_on = threading.Event()
         self.begun: list[int] = []
         self.waited: list[bool] = []
@@ -34,7 +34,7 @@ class Crowd:
         def task(number: int) -> PoolTask:
             return PoolTask(key, lambda has_waited: act(number, has_waited), number, n_bytes=n_bytes)
 
-        return [self.helpers.do(task(number)) for number in numbers]
+        return [self.pool.do(task(number)) for number in numbers]
 
     def have_begun(self, n: int) -> bool:
         return until(lambda: len(self.begun) == n)
@@ -47,15 +47,15 @@ def crowd(n_threads: int = N_THREADS) -> Iterator[Crowd]:
         yield crowd
     finally:
         crowd.goes_on.set()
-        assert until(lambda: not crowd.helpers.at_work())
+        assert until(lambda: not crowd.pool.at_work())
 
 
 def test_one_user_has_half_at_most_and_all_of_his_are_done_in_their_order() -> None:
     with crowd() as many:
         assert all(many.ask(ONE, *range(1, 101)))
-        n = len(many.helpers.at_work())
+        n = len(many.pool.at_work())
         assert 0 < n <= N_THREADS / 2
-        assert many.helpers.is_full(ONE)
+        assert many.pool.is_full(ONE)
         many.goes_on.set()
         assert many.have_begun(100)
         assert sorted(many.begun) == list(range(1, 101))
@@ -67,27 +67,27 @@ def test_whoever_comes_later_has_one_too() -> None:
         for uid in range(N_USERS):
             many.ask((uid, 1), *range(1 + 100 * uid, 51 + 100 * uid))
         assert until(lambda: len({number // 100 for number in many.begun}) == N_USERS)
-        assert len(many.helpers.at_work()) <= N_THREADS
+        assert len(many.pool.at_work()) <= N_THREADS
 
 
 def test_what_is_done_elsewhere_counts_and_its_end_is_others_turn() -> None:
     with crowd(2) as many:
-        many.helpers.count(ONE, 1)
+        many.pool.count(ONE, 1)
         assert all(many.ask(ONE, 1, 2))
         assert not many.begun
-        many.helpers.count(ONE, -1)
+        many.pool.count(ONE, -1)
         assert many.have_begun(1)
 
 
 def test_who_waits_for_his_turn_may_leave() -> None:
     with crowd(2) as many:
         many.ask(ONE, 1, 2, 3)
-        task = many.helpers.parked(2)
+        task = many.pool.parked(2)
         assert task is not None
         assert task.unique == 2
-        assert many.helpers.remove(2)
-        assert not many.helpers.remove(2)
-        assert many.helpers.parked(1) is None
+        assert many.pool.remove(2)
+        assert not many.pool.remove(2)
+        assert many.pool.parked(1) is None
         many.goes_on.set()
         assert many.have_begun(2)
         assert many.begun == [1, 3]

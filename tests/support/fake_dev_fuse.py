@@ -37,13 +37,13 @@ class Kernel:
     """What asks a Direct, and is told."""
 
     def __init__(
-        self, vfs: Any, xattrs: Any, helpers: ThreadPool | None = None, *, opens_directories: bool = True
+        self, vfs: Any, xattrs: Any, pool: ThreadPool | None = None, *, opens_directories: bool = True
     ) -> None:
         self.end, self.session = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.end.setblocking(False)
         self.replies = ReplyPatching(self.session.fileno())
         self.stats: Counters = vfs.stats
-        pool = helpers or AtOnce()
+        pool = pool or AtOnce()
         self.direct = FuseRequests(vfs, xattrs, self.replies, pool, opens_directories=opens_directories)
         self._numbers = count(2, 2)
 
@@ -86,8 +86,8 @@ class Kernel:
 
 
 @contextmanager
-def a_broken(error: Exception, helpers: ThreadPool | None = None) -> Iterator[Kernel]:
-    kernel = Kernel(Broken(error), Broken(error), helpers, opens_directories=False)
+def a_broken(error: Exception, pool: ThreadPool | None = None) -> Iterator[Kernel]:
+    kernel = Kernel(Broken(error), Broken(error), pool, opens_directories=False)
     try:
         yield kernel
     finally:
