@@ -19,7 +19,7 @@ def lookup(vfs: Vfs, parent: int, name: bytes, pid: int) -> EntryParam | None:
         return None
     known = remembered(vfs, directory, name)
     if known is not None and known.nodeid:
-        vfs.ahead.asked(directory, vfs.directories.fd_if_open(directory))
+        vfs.prefetch.asked(directory, vfs.directories.fd_if_open(directory))
         vfs.counted(known)
     return known
 

@@ -46,7 +46,7 @@ class Prefetch:
         self._wanted = wanted
         self._n_in_flight = n_in_flight
         self._walks: dict[Node, PrefetchQueue] = {}
-        self._crew = PrefetchThreads()
+        self._threads = PrefetchThreads()
         self._rings = PrefetchRings(lock, wanted, n_in_flight, n_fds)
 
     @property
@@ -112,7 +112,7 @@ class Prefetch:
 
         Nothing is begun while too much waits for answers, or is open, already. fd: of the directory, its owner's
         """
-        if not names or self._crew.is_overloaded:
+        if not names or self._threads.is_overloaded:
             return
         try:
             own_fd = Fd(os.dup(fd))
@@ -127,7 +127,7 @@ class Prefetch:
         n_more = min(n_allowed, walk.n_left()) - walk.n_helpers
         if n_more > 0:
             walk.n_helpers += n_more
-            self._crew.help(walk, n_more)
+            self._threads.help(walk, n_more)
 
 
 class PrefetchThreads:

@@ -21,7 +21,7 @@ from fusefs.mount.prefetch_xattrs import PrefetchXattrs
 from fusefs.mount.tables_lock import TablesLock
 
 _N_LOOKS_MAX = 256
-"""Of all directories together: what hangs in some leaves others the rest. For what is beyond it there is the crew."""
+"""Of all directories together: what hangs in some leaves others the rest. For what is beyond it there are threads."""
 _LINGER_S = 0.1
 """For a walk's next batch; then its ring is given up."""
 

@@ -1,6 +1,6 @@
 """Listings: on a local filesystem each entry is looked at when it is told; on a slow one names are told at once.
 
-There, attributes come with the names when they are remembered, or when a client has begun to ask for them (see ahead).
+There, attributes come with the names when they are remembered, or when a client has begun to ask for them (prefetch).
 Offsets are the backing filesystem's own: what stands in a directory throughout comes exactly once.
 """
 
@@ -159,15 +159,15 @@ def prepare(vfs: Vfs, fh: int, offset: int) -> None:
     _go_to(vfs, listing, offset)
     if listing.recalled is None and _is_not_remembered(vfs, listing):
         listing.walk = listing.gathered = None
-        vfs.ahead.drop(node)
+        vfs.prefetch.drop(node)
     walk = listing.walk
     if walk is None or not walk.is_asked:
         return
     new = listing.ready[len(listing.ready) - listing.n_new :]
     listing.n_new = 0
-    missing = vfs.ahead.missing(walk, node, [name for name, *_ in new if name not in _DOTS])
+    missing = vfs.prefetch.missing(walk, node, [name for name, *_ in new if name not in _DOTS])
     if missing:
-        vfs.ahead.fetch(walk, node, _entries(vfs, listing).fd, missing)
+        vfs.prefetch.fetch(walk, node, _entries(vfs, listing).fd, missing)
     listing.batches = walk.batches()
     names = [name for name, *_ in listing.ready[:_N_TOLD]]
     for batch in listing.batches:
@@ -188,7 +188,7 @@ def _go_to(vfs: Vfs, listing: DirHandle, offset: int) -> None:
         listing.recalled, listing.n_passed = vfs.cache.listing(listing.node), 0
         listing.ready, listing.is_complete, listing.n_new = (), False, 0
     if offset == 0 or listing.walk is None:  # or the filesystem was quick before
-        listing.walk = vfs.ahead.begin(listing.node)
+        listing.walk = vfs.prefetch.begin(listing.node)
     if offset != 0 and not _skip_to(listing, offset):
         _go_back(vfs, listing, offset)
         listing.ready, listing.is_complete, listing.n_new = (), False, 0

@@ -95,7 +95,7 @@ class Vfs:
         self.retries = EstaleRetries(lock)
         self.directories = DirectoryFds(root, self._n_fds, lock, self.retries)
         self.wanted = PrefetchXattrs(seen.dev, has_handles=self.directories.has_handles)
-        self.ahead = Prefetch(lock, self.cache, self.wanted, n_in_flight, n_spare)
+        self.prefetch = Prefetch(lock, self.cache, self.wanted, n_in_flight, n_spare)
         self.nodes = InodeTable(source_key(seen, self.directories.handle_of(root)), seen, trashd_dir.zone_in)
         self._missing = EntryParam(NodeId(0), NOTHING, timeout_s)
         self.shows_trash = shows_trash
@@ -117,7 +117,7 @@ class Vfs:
         self.as_caller = partial(AsCaller, lock, self._mistaken)
         """One act of a caller's: see AsCaller. If it is refused below, the nodes are not what they were taken for."""
         # The directories last: closing what they have open may take its time, and the nodeid may be another's then.
-        self._by_node = (self.ahead, self.folding, self.pages, self.timeouts, self.passthrough, self.directories)
+        self._by_node = (self.prefetch, self.folding, self.pages, self.timeouts, self.passthrough, self.directories)
 
     def close(self) -> None:
         """Close all fds; what clients have open is lost to them."""
@@ -170,7 +170,7 @@ class Vfs:
             return known
         is_fickle = self.names.is_fickle(directory, fd, name)
         if not is_fickle and not self.lock.is_home:
-            self.ahead.asked(directory, fd)
+            self.prefetch.asked(directory, fd)
         look = self.cache.looking()
         try:
             found = self.find(fd, name)
@@ -440,7 +440,7 @@ class Vfs:
                 cache_bytes=self.cache.metadata.size_bytes if len(self.cache.metadata) else 0,
                 cache_size_bytes=self.cache.size_bytes,
                 n_threads=self.lock.n_inside,
-                n_prefetches=self.ahead.n_under_way,
+                n_prefetches=self.prefetch.n_under_way,
                 is_slow=int(self.lock.is_slow),
             )
 

@@ -132,7 +132,7 @@ class XattrOperations:
         """Have one fetched with those of what is listed beside it, which is asked for next, as the daemon is told."""
         if self._vfs.lock.is_slow and self._vfs.cache.is_kept and not uid:
             fd = None if node.parent is None else self._vfs.directories.fd_if_open(node.parent)
-            self._vfs.ahead.asked_xattr(name, node, fd)
+            self._vfs.prefetch.asked_xattr(name, node, fd)
 
     def recall_names(self, nodeid: int, caller: Caller) -> list[bytes] | None:
         """Their names from memory; None: look."""
