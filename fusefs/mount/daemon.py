@@ -65,7 +65,7 @@ class _MountDaemon(Pyfuse3Handlers):
     """One mount from the kernel's first word to its end."""
 
     def __init__(
-        self, vfs: Vfs, options: MountOptions, replies: ReplyPatching, lane: FastPathStates, ready: Callable[[], None]
+        self, vfs: Vfs, options: MountOptions, replies: ReplyPatching, states: FastPathStates, ready: Callable[[], None]
     ) -> None:
         root = vfs.root_fd()
         xattrs = XattrOperations(vfs, are_shown=options.has_xattrs, are_for_all=are_for_all(root))
@@ -77,7 +77,7 @@ class _MountDaemon(Pyfuse3Handlers):
         # With ACLs announced the kernel checks permissions, and asks for the directory's before each change in it.
         self.enable_acl = options.default_permissions
         self._options = options
-        self._lane = lane
+        self._states = states
         self._ready = ready
         self._has_begun = trio.Event()
         self._moving = trio.Lock()
@@ -88,12 +88,12 @@ class _MountDaemon(Pyfuse3Handlers):
     def init(self) -> None:
         """The answer to INIT goes out when this returns."""
         super().init()
-        if self._lane.is_on(FastPath.SEAM) and not pyfuse3_loop.is_as_known():
-            self._lane.turn_off(FastPath.SEAM, "this pyfuse3 reads its requests otherwise than those that we know")
+        if self._states.is_on(FastPath.SEAM) and not pyfuse3_loop.is_as_known():
+            self._states.turn_off(FastPath.SEAM, "this pyfuse3 reads its requests otherwise than those that we know")
             self._vfs.lock.stay_home()
         depth = stack_depth(self._vfs.root_fd())
-        self._replies.patch_next(beginning(self._lane.on(), stack_depth=depth))
-        if not self._lane.is_on(FastPath.SEAM):
+        self._replies.patch_next(beginning(self._states.on(), stack_depth=depth))
+        if not self._states.is_on(FastPath.SEAM):
             self._replies.let_pass()  # all but this one
         self._has_begun.set()
 
@@ -104,7 +104,7 @@ class _MountDaemon(Pyfuse3Handlers):
             if apart is not None and not ended.is_set():
                 try:
                     why_not = await show(self._vfs, mount, apart)
-                    self._lane.decide(FastPath.ROOT_ACL, why_not)
+                    self._states.decide(FastPath.ROOT_ACL, why_not)
                 except OSError as error:
                     hint = f"-o without={FastPath.ROOT_ACL.value} mounts it by mount(2)"
                     self._refusal = Refused(f"{printable(mount.point)} can't be mounted: {error.strerror}", hint)
@@ -121,14 +121,14 @@ class _MountDaemon(Pyfuse3Handlers):
         self._vfs.timeouts.connect(self._replies.device)
         self._vfs.passthrough.connect(self._replies.device)
         for path in (FastPath.REQUESTS, FastPath.LISTINGS):
-            if not self._lane.is_on(path):
-                self._lane.turn_off(FastPath.UNOPENED, f"it takes {path.value}")
-        if self._lane.is_on(FastPath.REQUESTS):
+            if not self._states.is_on(path):
+                self._states.turn_off(FastPath.UNOPENED, f"it takes {path.value}")
+        if self._states.is_on(FastPath.REQUESTS):
             # libfuse opens a pipe when it reads its second request: now, or one day when a file takes the last fds.
             with suppress(OSError):
                 place = mount.point if attached.apart is None else attached.apart
                 await trio.to_thread.run_sync(os.statvfs, place, abandon_on_cancel=True)
-            opens = not self._lane.is_on(FastPath.UNOPENED)
+            opens = not self._states.is_on(FastPath.UNOPENED)
             direct = FuseRequests(self._vfs, self._xattrs, self._replies, self._pool, opens_directories=opens)
             self._stand_ins = StandbyReaders(self.lock, direct, self._pool, SystemdNotifier().alive)
             self._stand_ins.begin()
@@ -136,23 +136,23 @@ class _MountDaemon(Pyfuse3Handlers):
             self._vfs.handles.appends_whole = self._maps_direct and self._vfs.is_shared
         if not await self._has_shown(attached, ended):
             return
-        if self._lane.is_on(FastPath.PASSTHROUGH):
-            self._lane.decide(FastPath.PASSTHROUGH, await why_not_through(self._vfs, mount.point))
-        if self._lane.is_on(FastPath.PASSTHROUGH):
+        if self._states.is_on(FastPath.PASSTHROUGH):
+            self._states.decide(FastPath.PASSTHROUGH, await why_not_through(self._vfs, mount.point))
+        if self._states.is_on(FastPath.PASSTHROUGH):
             passes_all = self._options.passthrough is PassthroughMode.ON
-            self._vfs.passthrough.start(_turning_off_soon(self._lane), passes_all=passes_all)
+            self._vfs.passthrough.start(_turning_off_soon(self._states), passes_all=passes_all)
         elif self._options.passthrough is PassthroughMode.ON:
-            why = self._lane.why_off(FastPath.PASSTHROUGH)
+            why = self._states.why_off(FastPath.PASSTHROUGH)
             self._refusal = Refused(f"passthrough=on: {why}", "passthrough=auto mounts without it")
             await _unmount(mount, ended)
             return
-        self._lane.begin()
+        self._states.begin()
         self._ready()
 
     def run(self, attached: Attached, ended: trio.Event) -> int:
         """Serve until it is unmounted; the exit code. ended: it is, or is to be"""
         path = printable(attached.mount.point)
-        vfs, lane, is_shared = self._vfs, self._lane, self._options.coherence is Coherence.SHARED
+        vfs, states, is_shared = self._vfs, self._states, self._options.coherence is Coherence.SHARED
         _collect_garbage_seldom()
         with pyfuse3_loop.session(self, int(attached.fd)):
             try:
@@ -160,8 +160,8 @@ class _MountDaemon(Pyfuse3Handlers):
                     if watched is not None:
                         vfs.cache.has_news = watched.has_news
                     elif is_shared:
-                        lane.turn_off(FastPath.LISTINGS, "nothing tells of changes behind the mount")
-                    vfs.keeps_listings = lane.is_on(FastPath.LISTINGS)
+                        states.turn_off(FastPath.LISTINGS, "nothing tells of changes behind the mount")
+                    vfs.keeps_listings = states.is_on(FastPath.LISTINGS)
                     self._see_offer()
                     trio.run(self._loop, attached, watched, asked, ended)
             except BaseException:
@@ -180,12 +180,12 @@ class _MountDaemon(Pyfuse3Handlers):
 
     def _see_offer(self) -> None:
         """Want no more than the kernel offers. A bit that it doesn't know would do no harm, but would be told of."""
-        offered = self._replies.offered() if self._lane.is_on(FastPath.SEAM) else None
+        offered = self._replies.offered() if self._states.is_on(FastPath.SEAM) else None
         if offered is not None:
             self._maps_direct = bool(offered & MAPS_DIRECT)
             for path, bit in INIT_BITS.items():
                 if not offered & bit:
-                    self._lane.turn_off(path, "this kernel does not offer it")
+                    self._states.turn_off(path, "this kernel does not offer it")
 
     async def _loop(
         self, attached: Attached, watched: ChangeSource | None, asked: socket.socket | None, ended: trio.Event
@@ -213,15 +213,15 @@ class _MountDaemon(Pyfuse3Handlers):
         Checkpoint  everywhere
         """
         await notify(self._vfs, watched)
-        self._lane.turn_off(FastPath.LISTINGS, "nothing tells of changes behind the mount any more")
+        self._states.turn_off(FastPath.LISTINGS, "nothing tells of changes behind the mount any more")
 
 
-def _turning_off_soon(lane: FastPathStates) -> Callable[[str], None]:
+def _turning_off_soon(states: FastPathStates) -> Callable[[str], None]:
     """What any thread may call to have it turned off that reads and writes pass through."""
     token = trio.lowlevel.current_trio_token()
 
     def turn_off(why: str) -> None:
-        token.run_sync_soon(lane.turn_off, FastPath.PASSTHROUGH, why)
+        token.run_sync_soon(states.turn_off, FastPath.PASSTHROUGH, why)
 
     return turn_off
 
@@ -275,21 +275,21 @@ def serve(
         replies = ReplyPatching(attached.fd)
         stack.callback(replies.close)
         ended = trio.Event()
-        lane = FastPathStates(options.off(), stack.enter_context(publishing(target, attached.mount.st_dev())))
-        if not pyfuse3_loop.hook(replies.replied, ended.set, is_fast=lane.is_on(FastPath.SEAM)):
-            lane.turn_off(FastPath.SEAM, "this pyfuse3 is not one that we know")
+        states = FastPathStates(options.off(), stack.enter_context(publishing(target, attached.mount.st_dev())))
+        if not pyfuse3_loop.hook(replies.replied, ended.set, is_fast=states.is_on(FastPath.SEAM)):
+            states.turn_off(FastPath.SEAM, "this pyfuse3 is not one that we know")
             replies.let_pass()
-        if not lane.is_on(FastPath.SEAM):
+        if not states.is_on(FastPath.SEAM):
             vfs.lock.stay_home()  # listings of names alone would be taken for listings with attributes
-        lane.decide(FastPath.UNOPENED, no_opendir.why_not(root, checks_permissions=options.default_permissions))
-        lane.decide(FastPath.ROOT_ACL, why_not_apart)
-        lane.decide(FastPath.PASSTHROUGH, why_not_here(root))
+        states.decide(FastPath.UNOPENED, no_opendir.why_not(root, checks_permissions=options.default_permissions))
+        states.decide(FastPath.ROOT_ACL, why_not_apart)
+        states.decide(FastPath.PASSTHROUGH, why_not_here(root))
         if not vfs.directories.handle_of(root):
-            lane.turn_off(FastPath.LINKS, "without file handles a link may change and be taken for the same")
+            states.turn_off(FastPath.LINKS, "without file handles a link may change and be taken for the same")
         vfs.lock.inner.begin(inside, vfs.nodes.root.dev)
         forget_earlier(attached.mount)
         stats.mounted(attached.mount.st_dev())
-        return _MountDaemon(vfs, options, replies, lane, ready).run(attached, ended)
+        return _MountDaemon(vfs, options, replies, states, ready).run(attached, ended)
 
 
 def _why_not_apart(options: MountOptions, *, has_replaced: bool) -> str | None:
