@@ -129,10 +129,10 @@ class _MountDaemon(Pyfuse3Handlers):
                 place = mount.point if attached.apart is None else attached.apart
                 await trio.to_thread.run_sync(os.statvfs, place, abandon_on_cancel=True)
             opens = not self._states.is_on(FastPath.UNOPENED)
-            direct = FuseRequests(self._vfs, self._xattrs, self._replies, self._pool, opens_directories=opens)
-            self._stand_ins = StandbyReaders(self.lock, direct, self._pool, SystemdNotifier().alive)
+            requests = FuseRequests(self._vfs, self._xattrs, self._replies, self._pool, opens_directories=opens)
+            self._stand_ins = StandbyReaders(self.lock, requests, self._pool, SystemdNotifier().alive)
             self._stand_ins.begin()
-            pyfuse3_loop.serve_by(direct.serve)
+            pyfuse3_loop.serve_by(requests.serve)
             self._vfs.handles.appends_whole = self._maps_direct and self._vfs.is_shared
         if not await self._has_shown(attached, ended):
             return

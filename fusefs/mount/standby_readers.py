@@ -36,13 +36,13 @@ _log = logging.getLogger(__name__)
 class StandbyReaders:
     """Those of one mount."""
 
-    def __init__(self, lock: TablesLock, direct: FuseRequests, pool: ThreadPool, alive: Callable[[], object]) -> None:
+    def __init__(self, lock: TablesLock, requests: FuseRequests, pool: ThreadPool, alive: Callable[[], object]) -> None:
         """Begin with none; no thread looks yet. On the loop's own thread.
 
         alive  tells the service manager so, while that thread can't
         """
         self._lock = lock
-        self._direct = direct
+        self._requests = requests
         self._pool = pool
         self._alive = alive
         self._told_s = 0.0
@@ -69,11 +69,11 @@ class StandbyReaders:
 
     def _watch(self) -> None:
         n_in_vain = 0
-        lock, direct = self._lock, self._direct
+        lock, requests = self._lock, self._requests
         while not self._has_ended:
             time.sleep(_LOOK_S if n_in_vain < _N_IN_VAIN else _SELDOM_S)
             n_in_vain = 0 if self._look() else n_in_vain + 1
-            if n_in_vain >= _N_IN_VAIN and not (direct.is_careful or lock.is_away):
+            if n_in_vain >= _N_IN_VAIN and not (requests.is_careful or lock.is_away):
                 lock.wakes.clear()
                 lock.rests = True
                 if not lock.is_used and not self._has_ended:
@@ -82,7 +82,7 @@ class StandbyReaders:
 
     def _look(self) -> bool:
         """Have every thread replaced that waits; whether anything goes on."""
-        lock, direct = self._lock, self._direct
+        lock, requests = self._lock, self._requests
         is_used, lock.is_used = lock.is_used, False
         call = lock.under_way()
         if call is None or call is not self._seen_call or is_used:
@@ -90,7 +90,7 @@ class StandbyReaders:
             if call is not None:
                 self._home.note()
         elif self._home.is_held_up() and lock.take_away(call):
-            direct.hand_out()
+            requests.hand_out()
         reader = self._reader
         seen = (reader, 0 if reader is None else reader.n)
         is_new = seen != self._seen_reader
@@ -100,11 +100,11 @@ class StandbyReaders:
             self._alive()
             self._told_s = time.monotonic()
         self._seen_reader = seen
-        at_work = self._pool.at_work() if direct.is_careful else set()
+        at_work = self._pool.at_work() if requests.is_careful else set()
         tasks = {task for task in at_work if task.key[1] == WaitClass.CHANGE}
         is_late = not tasks.isdisjoint(self._seen_tasks)
         self._seen_tasks = tasks
-        direct.is_careful = lock.is_away or self._n_replaced > 0 or is_late
+        requests.is_careful = lock.is_away or self._n_replaced > 0 or is_late
         return is_used or call is not None or is_new or bool(tasks)
 
     def _replace(self, reader: RequestReader | None, n: int) -> None:
@@ -125,10 +125,10 @@ class StandbyReaders:
     def _stand_in(self, reader: RequestReader) -> None:
         try:
             poll = select.poll()
-            poll.register(self._direct.device, select.POLLIN)
+            poll.register(self._requests.device, select.POLLIN)
             while self._lock.is_away and self._reader is reader and not self._has_ended:
                 for _fd, events in poll.poll(_POLL_MS):
-                    if events != select.POLLIN or not self._direct.stand_in(reader):
+                    if events != select.POLLIN or not self._requests.stand_in(reader):
                         self.end()
         finally:
             with self._mutex:

@@ -190,7 +190,7 @@ def test_when_nothing_is_asked_nobody_waits() -> None:
 def test_the_gate_may_change_its_mind_between_any_two_requests() -> None:
     with a_real() as (kernel, _vfs, path):
         (path / "a").touch()
-        lock = kernel.direct._lock
+        lock = kernel.requests._lock
         for number in range(20):
             unique = kernel.send(Opcode.LOOKUP, b"a\0")
             lock.is_slow = bool(number % 2)
@@ -209,7 +209,7 @@ def test_what_is_remembered_of_a_slow_filesystem_is_answered_without_pyfuse3() -
     with a_real() as (kernel, vfs, path):
         (path / "a").touch()
         os.setxattr(path / "a", "user.a", b"1")
-        lock, asking = kernel.direct._lock, RequestCaller()
+        lock, asking = kernel.requests._lock, RequestCaller()
         lock.is_slow = True
         ask_acl = struct.pack("=II", 100, 0) + ACCESS.encode() + b"\0"
 
@@ -230,7 +230,7 @@ def test_what_is_remembered_of_a_slow_filesystem_is_answered_without_pyfuse3() -
         assert node.nlookup == 2
         assert kernel.asked(Opcode.GETATTR, bytes(16), nodeid).error == 0
         assert left_for_others(Opcode.GETXATTR, ask_acl, nodeid)
-        assert lock.run(kernel.direct._answers._xattrs.find, nodeid, ACCESS.encode(), asking) == errno.ENODATA
+        assert lock.run(kernel.requests._answers._xattrs.find, nodeid, ACCESS.encode(), asking) == errno.ENODATA
         assert kernel.asked(Opcode.GETXATTR, ask_acl, nodeid).error == errno.ENODATA
         assert left_for_others(Opcode.GETXATTR, struct.pack("=II", 100, 0) + b"user.a\0", nodeid)
         assert left_for_others(Opcode.OPEN, bytes(8), nodeid)
@@ -285,7 +285,7 @@ def test_what_nobody_else_can_answer_is_answered_of_a_slow_filesystem_too(is_slo
         made = [kernel.asked(Opcode.CREATE, struct.pack("=IIII", os.O_RDWR, 0o100644, 0, 0) + name) for name in NAMED]
         nodeid = struct.unpack_from("=Q", made[0].body)[0]
         one, other = (struct.unpack_from("=Q", told.body, 128)[0] for told in made)
-        kernel.direct._lock.is_slow = is_slow
+        kernel.requests._lock.is_slow = is_slow
         assert kernel.asked(Opcode.FALLOCATE, struct.pack("=QQQII", one, 0, MIB, 0, 0)).error == 0
         assert (path / "a").stat().st_size == MIB
         assert kernel.asked(Opcode.LSEEK, struct.pack("=QQII", one, MIB, os.SEEK_DATA, 0)).error == errno.ENXIO
@@ -351,7 +351,7 @@ def test_a_handle_that_nobody_waits_for_is_released(flags: str, monkeypatch: pyt
         stack.callback(replies.close)
         later = Later()
         xattrs = XattrOperations(vfs, are_shown=False, are_for_all=True)
-        direct = FuseRequests(vfs, xattrs, replies, later, opens_directories=True)
+        requests = FuseRequests(vfs, xattrs, replies, later, opens_directories=True)
         unique = struct.unpack_from("=Q", os.read(device, MIB), 8)[0]
         init_out = struct.pack("=IIIIHHIIHHI28x", 7, 31, 0, 0, 12, 9, MIB, 1, 256, 0, 0)
         os.write(device, struct.pack("=IiQ", 16 + len(init_out), 0, unique) + init_out)
@@ -366,7 +366,7 @@ def test_a_handle_that_nobody_waits_for_is_released(flags: str, monkeypatch: pyt
         monkeypatch.setattr(vfs.passthrough, "opened", abort_meanwhile)
         client = subprocess.Popen(["sh", "-c", f"true {flags}{point}/{name}"], stderr=subprocess.DEVNULL)
         while client.poll() is None:
-            if direct.serve() is False:
+            if requests.serve() is False:
                 if not replies._patch:
                     break
                 request = os.read(device, MIB)

@@ -44,7 +44,7 @@ class Kernel:
         self.replies = ReplyPatching(self.session.fileno())
         self.stats: Counters = vfs.stats
         pool = pool or AtOnce()
-        self.direct = FuseRequests(vfs, xattrs, self.replies, pool, opens_directories=opens_directories)
+        self.requests = FuseRequests(vfs, xattrs, self.replies, pool, opens_directories=opens_directories)
         self._numbers = count(2, 2)
 
     def close(self) -> None:
@@ -60,9 +60,9 @@ class Kernel:
 
     def serve(self) -> bool | None:
         """What `serve` says, when all is answered."""
-        served = self.direct.serve()
-        while self.direct._unfinished:
-            assert self.direct.serve() is True
+        served = self.requests.serve()
+        while self.requests._unfinished:
+            assert self.requests.serve() is True
         return served
 
     def told(self) -> Told | None:
