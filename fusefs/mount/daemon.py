@@ -198,7 +198,7 @@ class _MountDaemon(Pyfuse3Handlers):
             nursery.start_soon(_tell_watchdog)
             nursery.start_soon(self.stats.keep_gauges, self._vfs.gauges)
             nursery.start_soon(self._answer_from_now_on, attached, ended)
-            nursery.start_soon(self.lock.inner.keep)
+            nursery.start_soon(self.lock.submounts.keep)
             nursery.start_soon(forget_stored, self._vfs, self._replies.device)
             if watched is not None:
                 nursery.start_soon(self._notify, watched)
@@ -286,7 +286,7 @@ def serve(
         states.decide(FastPath.PASSTHROUGH, why_not_here(root))
         if not vfs.directories.handle_of(root):
             states.turn_off(FastPath.LINKS, "without file handles a link may change and be taken for the same")
-        vfs.lock.inner.begin(inside, vfs.nodes.root.dev)
+        vfs.lock.submounts.begin(inside, vfs.nodes.root.dev)
         forget_earlier(attached.mount)
         stats.mounted(attached.mount.st_dev())
         return _MountDaemon(vfs, options, replies, states, ready).run(attached, ended)

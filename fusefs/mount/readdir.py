@@ -260,7 +260,7 @@ def looked_at(vfs: Vfs, listing: DirHandle, offset: int, room: int) -> Iterator[
     fd = entries.fd
     timeout_s = 0 if trashd_dir.is_below(vfs.nodes, node) or vfs.folding.folds(node, fd) else vfs.cache.lifetime_s
     hidden, dev, is_trash = left_out(vfs, node), node.source[0], trashd_dir.holds_trash(vfs.nodes, node)
-    unlooked = frozenset() if vfs.lock.stays_home else vfs.lock.inner.names
+    unlooked = frozenset() if vfs.lock.stays_home else vfs.lock.submounts.names
     unsteady = vfs.cache.unsteady
     began_ns, n = time.perf_counter_ns(), 0
     try:

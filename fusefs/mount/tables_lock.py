@@ -66,7 +66,7 @@ class TablesLock:
         self._latency = Latency(is_slow=is_slow) if is_measured else None
         self.is_slow = is_slow
         """Whether operations go to threads now."""
-        self.inner = Submounts()
+        self.submounts = Submounts()
         self.stays_home = False
         """Whether that is for good: no client can be told names alone."""
 
@@ -138,12 +138,12 @@ class TablesLock:
 
     def enter(self, device: int) -> None:
         """Something on a device is asked for. Raises  WouldWait: it may never answer, and others need this thread"""
-        if device in self.inner.devices and not (self.is_slow or self._is_patient()):
+        if device in self.submounts.devices and not (self.is_slow or self._is_patient()):
             raise WouldWait
 
     def look_by(self, name: bytes) -> None:
         """Something is asked for by a name, which may be a mount point. Raises  WouldWait"""
-        if name in self.inner.names and not (self.is_slow or self._is_patient()):
+        if name in self.submounts.names and not (self.is_slow or self._is_patient()):
             raise WouldWait
 
     def _is_patient(self) -> bool:

@@ -241,8 +241,8 @@ class Vfs:
     def is_steady(self, source: SourceKey) -> bool:
         """Whether attributes that were seen just now may be believed at all."""
         device = source[0]
-        self.lock.inner.meet(device)
-        was_asked = not (self.lock.is_home and device in self.lock.inner.devices)
+        self.lock.submounts.meet(device)
+        was_asked = not (self.lock.is_home and device in self.lock.submounts.devices)
         return was_asked and source not in self.cache.unsteady
 
     def identify(self, fd: int, name: bytes) -> tuple[Attributes, bytes]:

@@ -203,8 +203,8 @@ def test_a_listing_tells_in_full_what_the_kernel_believes_no_more() -> None:
 def test_who_makes_names_durable_where_that_may_never_end_waits_among_those_who_do() -> None:
     with a_real() as (_kernel, vfs, path):
         fh = readdir.opendir(vfs, 1, Somebody(0, 0, os.getpid(), 0))
-        vfs.lock.inner.devices = frozenset({path.stat().st_dev})
+        vfs.lock.submounts.devices = frozenset({path.stat().st_dev})
         with pytest.raises(WouldWait):
             readdir.fsyncdir(vfs, fh, data_only=False)
-        vfs.lock.inner.devices = frozenset()
+        vfs.lock.submounts.devices = frozenset()
         readdir.releasedir(vfs, fh)
