@@ -33,7 +33,7 @@ class DirHandle:
 
     at        the offset for which entries are ready
     ready     the entries from there on: some of them, or all
-    walk      how far it is told
+    queue     how far it is told
     n_new     how many of them were not looked at yet; the last ones
     batches   what was looked at for the next reply
     gathered  the entries from the beginning on, to be remembered at the end; the look began with them
@@ -48,7 +48,7 @@ class DirHandle:
         self.is_late = entries is None
         self.at = -1
         self.ready: Sequence[Dirent] = ()
-        self.walk: PrefetchQueue | None = None
+        self.queue: PrefetchQueue | None = None
         self.batches: Sequence[PrefetchBatch] = ()
         self.is_complete = False
         self.n_new = 0

@@ -1,4 +1,4 @@
-"""io_uring for listings: attributes fetched by threads of the kernel, and one of ours for each walk in progress.
+"""io_uring for listings: attributes fetched by threads of the kernel, and one of ours for each queue.
 
 No thread of Python's waits for a name. What is ready to be looked at lies in the kernel, which goes on while others
 have Python's lock.
@@ -23,7 +23,7 @@ from fusefs.mount.tables_lock import TablesLock
 _N_LOOKS_MAX = 256
 """Of all directories together: what hangs in some leaves others the rest. For what is beyond it there are threads."""
 _LINGER_S = 0.1
-"""For a walk's next batch; then its ring is given up."""
+"""For a queue's next batch; then its ring is given up."""
 
 _log = logging.getLogger(__name__)
 
@@ -45,27 +45,27 @@ class PrefetchRings:
         self._rings: dict[PrefetchQueue, _PrefetchRing] = {}
         self._is_told = False
 
-    def fetch(self, walk: PrefetchQueue, batch: PrefetchBatch) -> bool:
+    def fetch(self, queue: PrefetchQueue, batch: PrefetchBatch) -> bool:
         """Have something looked at; False: threads have to. A ring is made for many names, if no thread is at it."""
         if self.wanted.is_list or not self._n_rings_max or not self._are_possible():
             return False
-        ring = self._rings.get(walk)
+        ring = self._rings.get(queue)
         if ring is None:
-            is_worth_it = batch.n_left >= self._n_at_a_time and not walk.n_helpers
+            is_worth_it = batch.n_left >= self._n_at_a_time and not queue.n_helpers
             if not is_worth_it or len(self._rings) == self._n_rings_max:
                 return False
             try:
-                ring = _PrefetchRing(self, walk)
+                ring = _PrefetchRing(self, queue)
             except (OSError, RuntimeError):  # no fds, or no threads, for more
                 return False
-            self._rings[walk] = ring
+            self._rings[queue] = ring
         batch.has_ring = True
         ring.add(batch)
         return True
 
-    def n_at_work(self, walk: PrefetchQueue) -> int:
-        """Looks that are under way for a walk."""
-        ring = self._rings.get(walk)
+    def n_at_work(self, queue: PrefetchQueue) -> int:
+        """Looks that are under way for a queue."""
+        ring = self._rings.get(queue)
         return 0 if ring is None else min(ring.n_under_way, self._n_at_a_time)
 
     def _are_possible(self) -> bool:
@@ -81,21 +81,21 @@ class PrefetchRings:
             return StatxUring(bell, self._n_at_a_time, self.wanted.of, has_handles=self.wanted.has_handles)
         return None
 
-    def is_over(self, walk: PrefetchQueue, batches: deque[PrefetchBatch]) -> bool:
-        """Whether a walk has nothing more to be fetched: its ring is then no more. Without the tables' lock."""
+    def is_over(self, queue: PrefetchQueue, batches: deque[PrefetchBatch]) -> bool:
+        """Whether a queue has nothing more to be fetched: its ring is then no more. Without the tables' lock."""
         with self._lock.mutex:
             if not batches:
-                del self._rings[walk]
+                del self._rings[queue]
             return not batches
 
 
 class _PrefetchRing:
-    """A walk's own, and the thread that has it."""
+    """A queue's own, and the thread that has it."""
 
-    def __init__(self, rings: PrefetchRings, walk: PrefetchQueue) -> None:
+    def __init__(self, rings: PrefetchRings, queue: PrefetchQueue) -> None:
         """Begin. Raises  OSError, RuntimeError: there is no fd, or no thread, for it"""
         self._rings = rings
-        self._walk = walk
+        self._queue = queue
         self._batches: deque[PrefetchBatch] = deque()
         self.n_under_way = 0
         """Looks that were begun, and have not ended; its thread's to change."""
@@ -126,7 +126,7 @@ class _PrefetchRing:
             self.n_under_way = peeks.n_under_way
             if self.n_under_way:
                 self._tell(peeks.ended())
-            elif not self._batches and not peeks.ended(_LINGER_S) and self._rings.is_over(self._walk, self._batches):
+            elif not self._batches and not peeks.ended(_LINGER_S) and self._rings.is_over(self._queue, self._batches):
                 return
 
     def _begin(self, peeks: StatxUring[tuple[PrefetchBatch, bytes]]) -> None:
@@ -149,6 +149,6 @@ class _PrefetchRing:
 
     def _look_alone(self) -> None:
         """Too many fds are open, or memory is short: one name after the other, then."""
-        while not self._rings.is_over(self._walk, self._batches):
+        while not self._rings.is_over(self._queue, self._batches):
             self._batches[0].work()
             self._batches.popleft()

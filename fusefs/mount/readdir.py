@@ -142,7 +142,7 @@ def releasedir(vfs: Vfs, fh: int) -> None:
 def advance(vfs: Vfs, fh: int, offset: int) -> bool:
     """Go on with what is ready, if that is all that is needed; it never waits."""
     listing = vfs.handles.listing(fh)
-    if listing.walk is None or listing.walk.is_asked or not _skip_to(listing, offset):
+    if listing.queue is None or listing.queue.is_asked or not _skip_to(listing, offset):
         return False
     return bool(listing.ready)
 
@@ -158,17 +158,17 @@ def prepare(vfs: Vfs, fh: int, offset: int) -> None:
     node = listing.node
     _go_to(vfs, listing, offset)
     if listing.recalled is None and _is_not_remembered(vfs, listing):
-        listing.walk = listing.gathered = None
+        listing.queue = listing.gathered = None
         vfs.prefetch.drop(node)
-    walk = listing.walk
-    if walk is None or not walk.is_asked:
+    queue = listing.queue
+    if queue is None or not queue.is_asked:
         return
     new = listing.ready[len(listing.ready) - listing.n_new :]
     listing.n_new = 0
-    missing = vfs.prefetch.missing(walk, node, [name for name, *_ in new if name not in _DOTS])
+    missing = vfs.prefetch.missing(queue, node, [name for name, *_ in new if name not in _DOTS])
     if missing:
-        vfs.prefetch.fetch(walk, node, _entries(vfs, listing).fd, missing)
-    listing.batches = walk.batches()
+        vfs.prefetch.fetch(queue, node, _entries(vfs, listing).fd, missing)
+    listing.batches = queue.batches()
     names = [name for name, *_ in listing.ready[:_N_TOLD]]
     for batch in listing.batches:
         vfs.lock.call(batch.wait_for, names)
@@ -187,13 +187,13 @@ def _go_to(vfs: Vfs, listing: DirHandle, offset: int) -> None:
         listing.gathered = PackedEntries()
         listing.recalled, listing.n_passed = vfs.cache.listing(listing.node), 0
         listing.ready, listing.is_complete, listing.n_new = (), False, 0
-    if offset == 0 or listing.walk is None:  # or the filesystem was quick before
-        listing.walk = vfs.prefetch.begin(listing.node)
+    if offset == 0 or listing.queue is None:  # or the filesystem was quick before
+        listing.queue = vfs.prefetch.begin(listing.node)
     if offset != 0 and not _skip_to(listing, offset):
         _go_back(vfs, listing, offset)
         listing.ready, listing.is_complete, listing.n_new = (), False, 0
     listing.at = offset
-    while len(listing.ready) < (_N_AHEAD if listing.walk.is_asked else _N_TOLD) and not listing.is_complete:
+    while len(listing.ready) < (_N_AHEAD if listing.queue.is_asked else _N_TOLD) and not listing.is_complete:
         more = _next(vfs, listing, listing.ready[-1][2] if listing.ready else offset)
         listing.ready = [*listing.ready, *more]
         listing.n_new += len(more)
@@ -337,13 +337,13 @@ def told(vfs: Vfs, fh: int, listed: ReaddirEntry, *, is_taken: bool) -> None:
     name, known, *_, node = listed
     if node is not None:
         count(vfs, node, is_taken=is_taken)
-    walk = vfs.handles.listing(fh).walk
-    if walk is None or not is_taken or name in _DOTS:
+    queue = vfs.handles.listing(fh).queue
+    if queue is None or not is_taken or name in _DOTS:
         return
     if known is not None and node is not None:
         node.told_until_s = time.monotonic() + known.timeout_s
-    if known is None or not walk.is_asked:  # a client that asks for more than that asks for it of all
-        walk.names.append(name)
+    if known is None or not queue.is_asked:  # a client that asks for more than that asks for it of all
+        queue.names.append(name)
 
 
 def count(vfs: Vfs, node: Node, *, is_taken: bool) -> None:
