@@ -73,7 +73,7 @@ class _MountDaemon(Pyfuse3Handlers):
         n_threads = max(1, min(n_fds_max // _FDS_PER_THREAD, _N_THREADS_MAX))
         super().__init__(vfs, xattrs, Pyfuse3Threads(vfs.lock, vfs.stats, n_threads), replies)
         self._pool = ThreadPool(n_threads)
-        self._stand_ins: StandbyReaders | None = None
+        self._standby: StandbyReaders | None = None
         # With ACLs announced the kernel checks permissions, and asks for the directory's before each change in it.
         self.enable_acl = options.default_permissions
         self._options = options
@@ -130,8 +130,8 @@ class _MountDaemon(Pyfuse3Handlers):
                 await trio.to_thread.run_sync(os.statvfs, place, abandon_on_cancel=True)
             opens = not self._states.is_on(FastPath.UNOPENED)
             requests = FuseRequests(self._vfs, self._xattrs, self._replies, self._pool, opens_directories=opens)
-            self._stand_ins = StandbyReaders(self.lock, requests, self._pool, SystemdNotifier().alive)
-            self._stand_ins.begin()
+            self._standby = StandbyReaders(self.lock, requests, self._pool, SystemdNotifier().alive)
+            self._standby.begin()
             pyfuse3_loop.serve_by(requests.serve)
             self._vfs.handles.appends_whole = self._maps_direct and self._vfs.is_shared
         if not await self._has_shown(attached, ended):
@@ -168,8 +168,8 @@ class _MountDaemon(Pyfuse3Handlers):
                 _log.exception("%s: the daemon failed; the mount stays, dead, until trashd mount --replace", path)
                 raise
             finally:
-                if self._stand_ins is not None:
-                    self._stand_ins.end()
+                if self._standby is not None:
+                    self._standby.end()
                 vfs.passthrough.close()
         if self._refusal is not None:
             raise self._refusal

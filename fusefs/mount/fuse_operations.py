@@ -84,7 +84,7 @@ class FuseOperations:
         self._opened = wire.open_answer()
         self._created = wire.create_answer()
         self._written = wire.write_answer()
-        self._jumps = ReplySizes()
+        self._sizes = ReplySizes()
 
     def acts(self) -> dict[int, OpcodeHandler]:
         """What is done for each request, by its opcode."""
@@ -426,7 +426,7 @@ class FuseOperations:
     def _readdirplus(self, nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
         fh, offset, room = wire.READ_IN.unpack_from(request, REQUEST_HEAD_SIZE)
         reader = DirectoryReader(nodeid, caller.pid)
-        room = self._jumps.room(reader, offset, room)
+        room = self._sizes.room(reader, offset, room)
         if fh:
             readdir.prepare(self._vfs, fh, offset)
             return self._entries(readdir.read(self._vfs, fh, offset, room), room, reader)
@@ -448,7 +448,7 @@ class FuseOperations:
             entries.append(entry)
             end = listed.offset
         if entries:
-            self._jumps.told(reader, end, room)
+            self._sizes.told(reader, end, room)
         return b"".join(entries)
 
     def _fsyncdir(self, nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
