@@ -370,7 +370,7 @@ def _open_area(kernel: Kernel, store_fd: Fd, name: Name, owned: ExitStack) -> Fd
 
 
 def trusted_owners(uid: int) -> tuple[int, ...]:
-    """The owners whose stores a user may use."""
+    """The owners whose stores a user may use; whose links and mounts one goes through to what a registry names."""
     return (0,) if uid == 0 else (0, uid)
 
 

@@ -18,7 +18,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import Mount, covering
 from fusefs.linux.untrusted_path import open_way
 from fusefs.store.backing_and_mount import READABLE
-from fusefs.store.layout import Store, open_store
+from fusefs.store.layout import Store, open_store, trusted_owners
 from fusefs.store.mounted_paths import shown_of
 from fusefs.store.registry_lines import RegistryLine
 
@@ -46,15 +46,10 @@ class LineOf(NamedTuple):
     line: RegistryLine
 
 
-def trusted_on_the_way(uid: int) -> tuple[int, ...]:
-    """The users whose links and mounts one goes through to what a user's registry names."""
-    return (0,) if uid == 0 else (0, uid)
-
-
 def follow(kernel: Kernel, words: Sequence[LineOf], mounts: Sequence[Mount]) -> Iterator[tuple[LineOf, RegistryTarget]]:
     """Each line, and where it leads; looked at by a child, as a mount may never answer."""
     uid = os.geteuid()
-    trusted = trusted_on_the_way(uid)
+    trusted = trusted_owners(uid)
     silent = kernel.silent
     if any(word.uid != uid for word in words):
         silent = set(silent)
@@ -119,7 +114,7 @@ def open_registered(kernel: Kernel, word: LineOf, mounts: list[Mount]) -> Store 
     """
     line, of = word.line, None if word.uid == os.geteuid() else word.uid
     try:
-        base = open_way(kernel, line.path, mounts, trusted_on_the_way(os.geteuid()))
+        base = open_way(kernel, line.path, mounts, trusted_owners(os.geteuid()))
         shown = shown_of(kernel, base, mounts)
         store = open_store(kernel, shown, line.path, of=of)
     except (OSError, TrashdError):
