@@ -44,8 +44,6 @@ def open_record(kernel: Kernel, container_fd: Fd, uid: int) -> Fd:
             if not kernel.is_read_only(container_fd):
                 raise
             fd = kernel.open_beneath(container_fd, RECORD, flags | os.O_RDONLY)
-    except FileNotFoundError:
-        raise
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EXDEV, errno.ENXIO, errno.EISDIR, errno.ENOTDIR, errno.EACCES):
             raise BadRecord(f"not an ordinary file ({error.strerror})") from error

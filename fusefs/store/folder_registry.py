@@ -67,9 +67,7 @@ def read_registered(kernel: Kernel, registry_fd: Fd | None, uid: int) -> Registe
     try:
         with kernel.open_beneath(registry_fd, _file_of(uid), FILE_TO_READ) as fd:
             fields = json.loads(kernel.read(fd, _MAX_BYTES))
-    except FileNotFoundError:
-        return nothing
-    except (ValueError, RecursionError):
+    except (FileNotFoundError, ValueError, RecursionError):
         return nothing
     if not isinstance(fields, dict) or fields.get("uid") != uid:
         return nothing

@@ -18,7 +18,6 @@ from fusefs.store.find_orphans import act_on
 from fusefs.store.layout import UserFolder
 from fusefs.store.list_orphans import ListedContainer
 from fusefs.store.spare_space import FOR_USER, with_room
-from fusefs.store.victim_rename import VisibleRename
 
 _S = 1_000_000_000
 _MODE = 0o700
@@ -60,11 +59,7 @@ def keep_by_id(kernel: Kernel, volumes: Sequence[bytes], entry: ListedContainer,
 
     Raises  TrashdError; its record is as before then
     """
-
-    def body(folder: UserFolder, _visible: VisibleRename | None) -> PinnedOrphan:
-        return keep(folder, entry.id, term)
-
-    return act_on(kernel, volumes, entry, body, PinnedOrphan)
+    return act_on(kernel, volumes, entry, lambda folder, _visible: keep(folder, entry.id, term), PinnedOrphan)
 
 
 def keep(folder: UserFolder, container: ContainerId, term: Term) -> PinnedOrphan:

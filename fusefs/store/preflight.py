@@ -35,7 +35,6 @@ from fusefs.linux.directory_metadata import (
 )
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import OVERLAY_MAGIC, Kernel
-from fusefs.linux.mountinfo import Mount
 from fusefs.store.backing_and_mount import FULL, is_taken, suppress_errno, wholly_beneath
 from fusefs.store.keep_entries import choose, hindrances
 from fusefs.store.layout import NEW_PART, NEW_PREFIX, Store, Volume, make_private, read_volume
@@ -99,7 +98,7 @@ def preflight(kernel: Kernel, path: bytes, keep: tuple[str, ...] = (), *, unlike
         holders = {holder.pid for held in holders_of([victim.path()]) for holder in held.holders}
         return Preflight(
             path=victim.path(),
-            filesystem=_type(victim.parent.mount),
+            filesystem=victim.parent.mount.fstype.decode("ascii", "replace"),
             mount_point=victim.parent.mount.point,
             store=found.path,
             exists=found.exists,
@@ -111,10 +110,6 @@ def preflight(kernel: Kernel, path: bytes, keep: tuple[str, ...] = (), *, unlike
             kept=kept,
             exit_code=reasons[0].exit_code if reasons else 0,
         )
-
-
-def _type(mount: Mount) -> str:
-    return mount.fstype.decode("ascii", "replace")
 
 
 def _kept(kernel: Kernel, victim: Victim, keep: tuple[str, ...]) -> tuple[tuple[bytes, ...], list[TrashdError]]:
@@ -238,8 +233,7 @@ def _room_in(store: Store) -> Iterator[Fd | None]:
         with _same_times(kernel, for_new), _room_at(kernel, for_new, store.base_path) as there:
             yield there
         return
-    with folder, ExitStack() as owned:
-        owned.enter_context(_same_times(kernel, folder.fd))
+    with folder, _same_times(kernel, folder.fd), ExitStack() as owned:
         room: Fd | None = None
         try:
             room = owned.enter_context(_room_at(kernel, folder.fd, store.base_path))

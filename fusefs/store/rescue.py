@@ -132,7 +132,7 @@ def rescue(
     Raises  Refused if it is in order; Busy; Occupied, OtherFilesystem; TrashdError: it is where it was then
     """
     with _open_target(kernel, to) as (above, name):
-        why = act_on(kernel, volumes, entry, partial(_look_as_owner, entry, ended), str)
+        why = why_stuck(kernel, volumes, entry, ended)
         try:
             # In our own process, as root too: one rename between two directories that we hold open.
             with opened_folder(kernel, volumes, entry, with_own=True) as folder:
@@ -166,13 +166,7 @@ def forget(kernel: Kernel, volumes: Sequence[bytes], entry: ListedContainer, end
 
 def why_stuck(kernel: Kernel, volumes: Sequence[bytes], entry: ListedContainer, ended: Collection[str] = ()) -> str:
     """What is wrong with it, so that it may be rescued or forgotten; errors as for `rescue`."""
-    return act_on(kernel, volumes, entry, partial(_look_as_owner, entry, ended), str)
-
-
-def _look_as_owner(
-    entry: ListedContainer, ended: Collection[str], folder: UserFolder, _visible: VisibleRename | None
-) -> str:
-    return _look(folder, entry, ended)
+    return act_on(kernel, volumes, entry, lambda folder, _visible: _look(folder, entry, ended), str)
 
 
 def _look(folder: UserFolder, entry: ListedContainer, ended: Collection[str]) -> str:

@@ -90,8 +90,7 @@ def into_a_store(
             if keep:
                 from fusefs.store.keep_entries import choose  # a plain swap is spared it
 
-                staying = choose(kernel, victim, keep)
-                return _first_that_takes_it(kernel, victim._replace(staying=staying), transact, point)
+                victim = victim._replace(staying=choose(kernel, victim, keep))
             return _first_that_takes_it(kernel, victim, transact, point)
         except OSError as error:
             raise explain(error, victim) from error
