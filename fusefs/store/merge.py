@@ -23,7 +23,7 @@ from fusefs.store.deep_path import DeepOpener, walk_inwards
 from fusefs.store.layout import TREE
 from fusefs.store.origin import Origin
 from fusefs.store.restore import RestoreClaim, Restored, RestoreDestination, closed, restore, settle, way_back
-from fusefs.store.restore_leftovers import rescue_hoisted, retire_restored
+from fusefs.store.restore_leftovers import keep_hoisted, retire_restored
 
 _IN_BOTH = errno.EISDIR
 
@@ -117,13 +117,11 @@ def _end(held: HeldContainer) -> tuple[str, ...]:
             flush(move(held, State.ORPHANS))
             return ()
         flush(held)
-        deep = rescue_hoisted(held)
+        told = tuple(keep_hoisted(held))
         retire_restored(held)
     except OSError as error:
         return (f"{error.strerror} after it was back; the next trashd command completes it",)
-    if deep is None:
-        return ()
-    return (f"what the reaper had moved up from deep down lost its structure; it is kept as {deep}",)
+    return told
 
 
 def bring(kernel: Kernel, source: BackingAndMount, target: BackingAndMount, name: Name, above: RelPath) -> Unmoved:

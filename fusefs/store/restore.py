@@ -34,7 +34,7 @@ from fusefs.store.layout import FRESH, TREE, UserFolder
 from fusefs.store.origin import Origin
 from fusefs.store.permission_loan import lend, loan, take_back
 from fusefs.store.recover import KeptContainer, settle_restoring
-from fusefs.store.restore_leftovers import rescue_hoisted, retire_restored
+from fusefs.store.restore_leftovers import keep_hoisted, retire_restored
 from fusefs.store.root_rename import ITS_OWNERS, why_other
 from fusefs.store.spare_space import FOR_USER, with_room
 from fusefs.store.victim_rename import NO_EXCHANGE, DirectRename, VisibleMove, VisibleRename
@@ -213,9 +213,7 @@ def restore(claim: RestoreClaim, destination: RestoreDestination) -> Restored:
             take_back(held, tree, held.record.lent_mode, destination.visible)
             # Where the tree came from, not where it went: btrfs then writes both sides of a plain rename.
             kernel.fsync(held.fd)
-            deep = rescue_hoisted(held)
-            if deep is not None:
-                warnings.append(f"what the reaper had moved up from deep down lost its structure; it is kept as {deep}")
+            warnings += keep_hoisted(held)
             rescued = retire_restored(held)
         except OSError as error:
             rescued = None

@@ -39,6 +39,13 @@ def rescue_hoisted(held: HeldContainer) -> ContainerId | None:
     return keep_as_orphan(held, HOISTED, None, note)
 
 
+def keep_hoisted(held: HeldContainer) -> list[str]:
+    """Keep what a reaper had moved up from deep inside; what is told of it, if there was any. Raises  OSError"""
+    deep = rescue_hoisted(held)
+    told = f"what the reaper had moved up from deep down lost its structure; it is kept as {deep}"
+    return [] if deep is None else [told]
+
+
 def keep_as_orphan(
     held: HeldContainer, name: Name, origin: RelPath | None, note: str, lent: int | None = None
 ) -> ContainerId | None:
