@@ -16,7 +16,6 @@ from typing import NamedTuple
 from fusefs.core.errors import (
     CrossesBoundary,
     NoStore,
-    NotAlike,
     NotKept,
     NotPermitted,
     TrashdError,
@@ -26,9 +25,7 @@ from fusefs.core.errors import (
 from fusefs.core.names import STORE, Name, RelPath
 from fusefs.linux.directory_metadata import (
     DirectoryMetadata,
-    MetadataDifference,
     apply_likeness,
-    differences,
     is_frozen,
     project_of,
     read_likeness,
@@ -42,6 +39,7 @@ from fusefs.store.locate import Victim, ancestors, existing_stores, find_victim
 from fusefs.store.make_store import unfinished
 from fusefs.store.refusals import refusals
 from fusefs.store.reserve import is_stocked
+from fusefs.store.swap import Unlike, give_likeness, in_words
 from fusefs.store.swap_path import explain
 from fusefs.store.tree_holders import holders_of
 from fusefs.store.user_folders import open_user, why_not
@@ -105,7 +103,7 @@ def preflight(kernel: Kernel, path: bytes, keep: tuple[str, ...] = (), *, unlike
             method="unknown" if found.volume is None else "exchange" if found.volume.exchange else "two-rename",
             project=_project(kernel, victim),
             refusals=tuple((reason.message(), reason.hint) for reason in reasons),
-            unlike=tuple(_in_words(found.unlike)),
+            unlike=tuple(in_words(found.unlike)),
             n_holders=len(holders),
             kept=kept,
             exit_code=reasons[0].exit_code if reasons else 0,
@@ -141,7 +139,7 @@ class _Found(NamedTuple):
     path: bytes | None
     exists: bool
     volume: Volume | None
-    unlike: tuple[MetadataDifference, ...] = ()
+    unlike: Unlike = ()
     error: TrashdError | None = None
 
 
@@ -263,9 +261,7 @@ def _room_at(kernel: Kernel, dir_fd: Fd, base_path: bytes) -> Iterator[Fd]:
                 kernel.rmdir(dir_fd, name)
 
 
-def _try_way(
-    kernel: Kernel, victim: Victim, room: Fd | None, *, exchanges: bool, unlike: bool
-) -> tuple[MetadataDifference, ...]:
+def _try_way(kernel: Kernel, victim: Victim, room: Fd | None, *, exchanges: bool, unlike: bool) -> Unlike:
     """Make a fresh directory in the room, and do with it, and with one beside the victim, what a swap does; what it
     would lack of the victim's likeness.
 
@@ -278,7 +274,7 @@ def _try_way(
     fresh, beside = (Name(NEW_PREFIX + os.urandom(6).hex().encode()) for _ in range(2))
     with _made(kernel, fresh, room) as made:
         wanted = _likeness(kernel, victim)
-        lacking = () if wanted is None else _try_likeness(kernel, victim, made, wanted, unlike=unlike)
+        lacking = () if wanted is None else give_likeness(kernel, victim, made, wanted, accepted=unlike)
     _refuse_unmovable(victim)
     parent = victim.parent.sides.fd
     with (
@@ -328,22 +324,6 @@ def _likeness(kernel: Kernel, victim: Victim) -> DirectoryMetadata | None:
             raise
         return None
     return wanted
-
-
-def _try_likeness(
-    kernel: Kernel, victim: Victim, fresh: Fd, wanted: DirectoryMetadata, *, unlike: bool
-) -> tuple[MetadataDifference, ...]:
-    """Give a fresh directory the victim's likeness; what can't be had. Raises  NotAlike unless that is accepted"""
-    apply_likeness(kernel, fresh, wanted)
-    lacking = tuple(differences(wanted, read_likeness(kernel, fresh)))
-    if not unlike and any(one.strict for one in lacking):
-        raise NotAlike(victim.path() + b": " + ", ".join(_in_words(lacking)).encode())
-    return lacking
-
-
-def _in_words(lacking: tuple[MetadataDifference, ...]) -> list[str]:
-    """What could not be had, in words."""
-    return [f"{one.what} {one.got} instead of {one.wanted}" for one in lacking]
 
 
 def _refuse_unmovable(victim: Victim) -> None:

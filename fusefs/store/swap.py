@@ -12,7 +12,15 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, RelPath
 from fusefs.core.printable_names import printable
 from fusefs.core.record import Method
-from fusefs.linux.directory_metadata import MetadataDifference, apply_likeness, differences, read_likeness
+from fusefs.linux.directory_metadata import (
+    DirectoryMetadata,
+    MetadataDifference,
+    apply_likeness,
+    differences,
+    read_likeness,
+)
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
 from fusefs.store.container import HeldContainer, dissolve, move
 from fusefs.store.layout import FRESH, TREE, UserFolder
 from fusefs.store.locate import Victim
@@ -22,6 +30,10 @@ from fusefs.store.victim_rename import NO_EXCHANGE, VisibleMove, VisibleRename
 
 if TYPE_CHECKING:
     from fusefs.store.keep_entries import KeptLinks
+
+
+Unlike = tuple[MetadataDifference, ...]
+"""What of a victim's likeness its fresh directory could not be given."""
 
 
 class Swapped(NamedTuple):
@@ -41,7 +53,7 @@ class Swapped(NamedTuple):
     store: bytes
     method: Method
     gap_ns: int | None
-    unlike: tuple[MetadataDifference, ...]
+    unlike: Unlike
     warnings: tuple[str, ...]
     volume: bytes | None = None
     kept: tuple[bytes, ...] = ()
@@ -164,25 +176,32 @@ def _has_fresh(staged: Staged) -> bool:
     return staged.held.folder.store.kernel.is_named(staged.fresh, staged.held.fd, TREE)
 
 
-def make_alike(
-    staged: Staged, victim: Victim, options: SwapOptions, visible: VisibleRename
-) -> tuple[MetadataDifference, ...]:
-    """Give the fresh directory the victim's likeness; what could not be had.
-
-    Raises  NotAlike if that is the owner, group, mode, an ACL, a label or the project, and not accepted
-    """
+def make_alike(staged: Staged, victim: Victim, options: SwapOptions, visible: VisibleRename) -> Unlike:
+    """Give the staged fresh directory the victim's likeness, as `give_likeness`, by the loan that this may take."""
     kernel = staged.held.folder.store.kernel
     assert staged.fresh is not None
     lent = staged.held.record.lent_mode
     lend(staged.held, victim.fd, lent, visible)
     with kernel.open_dir(victim.fd) as readable:
         wanted = read_likeness(kernel, readable)
-    apply_likeness(kernel, staged.fresh, wanted)
-    unlike = tuple(differences(wanted, read_likeness(kernel, staged.fresh)))
-    if not options.unlike and any(difference.strict for difference in unlike):
-        told = ", ".join(f"{d.what} {d.got} instead of {d.wanted}" for d in unlike)
-        raise NotAlike(f"{printable(victim.path())}: {told}")
+    return give_likeness(kernel, victim, staged.fresh, wanted, accepted=options.unlike)
+
+
+def give_likeness(kernel: Kernel, victim: Victim, fresh: Fd, wanted: DirectoryMetadata, *, accepted: bool) -> Unlike:
+    """Give a fresh directory the victim's likeness; what could not be had.
+
+    Raises  NotAlike if that is the owner, group, mode, an ACL, a label or the project, and not accepted
+    """
+    apply_likeness(kernel, fresh, wanted)
+    unlike = tuple(differences(wanted, read_likeness(kernel, fresh)))
+    if not accepted and any(one.strict for one in unlike):
+        raise NotAlike(f"{printable(victim.path())}: {', '.join(in_words(unlike))}")
     return unlike
+
+
+def in_words(unlike: Unlike) -> list[str]:
+    """What could not be had, in words."""
+    return [f"{one.what} {one.got} instead of {one.wanted}" for one in unlike]
 
 
 def _judge(staged: Staged, victim: Victim, visible: VisibleRename) -> ExchangeOutcome:
@@ -218,7 +237,7 @@ def finish(
     victim: Victim,
     options: SwapOptions,
     visible: VisibleRename,
-    unlike: tuple[MetadataDifference, ...],
+    unlike: Unlike,
     gap_ns: int | None,
     keeping: KeptLinks | None = None,
     adopt: Adopt = adopt,
