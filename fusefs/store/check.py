@@ -112,10 +112,7 @@ def _check_folder(folder: UserFolder) -> Iterator[AdoptionProblem]:
     if unrecorded:
         time.sleep(_MOMENT_S)
     for state, name in unrecorded:
-        try:
-            yield from _check_container(folder, state, name)
-        except _Unrecorded:
-            yield from _check_unrecorded(folder, state, name)
+        yield from check_container(folder, state, name)
     yield from _check_pointers(folder)
 
 

@@ -444,9 +444,8 @@ def _remove_areas(kernel: Kernel, fd: Fd, areas: Areas) -> None:
 
 def _has_no_folder(kernel: Kernel, base_fd: Fd, base_path: bytes) -> bool:
     """Remove our own folder, if there is nothing in it; whether no user has one now."""
-    store = open_store(
-        kernel, BackingAndMount(kernel.open_beneath(base_fd, b".", os.O_PATH | os.O_DIRECTORY)), base_path
-    )
+    base = BackingAndMount(kernel.open_beneath(base_fd, b".", DIRECTORY))
+    store = open_store(kernel, base, base_path)
     if store is None:
         return False
     with store:

@@ -157,9 +157,8 @@ def _try_stores(kernel: Kernel, victim: Victim, *, unlike: bool) -> _Found:
             there = _Found(os.path.join(store.base_path, STORE), True, store.volume)
             try:
                 with _room_in(store) as room:
-                    return there._replace(
-                        unlike=_try_way(kernel, victim, room, exchanges=store.volume.exchange, unlike=unlike)
-                    )
+                    lacking = _try_way(kernel, victim, room, exchanges=store.volume.exchange, unlike=unlike)
+                    return there._replace(unlike=lacking)
             except (OSError, TrashdError) as error:
                 if not _is_crossed(error):
                     return there._replace(error=explain(error, victim))

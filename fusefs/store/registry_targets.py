@@ -63,10 +63,8 @@ def follow(kernel: Kernel, words: Sequence[LineOf], mounts: Sequence[Mount]) -> 
         return mount if word.uid == uid or mount in kernel.silent else (word.uid, mount)
 
     for word, answer in ask_each(words, ask, silent, where):
-        yield (
-            word,
-            RegistryTarget.SILENT if answer is None else RegistryTarget(answer.decode() or RegistryTarget.ABSENT.value),
-        )
+        told = None if answer is None else answer.decode() or RegistryTarget.ABSENT.value
+        yield word, RegistryTarget.SILENT if told is None else RegistryTarget(told)
 
 
 def look(kernel: Kernel, one: RegistryLine, mounts: Sequence[Mount], trusted: Container[int]) -> RegistryTarget:

@@ -163,9 +163,8 @@ def all_users(store: Store, refused: list[FolderRefusal], only: int | None = Non
             is_noted = noted is not None and plain_name(uid) in noted
             registered = read_registered(kernel, areas.registry_fd, uid) if is_noted else RegisteredFolder(uid)
             is_own = areas.new_fd is None and st.st_uid == uid
-            found, others = _choose(
-                _FolderLook(kernel, areas, uid, registered, st.st_dev, is_own, trusts_modes, is_first), names
-            )
+            look = _FolderLook(kernel, areas, uid, registered, st.st_dev, is_own, trusts_modes, is_first)
+            found, others = _choose(look, names)
             refused.extend(others)
             if found is None and not others:  # root has moved it since it was listed
                 found = find_user(kernel, areas, uid, trusts_modes=trusts_modes, is_first=is_first)
