@@ -74,7 +74,7 @@ def _settled(store: Store, uid: int, area_fd: Fd, name: Name, fd: Fd) -> UserFol
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
     with suppress(OSError):
         if not os.path.samestat(kernel.fstat(folder.fd), kernel.fstat(fd)) and kernel.is_named(fd, area_fd, name):
-            _discard(kernel, area_fd, name, fd)
+            discard_folder(kernel, area_fd, name, fd)
     return folder
 
 
@@ -159,7 +159,7 @@ def _candidate(store: Store, area_fd: Fd, uid: int) -> Iterator[tuple[Name, Fd]]
         finally:
             with suppress(OSError):  # nor does it hide how the block ended
                 if kernel.is_named(fd, area_fd, new):
-                    _discard(kernel, area_fd, new, fd)
+                    discard_folder(kernel, area_fd, new, fd)
 
 
 def _give(kernel: Kernel, fd: Fd, uid: int) -> None:
@@ -184,13 +184,13 @@ def discard_dead(kernel: Kernel, u_fd: Fd, only: int | None, *, but: Name | None
             if st.st_uid not in (0, uid) or not_private(st, st.st_uid) or not kernel.is_local(fd):
                 continue
             if kernel.lock(fd):
-                _discard(kernel, u_fd, name, fd)
+                discard_folder(kernel, u_fd, name, fd)
             else:
                 has_rivals = True
     return has_rivals
 
 
-def _discard(kernel: Kernel, u_fd: Fd, name: bytes, fd: Fd) -> None:
+def discard_folder(kernel: Kernel, u_fd: Fd, name: bytes, fd: Fd) -> None:
     """Remove an unused folder, by rmdir alone; what of it can't be removed does no harm."""
     for part in FOLDERS:
         with suppress(OSError):

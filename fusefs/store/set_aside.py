@@ -36,7 +36,7 @@ from fusefs.store.layout import (
     UserFolder,
     open_areas,
 )
-from fusefs.store.make_folder import make_user
+from fusefs.store.make_folder import discard_folder, make_user
 from fusefs.store.make_store import remove_folder
 from fusefs.store.spare_space import FOR_USER, with_room
 from fusefs.store.user_folders import FolderRefusal, find_user, names_in, open_user
@@ -170,9 +170,5 @@ def _discard_folders(kernel: Kernel, store_fd: Fd, area: Name) -> None:
     """Remove the users' folders in an area of an old store that are empty, by rmdir alone. Raises  OSError"""
     with kernel.open_dir(store_fd, area) as area_fd:
         for name in (name for names in names_in(kernel, area_fd).values() for name in names):
-            with suppress(OSError):
-                with kernel.open_beneath(area_fd, name, DIRECTORY) as fd:
-                    for part in FOLDERS:
-                        with suppress(OSError):
-                            kernel.rmdir(fd, part)
-                kernel.rmdir(area_fd, name)
+            with suppress(OSError), kernel.open_beneath(area_fd, name, DIRECTORY) as fd:
+                discard_folder(kernel, area_fd, name, fd)
