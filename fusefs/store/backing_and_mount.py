@@ -10,8 +10,8 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple, Self, TypeVar
 
 from fusefs.core.names import Name, RelPath
@@ -167,6 +167,16 @@ def both_sides(kernel: Kernel, fd: Fd, above: Fd | None, path: bytes) -> Backing
     """
     with closed_on_error(fd):
         return BackingAndMount(fd, open_shown_as(kernel, above, path, fd))
+
+
+@contextmanager
+def with_mounted(kernel: Kernel, fd: Fd, above: Fd | None, path: bytes) -> Iterator[BackingAndMount]:
+    """An open directory as `both_sides` has it, for the block; the fd stays its owner's."""
+    sides = BackingAndMount(fd, open_shown_as(kernel, above, path, fd))
+    try:
+        yield sides
+    finally:
+        sides.close_mounted()
 
 
 def is_taken(kernel: Kernel, dir_fd: Fd, name: Name) -> bool:

@@ -28,8 +28,8 @@ from fusefs.store.backing_and_mount import (
     OUT_OF_REACH,
     BackingAndMount,
     between,
-    open_shown_as,
     suppress_errno,
+    with_mounted,
 )
 from fusefs.store.container import HeldContainer, flush_directory, open_inside
 from fusefs.store.layout import FRESH, TREE, is_stores_own
@@ -239,12 +239,9 @@ def _open_sides(staged: Staged, victim: Victim) -> tuple[BackingAndMount, Backin
     kernel = held.folder.store.kernel
     assert fresh is not None
     name = TREE if held.record.method is Method.EXCHANGE else FRESH
-    shown = open_shown_as(kernel, victim.parent.sides.mounted, victim.name, victim.fd)
-    inside = open_shown_as(kernel, held.folder.store.base.mounted, join(held.way(), name), fresh)
-    for fd in (shown, inside):
-        if fd is not None:
-            held.owned.enter_context(fd)
-    return BackingAndMount(victim.fd, shown), BackingAndMount(fresh, inside)
+    tree = with_mounted(kernel, victim.fd, victim.parent.sides.mounted, victim.name)
+    inside = with_mounted(kernel, fresh, held.folder.store.base.mounted, join(held.way(), name))
+    return held.owned.enter_context(tree), held.owned.enter_context(inside)
 
 
 # Recovery and restore

@@ -11,14 +11,7 @@ from fusefs.core.identity import Identity, Likelihood, compare, is_marked
 from fusefs.core.names import Name, RelPath, join, split
 from fusefs.core.record import Method
 from fusefs.linux.fd import Fd
-from fusefs.store.backing_and_mount import (
-    DIRECTORY,
-    OUT_OF_REACH,
-    BackingAndMount,
-    both_sides,
-    open_shown_as,
-    suppress_errno,
-)
+from fusefs.store.backing_and_mount import DIRECTORY, OUT_OF_REACH, both_sides, suppress_errno, with_mounted
 from fusefs.store.container import HeldContainer
 from fusefs.store.keep_entries import settle_kept
 from fusefs.store.layout import FRESH, TREE
@@ -66,12 +59,9 @@ class Origin:
         """What changes the name, in the mount that shows it if there is one; only if the directory can be reached."""
         assert self.parent_fd is not None
         # Not opened before it is needed: to look at what needs no repair there, no mount's daemon is waited for.
-        mounted = open_shown_as(self._kernel, self._held.folder.store.base.mounted, self._upper, self.parent_fd)
-        try:
-            yield DirectRename(self._kernel, BackingAndMount(self.parent_fd, mounted), self.name)
-        finally:
-            if mounted is not None:
-                mounted.close()
+        above = self._held.folder.store.base.mounted
+        with with_mounted(self._kernel, self.parent_fd, above, self._upper) as sides:
+            yield DirectRename(self._kernel, sides, self.name)
 
     def take_back(self, mode: int | None, lent_to: Identity | None) -> None:
         """End a loan at the name, if what has it is what the loan was for."""

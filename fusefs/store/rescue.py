@@ -35,7 +35,7 @@ from fusefs.core.record import NOTE_MAX_CHARS
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.adopt import take_in
-from fusefs.store.backing_and_mount import BackingAndMount, between, open_shown_as
+from fusefs.store.backing_and_mount import BackingAndMount, between, with_mounted
 from fusefs.store.check import check_container
 from fusefs.store.claim import ClaimLost, hold
 from fusefs.store.container import RECORD_NEW, HeldContainer
@@ -254,10 +254,8 @@ def _take_out(
             raise Refused(f"{entry.id} is neither a directory nor a file", "its owner can rescue it, or rm it")
         _lock(kernel, thing, owned)
         upper = os.path.dirname(folder.way_to(_state_of(entry), old))
-        mounted = open_shown_as(kernel, _same_mount(kernel, store.base.mounted, above.mounted), upper, state_fd)
-        if mounted is not None:
-            owned.enter_context(mounted)
-        source, target = between(BackingAndMount(state_fd, mounted), above)
+        top = _same_mount(kernel, store.base.mounted, above.mounted)
+        source, target = between(owned.enter_context(with_mounted(kernel, state_fd, top, upper)), above)
         try:
             kernel.rename_free(source, old, target, name)
         except FileExistsError as error:

@@ -18,7 +18,7 @@ from fusefs.linux.boot_id import boot_id, host_id
 from fusefs.linux.directory_metadata import make_like, read_likeness
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
-from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount, between, open_shown_as, refresh
+from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount, between, refresh, with_mounted
 from fusefs.store.claim import ClaimLost, hold, look_at_record
 from fusefs.store.container import (
     HeldContainer,
@@ -445,13 +445,9 @@ def _enter(kernel: Kernel, held: HeldContainer, above: BackingAndMount, name: Na
         with kernel.open_dir(like) as model:
             wanted = read_likeness(kernel, model)
     new = unfinished_name()
-    with ExitStack() as owned:
-        shown = None
-        if above.mounted is not None:
-            shown = open_shown_as(kernel, held.folder.store.base.mounted, held.way(), held.fd)
-        if shown is not None:
-            owned.enter_context(shown)
-        source, target = between(BackingAndMount(held.fd, shown), above)
+    top = None if above.mounted is None else held.folder.store.base.mounted
+    with with_mounted(kernel, held.fd, top, held.way()) as inside:
+        source, target = between(inside, above)
         make_like(kernel, held.fd, new, wanted, partial(kernel.rename_free, source, new, target, name))
     if above.mounted is not None:
         refresh(kernel, above.mounted, name)

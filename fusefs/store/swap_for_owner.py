@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from contextlib import ExitStack
 from functools import partial
 
 import msgspec
@@ -24,7 +23,7 @@ from fusefs.linux.act_as_user import Ask, user_name
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.as_owner import as_owner, ask_owner, make_folder_of
-from fusefs.store.backing_and_mount import BackingAndMount, open_shown_as
+from fusefs.store.backing_and_mount import with_mounted
 from fusefs.store.claim import hold
 from fusefs.store.container import HeldContainer, dissolve, move
 from fusefs.store.layout import FRESH, TREE, Store, UserFolder
@@ -159,15 +158,13 @@ class _RenameToOwner:
     def _give(self, container: ContainerId) -> None:
         kernel, held, his = self._held.folder.store.kernel, self._held, self._his
         name = container.encode()
-        with kernel.open_dir(his.fd, join(State.STAGE.value.encode(), name)) as there, ExitStack() as owned:
+        with kernel.open_dir(his.fd, join(State.STAGE.value.encode(), name)) as there:
             st = kernel.fstat(there)
             is_his_alone = st.st_uid == his.uid and not st.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
             if not is_his_alone or kernel.fstat(self._tree).st_uid != his.uid:
                 raise OSError(errno.EPERM, os.strerror(errno.EPERM))
-            mounted = open_shown_as(kernel, his.store.base.mounted, his.way_to(State.STAGE, name), there)
-            if mounted is not None:
-                owned.enter_context(mounted)
-            DirectRename(kernel, BackingAndMount(there, mounted), TREE).make(VisibleMove.BACK, held)
+            with with_mounted(kernel, there, his.store.base.mounted, his.way_to(State.STAGE, name)) as inside:
+                DirectRename(kernel, inside, TREE).make(VisibleMove.BACK, held)
             if kernel.is_named(self._tree, held.fd, TREE):
                 raise OSError(errno.EIO, os.strerror(errno.EIO))  # this filesystem says 0 and does nothing
         self.taken = container
