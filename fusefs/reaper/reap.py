@@ -43,11 +43,11 @@ def reap(
     """
     refuse_mounted(folder.store.kernel, folder.fd)
     try:
-        held = with_room(folder, FOR_REAPER, lambda: claim(folder, State.ORPHANS, container, State.REAPING, is_meant))
+        held = with_room(folder, FOR_REAPER, lambda: claim(folder, State.ORPHANS, container, is_meant))
         if held is ClaimLost.GONE:
             held = hold(folder, State.REAPING, container)
         if held is ClaimLost.GONE:
-            held = claim(folder, State.QUARANTINE, container, State.REAPING)
+            held = claim(folder, State.QUARANTINE, container)
     except FileNotFoundError as error:
         raise BadRecord(container) from error
     if isinstance(held, ClaimLost):

@@ -115,10 +115,9 @@ def claim(
     folder: UserFolder,
     source: State,
     container: ContainerId,
-    target: State,
     is_meant: Callable[[Record], bool] = lambda _record: True,
 ) -> HeldContainer | ClaimLost:
-    """The container, locked and moved to another state by one rename; one claim wins (I5).
+    """The container, locked and moved to reaping/ by one rename; one claim wins (I5).
 
     is_meant  asked about the record, when no other process can change it any more; if not the container stays
     """
@@ -129,7 +128,7 @@ def claim(
         if not is_meant(held.record):
             held.owned.close()
             return ClaimLost.CHANGED
-        return move(held, target)
+        return move(held, State.REAPING)
     except BaseException as error:
         held.owned.close()
         if isinstance(error, FileNotFoundError):

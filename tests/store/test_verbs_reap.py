@@ -245,7 +245,7 @@ def test_restore_killed_on_its_way_from_a_reap_knows_that_the_tree_is_not_whole(
 def test_restore_loses_to_a_claim(volume: Path) -> None:
     swapped = orphan_in(volume)
     with own(volume) as folder:
-        held = claim(folder, State.ORPHANS, swapped.id, State.REAPING)
+        held = claim(folder, State.ORPHANS, swapped.id)
         assert isinstance(held, HeldContainer)
         with held:
             with pytest.raises(Busy):
