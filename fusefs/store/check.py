@@ -102,7 +102,7 @@ def _check_folder(folder: UserFolder) -> Iterator[AdoptionProblem]:
     for state in State:
         for name in folder.list(state):
             if name in seen:
-                where = _told(folder.path(), state.value.encode(), name)
+                where = printable(folder.path_to(state, name))
                 yield AdoptionProblem(where, f"also in {seen[name].value}/ (I2)", WAY_OUT)
             seen[name] = state
             try:
@@ -122,7 +122,7 @@ class _Unrecorded(Exception):
 
 def _check_unrecorded(folder: UserFolder, state: State, name: bytes) -> Iterator[AdoptionProblem]:
     kernel = folder.store.kernel
-    where = _told(folder.path(), state.value.encode(), name)
+    where = printable(folder.path_to(state, name))
     with folder.open(state) as state_fd, suppress(FileNotFoundError), kernel.open_dir(state_fd, name) as fd:
         removed = {RECORD_NEW, TREE, FRESH} if state is State.STAGE else {RECORD_NEW}
         if state is State.QUARANTINE or set(kernel.list(fd)) - removed:
@@ -140,7 +140,7 @@ def check_container(folder: UserFolder, state: State, name: bytes) -> list[Adopt
 
 
 def _check_container(folder: UserFolder, state: State, name: bytes) -> Iterator[AdoptionProblem]:
-    where = _told(folder.path(), state.value.encode(), name)
+    where = printable(folder.path_to(state, name))
     text = name.decode("ascii", "replace")
     if not is_container_id(text):
         yield AdoptionProblem(where, "not a container of trashd", WAY_OUT)

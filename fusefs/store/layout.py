@@ -200,6 +200,10 @@ class UserFolder(NamedTuple):
         """The path of a container in it, relative to the directory that holds the store."""
         return join(self.way(), state.value.encode(), container)
 
+    def path_to(self, state: State, container: bytes) -> bytes:
+        """Where a container in it is, for people."""
+        return os.path.join(self.store.base_path, self.way_to(state, container))
+
     def is_served_by(self, uid: int) -> bool:
         """Whether what is due in it may go at that user's word: what is proven, or their own. Root proves root's."""
         return self.is_proven or self.uid == uid != 0

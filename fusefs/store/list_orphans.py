@@ -110,7 +110,7 @@ def _entry(folder: UserFolder, state: State, container: ContainerId, record: Rec
         id=container,
         uid=folder.uid,
         state=state,
-        path=_path(folder, state, container.encode()),
+        path=folder.path_to(state, container.encode()),
         origin=None if record.origin is None else os.path.join(base, record.origin) if record.origin else base,
         method=record.method,
         created_ns=record.created_ns,
@@ -126,12 +126,8 @@ def _entry(folder: UserFolder, state: State, container: ContainerId, record: Rec
 
 def unreadable(folder: UserFolder, state: State, name: bytes, problem: str) -> ListedContainer:
     """The entry of what has a name in the directory of a state, and whose record can't be, or was not, read."""
-    container, path = ContainerId(printable(name)), _path(folder, state, name)
+    container, path = ContainerId(printable(name)), folder.path_to(state, name)
     return ListedContainer(container, folder.uid, state, path, problem=problem, is_proven=folder.is_proven)
-
-
-def _path(folder: UserFolder, state: State, name: bytes) -> bytes:
-    return os.path.join(folder.path(), state.value.encode(), name)
 
 
 def explain_failure(failure: Failure) -> str:

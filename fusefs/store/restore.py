@@ -404,8 +404,7 @@ def closed(held: HeldContainer) -> int | None:
 
 def _there(held: HeldContainer, inside: RelPath) -> str:
     """Where something of a tree lies while it is an orphan, for people."""
-    folder = os.path.join(held.folder.path(), State.ORPHANS.value.encode(), held.name())
-    return printable(os.path.join(folder, join(TREE, inside)))
+    return printable(os.path.join(held.folder.path_to(State.ORPHANS, held.name()), join(TREE, inside)))
 
 
 def way_back(kernel: Kernel, held: HeldContainer, tree: Fd, parents: list[Name]) -> BackingAndMount:

@@ -75,7 +75,7 @@ def give_what_is_left(folder: UserFolder) -> list[str]:
             except (FileNotFoundError, TrashdError):
                 continue  # recovery has told it
             except OSError as error:
-                told.append(from_os(error, os.path.join(folder.path(), b"stage", name)).message())
+                told.append(from_os(error, folder.path_to(State.STAGE, name)).message())
     return told
 
 
