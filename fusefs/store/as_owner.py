@@ -6,7 +6,7 @@ import errno
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -106,11 +106,10 @@ def _run(body: Callable[[Ask], T], ask: Ask) -> bytes:
     return msgspec.json.encode(outcome)
 
 
-class _RenameThroughRoot:
+class _RenameThroughRoot(NamedTuple):
     """The visible name as the child has it: each step is root's, asked for through the channel."""
 
-    def __init__(self, ask: Ask) -> None:
-        self._ask = ask
+    ask: Ask
 
     def make(self, move: VisibleMove, held: HeldContainer) -> None:
         """See Visible."""
@@ -125,7 +124,7 @@ class _RenameThroughRoot:
         self._put(RenameQuestion("refresh", held.state, held.id))
 
     def _put(self, question: RenameQuestion) -> RenameAnswer:
-        answer = msgspec.json.decode(self._ask(msgspec.json.encode(question)), type=RenameAnswer)
+        answer = msgspec.json.decode(self.ask(msgspec.json.encode(question)), type=RenameAnswer)
         if answer.refused:
             raise Refused(answer.refused, ITS_OWNERS)
         if answer.errno:

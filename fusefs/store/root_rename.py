@@ -10,6 +10,7 @@ import errno
 import os
 import stat
 from contextlib import suppress
+from typing import NamedTuple
 
 import msgspec
 
@@ -62,22 +63,19 @@ class _NotWanted(Exception):
     """Why something does not get the name."""
 
 
-class RootRename:
-    """Gives the name to what lies in one user's containers."""
+class RootRename(NamedTuple):
+    """Gives the name to what lies in one user's containers. visible: the name; None if the administrator gave none."""
 
-    def __init__(self, folder: UserFolder, visible: DirectRename | None) -> None:
-        """visible: the name; None if the administrator gave none."""
-        self._folder = folder
-        self._visible = visible
-        self._kernel = folder.store.kernel
+    folder: UserFolder
+    visible: DirectRename | None
 
     def answer(self, message: bytes) -> bytes:
         """Do what a child asks, if it is a move between the name and a container of that user."""
         try:
             question = msgspec.json.decode(message, type=RenameQuestion)
-            if self._visible is None:
+            if self.visible is None:
                 raise PermissionError(errno.EPERM, "no name was given")
-            answer = self._obey(self._visible, question)
+            answer = self._obey(self.visible, question)
         except _NotWanted as refused:
             answer = RenameAnswer(refused=str(refused))
         except OSError as error:
@@ -93,24 +91,25 @@ class RootRename:
             raise KeyError(question.container)
         name = question.container.encode()
         if question.what == "refresh":
-            visible.refresh_in(self._folder, question.state, name)
+            visible.refresh_in(self.folder, question.state, name)
             return RenameAnswer()
         if VisibleMove[question.what] is not VisibleMove.BACK:
             raise PermissionError(errno.EPERM, "nothing else gets the name")
-        with self._kernel.open_dir(self._folder.fd, join(question.state.value.encode(), name)) as container:
-            if self._kernel.fstat(container).st_uid != self._folder.uid:
+        kernel = self.folder.store.kernel
+        with kernel.open_dir(self.folder.fd, join(question.state.value.encode(), name)) as container:
+            if kernel.fstat(container).st_uid != self.folder.uid:
                 raise PermissionError(errno.EPERM, "not that user's container")
             self._bring(visible, question, container)
         return RenameAnswer()
 
     def _bring(self, visible: DirectRename, question: RenameQuestion, container: Fd) -> None:
         """Let the container's tree get the name, and nothing else, whatever its user does meanwhile."""
-        kernel, name = self._kernel, question.container.encode()
+        kernel, name = self.folder.store.kernel, question.container.encode()
         with kernel.open_beneath(container, TREE) as tree:
             why = why_other(question.method, question.wanted, kernel.fstat(tree), kernel.identify(tree))
             if why:
                 raise _NotWanted(f"{name.decode()}: {why}")
-            visible.make_in(VisibleMove.BACK, self._folder, question.state, name, container)
+            visible.make_in(VisibleMove.BACK, self.folder, question.state, name, container)
             if visible.has(tree):
                 return
         self._take_away(visible, question.state, name, container)
@@ -125,9 +124,9 @@ class RootRename:
         beside = Name(b"refused." + os.urandom(6).hex().encode())
         for to in (TREE, beside):
             with suppress(OSError):
-                visible.take_away(self._folder, state, name, container, to)
+                visible.take_away(self.folder, state, name, container, to)
                 return
-        visible.take_to(self._folder.store.areas.all()[0][1], beside)
+        visible.take_to(self.folder.store.areas.all()[0][1], beside)
 
 
 def why_other(method: Method, wanted: Identity | None, st: os.stat_result, found: Identity) -> str:
