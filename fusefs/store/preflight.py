@@ -200,24 +200,19 @@ def _try_making(kernel: Kernel, victim: Victim, relative: RelPath, there: _Found
 
     Raises  OSError as making it is refused
     """
-    with ExitStack() as owned:
-        base = owned.enter_context(wholly_beneath(kernel, victim.parent.root, relative))
+    base_path = os.path.dirname(there.path or b"")
+    with wholly_beneath(kernel, victim.parent.root, relative) as base:
         if is_taken(kernel, base.fd, STORE):
             return None
-        owned.enter_context(_same_times(kernel, base.fd))
-        fd = owned.enter_context(unfinished(kernel, base))
-        volume = read_volume(kernel, fd, _base(there))
-        found = there._replace(volume=volume)
-        try:
-            with _room_at(kernel, fd, _base(there)) as room:
-                return found._replace(unlike=_try_way(kernel, victim, room, exchanges=volume.exchange, unlike=unlike))
-        except (OSError, TrashdError) as error:
-            return found._replace(error=explain(error, victim))
-
-
-def _base(found: _Found) -> bytes:
-    """The directory that holds it."""
-    return os.path.dirname(found.path or b"")
+        with _same_times(kernel, base.fd), unfinished(kernel, base) as fd:
+            volume = read_volume(kernel, fd, base_path)
+            found = there._replace(volume=volume)
+            try:
+                with _room_at(kernel, fd, base_path) as room:
+                    lacking = _try_way(kernel, victim, room, exchanges=volume.exchange, unlike=unlike)
+                    return found._replace(unlike=lacking)
+            except (OSError, TrashdError) as error:
+                return found._replace(error=explain(error, victim))
 
 
 @contextmanager
