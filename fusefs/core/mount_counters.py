@@ -35,10 +35,6 @@ _HEAD = struct.Struct("=8sQQ")
 """Magic, format, and the bytes of the table with what fills it up to whole counters."""
 _CELL_BYTES = 8
 _N_MAX = 1 << 14
-_DEVICE, _UPDATED_NS, _N_OWN = 0, 1, 2
-"""Counters that come first: the mount's device number, and the wall time of the gauges."""
-_FAILED, _TOTAL_NS, _MAX_NS, _BUCKETS = 0, 1, 2, 3
-"""What an operation has, in this order."""
 
 
 class Remembering(IntEnum):
@@ -180,15 +176,15 @@ class SeenMount(NamedTuple):
 class CounterLayout:
     """Where each counter of a file is, by its index."""
 
-    device = _DEVICE
-    updated_ns = _UPDATED_NS
-    gauges = _N_OWN
-    failed, total_ns, max_ns, buckets = _FAILED, _TOTAL_NS, _MAX_NS, _BUCKETS
+    device, updated_ns, gauges = 0, 1, 2
+    """What comes first: the mount's device number, the wall time of the gauges, and these."""
+    failed, total_ns, max_ns, buckets = 0, 1, 2, 3
+    """What an operation has, in this order, from its own beginning on."""
 
     def __init__(self, table: CounterTable) -> None:
         self.sorts = self.gauges + len(table.gauges)
         first = self.sorts + 2 * len(table.sorts)
-        step = _BUCKETS + len(table.bounds_ns) + 1
+        step = self.buckets + len(table.bounds_ns) + 1
         self.operations = {name: first + step * i for i, name in enumerate(table.operations)}
         self.n_cells = first + step * len(table.operations)
 
@@ -220,15 +216,12 @@ def decode(data: bytes | bytearray) -> MountStats:
 
 def _named(table: CounterTable, layout: CounterLayout, cells: Sequence[int]) -> MountStats:
     gauges = dict(zip(table.gauges, cells[layout.gauges : layout.sorts], strict=True))
-    remembered = {}
-    for i, name in enumerate(table.sorts):
-        at = layout.sorts + 2 * i
-        remembered[name] = Remembered(cells[at], cells[at + 1])
-    n_buckets = len(table.bounds_ns) + 1
+    pairs = range(layout.sorts, layout.sorts + 2 * len(table.sorts), 2)
+    remembered = {name: Remembered(cells[at], cells[at + 1]) for name, at in zip(table.sorts, pairs, strict=True)}
     operations = {}
     for name, at in layout.operations.items():
-        counts = tuple(cells[at + _BUCKETS : at + _BUCKETS + n_buckets])
-        operations[name] = Operation(
-            cells[at + _FAILED], cells[at + _TOTAL_NS], cells[at + _MAX_NS], counts, table.bounds_ns
-        )
-    return MountStats(table, cells[_DEVICE], cells[_UPDATED_NS], gauges, remembered, operations)
+        first = at + layout.buckets
+        counts = tuple(cells[first : first + len(table.bounds_ns) + 1])
+        n_failed, total_ns, max_ns = cells[at:first]
+        operations[name] = Operation(n_failed, total_ns, max_ns, counts, table.bounds_ns)
+    return MountStats(table, cells[layout.device], cells[layout.updated_ns], gauges, remembered, operations)
