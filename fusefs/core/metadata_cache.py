@@ -127,8 +127,8 @@ class MetadataCache:
     """Bounded in bytes; what was not asked for longest goes first, a directory with all its names."""
 
     __slots__ = (
-        "_changed_at", "_floor", "_items", "_largest_bytes", "_lifetime_s", "_limit_bytes", "_n_bytes", "_n_looks",
-        "epoch",
+        "_changed_at", "_floor", "_items", "_lifetime_s", "_limit_bytes", "_n_bytes", "_n_looks", "epoch",
+        "largest_bytes",
     )  # fmt: skip
 
     def __init__(self, limit_bytes: int, lifetime_s: float) -> None:
@@ -140,7 +140,8 @@ class MetadataCache:
         self.epoch = Epoch(0)
         """The number of the newest change: for callers that learn at once what they see, without begin and end."""
         self._limit_bytes = limit_bytes
-        self._largest_bytes = limit_bytes // _LARGEST_SHARE
+        self.largest_bytes = limit_bytes // _LARGEST_SHARE
+        """The largest listing that is remembered: gathering one may be given up beyond it."""
         self._lifetime_s = lifetime_s
         self._items: OrderedDict[SourceKey, _CachedInode] = OrderedDict()
         self._n_bytes = 0
@@ -161,11 +162,6 @@ class MetadataCache:
     def size_bytes(self) -> int:
         """The memory that it takes."""
         return self._n_bytes + getsizeof(self._items)
-
-    @property
-    def largest_bytes(self) -> int:
-        """The largest listing that is remembered: gathering one may be given up beyond it."""
-        return self._largest_bytes
 
     def begin(self) -> Epoch:
         """A look begins; its `end` must follow, whatever happens."""
@@ -281,7 +277,7 @@ class MetadataCache:
         before_bytes = names.n_bytes
         names.put(name, source, now_s + self._lifetime_s)
         self._n_bytes += names.n_bytes - before_bytes
-        if names.n_bytes > self._largest_bytes:
+        if names.n_bytes > self.largest_bytes:
             item.names = None
             self._n_bytes -= names.n_bytes
         self._make_room()
@@ -328,7 +324,7 @@ class MetadataCache:
         item = self._item(directory)
         self._n_bytes -= item.extra_bytes()
         if item.listing is None or item.listing[1] <= now_s + self._lifetime_s:
-            fits = n_bytes <= self._largest_bytes
+            fits = n_bytes <= self.largest_bytes
             item.listing = (entries, now_s + self._lifetime_s, n_bytes) if fits else None
         self._n_bytes += item.extra_bytes()
         self._make_room()
