@@ -71,14 +71,8 @@ class MetadataDifference(NamedTuple):
 def read_likeness(kernel: Kernel, fd: int) -> DirectoryMetadata:
     """The likeness of the directory behind an fd that is open for reading."""
     st = kernel.fstat(fd)
-    return DirectoryMetadata(
-        st.st_uid,
-        st.st_gid,
-        stat.S_IMODE(st.st_mode),
-        _xattrs(kernel, fd),
-        _flags(kernel, fd),
-        _extended(kernel, fd),
-    )
+    mode, flags = stat.S_IMODE(st.st_mode), _flags(kernel, fd)
+    return DirectoryMetadata(st.st_uid, st.st_gid, mode, _xattrs(kernel, fd), flags, _extended(kernel, fd))
 
 
 def apply_likeness(kernel: Kernel, fd: int, wanted: DirectoryMetadata) -> None:
@@ -183,17 +177,12 @@ def _flags(kernel: Kernel, fd: int) -> int | None:
 
 
 def _all_flags(kernel: Kernel, fd: int) -> int | None:
-    buffer = bytearray(_FLAGS.size)
-    if not _asked(kernel, fd, _GETFLAGS, buffer):
-        return None
-    flags: int = _FLAGS.unpack(buffer)[0]
-    return flags
+    told = _told_if_any(kernel, fd, _GETFLAGS, _FLAGS)
+    return None if told is None else told[0]
 
 
 def _set_flags(kernel: Kernel, fd: int, flags: int) -> None:
-    buffer = bytearray(_FLAGS.size)
-    kernel.ioctl(fd, _GETFLAGS, buffer)
-    here: int = _FLAGS.unpack(buffer)[0]
+    (here,) = _asked(kernel, fd, _GETFLAGS, _FLAGS)
     _put_flags(kernel, fd, here & ~_SETTABLE | flags)
 
 
@@ -202,10 +191,10 @@ def _put_flags(kernel: Kernel, fd: int, flags: int) -> None:
 
 
 def _extended(kernel: Kernel, fd: int) -> Fsxattr | None:
-    buffer = bytearray(_FSXATTR.size)
-    if not _asked(kernel, fd, _GETXATTR, buffer):
+    told = _told_if_any(kernel, fd, _GETXATTR, _FSXATTR)
+    if told is None:
         return None
-    flags, extent_size, _count, project, cow = _FSXATTR.unpack(buffer)
+    flags, extent_size, _count, project, cow = told
     return Fsxattr(flags & ~_XFLAGS_FIXED, extent_size, project, cow)
 
 
@@ -222,22 +211,25 @@ def inherited_project(kernel: Kernel, fd: Fd) -> int | None:
 
 
 def _set_extended(kernel: Kernel, fd: int, wanted: Fsxattr) -> None:
-    buffer = bytearray(_FSXATTR.size)
-    kernel.ioctl(fd, _GETXATTR, buffer)
-    here: int = _FSXATTR.unpack(buffer)[0]
+    here, *_ = _asked(kernel, fd, _GETXATTR, _FSXATTR)
     flags = here & _XFLAGS_FIXED | wanted.flags
-    _FSXATTR.pack_into(buffer, 0, flags, wanted.extent_size, 0, wanted.project, wanted.cow_extent_size)
+    buffer = bytearray(_FSXATTR.pack(flags, wanted.extent_size, 0, wanted.project, wanted.cow_extent_size))
     kernel.ioctl(fd, _SETXATTR, buffer)
 
 
-def _asked(kernel: Kernel, fd: int, request: int, buffer: bytearray) -> bool:
+def _asked(kernel: Kernel, fd: int, request: int, layout: struct.Struct) -> tuple[int, ...]:
+    buffer = bytearray(layout.size)
+    kernel.ioctl(fd, request, buffer)
+    return layout.unpack(buffer)
+
+
+def _told_if_any(kernel: Kernel, fd: int, request: int, layout: struct.Struct) -> tuple[int, ...] | None:
     try:
-        kernel.ioctl(fd, request, buffer)
+        return _asked(kernel, fd, request, layout)
     except OSError as error:
         if error.errno in (errno.ENOTTY, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EPERM):
-            return False
+            return None
         raise
-    return True
 
 
 def is_frozen(fd: int) -> bool:
