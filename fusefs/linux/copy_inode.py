@@ -339,15 +339,8 @@ def _has_xattrs(kernel: Kernel, fd: Fd, copy: Fd) -> bool:
 
 
 def _all_xattrs(kernel: Kernel, fd: Fd) -> dict[str, bytes]:
-    magic = b"/proc/self/fd/%d" % fd
-    try:
-        kernel.reach("listxattr")
-        names = [name for name in os.listxattr(magic) if not name.startswith(_ACL_AGAIN_PREFIX)]
-        return {name: os.getxattr(magic, name) for name in names}
-    except OSError as error:
-        if error.errno in (errno.EOPNOTSUPP, errno.ENOSYS):
-            return {}
-        raise
+    found = kernel.xattrs(fd.path())
+    return {name: value for name, value in found.items() if not name.startswith(_ACL_AGAIN_PREFIX)}
 
 
 def _failure(number: int) -> OSError:

@@ -404,11 +404,11 @@ class Kernel:
         self._gate("chown")
         os.chown(fd, uid, gid)
 
-    def xattrs(self, fd: int) -> dict[str, bytes]:
-        """All extended attributes that may be read; empty where the filesystem has none."""
+    def xattrs(self, of: int | bytes) -> dict[str, bytes]:
+        """All extended attributes that may be read; empty where the filesystem has none. of: an fd, or a magic link"""
         self._gate("listxattr")
         try:
-            return {name: os.getxattr(fd, name) for name in os.listxattr(fd)}
+            return {name: os.getxattr(of, name) for name in os.listxattr(of)}
         except OSError as error:
             if error.errno in (errno.EOPNOTSUPP, errno.ENOSYS):
                 return {}
