@@ -8,6 +8,8 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from fusefs.linux.fd import Fd
+
 _FILE = b"/etc/subuid"
 _MAX_BYTES = 1 << 20
 
@@ -41,15 +43,10 @@ def read_subordinates(path: bytes = _FILE) -> Subordinates:
     Source  subuid(5): login name or uid, first uid, how many
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with Fd(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)) as fd:
+            text = os.pread(fd, _MAX_BYTES, 0).decode("utf-8", "replace")
     except OSError:
         return Subordinates(())
-    try:
-        text = os.pread(fd, _MAX_BYTES, 0).decode("utf-8", "replace")
-    except OSError:
-        return Subordinates(())
-    finally:
-        os.close(fd)
     return Subordinates(filter(None, map(_range_in, text.splitlines())))
 
 
