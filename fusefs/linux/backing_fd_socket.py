@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from typing import NamedTuple
 
-from fusefs.linux.fd import Fd
+from fusefs.linux.fd import Fd, told_of
 from fusefs.linux.mountinfo import is_inside
 from fusefs.linux.runtime_directories import HOME
 
@@ -102,7 +102,7 @@ def visitor(conversation: socket.socket) -> tuple[FdRequest, Fd]:
     try:
         if len(message) != 1 or len(fds) != 1 or len(credentials) != _CREDENTIALS.size or flags & socket.MSG_CTRUNC:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        told = _told_of(fds[0])
+        told = told_of(fds[0])
         if not int(told["flags"], 8) & os.O_PATH:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
     except BaseException:
@@ -111,13 +111,6 @@ def visitor(conversation: socket.socket) -> tuple[FdRequest, Fd]:
         raise
     pid, uid, _gid = _CREDENTIALS.unpack(credentials)
     return FdRequest(uid, pid, int(told["ino"]), int(told["mnt_id"])), Fd(fds[0])
-
-
-def _told_of(fd: int) -> dict[str, str]:
-    """What the kernel knows of an open fd without asking its filesystem. Source  proc_pid_fdinfo(5); Linux 5.14"""
-    with open(f"/proc/self/fdinfo/{fd}") as lines:
-        pairs = (line.split() for line in lines)
-        return {pair[0].rstrip(":"): pair[1] for pair in pairs if len(pair) == 2}
 
 
 def answer(conversation: socket.socket, given: Fd | int) -> None:

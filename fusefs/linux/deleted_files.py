@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from fusefs.core.freed_space import STAT_BLOCK_BYTES
-from fusefs.linux.fd import Fd
+from fusefs.linux.fd import Fd, told_of
 from fusefs.linux.mountinfo import Mount, read_mounts
 from fusefs.linux.tree_users import processes
 
@@ -96,8 +96,7 @@ def _deleted_path(link: str) -> bytes | None:
 
 def _device(fd: int, mounts: list[Mount]) -> bytes | None:
     """The superblock of an fd by its mount's id, without asking the filesystem."""
-    with open(f"/proc/self/fdinfo/{int(fd)}", "rb") as lines:
-        mnt_id = next(int(line.split()[1]) for line in lines if line.startswith(b"mnt_id:"))
+    mnt_id = int(told_of(fd)["mnt_id"])
     return next((mount.device for mount in mounts if mount.mnt_id == mnt_id), None)
 
 
