@@ -220,8 +220,7 @@ def _unknown_keys(document: Document) -> Iterator[ConfigProblem]:
     for key in document.tree:
         if key != "rule":
             fix = "a plan has rules alone: write [[rule]] above each" if key in RULE else "known here: [[rule]]"
-            place = ConfigLine(document.name, document.line_of((key,)))
-            yield place.problem(f"unknown key {setting_types.bare(key)}", fix)
+            yield document.place((key,)).problem(f"unknown key {setting_types.bare(key)}", fix)
 
 
 def _swept_lists(rules: Sequence[Rule]) -> Iterator[ConfigProblem]:

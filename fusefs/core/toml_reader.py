@@ -44,6 +44,21 @@ class Source(NamedTuple):
     text: str
 
 
+class ConfigLine(NamedTuple):
+    """Where something stands."""
+
+    file: str
+    line: int | None
+
+    def __str__(self) -> str:
+        """For a person."""
+        return self.file if self.line is None else f"{self.file}:{self.line}"
+
+    def problem(self, what: str, fix: str) -> ConfigProblem:
+        """A problem there."""
+        return ConfigProblem(self.file, self.line, what, fix)
+
+
 class Document(NamedTuple):
     """One file, understood as TOML but not yet as a configuration."""
 
@@ -51,12 +66,10 @@ class Document(NamedTuple):
     tree: dict[str, Any]
     lines: dict[KeyPath, int]
 
-    def line_of(self, path: KeyPath) -> int | None:
-        """The line of a key, or of the nearest that encloses it."""
-        for length in range(len(path), 0, -1):
-            if path[:length] in self.lines:
-                return self.lines[path[:length]]
-        return None
+    def place(self, path: KeyPath) -> ConfigLine:
+        """Where a key stands, or the nearest that encloses it."""
+        above = (path[:length] for length in range(len(path), 0, -1))
+        return ConfigLine(self.name, next((self.lines[key] for key in above if key in self.lines), None))
 
 
 def decode_source(name: str, raw: bytes) -> Source:
@@ -196,21 +209,6 @@ class Tables(NamedTuple):
     schema: Schema
 
 
-class ConfigLine(NamedTuple):
-    """Where something stands."""
-
-    file: str
-    line: int | None
-
-    def __str__(self) -> str:
-        """For a person."""
-        return self.file if self.line is None else f"{self.file}:{self.line}"
-
-    def problem(self, what: str, fix: str) -> ConfigProblem:
-        """A problem there."""
-        return ConfigProblem(self.file, self.line, what, fix)
-
-
 class Setting(NamedTuple):
     """A value, and where it stands."""
 
@@ -240,11 +238,8 @@ class _SettingsReader:
         self._table(self._document.tree, self._schema, (), ())
         return self._settings
 
-    def _place(self, at: KeyPath) -> ConfigLine:
-        return ConfigLine(self._document.name, self._document.line_of(at))
-
     def _wrong(self, at: KeyPath, what: str, fix: str) -> None:
-        self._problems.append(self._place(at).problem(what, fix))
+        self._problems.append(self._document.place(at).problem(what, fix))
 
     def _table(self, table: dict[str, Any], schema: Schema, at: KeyPath, to: Key) -> None:
         """Read a table: `at` is where it stands in the document, `to` where its settings go."""
@@ -281,12 +276,12 @@ class _SettingsReader:
         except ValueError:
             self._wrong(at, f"{at[-1]} = {setting_types.shown(found)} is not {kind.name}", kind.fix)
         else:
-            self._settings[to] = Setting(value, self._place(at))
+            self._settings[to] = Setting(value, self._document.place(at))
 
     def _tables(self, found: Any, schema: Schema, at: KeyPath, to: Key) -> None:
         name = _dotted(at)
         seen: dict[bytes, ConfigLine] = {}
-        for index, table in enumerate(_listed(found, self._place(at), name, self._problems)):
+        for index, table in enumerate(_listed(found, self._document.place(at), name, self._problems)):
             if len(self._problems) >= PROBLEMS_MAX:
                 return
             here: KeyPath = (*at, index)
@@ -302,7 +297,7 @@ class _SettingsReader:
             if path in seen:
                 what = f"path = {setting_types.shown(table['path'])} a second time"
                 self._wrong((*here, "path"), what, f"put both into the one of line {seen[path].line}")
-            seen[path] = place = self._place((*here, "path"))
+            seen[path] = place = self._document.place((*here, "path"))
             self._settings[*to, path] = Setting(path, place)
             rest = {key: value for key, value in table.items() if key != "path"}
             self._table(rest, schema, here, (*to, path))
@@ -326,15 +321,13 @@ def read_tables(
     document: Document, name: str, schema: Schema, problems: list[ConfigProblem]
 ) -> Iterator[SettingsTable]:
     """Each table of an array, as `read_settings` reads a document."""
-    place = ConfigLine(document.name, document.line_of((name,)))
-    for index, table in enumerate(_listed(document.tree.get(name, []), place, name, problems)):
+    for index, table in enumerate(_listed(document.tree.get(name, []), document.place((name,)), name, problems)):
         at = (name, index)
         lines = {path[2:]: line for path, line in document.lines.items() if path[:2] == at}
         settings = read_settings(Document(document.name, table, lines), schema, problems)
         keys = _keys(table, schema)
         known = {key for key in keys if _is_known(key, schema)}
-        here = ConfigLine(document.name, document.line_of(at))
-        yield SettingsTable(here, settings, frozenset(known - settings.keys()), known != keys)
+        yield SettingsTable(document.place(at), settings, frozenset(known - settings.keys()), known != keys)
 
 
 def _listed(found: Any, place: ConfigLine, name: str, problems: list[ConfigProblem]) -> list[dict[str, Any]]:
