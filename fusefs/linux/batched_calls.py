@@ -134,15 +134,3 @@ def _look_closely(dir_fd: int, name: str, wanted: int) -> StatxResult:
     with Fd(syscalls.openat2(dir_fd, os.fsencode(name), os.O_PATH | os.O_NOFOLLOW, syscalls.BENEATH)) as fd:
         syscalls.checked(syscalls.statx_call(fd, b"", _BY_FD, wanted, told))
     return StatxResult(name, *_STATX.unpack_from(told))
-
-
-def rmdir_all(kernel: Kernel, dir_fd: int, names: Iterable[str]) -> Refused:
-    """rmdir of each name."""
-    refused: Refused = []
-    for name in names:
-        try:
-            kernel.reach("rmdir")
-            os.rmdir(name, dir_fd=dir_fd)
-        except OSError as error:
-            refused.append((name, error.errno or errno.EIO))
-    return refused

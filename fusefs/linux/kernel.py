@@ -264,12 +264,19 @@ class Kernel:
 
     def unlink_all(self, dir_fd: int, names: Iterable[str]) -> Refused:
         """unlinkat of each name, one call a name; those that it refused, with the errno."""
-        gate, unlink = self._gate, os.unlink
+        return self._remove_all("unlink", os.unlink, dir_fd, names)
+
+    def rmdir_all(self, dir_fd: int, names: Iterable[str]) -> Refused:
+        """`rmdir` of each name, one call a name; those that it refused, with the errno."""
+        return self._remove_all("rmdir", os.rmdir, dir_fd, names)
+
+    def _remove_all(self, call: str, remove: Callable[..., None], dir_fd: int, names: Iterable[str]) -> Refused:
+        gate = self._gate
         refused: Refused = []
         for name in names:
             try:
-                gate("unlink")
-                unlink(name, dir_fd=dir_fd)
+                gate(call)
+                remove(name, dir_fd=dir_fd)
             except OSError as error:
                 refused.append((name, error.errno or errno.EIO))
         return refused
