@@ -172,22 +172,18 @@ class FinishedDirectory(NamedTuple):
     has_failed: bool
 
 
+@dataclass(slots=True)
 class _Node:
     """A directory that is begun: its work that no slice has, and how much of it is under way."""
 
-    __slots__ = ("fd", "is_hoisted", "n_children", "n_running", "name", "parent", "path", "work")
-
-    def __init__(
-        self, parent: int | None, name: str, fd: int, path: bytes, work: SliceWork, *, is_hoisted: bool
-    ) -> None:
-        self.parent = parent
-        self.name = name
-        self.fd = fd
-        self.path = path
-        self.work = work
-        self.is_hoisted = is_hoisted
-        self.n_running = 0
-        self.n_children = 0
+    parent: int | None
+    name: str
+    fd: int
+    path: bytes
+    work: SliceWork
+    is_hoisted: bool
+    n_running: int = 0
+    n_children: int = 0
 
 
 class SlicePlan:
