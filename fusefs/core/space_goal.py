@@ -7,16 +7,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fusefs.core.freed_space import (
-    SpaceCourse,
-    SpaceKeeper,
-    SpaceKept,
-    Survey,
-    Waited,
-    WaitStep,
-    decide,
-    tolerance_bytes,
-)
+from fusefs.core import freed_space
+from fusefs.core.freed_space import SpaceCourse, SpaceKeeper, SpaceKept, Survey, Waited, WaitStep
 from fusefs.core.sizes import format_size, parse_size
 
 _THOUSANDS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3}
@@ -121,10 +113,10 @@ def decide_goal(
     now_s: float,
     patience_s: float,
 ) -> WaitStep:
-    """Say whether to wait on when the trees are gone; arguments as for `core.space.decide`."""
+    """Say whether to wait on when the trees are gone; arguments as for `freed_space.decide`."""
     if is_reached(goal, survey, courses):
         return WaitStep.DONE
-    step = decide(courses.space, survey.n_bytes, reasons, now_s, patience_s)
+    step = freed_space.decide(courses.space, survey.n_bytes, reasons, now_s, patience_s)
     if step is WaitStep.DONE and goal.n_inodes is not None:
         grown_at_s = max(course.grown_at_s for course in courses if course is not None)
         return WaitStep.KEEP_WAITING if now_s - grown_at_s < min(patience_s, _SETTLE_S) else WaitStep.GIVE_UP
@@ -153,7 +145,7 @@ def explain_impossible(goal: SpaceGoal, survey: Survey) -> SpaceKept | None:
         return None  # there is more in them than could be counted
     most = survey.n_bytes - survey.linked_bytes
     wanted = wanted_bytes(goal, survey)
-    if wanted is not None and wanted - tolerance_bytes(wanted) > most:
+    if wanted is not None and wanted - freed_space.tolerance_bytes(wanted) > most:
         what = f"what was swapped away takes {format_size(survey.n_bytes)}"
         if survey.linked_bytes:
             what += f", and other names outside keep {format_size(survey.linked_bytes)}"

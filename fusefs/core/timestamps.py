@@ -33,10 +33,7 @@ def is_path(text: str) -> bool:
 
 
 def parse_when(
-    text: str,
-    now_ns: int,
-    local_s: Callable[[CivilTime], float],
-    cutoff_ns: Callable[[int], int] | None = None,
+    text: str, now_ns: int, local_s: Callable[[CivilTime], float], cutoff_ns: Callable[[int], int] | None = None
 ) -> int:
     """Nanoseconds since the epoch from `7d` (before now), `2026-11-01`, `2026-11-01T12:00:00+01:00`, `@1793491200`.
 
