@@ -36,7 +36,7 @@ from fusefs.service.shared_context import ServiceContext, boot_s, in_thread
 from fusefs.service.user_state import FolderPart, ReapProgress, UserState
 from fusefs.service.volume_figures import SpaceTrend, WorkTotals
 from fusefs.store.claim import ClaimLost
-from fusefs.store.list_orphans import explain_failure
+from fusefs.store.list_orphans import explain_first
 
 _LOG = logging.getLogger(__name__)
 
@@ -182,7 +182,7 @@ class ChildAnswers:
         all_of_it = user.sofar(ended.id).plus(_sofar(ended))
         user.forget(ended.id)
         part.n_orphans = max(part.n_orphans - 1, 0)
-        why = _why(ended)
+        why = explain_first(ended.failure, ended.n_failed)
         self._context.tell(
             EventKind.QUARANTINED if ended.n_failed else EventKind.REAPED,
             volume=self._volume,
@@ -263,11 +263,3 @@ def _part_of(user: UserState, order: Order) -> FolderPart:
 
 def _sofar(ended: OrphanEnded) -> ReapProgress:
     return ReapProgress(ended.n_removed, ended.n_bytes, ended.seconds)
-
-
-def _why(ended: OrphanEnded) -> str:
-    """The first thing that could not be removed, and how many more."""
-    if ended.failure is None:
-        return ""
-    why = explain_failure(ended.failure)
-    return why if ended.n_failed == 1 else f"{why}, and {ended.n_failed - 1:,} more"

@@ -137,3 +137,11 @@ def explain_failure(failure: Failure) -> str:
     known = failure.errno in errno.errorcode
     reason = os.strerror(failure.errno) if known else f"error {failure.errno}"
     return f"{show(failure.call)} {printable(failure.name or b'.')}: {reason}"
+
+
+def explain_first(failure: Failure | None, n_failed: int) -> str:
+    """The first of so many things that could not be removed, in words, and how many more; nothing without one."""
+    if failure is None:
+        return ""
+    why = explain_failure(failure)
+    return why if n_failed == 1 else f"{why}, and {n_failed - 1:,} more"

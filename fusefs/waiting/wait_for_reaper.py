@@ -31,7 +31,7 @@ from fusefs.store.claim import ClaimLost, hold, look_at_record
 from fusefs.store.container import move
 from fusefs.store.discover import discover, folders
 from fusefs.store.layout import RECORD, TREE, Store, UserFolder
-from fusefs.store.list_orphans import explain_failure
+from fusefs.store.list_orphans import explain_first
 from fusefs.store.spare_space import FOR_REAPER, with_room
 from fusefs.store.swap import Swapped
 from fusefs.waiting.wait_for_space import FreeSpaceGauge, wait_for_goal
@@ -90,11 +90,8 @@ def _explain_left(folder: UserFolder, container: ContainerId) -> SpaceKept:
     with folder.open(State.QUARANTINE) as state_fd, kernel.open_dir(state_fd, container.encode()) as fd:
         n_bytes = survey(kernel, fd).n_bytes
     failures = look_at_record(folder, State.QUARANTINE, container).failures
-    why = ""
-    if failures:
-        more = f", and {len(failures) - 1} more" if len(failures) > 1 else ""
-        why = f": {explain_failure(failures[0])}{more}"
-    return SpaceKept(SpaceKeeper.LEFT, n_bytes, f"could not be removed, in quarantine{why}")
+    why = explain_first(failures[0] if failures else None, len(failures))
+    return SpaceKept(SpaceKeeper.LEFT, n_bytes, f"could not be removed, in quarantine{f': {why}' if why else ''}")
 
 
 def _expires_ns(folder: UserFolder, container: ContainerId) -> int | None:
