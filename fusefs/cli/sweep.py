@@ -257,10 +257,8 @@ def _run(kernel: Kernel, asked: SweepOptions, names: Iterable[bytes] | None, sto
     from fusefs.sweep.request import Request, SweepWishes, ToCount
     from fusefs.sweep.run import run
 
-    act: Any = _act(asked)
-    request = Request(
-        asked.directory, asked.selection, ToCount(act) if counts else act, asked.most, names, asked.n_workers
-    )
+    act: Any = ToCount(_act(asked)) if counts else _act(asked)
+    request = Request(asked.directory, asked.selection, act, asked.most, names, asked.n_workers)
     if counts or asked.prints_any():
         return run(kernel, request, SweepWishes(stops=stops))
     tempo = Speed(asked.max_rate, asked.max_bytes)
