@@ -258,7 +258,7 @@ def looked_at(vfs: Vfs, listing: DirHandle, offset: int, room: int) -> Iterator[
     """
     node, entries, learn, identify = listing.node, _entries(vfs, listing), vfs.nodes.learn, vfs.identifying()
     fd = entries.fd
-    timeout_s = 0 if trashd_dir.is_below(vfs.nodes, node) or vfs.folding.folds(node, fd) else vfs.cache.lifetime_s
+    timeout_s = 0 if vfs.names.are_fickle_in(node, fd) else vfs.cache.lifetime_s
     hidden, dev, is_trash = left_out(vfs, node), node.source[0], trashd_dir.holds_trash(vfs.nodes, node)
     unlooked = frozenset() if vfs.lock.stays_home else vfs.lock.submounts.names
     unsteady = vfs.cache.unsteady

@@ -117,7 +117,7 @@ class Vfs:
         self.as_caller = partial(AsCaller, lock, self._mistaken)
         """One act of a caller's: see AsCaller. If it is refused below, the nodes are not what they were taken for."""
         # The directories last: closing what they have open may take its time, and the nodeid may be another's then.
-        self._by_node = (self.prefetch, self.folding, self.pages, self.timeouts, self.passthrough, self.directories)
+        self._by_node = (self.prefetch, self.names, self.pages, self.timeouts, self.passthrough, self.directories)
 
     def close(self) -> None:
         """Close all fds; what clients have open is lost to them."""
@@ -214,13 +214,13 @@ class Vfs:
 
     def see(self, directory: Node, fd: Fd, name: bytes) -> EntryParam:
         """What a name means, not counted yet: `counted` must follow."""
-        is_fickle = self.is_fickle(directory, fd, name)
+        is_fickle = self.names.is_fickle(directory, fd, name)
         with self.cache.looking() as look:
             return self.learn(directory, name, *self.identify(fd, name), look, is_fickle=is_fickle)
 
     def see_made(self, directory: Node, dir_fd: Fd, name: bytes, fd: Fd) -> EntryParam:
         """What a name means that was just made, by its own fd, not counted yet."""
-        is_fickle = self.is_fickle(directory, dir_fd, name)
+        is_fickle = self.names.is_fickle(directory, dir_fd, name)
         with self.cache.looking() as look:
             seen, handle = self.lock.look(self._looker.peek if self.lock.is_home else peek_at, fd)
             return self.learn(directory, name, seen, self.directories.lasting(handle), look, is_fickle=is_fickle)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from fusefs.core.names import join
 from fusefs.core.selection import Field, Selection
-from fusefs.core.sweep_result import Match, SweepSums
+from fusefs.core.sweep_result import MATCHES_MAX, Match, SweepSums
 from fusefs.linux.batched_calls import StatxResult, look_at_all
 from fusefs.sweep.request import ActionEnd, ActionPlace, ActionResult, Identified, ToPrint
 
