@@ -11,7 +11,8 @@ HEAVY = {
 
 OURS = {
     "cli.main", "cli.output", "cli.swap_fast_lane",
-    "core.errors", "core.identity", "core.lifecycle", "core.names", "core.record",
+    "core.errors", "core.identity", "core.lifecycle", "core.names", "core.printable_names",
+    "core.record",
     "linux.boot_id", "linux.directory_metadata", "linux.fd", "linux.identity_xattr", "linux.kernel",
     "linux.mountinfo", "linux.runtime_directories", "linux.syscalls",
     "store.backing_and_mount", "store.container", "store.folder_registry", "store.layout", "store.locate",
