@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from enum import Enum
@@ -195,7 +196,7 @@ def give_likeness(kernel: Kernel, victim: Victim, fresh: Fd, wanted: DirectoryMe
     apply_likeness(kernel, fresh, wanted)
     unlike = tuple(differences(wanted, read_likeness(kernel, fresh)))
     if not accepted and any(one.strict for one in unlike):
-        raise NotAlike(f"{printable(victim.path())}: {', '.join(in_words(unlike))}")
+        raise NotAlike(victim.path() + b": " + os.fsencode(", ".join(in_words(unlike))))
     return unlike
 
 

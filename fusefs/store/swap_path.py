@@ -187,7 +187,9 @@ def point_to(kernel: Kernel, scope: Scope, relative: RelPath, leave: Callable[[S
 
 
 def explain(error: OSError | TrashdError, victim: Victim) -> TrashdError:
-    """The error for a person, with the reason where the kernel's word hides it."""
+    """The error for a person, with the reason where the kernel's word hides it; an error of ours as it is."""
+    if isinstance(error, TrashdError):
+        return error
     if error.errno in (errno.EPERM, errno.EACCES):
         for fd, what in ((victim.fd, "it"), (victim.parent.sides.fd, "the directory that it is in")):
             if is_frozen(fd):

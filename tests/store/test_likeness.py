@@ -310,6 +310,13 @@ def test_what_can_not_be_had_is_refused_by_name_with_nothing_changed(volume: Pat
     assert os.listdir(folder_of(volume, ALICE) / "stage") == []
 
 
+def test_an_attributes_name_reaches_no_terminal_raw(volume: Path) -> None:
+    job = hers(volume, Dir({"results": "x"}, 0o755, (ALICE, ALICE), {"security.\x1b[31m": b"l"}))
+    with pytest.raises(NotAlike) as caught:
+        as_user(ALICE, partial(swap, job))
+    assert r"security.\x1b[31m none instead of 6c" in caught.value.message()
+
+
 @pytest.mark.parametrize("told", STRANGE)
 def test_unlike_accepts_what_can_not_be_had_and_tells(volume: Path, told: str) -> None:
     job = hers(volume, STRANGE[told])
