@@ -132,6 +132,6 @@ def tell_swapped(swapped: Swapped, *, json_lines: bool, kept: bool) -> None:
     if swapped.unnoted:
         print(f"  not noted in your registry of stores ({swapped.unnoted}): no service reaps it, until trashd init can")
     for difference in swapped.unlike:
-        print(f"  not alike: {difference.what} is {difference.got}, was {difference.wanted}")
+        print(f"  not alike: {printable(os.fsencode(difference.what))} is {difference.got}, was {difference.wanted}")
     for warning in swapped.warnings:
         warn(warning)

@@ -28,7 +28,7 @@ KNOWS_PYFUSE3 = "fusefs.mount.pyfuse3_"
 LOADS_LIBRARIES = "fusefs.linux.syscalls"
 LOADERS = {"CDLL", "PyDLL", "LibraryLoader", "cdll", "pydll"}
 # What is only ever added to may name what is gone since.
-HISTORY = ("CHANGELOG.md", "docs/changes/", "docs/renames.md", "tests/renaming/")
+HISTORY = ("CHANGELOG.md", "docs/changes/", "docs/renames.md")
 PARTS = (".ci", "bench", "docs", "fusefs", "systemd", "tests")
 TEXTS = ("*.md", "docs/**/*.md", "docs/man/*", "Makefile", ".ci/*", "systemd/**/*.*")
 # A link's target; a module; a path; a file without its directory; a decision by its number.
