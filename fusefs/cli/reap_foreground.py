@@ -121,7 +121,7 @@ def _reap(
     folder: UserFolder,
     _visible: VisibleRename | None,
 ) -> Reaped:
-    from fusefs.engine.foreground_pacing import led_in
+    from fusefs.engine.foreground_pacing import pacer_in
     from fusefs.reaper.reap import reap
     from fusefs.reaper.remove_tree import RemovalWishes
 
@@ -130,8 +130,8 @@ def _reap(
     # A person who sees a slow reap go by wants to know how long it takes.
     counts = how.counts or (how.tempo.is_limited() and shows.is_seen)
     counted = shows.counted if counts else None
-    with led_in(folder.store.kernel, folder.fd, how.tempo, output.tell_why if how.paced else None) as leads:
-        wishes = RemovalWishes(how.n_workers, leads, shows.advance, stop, counted=counted, counting=shows.counting)
+    with pacer_in(folder.store.kernel, folder.fd, how.tempo, output.tell_why if how.paced else None) as pacer:
+        wishes = RemovalWishes(how.n_workers, pacer, shows.advance, stop, counted=counted, counting=shows.counting)
         wishes = wishes._replace(waits=how.waits, with_stores=how.with_stores)
         return reap(folder, entry.id, wishes, how.is_meant)
 

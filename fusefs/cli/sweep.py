@@ -253,7 +253,7 @@ def _confirm(kernel: Kernel, asked: SweepOptions, limit: int, names: Iterable[by
 
 
 def _run(kernel: Kernel, asked: SweepOptions, names: Iterable[bytes] | None, stops: Stops, *, counts: bool) -> Swept:
-    from fusefs.engine.foreground_pacing import led_in
+    from fusefs.engine.foreground_pacing import pacer_in
     from fusefs.sweep.request import Request, SweepWishes, ToCount
     from fusefs.sweep.run import run
 
@@ -264,7 +264,7 @@ def _run(kernel: Kernel, asked: SweepOptions, names: Iterable[bytes] | None, sto
     tempo = Speed(asked.max_rate, asked.max_bytes)
     with (
         _opened(kernel, asked.directory) as fd,
-        led_in(kernel, fd, tempo, output.tell_why if asked.paced else None) as leads,
+        pacer_in(kernel, fd, tempo, output.tell_why if asked.paced else None) as pacer,
         bar(printable(asked.directory), shown=not asked.as_json) as shows,
     ):
         before = SweepSums()
@@ -274,7 +274,7 @@ def _run(kernel: Kernel, asked: SweepOptions, names: Iterable[bytes] | None, sto
             shows.advance(sums.n_done + sums.n_inside - before.n_done - before.n_inside, sums.n_bytes - before.n_bytes)
             before = sums
 
-        return run(kernel, request, SweepWishes(leads, progress, stops))
+        return run(kernel, request, SweepWishes(pacer, progress, stops))
 
 
 def _opened(kernel: Kernel, directory: bytes) -> Fd:

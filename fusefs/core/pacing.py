@@ -5,7 +5,7 @@ longer for outside the rests than in them is our doing. So nothing has to be kno
 of the time in which the kernel works for us, whether an unlink takes ten microseconds or ten milliseconds.
 
     alone          everything, with a short rest now and then to hear whether that is still so
-    beside others  a share of the time, in sips with pauses, each begun when the device has nothing to do
+    beside others  a share of the time, in small slices with pauses, each begun when the device has nothing to do
                    (reaper.pace). Less if others wait longer while we work, a little more if they don't
 
 Pure: engine/pressure_pacer.py measures.
@@ -172,7 +172,7 @@ class PacingState(NamedTuple):
     is_deaf      neither stalls nor requests are told here
     """
 
-    company: OtherUsers = OtherUsers.UNKNOWN
+    others: OtherUsers = OtherUsers.UNKNOWN
     share: float = FIRST_SHARE
     heard: tuple[bool, ...] = ()
     last: Sample | None = None
@@ -208,10 +208,10 @@ def is_somebody(sample: Sample) -> bool:
 def hear(state: PacingState, sample: Sample) -> PacingState:
     """The state after a sample."""
     if sample.io is None and sample.requests is None:
-        state = state._replace(is_deaf=True, company=OtherUsers.SOME)
+        state = state._replace(is_deaf=True, others=OtherUsers.SOME)
     if sample.is_rest:
         state = state._replace(heard=(*state.heard, is_somebody(sample))[-_GONE_RESTS:], last=sample)
-    match state.company:
+    match state.others:
         case OtherUsers.UNKNOWN:
             return _with(state, OtherUsers.SOME if state.heard[-1] else OtherUsers.NONE) if sample.is_rest else state
         case OtherUsers.NONE:
@@ -222,9 +222,9 @@ def hear(state: PacingState, sample: Sample) -> PacingState:
             return _decide(_added(state, sample))
 
 
-def _with(state: PacingState, company: OtherUsers) -> PacingState:
+def _with(state: PacingState, others: OtherUsers) -> PacingState:
     """Somebody came, or went: what was measured before is about another situation."""
-    return _forgetful(state)._replace(company=company, heard=())
+    return _forgetful(state)._replace(others=others, heard=())
 
 
 def _forgetful(state: PacingState) -> PacingState:
@@ -262,7 +262,7 @@ def harm(state: PacingState) -> float | None:
 def needs_probes(state: PacingState) -> bool:
     """Whether only small writes of our own can tell what others feel."""
     few = min(state.resting.n_reads + state.resting.n_flushes, state.working.n_reads + state.working.n_flushes)
-    return state.company is OtherUsers.SOME and few < _ENOUGH_REQUESTS
+    return state.others is OtherUsers.SOME and few < _ENOUGH_REQUESTS
 
 
 def _decide(state: PacingState) -> PacingState:
@@ -299,10 +299,10 @@ def tempo(state: PacingState, caps: RateCaps, backlog: Backlog) -> Speed:
     entries, n_bytes = caps.entries_per_s, caps.bytes_per_s
     if backlog.hurries:
         return Speed(entries, n_bytes)
-    if state.company is OtherUsers.UNKNOWN:
+    if state.others is OtherUsers.UNKNOWN:
         return HOLD
     share = max(state.share, _share_needed(state, caps, backlog))
-    is_alone = state.company is OtherUsers.NONE or share >= 1.0
+    is_alone = state.others is OtherUsers.NONE or share >= 1.0
     return Speed(entries, n_bytes, is_alone=is_alone, rests=True, share=1.0 if is_alone else share)
 
 
@@ -318,8 +318,8 @@ def describe(state: PacingState, caps: RateCaps, backlog: Backlog) -> str:
     """Why it is so fast as it is, in a short sentence."""
     if backlog.hurries:
         return "hurrying: space is short"
-    if state.company is not OtherUsers.SOME:
-        return str(state.company.value)
+    if state.others is not OtherUsers.SOME:
+        return str(state.others.value)
     share = max(state.share, _share_needed(state, caps, backlog))
     if share > state.share:
         return f"taking {share:.0%} of the time: needed for the horizon"

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 SLICE_S = 0.05
 """Of work in one slice: short enough to stop and step back at once, long enough that handing it out costs nothing."""
-SIP_S = 0.00015
+SMALL_SLICE_S = 0.00015
 """A slice where others work on the disk: what they wait for is never behind more than a few of our calls (twice as
 long is felt by one in a hundred of theirs on xfs, measured; half as long is mostly overhead).
 """

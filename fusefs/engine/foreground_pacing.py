@@ -19,7 +19,7 @@ from fusefs.linux.low_priority import be_idle
 
 
 @contextmanager
-def led_in(kernel: Kernel, directory: Fd, most: Speed, tell: Callable[[str], None] | None) -> Iterator[SetsSpeed]:
+def pacer_in(kernel: Kernel, directory: Fd, most: Speed, tell: Callable[[str], None] | None) -> Iterator[SetsSpeed]:
     """Who leads a removal on a filesystem.
 
     directory  on it, of any kind; files without a name are made there, if that is permitted

@@ -98,8 +98,8 @@ class PressurePacer:
             seconds, in_rest = self._new_probes.popleft()
             self._state = pacing.probed(self._state, seconds, in_rest=in_rest)
         tempo = pacing.tempo(self._state, self._caps, backlog)
-        if self._state.company is OtherUsers.UNKNOWN and self._clock() < self._began_s + _BEFORE_LOOK_S:
-            tempo = pacing.tempo(self._state._replace(company=OtherUsers.SOME), self._caps, backlog)
+        if self._state.others is OtherUsers.UNKNOWN and self._clock() < self._began_s + _BEFORE_LOOK_S:
+            tempo = pacing.tempo(self._state._replace(others=OtherUsers.SOME), self._caps, backlog)
         if tempo.is_alone != self._tempo.is_alone or tempo.rests != self._tempo.rests:
             self._last = self._look()  # there are other rests from now on
         self._tempo = tempo
@@ -122,16 +122,16 @@ class PressurePacer:
         is_whole = is_rest is not None and late_s <= (_EARLY_S if is_rest else _LATE_S)
         if self._has_rests() and is_whole and not is_ours:
             self._state = pacing.hear(self._state, _sample(self._last, look, is_rest=bool(is_rest)))
-        elif self._state.company is OtherUsers.UNKNOWN and look.at_s >= self._began_s + _BEFORE_LOOK_S + FIRST_LOOK_S:
+        elif self._state.others is OtherUsers.UNKNOWN and look.at_s >= self._began_s + _BEFORE_LOOK_S + FIRST_LOOK_S:
             self._began_s = look.at_s  # nobody asked when the first look was to end: it begins again
         self._last = look
 
     def _has_rests(self) -> bool:
-        return self._tempo.rests or self._state.company is OtherUsers.UNKNOWN
+        return self._tempo.rests or self._state.others is OtherUsers.UNKNOWN
 
     def _span(self, at_s: float) -> tuple[bool | None, float]:
         """Whether a moment is in a rest (True), between two (False), or at the edge of one; and how long that stays."""
-        if self._state.company is OtherUsers.UNKNOWN:
+        if self._state.others is OtherUsers.UNKNOWN:
             begins_s, ends_s = self._began_s + _BEFORE_LOOK_S, self._began_s + _BEFORE_LOOK_S + FIRST_LOOK_S
         else:
             begins_s, ends_s = rest_at(at_s, is_alone=self._tempo.is_alone)
@@ -176,7 +176,7 @@ class PressurePacer:
 
     def is_yielding(self) -> bool:
         """Whether others are why it does not go at full speed."""
-        return self._state.company is OtherUsers.SOME and not self._backlog.hurries
+        return self._state.others is OtherUsers.SOME and not self._backlog.hurries
 
     def pressure(self) -> Pressure:
         """What was felt last."""

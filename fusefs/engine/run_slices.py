@@ -1,4 +1,4 @@
-"""Work in slices, done alone or with a crew, at a pace, until none is left or it is stopped."""
+"""Work in slices, done alone or by workers, at a pace, until none is left or it is stopped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fusefs.core.report import Stops
 from fusefs.core.slice_budget import SliceBudget
 from fusefs.engine.slice_pace import GLANCE_S, SlicePace
 from fusefs.engine.strategy import Strategy
-from fusefs.engine.workers import Done, RunsSlices, Work, WorkerLost, WorkerPool, crew_of
+from fusefs.engine.workers import Done, RunsSlices, Work, WorkerLost, WorkerPool, worker_pool
 
 
 class SliceSource(Protocol[Work]):
@@ -49,13 +49,13 @@ class SliceRunner(Generic[Work, Done]):
         self._run_alone(once=True, most_s=first_s)
         is_whole = True
         while not self.plan.is_dry() and not self.is_stopped():
-            if is_whole and self._has_company():
-                with crew_of(self.strategy.n_workers, self.strategy.workers, self.runner) as crew:
-                    is_whole = self._run_with(crew)
+            if is_whole and self._uses_workers():
+                with worker_pool(self.strategy.n_workers, self.strategy.workers, self.runner) as pool:
+                    is_whole = self._run_with(pool)
             else:
                 self._run_alone(once=is_whole)
 
-    def _has_company(self) -> bool:
+    def _uses_workers(self) -> bool:
         """Whether several slices may run beside each other: not where others use the disk."""
         return self.strategy.n_workers > 1 and self.pace.follow().is_alone
 
@@ -84,14 +84,14 @@ class SliceRunner(Generic[Work, Done]):
             if once:
                 return
 
-    def _run_with(self, crew: WorkerPool[Work, Done]) -> bool:
-        """Keep all workers busy as long as we have company; False if one of them was lost: then we go on alone."""
+    def _run_with(self, pool: WorkerPool[Work, Done]) -> bool:
+        """Keep all workers busy as long as several may be; False if one of them was lost: then we go on alone."""
         running: dict[Future[Done], tuple[Work, SliceBudget]] = {}
         is_whole = True
         while True:
-            goes_on = is_whole and not self.is_stopped() and self._has_company()
+            goes_on = is_whole and not self.is_stopped() and self._uses_workers()
             while goes_on and len(running) < self.strategy.n_workers and (begun := self._begin()):
-                running[crew.submit(*begun)] = begun
+                running[pool.submit(*begun)] = begun
             if running:
                 done, _ = wait(running, GLANCE_S, FIRST_COMPLETED)
                 for future in done:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from fusefs.core.pacing import rest_at
-from fusefs.core.slice_budget import AT_ONCE, SIP_S, SLICE_S, SliceBudget, Speed, TokenBucket
+from fusefs.core.slice_budget import AT_ONCE, SLICE_S, SMALL_SLICE_S, SliceBudget, Speed, TokenBucket
 
 GLANCE_S = 0.2
 """How long a change of mind may go unseen."""
@@ -16,7 +16,7 @@ _NAP_S = 0.002
 _GAP_S = 0.0002
 """Between two looks whether the device has a gap for us."""
 _PATIENCE_S = 0.1
-"""On a device that never has one we take our sip all the same: it must not starve."""
+"""On a device that never has one we take our small slice all the same: it must not starve."""
 
 
 class SetsSpeed(Protocol):
@@ -71,27 +71,27 @@ FULL_SPEED = ConstantSpeed(AT_ONCE)
 class SlicePace:
     """A tempo as budgets for slices."""
 
-    def __init__(self, leads: SetsSpeed, is_busy: Callable[[], bool] = lambda: False, afterwork: float = 0.0) -> None:
+    def __init__(self, pacer: SetsSpeed, is_busy: Callable[[], bool] = lambda: False, afterwork: float = 0.0) -> None:
         """Be asked.
 
         is_busy    whether the device has anything to do right now; asked beside others alone
         afterwork  see Strategy
         """
-        self._leads = leads
+        self._pacer = pacer
         self._tempo = AT_ONCE
         self._entries: TokenBucket | None = None
         self._bytes: TokenBucket | None = None
-        self._sips = _SmallSlices(is_busy, afterwork)
+        self._small = _SmallSlices(is_busy, afterwork)
         self._rest_ends_s = 0.0
         self.was_always_limited = True
         self.follow()
 
     def follow(self) -> Speed:
         """The tempo as it is now."""
-        tempo = self._leads.tempo()
+        tempo = self._pacer.tempo()
         if tempo != self._tempo and not tempo.holds():
             now = time.monotonic()
-            slice_s = SLICE_S if tempo.is_alone else SIP_S
+            slice_s = SLICE_S if tempo.is_alone else SMALL_SLICE_S
             self._entries = _changed(self._entries, tempo.entries_per_s, now, slice_s)
             self._bytes = _changed(self._bytes, tempo.bytes_per_s, now, slice_s)
         self._tempo = tempo  # what is owed when a hold begins is still owed when it ends
@@ -100,7 +100,7 @@ class SlicePace:
     def budget(self) -> SliceBudget | None:
         """What a slice may do now; None if it has to wait."""
         tempo = self.follow()
-        if tempo.holds() or (not tempo.is_alone and not self._sips.may_begin()):
+        if tempo.holds() or (not tempo.is_alone and not self._small.may_begin()):
             return None
         now = time.monotonic()
         seconds = self._seconds(tempo, now)
@@ -109,10 +109,10 @@ class SlicePace:
         n_entries = None if self._entries is None else self._entries.take(now)
         n_bytes = None if self._bytes is None else self._bytes.take(now)
         if not tempo.is_alone and n_entries != 0:
-            sip = self._sips.n_entries
+            few = self._small.n_entries
             if self._entries is not None and n_entries is not None:
-                self._entries.give_back(max(n_entries - sip, 0))
-            n_entries = sip if n_entries is None else min(n_entries, sip)
+                self._entries.give_back(max(n_entries - few, 0))
+            n_entries = few if n_entries is None else min(n_entries, few)
         budget = SliceBudget(seconds, n_entries, n_bytes)
         if n_entries == 0 or n_bytes == 0:
             self.give_back(budget)
@@ -122,7 +122,7 @@ class SlicePace:
 
     def _seconds(self, tempo: Speed, now_s: float) -> float:
         """How long a slice may be that begins now; 0 in a rest."""
-        seconds = SLICE_S if tempo.is_alone else SIP_S
+        seconds = SLICE_S if tempo.is_alone else SMALL_SLICE_S
         if not tempo.rests:
             return seconds
         begins_s, ends_s = rest_at(now_s, is_alone=tempo.is_alone)
@@ -133,8 +133,8 @@ class SlicePace:
         """Take in what a slice did with its budget."""
         self.give_back(budget, outcome.removed, outcome.n_bytes)
         if not self._tempo.is_alone:
-            self._sips.done(outcome, self._tempo.share, time.monotonic())
-        self._leads.done(outcome.removed, outcome.n_bytes, outcome.busy_s)
+            self._small.done(outcome, self._tempo.share, time.monotonic())
+        self._pacer.done(outcome.removed, outcome.n_bytes, outcome.busy_s)
 
     def give_back(self, budget: SliceBudget, n_entries: int = 0, n_bytes: int = 0) -> None:
         """Return what a slice did not spend; what it overspent is waited for."""
@@ -147,12 +147,12 @@ class SlicePace:
         """Wait until there is a budget again, or long enough to look whether to stop."""
         now = time.monotonic()
         waits = [allowance.wait_s() for allowance in (self._entries, self._bytes) if allowance is not None]
-        waits += [self._rest_ends_s - now, self._sips.wait_s(now)]
+        waits += [self._rest_ends_s - now, self._small.wait_s(now)]
         seconds = GLANCE_S if self._tempo.holds() else min(max(waits), GLANCE_S)
         if 0.0 < seconds < _NAP_S:
             time.sleep(seconds)
         else:
-            self._leads.wait(max(seconds, 0.0))
+            self._pacer.wait(max(seconds, 0.0))
 
 
 class _SmallSlices:
@@ -190,7 +190,7 @@ class _SmallSlices:
         self._due_s = max(self._due_s + period_s, now_s + period_s / 2)
         self._asked_s = None
         if outcome.removed:
-            fits = SIP_S * outcome.removed / max(outcome.busy_s, 1e-6)
+            fits = SMALL_SLICE_S * outcome.removed / max(outcome.busy_s, 1e-6)
             self.n_entries = max(1, min(round((3 * self.n_entries + fits) / 4), 2 * self.n_entries))
 
     def wait_s(self, now_s: float) -> float:

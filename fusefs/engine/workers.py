@@ -70,8 +70,8 @@ class WorkerPool(Generic[Work, Done]):
 
 
 @contextmanager
-def crew_of(n_workers: int, workers: Workers, runner: RunsSlices[Work, Done]) -> Iterator[WorkerPool[Work, Done]]:
-    """A crew for the block; all its workers are gone in the end."""
+def worker_pool(n_workers: int, workers: Workers, runner: RunsSlices[Work, Done]) -> Iterator[WorkerPool[Work, Done]]:
+    """Workers for the block; all are gone in the end."""
     if workers is Workers.THREADS:
         with ThreadPoolExecutor(n_workers) as pool:
             yield WorkerPool(pool, runner)

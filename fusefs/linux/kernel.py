@@ -1,7 +1,7 @@
 """The system calls that the store makes, each by one method and announced to one callback before it is made.
 
-That callback, `gate`, is why this is a class: a test counts the calls, fails the n-th with an errno, or dies at it and
-reaches every window of every verb (tests/crash). In production the gate does nothing.
+That callback, `hook`, is why this is a class: a test counts the calls, fails the n-th with an errno, or dies at it and
+reaches every window of every verb (tests/crash). In production the hook does nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd
 from fusefs.linux.identity_xattr import mark, read_mark, unmark
 
-Gate = Callable[[str], None]
+CallHook = Callable[[str], None]
 Refused = list[tuple[str, int]]
 """Names, and why not."""
 
@@ -34,28 +34,28 @@ _FEW_BYTES = 4096
 _STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def _open_gate(_call: str) -> None:
+def _no_hook(_call: str) -> None:
     """Let every call pass."""
 
 
 class Kernel:
     """One process's way to the kernel. All methods raise OSError only."""
 
-    def __init__(self, gate: Gate = _open_gate) -> None:
-        """gate: called with each call's name before it is made; it may raise OSError, or never return"""
-        self._gate = gate
+    def __init__(self, hook: CallHook = _no_hook) -> None:
+        """hook: called with each call's name before it is made; it may raise OSError, or never return"""
+        self._hook = hook
         self.silent: set[Hashable] = set()
         """The mounts that have not answered (by their id): they are asked nothing again."""
 
     def reach(self, call: str) -> None:
-        """Announce a call that another module here makes to the gate."""
-        self._gate(call)
+        """Announce a call that another module here makes to the hook."""
+        self._hook(call)
 
     # Opening: the volume's root by path, everything below it by fd.
 
     def open_path(self, path: bytes, flags: int = os.O_PATH | os.O_DIRECTORY) -> Fd:
         """An fd for a path that a person named, links followed as they expect."""
-        self._gate("open")
+        self._hook("open")
         return Fd(os.open(path, flags | os.O_CLOEXEC))
 
     def open_long(self, path: bytes) -> Fd:
@@ -78,7 +78,7 @@ class Kernel:
         """
         if len(path) > syscalls.WALK_MAX_BYTES:
             return self._open_far(dir_fd, path, flags)
-        self._gate("openat2")
+        self._hook("openat2")
         return Fd(syscalls.openat2(dir_fd, path, flags, syscalls.BENEATH))
 
     def _open_far(self, dir_fd: int, path: bytes, flags: int) -> Fd:
@@ -98,18 +98,18 @@ class Kernel:
 
     def reopen(self, fd: int, flags: int) -> Fd:
         """One more fd, with other flags, for exactly what an fd of any kind holds (by its magic link)."""
-        self._gate("open")
+        self._hook("open")
         return Fd(os.open(f"/proc/self/fd/{int(fd)}", flags | os.O_CLOEXEC))
 
     def create(self, dir_fd: int, name: bytes, flags: int = os.O_RDWR) -> Fd:
         """A new file, 0600; EEXIST if anything has the name."""
-        self._gate("create")
+        self._hook("create")
         flags |= os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         return Fd(os.open(name, flags, 0o600, dir_fd=dir_fd))
 
     def create_unnamed(self, dir_fd: int) -> Fd:
         """A new file without a name, 0600; an errno of syscalls.NO_TMPFILE where that can't be, or may be lost."""
-        self._gate("tmpfile")
+        self._hook("tmpfile")
         return Fd(syscalls.open_unnamed(dir_fd))
 
     # Looking.
@@ -120,38 +120,38 @@ class Kernel:
         Not by stat(2), which would ask that mount: a user's FUSE filesystem that never answers blocks the caller,
         beyond SIGKILL.
         """
-        self._gate("stat")
+        self._hook("stat")
         with Fd(syscalls.openat2(dir_fd, name, os.O_PATH | os.O_NOFOLLOW, syscalls.BENEATH)) as fd:
             return os.fstat(fd)
 
     def fstat(self, fd: int) -> os.stat_result:
         """fstat."""
-        self._gate("fstat")
+        self._hook("fstat")
         return os.fstat(fd)
 
     def statx(self, fd: int, *, asks: bool = False) -> syscalls.Statx:
         """Birth time and mount id of what an fd holds. asks: the FUSE daemon or server too, for the birth"""
-        self._gate("statx")
+        self._hook("statx")
         return syscalls.statx(fd, asks=asks)
 
     def filesystem(self, fd: int) -> int:
         """The filesystem's magic number."""
-        self._gate("statfs")
+        self._hook("statfs")
         return syscalls.statfs_type(fd)
 
     def free_bytes(self, fd: int) -> int:
         """Free space on the filesystem, root's share included."""
-        self._gate("statfs")
+        self._hook("statfs")
         return (volume := os.fstatvfs(fd)).f_bfree * volume.f_frsize
 
     def free_inodes(self, fd: int) -> int | None:
         """Free inodes on the filesystem; None where it makes as many as it likes (btrfs)."""
-        self._gate("statfs")
+        self._hook("statfs")
         return volume.f_ffree if (volume := os.fstatvfs(fd)).f_files else None
 
     def is_read_only(self, fd: int) -> bool:
         """Whether nothing can be written there, be it the filesystem, the mount or the subvolume that forbids it."""
-        self._gate("statfs")
+        self._hook("statfs")
         return syscalls.is_read_only(fd)
 
     def is_local(self, fd: int) -> bool:
@@ -166,7 +166,7 @@ class Kernel:
         """The identity of what an fd holds; without a handle where handles don't last (FUSE) or aren't given,
         but for one that was marked (linux.mark).
         """
-        self._gate("identify")
+        self._hook("identify")
         x = syscalls.statx(fd)
         lasts = syscalls.statfs_type(fd) != FUSE_MAGIC
         handle = syscalls.format_handle(syscalls.handle_of(fd)) if lasts else ""
@@ -177,12 +177,12 @@ class Kernel:
 
     def mark(self, fd: int) -> None:
         """Mark a directory of ours, so that `identify` knows it again where nothing else tells."""
-        self._gate("setxattr")
+        self._hook("setxattr")
         mark(fd)
 
     def unmark(self, fd: int) -> None:
         """Take the mark off. Raises  OSError"""
-        self._gate("removexattr")
+        self._hook("removexattr")
         unmark(fd)
 
     def is_named(self, fd: int, dir_fd: int, name: bytes) -> bool:
@@ -215,13 +215,13 @@ class Kernel:
 
         Don't ask an entry for what needs a stat, not even for its type where `tells_types` says no.
         """
-        self._gate("getdents")
+        self._hook("getdents")
         os.lseek(dir_fd, 0, os.SEEK_SET)  # btrfs lists what was there at the last rewind, and scandir rewinds after
         return os.scandir(dir_fd)
 
     def tells_types(self, dir_fd: int) -> bool:
         """Whether a listing tells the type of each entry (d_type), judged by this directory's first ones."""
-        self._gate("getdents")
+        self._hook("getdents")
         from fusefs.linux.getdents import Dirents  # a swap is spared it
 
         with self.open_dir(dir_fd) as fd:
@@ -234,7 +234,7 @@ class Kernel:
 
     def read(self, fd: int, size: int) -> bytes:
         """The first `size` bytes of a file, or as many as there are."""
-        self._gate("read")
+        self._hook("read")
         return os.pread(fd, size, 0)
 
     def now_ns(self) -> int:
@@ -249,17 +249,17 @@ class Kernel:
 
     def mkdir(self, dir_fd: int, name: bytes, mode: int = 0o700) -> None:
         """mkdirat."""
-        self._gate("mkdir")
+        self._hook("mkdir")
         os.mkdir(name, mode, dir_fd=dir_fd)
 
     def rmdir(self, dir_fd: int, name: bytes) -> None:
         """Remove an empty directory; refuses where our reasoning was wrong."""
-        self._gate("rmdir")
+        self._hook("rmdir")
         os.rmdir(name, dir_fd=dir_fd)
 
     def unlink(self, dir_fd: int, name: bytes) -> None:
         """unlinkat."""
-        self._gate("unlink")
+        self._hook("unlink")
         os.unlink(name, dir_fd=dir_fd)
 
     def unlink_all(self, dir_fd: int, names: Iterable[str]) -> Refused:
@@ -271,11 +271,11 @@ class Kernel:
         return self._remove_all("rmdir", os.rmdir, dir_fd, names)
 
     def _remove_all(self, call: str, remove: Callable[..., None], dir_fd: int, names: Iterable[str]) -> Refused:
-        gate = self._gate
+        hook = self._hook
         refused: Refused = []
         for name in names:
             try:
-                gate(call)
+                hook(call)
                 remove(name, dir_fd=dir_fd)
             except OSError as error:
                 refused.append((name, error.errno or errno.EIO))
@@ -283,7 +283,7 @@ class Kernel:
 
     def rename(self, old_dir: int, old: bytes, new_dir: int, new: bytes) -> None:
         """rename(2): only where the new name is ours and free, or a file of ours that it may replace."""
-        self._gate("rename")
+        self._hook("rename")
         os.rename(old, new, src_dir_fd=old_dir, dst_dir_fd=new_dir)
 
     def rename_free(self, old_dir: int, old: bytes, new_dir: int, new: bytes) -> None:
@@ -292,7 +292,7 @@ class Kernel:
         Where the filesystem has no RENAME_NOREPLACE (EINVAL) a look comes before a plain rename: the window
         between the two is a file's risk, not a tree's, since a plain rename replaces no directory with content.
         """
-        self._gate("renameat2")
+        self._hook("renameat2")
         try:
             syscalls.renameat2(old_dir, old, new_dir, new, syscalls.RENAME_NOREPLACE)
         except OSError as error:
@@ -302,11 +302,11 @@ class Kernel:
 
     def rename_all_free(self, old_dir: int, new_dir: int, names: Iterable[str]) -> Refused:
         """`rename_free` of each name to the same name in another directory; those refused, with the errno."""
-        gate, rename, raw = self._gate, syscalls.renaming(), os.fsencode
+        hook, rename, raw = self._hook, syscalls.renaming(), os.fsencode
         refused: Refused = []
         for name in names:
             try:
-                gate("renameat2")
+                hook("renameat2")
                 old = raw(name)
                 if rename(old_dir, old, new_dir, old, syscalls.RENAME_NOREPLACE) < 0:
                     self._refused_free(old_dir, old, new_dir)
@@ -337,17 +337,17 @@ class Kernel:
         `old` should be the empty one of the two: on a filesystem that ignores the flag a plain rename then
         meets ENOTEMPTY instead of destroying (s3fs-fuse, cryfs and old ceph-fuse do one, and say 0).
         """
-        self._gate("exchange")
+        self._hook("exchange")
         syscalls.renameat2(old_dir, old, new_dir, new, syscalls.RENAME_EXCHANGE)
 
     def link_unnamed(self, fd: int, dir_fd: int, name: bytes) -> None:
         """Give a file made by `create_unnamed` its first name."""
-        self._gate("link")
+        self._hook("link")
         os.link(f"/proc/self/fd/{int(fd)}", name, dst_dir_fd=dir_fd, follow_symlinks=True)
 
     def link(self, old_dir: int, old: bytes, new_dir: int, new: bytes) -> None:
         """One more name for anything but a directory; of a symbolic link for itself, not for what it leads to."""
-        self._gate("link")
+        self._hook("link")
         os.link(old, new, src_dir_fd=old_dir, dst_dir_fd=new_dir, follow_symlinks=False)
 
     # Changing contents and attributes.
@@ -358,7 +358,7 @@ class Kernel:
         Raises  OSError ENOLCK where there are no locks, whatever the filesystem calls that
         """
         try:
-            self._gate("flock")
+            self._hook("flock")
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
@@ -370,7 +370,7 @@ class Kernel:
 
     def write(self, fd: int, content: bytes) -> None:
         """Make the content the whole of a file."""
-        self._gate("write")
+        self._hook("write")
         done = 0
         while done < len(content):
             done += os.pwrite(fd, content[done:], done)
@@ -378,22 +378,22 @@ class Kernel:
 
     def reserve_blocks(self, fd: int, size: int) -> None:
         """Blocks for the first `size` bytes, of whatever length the file is; EOPNOTSUPP where the filesystem can't."""
-        self._gate("fallocate")
+        self._hook("fallocate")
         syscalls.fallocate(fd, syscalls.FALLOC_FL_KEEP_SIZE, 0, size)
 
     def fsync(self, fd: int) -> None:
         """fsync of a file or of a directory opened for reading."""
-        self._gate("fsync")
+        self._hook("fsync")
         os.fsync(fd)
 
     def syncfs(self, fd: int) -> None:
         """Everything on that filesystem becomes durable: for a directory that may not be opened for reading."""
-        self._gate("syncfs")
+        self._hook("syncfs")
         syscalls.syncfs(fd)
 
     def chmod(self, fd: int, mode: int) -> None:
         """Set permission bits of what an fd of any kind holds (by its magic link: O_PATH has no fchmod)."""
-        self._gate("chmod")
+        self._hook("chmod")
         os.chmod(f"/proc/self/fd/{int(fd)}", stat.S_IMODE(mode))
 
     def refresh(self, mounted_fd: int) -> None:
@@ -403,17 +403,17 @@ class Kernel:
         set-id bits by it.
         Source  fs/open.c, chown_common; fs/fuse/dir.c, fuse_do_setattr
         """
-        self._gate("refresh")
+        self._hook("refresh")
         os.chown(f"/proc/self/fd/{int(mounted_fd)}", -1, -1)
 
     def chown(self, fd: int, uid: int, gid: int) -> None:
         """fchown; -1 leaves one as it is."""
-        self._gate("chown")
+        self._hook("chown")
         os.chown(fd, uid, gid)
 
     def xattrs(self, of: int | bytes) -> dict[str, bytes]:
         """All extended attributes that may be read; empty where the filesystem has none. of: an fd, or a magic link"""
-        self._gate("listxattr")
+        self._hook("listxattr")
         try:
             return {name: os.getxattr(of, name) for name in os.listxattr(of)}
         except OSError as error:
@@ -423,7 +423,7 @@ class Kernel:
 
     def get_xattr(self, fd: int, name: str) -> bytes | None:
         """fgetxattr; None if it is not there, or the filesystem has none."""
-        self._gate("getxattr")
+        self._hook("getxattr")
         try:
             return os.getxattr(fd, name)
         except OSError as error:
@@ -433,12 +433,12 @@ class Kernel:
 
     def set_xattr(self, fd: int, name: str, value: bytes) -> None:
         """fsetxattr."""
-        self._gate("setxattr")
+        self._hook("setxattr")
         os.setxattr(fd, name, value)
 
     def remove_xattr(self, fd: int, name: str) -> None:
         """fremovexattr."""
-        self._gate("removexattr")
+        self._hook("removexattr")
         os.removexattr(fd, name)
 
     def lease(self, fd: int) -> None:
@@ -447,21 +447,21 @@ class Kernel:
         An open of the file then waits for us; the signal that tells us so is one that does nothing.
         Source  fcntl(2), F_SETLEASE, F_SETSIG
         """
-        self._gate("lease")
+        self._hook("lease")
         fcntl.fcntl(fd, syscalls.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
 
     def has_lease(self, fd: int) -> bool:
         """Whether our write lease is whole: no open waits for its end."""
-        self._gate("lease")
+        self._hook("lease")
         return fcntl.fcntl(fd, fcntl.F_GETLEASE) == fcntl.F_WRLCK
 
     def truncate(self, fd: int, size: int) -> None:
         """ftruncate."""
-        self._gate("truncate")
+        self._hook("truncate")
         os.ftruncate(fd, size)
 
     def ioctl(self, fd: int, request: int, buffer: bytearray) -> None:
         """ioctl."""
-        self._gate("ioctl")
+        self._hook("ioctl")
         syscalls.ioctl(fd, request, buffer)

@@ -1,6 +1,6 @@
 """Changes made behind the mount: the kernel is told at once to forget the names and the content that are wrong now.
 
-Here it is found out what that is, on the trio thread; another process says so, and waits if need be (see teller).
+Here it is found out what that is, on the trio thread; another process (invalidation_process) says so, and waits.
 
 Source  fuse_notify in the kernel's fs/fuse/dev.c, and what it calls
 """

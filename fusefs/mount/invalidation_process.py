@@ -3,7 +3,7 @@
 The kernel takes a directory's lock before it forgets a name of it, and a page's before it forgets content. The owner of
 the lock may be waiting for the daemon's answer. So no handler may tell (I10), nor any other thread of the daemon: if
 the daemon died while that waits, it could not die, would keep the connection open, and so the lock's owner waiting, for
-good (measured: kill -9 with four clients in one directory ended so each time). The teller can wait like that; then the
+good (measured: kill -9 with four clients in one directory ended so each time). Another process can wait so; then the
 guard, told of the daemon's death, aborts the connection.
 """
 

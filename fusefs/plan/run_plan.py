@@ -28,7 +28,7 @@ from fusefs.core.selection import KINDS, Matcher, Selection
 from fusefs.core.slice_budget import AT_ONCE, Speed
 from fusefs.core.sweep_result import Match, Spared, SweepSums, Swept
 from fusefs.core.timestamps import SECOND_NS
-from fusefs.engine.foreground_pacing import led_in
+from fusefs.engine.foreground_pacing import pacer_in
 from fusefs.engine.slice_pace import SetsSpeed
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
@@ -89,11 +89,11 @@ def carry_out(kernel: Kernel, rules: Sequence[Rule], how: PlanOptions) -> Iterat
     with ExitStack() as owned:
         paths = dict.fromkeys(rule.purge.directory for rule in rules if rule.purge is not None)
         lists = {path: owned.enter_context(open_lists(kernel, path, writes=how.runs)) for path in paths}
-        leaders = _Pacers(kernel, how, owned)
+        pacers = _Pacers(kernel, how, owned)
         ways = {path: one.way for path, one in lists.items()}
         for rule in rules:
             listed = CountedPurges() if rule.purge is None else lists[rule.purge.directory]
-            for told in _carry_out(kernel, rule, how, leaders, listed, ways):
+            for told in _carry_out(kernel, rule, how, pacers, listed, ways):
                 if rule.purge is not None and isinstance(told, RuleNotDone) and _hides_something(told):
                     listed.lack()
                 yield told
@@ -123,20 +123,20 @@ class _Pacers:
         self._kernel = kernel
         self._how = how
         self._owned = owned
-        self._leads: dict[int, SetsSpeed] = {}
+        self._pacer: dict[int, SetsSpeed] = {}
 
     def on(self, directory: Fd) -> SetsSpeed:
         """Who leads where a directory is."""
         device = self._kernel.fstat(directory).st_dev
-        if device not in self._leads:
+        if device not in self._pacer:
             fd = self._owned.enter_context(self._kernel.reopen(directory, os.O_PATH | os.O_DIRECTORY))
-            leads = led_in(self._kernel, fd, self._how.most, self._how.tell)
-            self._leads[device] = self._owned.enter_context(leads)
-        return self._leads[device]
+            pacer = pacer_in(self._kernel, fd, self._how.most, self._how.tell)
+            self._pacer[device] = self._owned.enter_context(pacer)
+        return self._pacer[device]
 
 
 def _carry_out(
-    kernel: Kernel, rule: Rule, how: PlanOptions, leaders: _Pacers, lists: PurgeNotes, ways: _Ways
+    kernel: Kernel, rule: Rule, how: PlanOptions, pacers: _Pacers, lists: PurgeNotes, ways: _Ways
 ) -> Iterator[RuleDone | RuleNotDone]:
     """One rule, in each of its directories."""
     is_any = False
@@ -150,7 +150,7 @@ def _carry_out(
         try:
             with scope_of(kernel, found.fd, found.path) as scope:
                 _check_holds_none(kernel, scope, ways)
-                there = how._replace(wishes=how.wishes._replace(leads=leaders.on(found.fd)))
+                there = how._replace(wishes=how.wishes._replace(pacer=pacers.on(found.fd)))
                 one = _RuleRun(kernel, rule, there, lists, found, scope)
                 yield RuleDone(rule, one.units() if rule.is_unit else one.entries())
                 if rule.purge is not None and not rule.is_unit and not how.wishes.stops():

@@ -22,27 +22,27 @@ class OwnStoreLimit:
     """What one store may take, together with the other stores of its user and of its mount."""
 
     def __init__(
-        self, berths: OwnStoreLimits, threads: trio.CapacityLimiter, gates: tuple[trio.Semaphore, ...]
+        self, limits: OwnStoreLimits, threads: trio.CapacityLimiter, turns: tuple[trio.Semaphore, ...]
     ) -> None:
         """threads: those that touch the disks of its user; one that hangs counts until it comes back."""
         self.threads = threads
-        self._berths = berths
-        self._gates = gates
+        self._limits = limits
+        self._turns = turns
 
     @asynccontextmanager
     async def taken(self) -> AsyncIterator[None]:
         """Wait for its turn, and have it for the block. Checkpoint"""
-        user, mount = self._gates
+        user, mount = self._turns
         async with user, mount:
             yield
 
     def is_wanted(self) -> bool:
         """Whether another store waits until this one is let go."""
-        return any(gate.statistics().tasks_waiting for gate in self._gates)
+        return any(turn.statistics().tasks_waiting for turn in self._turns)
 
     def most_remembered(self) -> int:
         """How many of its orphans may be remembered."""
-        return max(_MOST_REMEMBERED // max(self._berths.n_stores, 1), _LEAST_REMEMBERED)
+        return max(_MOST_REMEMBERED // max(self._limits.n_stores, 1), _LEAST_REMEMBERED)
 
 
 class OwnStoreLimits:

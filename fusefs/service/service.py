@@ -130,7 +130,7 @@ class _Service:
         self._state = state
         self._watcher = watcher
         self._notifier = SystemdNotifier()
-        self._keepers: dict[bytes, VolumeLoop] = {}
+        self._loops: dict[bytes, VolumeLoop] = {}
         self._finder = MountPointStores(kernel)
         self.outlets = EventOutlets(loaded.config)
         self._started_ns = time.time_ns()
@@ -143,7 +143,7 @@ class _Service:
         self._views: list[MountView] = []
         self._own: dict[Key, VolumeLoop] = {}  # users' own stores
         self._own_stores: RegisteredStores | None = None
-        self._berths = OwnStoreLimits()
+        self._limits = OwnStoreLimits()
         self._told_more: tuple[PassedOver, ...] = ()
 
     def tell(self, event: Event) -> None:
@@ -171,7 +171,7 @@ class _Service:
             nursery.start_soon(self._tell_status, context)
             if os.geteuid() == 0 and not self._wanted.volumes:
                 nursery.start_soon(self._keep_own_stores, context, nursery)
-            context.tell(EventKind.STARTED, detail=f"trashd {self._version}, {_volumes(len(self._keepers))}")
+            context.tell(EventKind.STARTED, detail=f"trashd {self._version}, {_volumes(len(self._loops))}")
             self._write_status()
             self._notifier.ready(self._summary())
             nursery.start_soon(self._stay_alive)
@@ -217,8 +217,8 @@ class _Service:
             self.outlets.configure(context.config, nursery)
             context.tell(EventKind.CONFIGURED, detail=", ".join(map(printable, self._loaded.files)) or "defaults")
             await self._find(context, nursery)
-            for keeper in self._all_keepers():
-                keeper.reconfigure()
+            for loop in self._all_loops():
+                loop.reconfigure()
         self._notifier.ready(self._summary())
 
     # Volumes
@@ -238,10 +238,10 @@ class _Service:
                 self._keep(context, nursery, path, stays=path in named)
         for path in named:
             self._keep(context, nursery, path, stays=True)
-        for path, keeper in self._keepers.items():
+        for path, loop in self._loops.items():
             mount = covering(path, mounts)
             if self._mounts.get(path, mount) != mount:
-                keeper.look_again()
+                loop.look_again()
             self._mounts[path] = mount
         if self._own_stores is not None:
             self._own_stores.look()
@@ -252,17 +252,17 @@ class _Service:
         return self._views
 
     def _keep(self, context: ServiceContext, nursery: trio.Nursery, path: bytes, *, stays: bool) -> None:
-        if path not in self._keepers:
-            keeper = self._keepers[path] = VolumeLoop(context, path, stays=stays)
-            keeper.set_pause(self._pause_of(keeper, read_pauses(self._runtime, time.time())))
-            nursery.start_soon(self._run, keeper, nursery)
+        if path not in self._loops:
+            loop = self._loops[path] = VolumeLoop(context, path, stays=stays)
+            loop.set_pause(self._pause_of(loop, read_pauses(self._runtime, time.time())))
+            nursery.start_soon(self._run, loop, nursery)
 
     async def _keep_own_stores(self, context: ServiceContext, nursery: trio.Nursery) -> None:
         """Serve what users' registries name, of their own."""
         own_stores = self._own_stores = RegisteredStores(context)
 
         def uids() -> set[int]:
-            return {uid for keeper in self._keepers.values() for uid in keeper.users}
+            return {uid for loop in self._loops.values() for uid in loop.users}
 
         try:
             await own_stores.run(uids, lambda: self._find_own(context, nursery, own_stores))
@@ -281,39 +281,39 @@ class _Service:
             if key in self._own:
                 self._own[key].renew(own)
                 continue
-            berth = self._berths.of(uid, covering(path, mounts))
-            keeper = self._own[key] = VolumeLoop(context, path, stays=False, own=own, berth=berth)
-            keeper.set_pause(self._pause_of(keeper, pauses))
-            nursery.start_soon(self._run, keeper, nursery)
-        self._berths.n_stores = len(self._own)
+            limit = self._limits.of(uid, covering(path, mounts))
+            loop = self._own[key] = VolumeLoop(context, path, stays=False, own=own, limit=limit)
+            loop.set_pause(self._pause_of(loop, pauses))
+            nursery.start_soon(self._run, loop, nursery)
+        self._limits.n_stores = len(self._own)
         told = own_stores.passed_over()
         for one in set(told) - set(self._told_more):
             _LOG.warning("not served: %s: %s", one.where, one.what)
         self._told_more = told
         self.changed()
 
-    def _all_keepers(self) -> list[VolumeLoop]:
-        return [*self._keepers.values(), *self._own.values()]
+    def _all_loops(self) -> list[VolumeLoop]:
+        return [*self._loops.values(), *self._own.values()]
 
-    async def _run(self, keeper: VolumeLoop, nursery: trio.Nursery) -> None:
+    async def _run(self, loop: VolumeLoop, nursery: trio.Nursery) -> None:
         """Keep a volume. A fault of ours in one must not end the others."""
         while True:
             try:
-                await keeper.run()
-                if keeper.owner is not None:
-                    del self._own[keeper.owner, keeper.path]
+                await loop.run()
+                if loop.owner is not None:
+                    del self._own[loop.owner, loop.path]
                     if self._own_stores is not None:
                         self._own_stores.look()  # it may be registered again already
                 else:
-                    del self._keepers[keeper.path]
-                    self._mounts.pop(keeper.path, None)
+                    del self._loops[loop.path]
+                    self._mounts.pop(loop.path, None)
                 return
             except ForkerLost as error:
                 self._fail(error, nursery)
                 return
             except Exception:
-                _LOG.exception("%s: a fault in trashd itself", printable(keeper.path))
-                keeper.broke("a fault in trashd itself: see the log")
+                _LOG.exception("%s: a fault in trashd itself", printable(loop.path))
+                loop.broke("a fault in trashd itself: see the log")
                 await trio.sleep(_FIND_S)  # should it be one that comes at once again
 
     async def _watch_mounts(self, context: ServiceContext, nursery: trio.Nursery, mounts: MountWatch) -> None:
@@ -335,9 +335,9 @@ class _Service:
         while True:
             await self._nudged.wait()
             self._nudged = trio.Event()
-            for keeper in self._all_keepers():
-                if keeper.phase is VolumePhase.UNPROVEN:
-                    keeper.look_again()
+            for loop in self._all_loops():
+                if loop.phase is VolumePhase.UNPROVEN:
+                    loop.look_again()
             await self._find(context, nursery)
 
     # Pauses
@@ -361,16 +361,16 @@ class _Service:
     def _set_pauses(self) -> None:
         self._nudged.set()
         pauses = read_pauses(self._runtime, time.time())
-        for keeper in self._all_keepers():
-            keeper.set_pause(self._pause_of(keeper, pauses))
+        for loop in self._all_loops():
+            loop.set_pause(self._pause_of(loop, pauses))
 
-    def _pause_of(self, keeper: VolumeLoop, pauses: Mapping[bytes | None, Pause]) -> Pause | None:
+    def _pause_of(self, loop: VolumeLoop, pauses: Mapping[bytes | None, Pause]) -> Pause | None:
         """What holds for a volume; a user's own store is paused with what it is in, so that that can be unmounted."""
-        if keeper.owner is not None:
+        if loop.owner is not None:
             known = {path: pause for path, pause in pauses.items() if path is not None}
-            above = (pause for path, pause in known.items() if any(is_inside(one, path) for one in keeper.paths()))
+            above = (pause for path, pause in known.items() if any(is_inside(one, path) for one in loop.paths()))
             return next(above, pauses.get(None))
-        return pauses.get(keeper.path) or pauses.get(None)
+        return pauses.get(loop.path) or pauses.get(None)
 
     # Telling
 
@@ -382,7 +382,7 @@ class _Service:
             self._tell_manager()
             if context.is_told():
                 save_clock(self._state, context.clock(), is_durable=False)  # killed, it is not told again
-            is_working = any(keeper.session is not None for keeper in self._all_keepers())
+            is_working = any(loop.session is not None for loop in self._all_loops())
             with trio.move_on_after(_TELL_S if is_working else IDLE_TELL_S):
                 await self._changed.wait()
             await trio.sleep(_BREATH_S)
@@ -395,7 +395,7 @@ class _Service:
             started_ns=self._started_ns,
             updated_ns=time.time_ns(),
             config_files=tuple(map(quote, self._loaded.files)),
-            volumes=tuple(keeper.status() for keeper in self._all_keepers()),
+            volumes=tuple(loop.status() for loop in self._all_loops()),
             passed_over=self._told_more,
         )
         with suppress(OSError):  # /run is full: it will be told later
@@ -410,9 +410,9 @@ class _Service:
 
     def _summary(self) -> str:
         """One line for `systemctl status`."""
-        n_due = sum(user.n_due(boot_s()) for keeper in self._all_keepers() for user in keeper.users.values())
+        n_due = sum(user.n_due(boot_s()) for loop in self._all_loops() for user in loop.users.values())
         own = f" and {_stores(len(self._own))} of users' own" if self._own else ""
-        return f"{_volumes(len(self._keepers))}{own}, {n_due:,} orphans due"
+        return f"{_volumes(len(self._loops))}{own}, {n_due:,} orphans due"
 
     async def _stay_alive(self) -> None:
         """Tell systemd's watchdog that this loop turns."""

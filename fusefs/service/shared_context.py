@@ -56,7 +56,7 @@ class ServiceContext:
         self._tell = tell
         self._save = save
         self._is_told = False
-        self._flood = EventLimit()
+        self._event_limit = EventLimit()
 
     def clock(self) -> Clock:
         """Both clocks now: a jump of the wall clock is noticed at the next look, and not forgotten."""
@@ -73,7 +73,7 @@ class ServiceContext:
 
     def lets_tell(self, uid: int) -> bool:
         """Whether one more thing that a user did is to be told; it is counted."""
-        return self._flood.lets_pass(uid, boot_s())
+        return self._event_limit.lets_pass(uid, boot_s())
 
     def tell(
         self,

@@ -37,7 +37,7 @@ from fusefs.service.pause_files import Pause
 from fusefs.service.shared_context import ServiceContext, boot_s, in_thread, in_time
 from fusefs.service.user_state import UserState
 from fusefs.service.volume_figures import SpaceTrend, WorkTotals
-from fusefs.service.volume_status import Kept, portray
+from fusefs.service.volume_status import Kept, status_of
 from fusefs.service.work_session import SessionEvents, WorkSession
 from fusefs.store.folder_reports import tell
 from fusefs.store.layout import Store
@@ -77,19 +77,19 @@ class VolumeLoop:
         *,
         stays: bool,
         own: OwnStore | None = None,
-        berth: OwnStoreLimit | None = None,
+        limit: OwnStoreLimit | None = None,
     ) -> None:
         """Be ready to keep it.
 
         stays  it is waited for where it is not mounted
         own    root's service: a user's own store
-        berth  what that may take; None of any other
+        limit  what that may take; None of any other
         """
         self.path = path
         self._told_path = path if own is None else unseen(own.word)
         self.owner = None if own is None else own.word.uid
         self._own = own
-        self._berth = berth
+        self._limit = limit
         self._is_left = False
         self._stays = stays
         self._n_gone = 0
@@ -102,12 +102,12 @@ class VolumeLoop:
         self.phase = VolumePhase.LOOKING
         self._why = ""
         self._context = context
-        self._limiter = trio.CapacityLimiter(3) if berth is None else berth.threads
+        self._limiter = trio.CapacityLimiter(3) if limit is None else limit.threads
         self._woken = trio.Event()
         self._pause: Pause | None = None
         self._must_find = True
         self._must_open = False
-        self._sentries: dict[int, FolderWatch] = {}
+        self._watches: dict[int, FolderWatch] = {}
         self._folders: dict[int, int] = {}
         self._refused: tuple[PassedOver, ...] = ()
         self._area_watches: list[int] = []
@@ -151,7 +151,7 @@ class VolumeLoop:
         kept = Kept(
             self._told_path, self.owner, self._volume_id, self._filesystem, self.phase, self._why, self._refused
         )
-        return portray(kept, list(self.users.values()), self.session, self._tally, self._room)
+        return status_of(kept, list(self.users.values()), self.session, self._tally, self._room)
 
     def renew(self, own: OwnStore) -> None:
         """Its owner's registry says something else of it, or it is shown by another mount."""
@@ -270,10 +270,10 @@ class VolumeLoop:
         if not must_open and not any(user.wants(now_s) for user in self.users.values()):
             return
         self._be(VolumePhase.LOOKING)
-        if self._berth is None:
+        if self._limit is None:
             await self._work_opened(policy, is_poll=is_poll)
             return
-        async with self._berth.taken():
+        async with self._limit.taken():
             if self._held_back_s(policy) <= 0 and not self._is_left:  # who knows how long it waited
                 await self._work_opened(policy, is_poll=is_poll)
 
@@ -308,7 +308,7 @@ class VolumeLoop:
                 self._room,
                 self._limiter,
                 SessionEvents(
-                    self._look_at_space, partial(self._post_sentries, opened.store), partial(self._find_users, opened)
+                    self._look_at_space, partial(self._post_watches, opened.store), partial(self._find_users, opened)
                 ),
             )
             self._context.changed()
@@ -339,7 +339,7 @@ class VolumeLoop:
         began_s = boot_s()
         while self._held_back_s(policy) <= 0:
             await trio.sleep(1.0)
-            if self._berth is not None and self._berth.is_wanted():
+            if self._limit is not None and self._limit.is_wanted():
                 now_s = boot_s()
                 if now_s >= began_s + _TURN_S or not any(user.wants(now_s) for user in self.users.values()):
                     break
@@ -359,15 +359,15 @@ class VolumeLoop:
         if is_poll:
             self._polled_at_s = boot_s()
             for uid, user in self.users.items():
-                sentry = self._sentries.get(uid)
+                watch = self._watches.get(uid)
                 # Other hosts' doings come by no inotify, nor what is in a folder that could not be watched.
-                if not store.kernel.is_local(store.fd) or sentry is None or not sentry.is_complete():
+                if not store.kernel.is_local(store.fd) or watch is None or not watch.is_complete():
                     user.look_again()
         self._must_find |= is_poll
         if self._must_find:
             await self._find_users(opened)
         else:
-            self._post_sentries(store)  # where a watch was lost
+            self._post_watches(store)  # where a watch was lost
 
     async def _find_users(self, opened: OpenVolume) -> None:
         """See which users the volume has, if there may be new ones."""
@@ -393,7 +393,7 @@ class VolumeLoop:
             elif self._folders.get(uid, ino) != ino:
                 self._renew(uid)
         self._folders = census.inos
-        self._post_sentries(opened.store)
+        self._post_watches(opened.store)
 
     def _tell_refused(self, census: FolderCensus) -> None:
         """Note what is no user's folder though it is called so; it is not served."""
@@ -406,18 +406,18 @@ class VolumeLoop:
             told = "; ".join(f"{one.where}: {one.what}" for one in refused)
             _LOG.warning("%s", told)
 
-    def _post_sentries(self, store: Store) -> None:
+    def _post_watches(self, store: Store) -> None:
         """Watch the folders of all users that are not watched yet."""
-        for uid in self._sentries.keys() - self.users.keys():
-            self._sentries.pop(uid).dismiss()
+        for uid in self._watches.keys() - self.users.keys():
+            self._watches.pop(uid).dismiss()
         for uid, user in self.users.items():
-            sentry = self._sentries.get(uid)
-            if sentry is None or sentry.user is not user:
-                if sentry is not None:
-                    sentry.dismiss()
-                sentry = self._sentries[uid] = FolderWatch(self._context, self.path, user, self.wake)
-            sentry.post(store)
-        self._n_blind = 0 if all(one.is_complete() for one in self._sentries.values()) else self._n_blind + 1
+            watch = self._watches.get(uid)
+            if watch is None or watch.user is not user:
+                if watch is not None:
+                    watch.dismiss()
+                watch = self._watches[uid] = FolderWatch(self._context, self.path, user, self.wake)
+            watch.post(store)
+        self._n_blind = 0 if all(one.is_complete() for one in self._watches.values()) else self._n_blind + 1
         self._watch_at_s = boot_s() + 2.0 ** min(self._n_blind, 20) if self._n_blind else math.inf
 
     def _renew(self, uid: int) -> None:
@@ -438,8 +438,8 @@ class VolumeLoop:
             self.session.look_around()
 
     def _most_remembered(self) -> int:
-        if self._berth is not None:
-            return self._berth.most_remembered()
+        if self._limit is not None:
+            return self._limit.most_remembered()
         return max(_MOST_REMEMBERED // max(len(self.users), 1), _LEAST_REMEMBERED)
 
     def _idle_s(self) -> float:
@@ -505,7 +505,7 @@ class VolumeLoop:
 
     def _leave(self, uid: int) -> None:
         """End all watching and work in the folder that a user had; he may make another one at once."""
-        if uid in self._sentries:
-            self._sentries.pop(uid).dismiss()
+        if uid in self._watches:
+            self._watches.pop(uid).dismiss()
         if self.session is not None:
             self.session.renew(uid)

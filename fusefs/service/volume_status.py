@@ -35,10 +35,10 @@ class Kept(NamedTuple):
     refused: tuple[PassedOver, ...]
 
 
-def portray(
+def status_of(
     kept: Kept, users: Sequence[UserState], session: WorkSession | None, tally: WorkTotals, room: SpaceTrend
 ) -> VolumeStatus:
-    """What one volume's keeper knows now; costs no system call."""
+    """What one volume's loop knows now; costs no system call."""
     now_s, now_ns = boot_s(), time.time_ns()
     parts = [part for user in users for part in user.parts.values()]
     space = room.space

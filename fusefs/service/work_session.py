@@ -67,7 +67,7 @@ class SessionEvents(NamedTuple):
 
 
 class WorkSession:
-    """One volume while it is open. All that lasts longer is its keeper's."""
+    """One volume while it is open. All that lasts longer is its volume loop's."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class WorkSession:
         self._pacer = PressurePacer(context.kernel, opened.hold, caps, may_write=opened.own is None)
         self.tempo = HOLD
         self._turns = FairTurns(read_subordinates().holder_of)
-        self._deputies: dict[int, ChildHandle] = {}
+        self._children: dict[int, ChildHandle] = {}
         self._busy: set[int] = set()
         self._counted: dict[int, Heartbeat] = {}
         self._woken = trio.Event()
@@ -209,8 +209,8 @@ class WorkSession:
 
     async def _turn(self, nursery: trio.Nursery, user: UserState) -> None:
         """Let one user's child work, until it has nothing to do, or others have waited long enough."""
-        deputy = await self._deputy(nursery, user)
-        if deputy is None:
+        child = await self._child(nursery, user)
+        if child is None:
             return
         began_s = last_s = boot_s()
         while not (self._is_stopping or self._intake.trouble):
@@ -220,25 +220,25 @@ class WorkSession:
                     break
                 self._busy.add(user.uid)
                 order = self._narrowed(order)
-                nursery.start_soon(self._carry_out, user, deputy, order)
-            deputy.lead(self._tick(nursery))
+                nursery.start_soon(self._carry_out, user, child, order)
+            child.lead(self._tick(nursery))
             await self._wait(self._pacer.next_tick_s() if self._policy.paced else _TICK_S)
             now_s = boot_s()
             user.had_s, last_s = user.had_s + now_s - last_s, now_s
-            for one in self._deputies.values():
+            for one in self._children.values():
                 one.look_after()
-            if self._deputies.get(user.uid) is not deputy:
+            if self._children.get(user.uid) is not child:
                 return
             if user.has_had_enough(now_s):
-                deputy.park()
+                child.park()
             if now_s - began_s >= _QUANTUM_S and self._others_want(user.uid, now_s):
                 break
         if user.uid in self._busy:
-            deputy.lead(HOLD)
+            child.lead(HOLD)
             if len(self._busy) > _MOST_HELD:
-                deputy.park()
-        elif len(self._deputies) > _MOST_IDLE and not user.wants(boot_s()):
-            self._dismiss(deputy)
+                child.park()
+        elif len(self._children) > _MOST_IDLE and not user.wants(boot_s()):
+            self._dismiss(child)
 
     def _narrowed(self, order: Order) -> Order:
         """The order; of orphans that root took over with the right to take flags off first those alone.
@@ -254,24 +254,24 @@ class WorkSession:
     def _others_want(self, uid: int, now_s: float) -> bool:
         return any(other != uid and (other in self._busy or user.wants(now_s)) for other, user in self._users.items())
 
-    async def _deputy(self, nursery: trio.Nursery, user: UserState) -> ChildHandle | None:
+    async def _child(self, nursery: trio.Nursery, user: UserState) -> ChildHandle | None:
         """A child for a user; None if he has no folder any more."""
-        deputy = self._deputies.get(user.uid)
-        if deputy is not None and user.uid in self._stale - self._busy:
-            self._dismiss(deputy)
+        child = self._children.get(user.uid)
+        if child is not None and user.uid in self._stale - self._busy:
+            self._dismiss(child)
             user.look_again()  # what it told meanwhile was of the former folder
-            deputy = None
-        if deputy is None:
+            child = None
+        if child is None:
             self._stale.discard(user.uid)
             try:
-                deputy = await self._appoint(user)
+                child = await self._appoint(user)
             except (TrashdError, OSError) as error:
                 self._intake.failed(user, error.errno or errno.EIO, "nobody can be found to work for him", str(error))
-            if deputy is None:
+            if child is None:
                 return None
-            self._deputies[user.uid] = deputy
-            nursery.start_soon(_listen, deputy)
-        return deputy
+            self._children[user.uid] = child
+            nursery.start_soon(_listen, child)
+        return child
 
     async def _appoint(self, user: UserState) -> ChildHandle | None:
         """A new child for a user; None, and he is forgotten, if he has no folder any more."""
@@ -284,40 +284,40 @@ class WorkSession:
             who = await in_thread(self._limiter, partial(person, user.uid))
             return ChildHandle(user.uid, await self._context.forker.fork(folder, who))
 
-    def _dismiss(self, deputy: ChildHandle) -> None:
+    def _dismiss(self, child: ChildHandle) -> None:
         self._count()
-        self._counted.pop(deputy.uid, None)
-        del self._deputies[deputy.uid]
-        deputy.close()
+        self._counted.pop(child.uid, None)
+        del self._children[child.uid]
+        child.close()
 
     async def _park(self) -> None:
         for uid in self._busy:
-            deputy = self._deputies.get(uid)
-            if deputy is not None:
-                deputy.park(now=True)
+            child = self._children.get(uid)
+            if child is not None:
+                child.park(now=True)
         while self._busy:
             await self._wait(_TICK_S)
 
     async def _let_go(self) -> None:
         """End all children; until they have ended the volume is busy."""
-        deputies = list(self._deputies.values())
-        for deputy in deputies:
-            deputy.kill("no longer needed")
+        children = list(self._children.values())
+        for child in children:
+            child.kill("no longer needed")
         with trio.move_on_after(_DYING_S, shield=True):
-            for deputy in deputies:
-                await deputy.ended()
-        for deputy in deputies:
-            self._dismiss(deputy)
+            for child in children:
+                await child.ended()
+        for child in children:
+            self._dismiss(child)
 
-    async def _carry_out(self, user: UserState, deputy: ChildHandle, order: Order) -> None:
+    async def _carry_out(self, user: UserState, child: ChildHandle, order: Order) -> None:
         """Have one order done, whatever comes of it."""
         try:
             if isinstance(order, Reap):
                 user.ordered(order.ids())
                 user.begins(order.chosen[0].id)
-            # What was done is told, even if the service ends: then the session parks its deputies and dismisses them.
+            # What was done is told, even if the service ends: then the session parks its children and dismisses them.
             with trio.CancelScope(shield=True):
-                async with aclosing(deputy.answers(order)) as answers:
+                async with aclosing(child.answers(order)) as answers:
                     async for answer in answers:
                         self._intake.take(user, order, answer)
             all_measured = isinstance(order, Measure) and not user.parts[order.base].to_measure
@@ -327,7 +327,7 @@ class WorkSession:
         except ChildGone as lost:
             user.give_back(order)
             if not self._is_stopping:
-                self._dismiss(deputy)
+                self._dismiss(child)
                 pause_s = user.failed(boot_s())
                 detail = f"{lost}; the next one begins in {format_duration(round(pause_s))}"
                 self._context.tell(
@@ -365,8 +365,8 @@ class WorkSession:
 
     def _count(self) -> None:
         """Add up what the children told since the last time."""
-        for uid, deputy in self._deputies.items():
-            last, sums = self._counted.get(uid, Heartbeat(0, 0, 0.0)), deputy.sums
+        for uid, child in self._children.items():
+            last, sums = self._counted.get(uid, Heartbeat(0, 0, 0.0)), child.sums
             self._counted[uid] = sums
             if uid in self._users:
                 self._users[uid].n_removed += sums.n_entries - last.n_entries
@@ -401,7 +401,7 @@ class WorkSession:
         await self._intake.enforce_quota(space.total_bytes, self._users.values(), self._limiter)
 
 
-async def _listen(deputy: ChildHandle) -> None:
-    """Take in what a child says until its deputy is dismissed, whatever is cancelled meanwhile. Checkpoint"""
+async def _listen(child: ChildHandle) -> None:
+    """Take in what a child says until its handle is dismissed, whatever is cancelled meanwhile. Checkpoint"""
     with trio.CancelScope(shield=True):
-        await deputy.listen()
+        await child.listen()

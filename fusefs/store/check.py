@@ -42,7 +42,7 @@ from fusefs.store.pointers import pointed
 from fusefs.store.registry_lines import registered, why_unread
 from fusefs.store.registry_targets import LineOf, RegistryTarget, follow
 from fusefs.store.reserve import is_stocked, is_used
-from fusefs.store.spare_space import has_ballast
+from fusefs.store.spare_space import has_spare_space
 from fusefs.store.stage import identify_at
 from fusefs.store.store_maker import way_out
 from fusefs.store.store_registry import is_vouched
@@ -95,7 +95,7 @@ def check_folder(folder: UserFolder) -> list[AdoptionProblem]:
 
 
 def _check_folder(folder: UserFolder) -> Iterator[AdoptionProblem]:
-    if is_used(folder) and not (is_stocked(folder) and has_ballast(folder)):
+    if is_used(folder) and not (is_stocked(folder) and has_spare_space(folder)):
         yield AdoptionProblem(_told(folder.path(), RESERVE), "no reserve for a full volume", _RECOVER)
     seen: dict[bytes, State] = {}
     unrecorded: list[tuple[State, bytes]] = []

@@ -103,9 +103,9 @@ def _merge_part(kernel: Kernel, held: HeldContainer, tree: BackingAndMount, insi
         kernel.stat(source.fd, name)  # before anything is made for it
         with way_back(kernel, held, tree.fd, parents) as target:
             left = bring(kernel, source, target, name, above)
-    with suppress(OSError), DeepOpener(kernel, tree) as anchors:
+    with suppress(OSError), DeepOpener(kernel, tree) as opener:
         while above:  # directories that had nothing else in them
-            anchors.remove(above)
+            opener.remove(above)
             above = RelPath(os.path.dirname(above))
     return left
 

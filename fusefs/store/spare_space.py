@@ -1,4 +1,4 @@
-"""Spare space, called ballast, that can be given back at once, where even a rename needs some.
+"""Spare space that can be given back at once, where even a rename needs some.
 
 btrfs reserves metadata for every rename, exchange and write, also into preallocated blocks, and refuses them all at
 a subvolume's limit; only unlink always works. So the reserve's ready container is out of reach just when it is
@@ -26,7 +26,7 @@ _SIZE_BYTES = 2 << 20
 """Twice what was measured to be enough for a swap (Linux 6.18, 16 KiB nodes)."""
 
 
-def ensure_ballast(folder: UserFolder) -> None:
+def ensure_spare_space(folder: UserFolder) -> None:
     """Make the spare files that are missing, on filesystems that need any.
 
     Raises  OSError; FULL errors among them: it comes back when there is room
@@ -44,14 +44,14 @@ def ensure_ballast(folder: UserFolder) -> None:
                     raise
 
 
-def has_ballast(folder: UserFolder) -> bool:
+def has_spare_space(folder: UserFolder) -> bool:
     """Whether all of it is there, or none is needed."""
     kernel = folder.store.kernel
     with folder.open(RESERVE) as reserve:
         return kernel.filesystem(reserve) != BTRFS_MAGIC or set(kernel.list(reserve)).issuperset(_ALL)
 
 
-def discard_ballast(folder: UserFolder) -> None:
+def discard_spare_space(folder: UserFolder) -> None:
     """Remove what there is of it."""
     kernel = folder.store.kernel
     with folder.open(RESERVE) as reserve:
@@ -60,12 +60,12 @@ def discard_ballast(folder: UserFolder) -> None:
                 kernel.unlink(reserve, name)
 
 
-def with_room(folder: UserFolder, ballast: Name, act: Callable[[], T]) -> T:
+def with_room(folder: UserFolder, spare: Name, act: Callable[[], T]) -> T:
     """The result of `act`, tried once more without that spare file if there is no room for it."""
     try:
         return act()
     except OSError as error:
-        if error.errno not in FULL or not _release(folder, ballast):
+        if error.errno not in FULL or not _release(folder, spare):
             raise
     return act()
 

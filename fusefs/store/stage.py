@@ -30,7 +30,7 @@ from fusefs.store.layout import FRESH, RECORD, TREE, UserFolder
 from fusefs.store.locate import Victim
 from fusefs.store.permission_loan import loan
 from fusefs.store.reserve import SPARE, ensure_reserve, move_to_stage, take_reserve
-from fusefs.store.spare_space import FOR_USER, ensure_ballast, with_room
+from fusefs.store.spare_space import FOR_USER, ensure_spare_space, with_room
 
 ATTEMPTS = 8
 _NEEDS_FRESH = (Method.EXCHANGE, Method.TWO_RENAME, Method.SWEEP)
@@ -263,7 +263,7 @@ def restock(folder: UserFolder) -> None:
     """Fill the reserve up again if it can be had; a failure shows in `trashd doctor`, not in a swap that worked."""
     with suppress(OSError):
         ensure_reserve(folder)
-        ensure_ballast(folder)
+        ensure_spare_space(folder)
 
 
 def identify_at(kernel: Kernel, dir_fd: Fd, name: bytes) -> Identity | None:

@@ -238,16 +238,16 @@ def _can_take(kernel: Kernel, scope: Scope, held: HeldContainer) -> bool:
 
 def _prune(kernel: Kernel, tree: BackingAndMount) -> None:
     """Remove the directories below one, as far as there is nothing in them but directories."""
-    with DeepOpener(kernel, tree) as anchors:
+    with DeepOpener(kernel, tree) as opener:
 
         def dirs_in(upper: RelPath) -> list[Name]:
-            with anchors.beneath(upper, flags=READABLE) as here:
+            with opener.beneath(upper, flags=READABLE) as here:
                 names = map(Name, kernel.list(here.fd))
                 return [name for name in names if stat.S_ISDIR(kernel.stat(here.fd, name).st_mode)]
 
         def remove(path: RelPath) -> None:
             with suppress(OSError):
                 if path:
-                    anchors.remove(path)
+                    opener.remove(path)
 
         walk_inwards(RelPath(b""), dirs_in, remove)

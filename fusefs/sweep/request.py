@@ -120,7 +120,7 @@ class SweepWishes(NamedTuple):
     stops     asked between slices
     """
 
-    leads: SetsSpeed = FULL_SPEED
+    pacer: SetsSpeed = FULL_SPEED
     progress: Callable[[SweepSums], None] = lambda _sums: None
     stops: Stops = lambda: False
 

@@ -166,7 +166,7 @@ def _walk(kernel: Kernel, top: SweepRoot, request: Request, action: Action, dirs
         worker = SweepWorker(kernel, sides, matcher, action, way, groups, request.guard, _StopFlag(wishes).is_asked)
         queue = DeviceQueue(root)
         owned.callback(queue.close)
-        pace = SlicePace(wishes.leads, queue.is_busy, strategy.afterwork)
+        pace = SlicePace(wishes.pacer, queue.is_busy, strategy.afterwork)
         with _SweepInProgress(top, request, wishes, worker, strategy) as walking:
             SliceRunner(walking.agenda, worker, strategy, pace, walking.is_over, walking.done).run(_FIRST_S)
             return walking.result()

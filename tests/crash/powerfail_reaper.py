@@ -7,7 +7,7 @@ from contextlib import closing, suppress
 from fusefs.core.names import ContainerId
 from fusefs.core.pacing import RateCaps
 from fusefs.engine.pressure_pacer import PressurePacer
-from fusefs.linux.kernel import Gate, Kernel
+from fusefs.linux.kernel import CallHook, Kernel
 from fusefs.service.child_answers import ForRoot
 from fusefs.service.open_volume import open_volume
 from fusefs.service.root_takeover import take_over
@@ -23,16 +23,16 @@ class _Stopped(BaseException):
     """The end of a reaper in the middle of its work."""
 
 
-def _stop_at(n: int, call: str) -> Gate:
+def _stop_at(n: int, call: str) -> CallHook:
     left = n
 
-    def gate(name: str) -> None:
+    def hook(name: str) -> None:
         nonlocal left
         left -= name == call
         if left < 0:
             raise _Stopped
 
-    return gate
+    return hook
 
 
 def reap_round(cut: Cut, k: int) -> None:

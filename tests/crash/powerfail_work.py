@@ -31,7 +31,7 @@ LOOKS = frozenset(("open", "openat2", "stat", "fstat", "statx", "statfs", "ident
 
 
 class Meddler:
-    """A gate: before the n-th call (from 0) that changes anything another process flushes something; a full volume."""
+    """A hook: before the n-th call (from 0) that changes anything another process flushes something; a full volume."""
 
     def __init__(self) -> None:
         self.flush: Callable[[], None] = lambda: None
@@ -55,7 +55,7 @@ class Meddler:
 
 
 class Cut:
-    """A logged volume, what happens on it, and a kernel of the verb alone, with its gate."""
+    """A logged volume, what happens on it, and a kernel of the verb alone, with its hook."""
 
     def __init__(self, volume: LoggedVolume, scenario: Scenario, kind: type[Kernel] = Kernel) -> None:
         self.volume = volume
@@ -155,7 +155,7 @@ def swap_no_fsync_round(cut: Cut, k: int) -> None:
 
 
 def lower_store_round(cut: Cut, k: int) -> None:
-    """A swap that the volume's store can't take: btrfs refuses by itself, for the others the gate does."""
+    """A swap that the volume's store can't take: btrfs refuses by itself, for the others the hook does."""
     cut.begin(k)
     cut.meddler.is_boundary = cut.volume.fstype != "btrfs"
     cut.swapped(k)

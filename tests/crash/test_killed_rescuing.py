@@ -42,7 +42,7 @@ def break_record(volume: Path) -> None:
 
 
 def broken(volume: Path) -> bytes:
-    """The id of the one container that is there, found without the gate; killed halfway, of what is there now."""
+    """The id of the one container that is there, found without the hook; killed halfway, of what is there now."""
     names = [path.name for folder in user_folders(volume) for path in folder.glob("*/*Z-*")]
     return os.fsencode(names[0] if names else "none")
 

@@ -51,12 +51,12 @@ def test_every_size_is_copied(source: Path, target: Path, size: int) -> None:
 def test_where_the_kernel_can_not_copy_it_is_read_and_written(
     source: Path, target: Path, refused_calls: tuple[str, ...]
 ) -> None:
-    def gate(call: str) -> None:
+    def hook(call: str) -> None:
         if call in refused_calls:
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
 
     (source / "file").write_bytes(os.urandom(2 * MIB + 5))
-    copy(source / "file", target, Kernel(gate))
+    copy(source / "file", target, Kernel(hook))
     assert (target / "file").read_bytes() == (source / "file").read_bytes()
 
 
@@ -67,11 +67,11 @@ def test_blocks_are_shared_where_they_can_be(fs_type: str) -> None:
         make_tree(path / "target", {})
         (path / "file").write_bytes(os.urandom(MIB))
         sync(path)
-        gate = Counting()
-        copy(path / "file", path / "target", Kernel(gate))
+        hook = Counting()
+        copy(path / "file", path / "target", Kernel(hook))
         with Fd(os.open(path / "target/file", os.O_PATH)) as fd:
             assert shared_bytes(Kernel(), fd) == MIB
-        assert "read" not in gate.calls
+        assert "read" not in hook.calls
         assert (path / "target/file").read_bytes() == (path / "file").read_bytes()
 
 

@@ -123,8 +123,8 @@ def test_a_name_is_kept_byte_by_byte(source: Path, target: Path, name: bytes) ->
 def test_an_attribute_that_the_place_can_not_have_refuses_the_copy(source: Path, target: Path) -> None:
     (source / "file").touch()
     os.setxattr(source / "file", "user.colour", b"blue")
-    gate = Without("setxattr", lambda _call: None, errno.EOPNOTSUPP)
-    assert refused(source / "file", target, Kernel(gate)) == errno.EOPNOTSUPP
+    hook = Without("setxattr", lambda _call: None, errno.EOPNOTSUPP)
+    assert refused(source / "file", target, Kernel(hook)) == errno.EOPNOTSUPP
 
 
 def test_somebody_else_s_file_is_refused_to_who_can_not_give_it_away(source: Path, target: Path) -> None:
@@ -198,9 +198,9 @@ def test_a_change_during_the_copy_is_seen_where_there_are_no_leases(source: Path
 
 def test_a_name_that_is_taken_meanwhile_is_not_replaced(source: Path, target: Path) -> None:
     (source / "file").write_bytes(b"ours")
-    gate = Before("link", lambda: (target / "file").write_bytes(b"theirs"))
+    hook = Before("link", lambda: (target / "file").write_bytes(b"theirs"))
     with pytest.raises(FileExistsError):
-        copy(source / "file", target, Kernel(gate))
+        copy(source / "file", target, Kernel(hook))
     assert (target / "file").read_bytes() == b"theirs"
 
 
@@ -244,9 +244,9 @@ def test_a_private_directory_that_mallory_has_exchanged_is_not_used(source: Path
         private.rename(target / "aside")
         private.mkdir(0o777)
 
-    gate = After("mkdir", "openat2", lambda: as_user(MALLORY, exchange))
+    hook = After("mkdir", "openat2", lambda: as_user(MALLORY, exchange))
     with pytest.raises(PermissionError):
-        copy(source / "in/fifo", target, Kernel(gate))
+        copy(source / "in/fifo", target, Kernel(hook))
     assert not any(files for _path, _names, files in os.walk(target))
 
 
@@ -268,19 +268,19 @@ def test_any_call_that_fails_leaves_no_part_of_a_copy(source: Path, target: Path
     wanted = snapshot(source / "in" / kind, with_times=True)
     before = len(os.listdir("/proc/self/fd"))
     for n in itertools.count():
-        gate = FailingAt(n, number)
+        hook = FailingAt(n, number)
         with suppress(OSError):
-            copy(source / "in" / kind, target, Kernel(gate))
+            copy(source / "in" / kind, target, Kernel(hook))
         if (target / kind).is_symlink() or (target / kind).exists():
-            assert snapshot(target / kind, with_times=True) == wanted, gate.failed
+            assert snapshot(target / kind, with_times=True) == wanted, hook.failed
             (target / kind).unlink()
         for left in target.iterdir():  # the call that failed was the one that would have removed it
             assert left.name.startswith(".private-")
             for one in left.iterdir():
                 one.unlink()
             left.rmdir()
-        assert len(os.listdir("/proc/self/fd")) == before, gate.failed
-        if gate.failed is None:
+        assert len(os.listdir("/proc/self/fd")) == before, hook.failed
+        if hook.failed is None:
             return
 
 
@@ -301,12 +301,12 @@ def test_without_unnamed_files_nothing_is_under_the_name_before_it_is_whole(sour
     (source / "file").write_bytes(os.urandom(MIB))
     looked = []
 
-    def gate(call: str) -> None:
+    def hook(call: str) -> None:
         if call == "tmpfile":
             raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
         looked.append((target / "file").exists())
 
-    copy(source / "file", target, Kernel(gate))
+    copy(source / "file", target, Kernel(hook))
     assert snapshot(target / "file", with_times=True) == snapshot(source / "file", with_times=True)
     assert os.listdir(target) == ["file"]
     assert not any(looked[: looked.index(True)] if True in looked else looked)

@@ -321,7 +321,7 @@ def test_clients_go_on_in_a_directory_that_changes_behind_them() -> None:
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGABRT])
 def test_the_daemon_ends_while_the_kernel_makes_its_teller_wait(how: signal.Signals) -> None:
-    """The teller waits for a lock whose owner waits for the daemon: none may be left so."""
+    """The process that tells the kernel waits for a lock whose owner waits for the daemon: none may be left so."""
     with (
         tmpfs_volume() as volume,
         shared_mount(volume, expect_end=True, limit_s=LIMIT_S * 2) as mounted,

@@ -372,7 +372,7 @@ def test_nothing_of_it_is_left_in_the_store_s_states(place: Place) -> None:
 
 
 class AtChmod:
-    """A gate that does something before the n-th chmod (from 0): 0 and 1 are before the exchange, 2 is after it."""
+    """A hook that does something before the n-th chmod (from 0): 0 and 1 are before the exchange, 2 is after it."""
 
     def __init__(self, n: int, action: Callable[[], object]) -> None:
         self.left = n

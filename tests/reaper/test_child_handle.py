@@ -59,19 +59,19 @@ async def deputy_of(uid: int, volume: Path, limit_s: float = LIMIT_S) -> AsyncIt
         folder = opened.folder(uid)
         assert folder is not None
         with folder:
-            deputy = ChildHandle(uid, await forker.fork(folder, person(uid)))
+            child_handle = ChildHandle(uid, await forker.fork(folder, person(uid)))
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(deputy.listen)
-            deputy.lead(AT_ONCE)
+            nursery.start_soon(child_handle.listen)
+            child_handle.lead(AT_ONCE)
             try:
-                yield deputy
+                yield child_handle
             finally:
-                deputy.close()
+                child_handle.close()
 
 
-async def all_answers(deputy: ChildHandle, order: Order) -> list[Answer]:
+async def all_answers(child_handle: ChildHandle, order: Order) -> list[Answer]:
     """All that it answers to an order."""
-    return [answer async for answer in deputy.answers(order)]
+    return [answer async for answer in child_handle.answers(order)]
 
 
 def status_of(pid: int) -> dict[str, str]:
@@ -106,12 +106,12 @@ def test_child_has_one_users_rights_and_no_more(volume: Path) -> None:
     orphan_of(OTHER, volume, EXPIRED)
 
     async def body() -> dict[str, str]:
-        async with deputy_of(OTHER, volume) as deputy:
-            await all_answers(deputy, Tend())
-            assert os.sched_getscheduler(deputy.pid) == IDLE_POLICY
+        async with deputy_of(OTHER, volume) as child_handle:
+            await all_answers(child_handle, Tend())
+            assert os.sched_getscheduler(child_handle.pid) == IDLE_POLICY
             # A process that is not dumpable has files in /proc that belong to root.
-            assert Path(f"/proc/{deputy.pid}/environ").stat().st_uid == 0
-            return status_of(deputy.pid)
+            assert Path(f"/proc/{child_handle.pid}/environ").stat().st_uid == 0
+            return status_of(child_handle.pid)
 
     told = trio.run(body)
     assert told["Uid"].split() == [str(OTHER)] * 4
@@ -124,9 +124,9 @@ def test_user_can_not_read_or_write_the_memory_of_his_child(volume: Path) -> Non
     orphan_of(OTHER, volume, EXPIRED)
 
     async def body() -> int:
-        async with deputy_of(OTHER, volume) as deputy:
-            await all_answers(deputy, Tend())
-            trace = [sys.executable, "-c", f"open('/proc/{deputy.pid}/mem', 'rb')"]
+        async with deputy_of(OTHER, volume) as child_handle:
+            await all_answers(child_handle, Tend())
+            trace = [sys.executable, "-c", f"open('/proc/{child_handle.pid}/mem', 'rb')"]
             return as_user(OTHER, lambda: subprocess.run(trace, stderr=subprocess.DEVNULL, check=False).returncode)
 
     assert trio.run(body) != 0
@@ -136,10 +136,10 @@ def test_orders_are_answered_one_after_the_other(volume: Path) -> None:
     orphan = orphan_in(volume, options=EXPIRED)
 
     async def body() -> list[Answer]:
-        async with deputy_of(0, volume) as deputy:
-            answers = await all_answers(deputy, Tend())
-            answers += await all_answers(deputy, ReadRecords(os.fsencode(volume)))
-            return answers + await all_answers(deputy, reap(volume, orphan.id))
+        async with deputy_of(0, volume) as child_handle:
+            answers = await all_answers(child_handle, Tend())
+            answers += await all_answers(child_handle, ReadRecords(os.fsencode(volume)))
+            return answers + await all_answers(child_handle, reap(volume, orphan.id))
 
     tended, page, ended = trio.run(body)
     assert isinstance(tended, Tended)
@@ -160,9 +160,9 @@ def test_what_is_gone_by_now_is_told(volume: Path) -> None:
     here = place(volume, orphan.id)
 
     async def body() -> list[Answer]:
-        async with deputy_of(0, volume) as deputy:
+        async with deputy_of(0, volume) as child_handle:
             aside = here.rename(volume / "aside")
-            answers = await all_answers(deputy, reap(volume, orphan.id))
+            answers = await all_answers(child_handle, reap(volume, orphan.id))
             aside.rename(here)
             return answers
 
@@ -175,8 +175,8 @@ def test_another_term_than_the_service_knows_is_respected(volume: Path) -> None:
     orphan = orphan_in(volume)
 
     async def body() -> list[Answer]:
-        async with deputy_of(0, volume) as deputy:
-            return await all_answers(deputy, reap(volume, orphan.id))
+        async with deputy_of(0, volume) as child_handle:
+            return await all_answers(child_handle, reap(volume, orphan.id))
 
     (ended,) = trio.run(body)
     assert isinstance(ended, OrphanEnded)
@@ -186,10 +186,10 @@ def test_another_term_than_the_service_knows_is_respected(volume: Path) -> None:
 
 def test_error_of_a_store_is_an_error_of_the_order_alone(volume: Path) -> None:
     async def body() -> list[Answer]:
-        async with deputy_of(0, volume) as deputy:
+        async with deputy_of(0, volume) as child_handle:
             with pytest.raises(OSError, match="No such file"):
-                await all_answers(deputy, ReadRecords(b"/elsewhere"))
-            return await all_answers(deputy, ReadRecords(os.fsencode(volume)))
+                await all_answers(child_handle, ReadRecords(b"/elsewhere"))
+            return await all_answers(child_handle, ReadRecords(os.fsencode(volume)))
 
     assert len(trio.run(body)) == 1
 
@@ -198,18 +198,18 @@ def test_parked_it_leaves_the_orphan_where_it_is_and_the_next_one_goes_on(volume
     large, small = large_in(volume), orphan_in(volume, options=EXPIRED).id
 
     async def body() -> tuple[list[Answer], list[Answer]]:
-        async with deputy_of(0, volume) as deputy, trio.open_nursery() as nursery:
+        async with deputy_of(0, volume) as child_handle, trio.open_nursery() as nursery:
             parked: list[Answer] = []
 
             async def reap_both() -> None:
-                parked.extend(await all_answers(deputy, reap(volume, large, small)))
+                parked.extend(await all_answers(child_handle, reap(volume, large, small)))
 
-            deputy.lead(SLOW)
+            child_handle.lead(SLOW)
             nursery.start_soon(reap_both)
             await until(lambda: is_large_begun(volume, large, 5000))
-            deputy.park()
-        async with deputy_of(0, volume) as deputy:
-            return parked, await all_answers(deputy, reap(volume, large))
+            child_handle.park()
+        async with deputy_of(0, volume) as child_handle:
+            return parked, await all_answers(child_handle, reap(volume, large))
 
     (ended,), (rest,) = trio.run(body)
     assert isinstance(ended, OrphanEnded)
@@ -224,19 +224,19 @@ def test_held_it_does_nothing_and_goes_on_where_it_was(volume: Path) -> None:
     large = large_in(volume)
 
     async def body() -> list[Answer]:
-        async with deputy_of(0, volume) as deputy, trio.open_nursery() as nursery:
+        async with deputy_of(0, volume) as child_handle, trio.open_nursery() as nursery:
             answers: list[Answer] = []
 
             async def do() -> None:
-                answers.extend(await all_answers(deputy, reap(volume, large)))
+                answers.extend(await all_answers(child_handle, reap(volume, large)))
 
-            deputy.lead(HOLD)
+            child_handle.lead(HOLD)
             nursery.start_soon(do)
             await until(lambda: any(volume.glob(f".trashd/u/*/reaping/{large}/tree")))
-            beats = deputy.sums
-            await until(lambda: deputy.sums is not beats)  # it lives, and has looked at its tempo
+            beats = child_handle.sums
+            await until(lambda: child_handle.sums is not beats)  # it lives, and has looked at its tempo
             assert not is_large_begun(volume, large, 5000)
-            deputy.lead(AT_ONCE)
+            child_handle.lead(AT_ONCE)
         return answers
 
     (ended,) = trio.run(body)
@@ -249,18 +249,18 @@ def lost_after(volume: Path, harm: Callable[[ChildHandle], Awaitable[None]]) -> 
     large = large_in(volume)
 
     async def body() -> str:
-        async with deputy_of(0, volume, LIMIT_S * RATE) as deputy, trio.open_nursery() as nursery:
-            deputy.lead(SLOW)
+        async with deputy_of(0, volume, LIMIT_S * RATE) as child_handle, trio.open_nursery() as nursery:
+            child_handle.lead(SLOW)
 
             async def do() -> None:
                 await until(lambda: is_large_begun(volume, large, 5000))
-                await harm(deputy)
+                await harm(child_handle)
 
             nursery.start_soon(do)
             with pytest.raises(ChildGone) as caught:
-                await all_answers(deputy, reap(volume, large))
-        async with deputy_of(0, volume, LIMIT_S * RATE) as deputy:
-            await all_answers(deputy, reap(volume, large))
+                await all_answers(child_handle, reap(volume, large))
+        async with deputy_of(0, volume, LIMIT_S * RATE) as child_handle:
+            await all_answers(child_handle, reap(volume, large))
         return str(caught.value)
 
     why = trio.run(body, clock=trio.testing.MockClock(rate=RATE))
@@ -268,18 +268,18 @@ def lost_after(volume: Path, harm: Callable[[ChildHandle], Awaitable[None]]) -> 
     return why
 
 
-async def kill(deputy: ChildHandle) -> None:
+async def kill(child_handle: ChildHandle) -> None:
     """kill -9."""
-    os.kill(deputy.pid, signal.SIGKILL)
+    os.kill(child_handle.pid, signal.SIGKILL)
 
 
-async def stop(deputy: ChildHandle) -> None:
+async def stop(child_handle: ChildHandle) -> None:
     """SIGSTOP, and what the service does every now and then."""
-    os.kill(deputy.pid, signal.SIGSTOP)
-    await until(lambda: status_of(deputy.pid)["State"].startswith("T"))  # on a busy machine not at once
-    while Path(f"/proc/{deputy.pid}").exists():
+    os.kill(child_handle.pid, signal.SIGSTOP)
+    await until(lambda: status_of(child_handle.pid)["State"].startswith("T"))  # on a busy machine not at once
+    while Path(f"/proc/{child_handle.pid}").exists():
         await trio.sleep(SILENT_S)
-        deputy.look_after()
+        child_handle.look_after()
 
 
 def test_killed_child_is_told_as_lost(volume: Path) -> None:
@@ -296,18 +296,18 @@ def lost_with(order: Order, *, says: bytes = b"", looks_after: bool = False) -> 
     ours.setblocking(False)
 
     async def body(child: subprocess.Popen[bytes]) -> str:
-        deputy = ChildHandle(OTHER, Born(child.pid, Fd(os.pidfd_open(child.pid)), ours))
+        child_handle = ChildHandle(OTHER, Born(child.pid, Fd(os.pidfd_open(child.pid)), ours))
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(deputy.listen)
+            nursery.start_soon(child_handle.listen)
             if looks_after:
-                nursery.start_soon(look_after, deputy, theirs)
+                nursery.start_soon(look_after, child_handle, theirs)
             if says:
                 theirs.send(says)
                 theirs.shutdown(socket.SHUT_WR)
             with pytest.raises(ChildGone) as caught:
-                await all_answers(deputy, order)
+                await all_answers(child_handle, order)
             nursery.cancel_scope.cancel()
-        deputy.close()
+        child_handle.close()
         return str(caught.value)
 
     with theirs, subprocess.Popen(["sleep", "60"]) as child:
@@ -316,12 +316,12 @@ def lost_with(order: Order, *, says: bytes = b"", looks_after: bool = False) -> 
     return why
 
 
-async def look_after(deputy: ChildHandle, theirs: socket.socket) -> None:
+async def look_after(child_handle: ChildHandle, theirs: socket.socket) -> None:
     """What the service does every now and then; a process that is gone says nothing more."""
     while True:
         await trio.sleep(SILENT_S)
-        deputy.look_after()
-        if status_of(deputy.pid)["State"].startswith("Z"):
+        child_handle.look_after()
+        if status_of(child_handle.pid)["State"].startswith("Z"):
             theirs.shutdown(socket.SHUT_WR)
             return
 
@@ -345,14 +345,14 @@ def test_error_number_that_there_is_not_is_no_fault_of_ours() -> None:
     ours.setblocking(False)
 
     async def body(pid: int) -> None:
-        deputy = ChildHandle(OTHER, Born(pid, Fd(os.pidfd_open(pid)), ours))
+        child_handle = ChildHandle(OTHER, Born(pid, Fd(os.pidfd_open(pid)), ours))
         with trio.fail_after(LIMIT_S):
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(deputy.listen)
+                nursery.start_soon(child_handle.listen)
                 theirs.send(packet)
                 with pytest.raises(OSError, match=r"\?"):
-                    await all_answers(deputy, Tend())
-                deputy.close()
+                    await all_answers(child_handle, Tend())
+                child_handle.close()
 
     with theirs, subprocess.Popen(["sleep", "60"]) as child:
         trio.run(body, child.pid)
@@ -371,9 +371,9 @@ def test_children_die_with_the_service(volume: Path) -> None:
         os.close(reader)
 
         async def body() -> None:
-            async with deputy_of(0, volume) as deputy:
-                await all_answers(deputy, Tend())
-                os.write(writer, b"%d %d" % (deputy.pid, os.getppid()))
+            async with deputy_of(0, volume) as child_handle:
+                await all_answers(child_handle, Tend())
+                os.write(writer, b"%d %d" % (child_handle.pid, os.getppid()))
                 await trio.sleep(math.inf)
 
         try:

@@ -20,7 +20,7 @@ from fusefs.core.slice_budget import CUT_BYTES, Speed
 from fusefs.core.slices import Slice
 from fusefs.engine.slice_pace import ConstantSpeed
 from fusefs.engine.strategy import Strategy, Workers, choose
-from fusefs.engine.workers import crew_of
+from fusefs.engine.workers import worker_pool
 from fusefs.engine.xfs_groups import AllocationGroups
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
@@ -111,7 +111,7 @@ def test_a_file_costs_one_unlink_and_no_stat_and_a_thousand_cost_one_getdents(
     assert stats <= 6 * n_dirs + 100, most
 
 
-# The crew
+# The workers
 
 
 class _On(Kernel):
@@ -140,13 +140,13 @@ def test_crew_removes_what_one_would(volume: Path, workers: Workers) -> None:
         for number in range(20):
             fill(path / "tree" / str(number) / "deep", 100)
         strategy = choose(Kernel(), fd)._replace(n_workers=3, workers=workers)
-        with crew_of(3, workers, remover_of(fd, strategy)) as crew:
-            report = drive(crew.submit, fd)
+        with worker_pool(3, workers, remover_of(fd, strategy)) as pool:
+            report = drive(pool.submit, fd)
         assert (report.removed, report.n_failed, os.listdir(path)) == (20 * 102 + 1, 0, ["record.json"])
 
 
 def drive(submit: Callable[..., object], fd: Fd) -> Report:
-    """Run a plan with a crew, one slice after the other, each of them short."""
+    """Run a plan with workers, one slice after the other, each of them short."""
     from fusefs.core.slice_budget import SliceBudget
     from fusefs.core.slices import SlicePlan, SliceWork
 
@@ -271,7 +271,7 @@ def test_pace_in_bytes_counts_what_is_freed() -> None:
 
 
 class Noting:
-    """A gate that keeps the calls which change a file's content."""
+    """A hook that keeps the calls which change a file's content."""
 
     def __init__(self) -> None:
         self.truncated = 0
@@ -288,7 +288,7 @@ def large(path: Path, n_steps: int = 3) -> Path:
 
 
 PACED = RemovalWishes(n_workers=1, pace=ConstantSpeed(Speed(bytes_per_s=1 << 40)))
-"""By ourselves to the end: what a gate of a forked worker counts is not ours."""
+"""By ourselves to the end: what a hook of a forked worker counts is not ours."""
 
 
 def test_large_file_is_cut_in_steps_when_paced() -> None:
@@ -296,9 +296,9 @@ def test_large_file_is_cut_in_steps_when_paced() -> None:
         (path / "tree").mkdir()
         size = large(path / "tree/large").stat().st_size
         (path / "tree/small").write_text("x")
-        gate = Noting()
-        report = empty_container(Kernel(gate), fd, PACED)
-        assert (gate.truncated, report.removed, report.n_failed) == (3, 3, 0)
+        hook = Noting()
+        report = empty_container(Kernel(hook), fd, PACED)
+        assert (hook.truncated, report.removed, report.n_failed) == (3, 3, 0)
         assert report.n_bytes == pytest.approx(size, abs=1 << 16)
         assert os.listdir(path) == ["record.json"]
 
@@ -306,9 +306,9 @@ def test_large_file_is_cut_in_steps_when_paced() -> None:
 def test_large_file_is_not_cut_when_nothing_is_limited() -> None:
     with loop_volume("ext4", 256) as volume, container(volume) as (path, fd):
         large(path / "tree")
-        gate = Noting()
-        assert empty_container(Kernel(gate), fd, RemovalWishes(n_workers=1)).removed == 1
-        assert gate.truncated == 0
+        hook = Noting()
+        assert empty_container(Kernel(hook), fd, RemovalWishes(n_workers=1)).removed == 1
+        assert hook.truncated == 0
 
 
 def test_large_file_with_a_link_outside_keeps_its_content() -> None:
@@ -350,13 +350,13 @@ def test_large_file_whose_mode_forbids_writing_is_cut_for_its_owner() -> None:
         large(path / "tree").chmod(0o400)
         for owned in (path, path / "tree", path / "record.json"):
             os.chown(owned, 1000, 1000)
-        gate = Noting()
+        hook = Noting()
 
         def as_owner() -> None:
             os.setresgid(1000, 1000, 1000)
             os.setresuid(1000, 1000, 1000)
-            empty_container(Kernel(gate), fd, PACED)
-            assert gate.truncated == 3
+            empty_container(Kernel(hook), fd, PACED)
+            assert hook.truncated == 3
 
         assert in_child(as_owner) == 0
         assert os.listdir(path) == ["record.json"]
@@ -397,9 +397,9 @@ def test_large_file_is_left_whole_where_there_are_no_leases(monkeypatch: pytest.
     monkeypatch.setattr(fcntl, "fcntl", refuse)
     with loop_volume("ext4", 256) as volume, container(volume) as (path, fd):
         large(path / "tree")
-        gate = Noting()
-        report = empty_container(Kernel(gate), fd, PACED)
-        assert (gate.truncated, report.removed) == (0, 1)
+        hook = Noting()
+        report = empty_container(Kernel(hook), fd, PACED)
+        assert (hook.truncated, report.removed) == (0, 1)
 
 
 # Slices

@@ -14,22 +14,22 @@ ALICE, BOB = 1001, 1002
 HOME, DISK = 1, 2
 
 
-async def _open(berths: OwnStoreLimits, uid: int, mnt_id: int, opened: list[int], end: trio.Event) -> None:
-    async with berths.of(uid, mnt_id).taken():
+async def _open(limits: OwnStoreLimits, uid: int, mnt_id: int, opened: list[int], end: trio.Event) -> None:
+    async with limits.of(uid, mnt_id).taken():
         opened.append(uid)
         await end.wait()
 
 
 def test_two_stores_of_a_user_are_open_at_a_time_and_others_are_not_kept_waiting() -> None:
     async def body() -> None:
-        berths, opened, end = OwnStoreLimits(), list[int](), trio.Event()
+        limits, opened, end = OwnStoreLimits(), list[int](), trio.Event()
         async with trio.open_nursery() as nursery:
             for uid in (ALICE, ALICE, ALICE, BOB):
-                nursery.start_soon(_open, berths, uid, HOME, opened, end)
+                nursery.start_soon(_open, limits, uid, HOME, opened, end)
             await wait_all_tasks_blocked()
             assert sorted(opened) == [ALICE, ALICE, BOB]
-            assert berths.of(ALICE, HOME).is_wanted()
-            assert not berths.of(BOB, HOME).is_wanted()
+            assert limits.of(ALICE, HOME).is_wanted()
+            assert not limits.of(BOB, HOME).is_wanted()
             end.set()
         assert sorted(opened) == [ALICE, ALICE, ALICE, BOB]
 
@@ -38,11 +38,11 @@ def test_two_stores_of_a_user_are_open_at_a_time_and_others_are_not_kept_waiting
 
 def test_many_users_on_one_mount_keep_nobody_waiting_on_another() -> None:
     async def body() -> None:
-        berths, opened, end = OwnStoreLimits(), list[int](), trio.Event()
+        limits, opened, end = OwnStoreLimits(), list[int](), trio.Event()
         async with trio.open_nursery() as nursery:
             for uid in range(2000, 2100):
-                nursery.start_soon(_open, berths, uid, HOME, opened, end)
-            nursery.start_soon(_open, berths, ALICE, DISK, opened, end)
+                nursery.start_soon(_open, limits, uid, HOME, opened, end)
+            nursery.start_soon(_open, limits, ALICE, DISK, opened, end)
             await wait_all_tasks_blocked()
             assert ALICE in opened
             assert len(opened) == 17
@@ -53,11 +53,11 @@ def test_many_users_on_one_mount_keep_nobody_waiting_on_another() -> None:
 
 
 def test_more_stores_have_less_remembered_of_each() -> None:
-    berths = OwnStoreLimits()
-    berths.n_stores = 10
-    assert berths.of(ALICE, HOME).most_remembered() == 2000
-    berths.n_stores = 10_000
-    assert berths.of(ALICE, HOME).most_remembered() == 100
+    limits = OwnStoreLimits()
+    limits.n_stores = 10
+    assert limits.of(ALICE, HOME).most_remembered() == 2000
+    limits.n_stores = 10_000
+    assert limits.of(ALICE, HOME).most_remembered() == 100
 
 
 def test_what_comes_too_late_is_undone() -> None:

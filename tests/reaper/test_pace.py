@@ -1,4 +1,4 @@
-"""What the engine asks before each slice: shares of time, sips, gaps of the device, and rests that all keep."""
+"""What the engine asks before each slice: shares of time, small slices, gaps of the device, and rests that all keep."""
 
 import time
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.pacing import rest_at
-from fusefs.core.slice_budget import AT_ONCE, HOLD, SIP_S, SLICE_S, SliceBudget, Speed
+from fusefs.core.slice_budget import AT_ONCE, HOLD, SLICE_S, SMALL_SLICE_S, SliceBudget, Speed
 from fusefs.core.slices import RemovalSliceResult, SliceWork
 from fusefs.engine.slice_pace import ConstantSpeed, SlicePace
 from fusefs.linux.kernel import Kernel
@@ -64,7 +64,7 @@ def next_at(pace: SlicePace) -> tuple[float, SliceBudget]:
     raise TimeoutError
 
 
-def removed(volume: Path, leads: Waiter, n_files: int) -> float:
+def removed(volume: Path, pacer: Waiter, n_files: int) -> float:
     """Seconds that a tree took."""
     tree = volume / "container" / "tree"
     tree.mkdir(parents=True, exist_ok=True)
@@ -72,7 +72,7 @@ def removed(volume: Path, leads: Waiter, n_files: int) -> float:
         (tree / f"{i}").touch()
     began = time.monotonic()
     with Kernel().open_path(bytes(tree.parent)) as container:
-        assert empty_container(Kernel(), container, RemovalWishes(pace=leads)).n_failed == 0
+        assert empty_container(Kernel(), container, RemovalWishes(pace=pacer)).n_failed == 0
     return time.monotonic() - began
 
 
@@ -84,10 +84,10 @@ def test_beside_others_a_slice_is_a_sip() -> None:
     pace = SlicePace(ConstantSpeed(YIELDING))
     for _ in range(20):
         budget = next_budget(pace)
-        assert budget.seconds <= SIP_S
+        assert budget.seconds <= SMALL_SLICE_S
         n_entries = budget.n_entries or 0
         pace.done(budget, outcome(n_entries, n_entries * 1e-5))
-    assert n_entries == pytest.approx(SIP_S / 1e-5, abs=2)
+    assert n_entries == pytest.approx(SMALL_SLICE_S / 1e-5, abs=2)
 
 
 def test_a_slow_entry_is_a_sip_of_its_own() -> None:
@@ -139,18 +139,18 @@ def test_who_holds_gets_at_most_one_entry() -> None:
 
 @pytest.mark.needs("root")
 def test_caps_are_kept_beside_others_too(volume: Path) -> None:
-    leads = Waiter(Speed(entries_per_s=500, is_alone=False, share=0.5))
-    assert removed(volume, leads, 200) >= 0.3
+    pacer = Waiter(Speed(entries_per_s=500, is_alone=False, share=0.5))
+    assert removed(volume, pacer, 200) >= 0.3
 
 
 @pytest.mark.needs("root")
 @pytest.mark.parametrize("share", [0.1, 0.4])
 def test_the_work_is_no_more_than_its_share_of_the_time(volume: Path, share: float) -> None:
     def keeps_to_it() -> bool:
-        leads = Waiter(Speed(is_alone=False, share=share))
-        seconds = removed(volume, leads, 2000)
-        assert leads.n_entries == 2001
-        return leads.busy_s <= 1.5 * share * seconds
+        pacer = Waiter(Speed(is_alone=False, share=share))
+        seconds = removed(volume, pacer, 2000)
+        assert pacer.n_entries == 2001
+        return pacer.busy_s <= 1.5 * share * seconds
 
     assert any(keeps_to_it() for _ in range(_N_TRIES))
 
@@ -159,9 +159,9 @@ def test_the_work_is_no_more_than_its_share_of_the_time(volume: Path, share: flo
 @pytest.mark.parametrize("is_alone", [True, False])
 def test_in_the_common_rests_nothing_begins(volume: Path, is_alone: bool) -> None:
     def n_in_rests() -> int:
-        leads = Waiter(Speed(is_alone=is_alone, rests=True, share=1.0))
-        removed(volume, leads, 3000)
-        return leads.begun_in_rests
+        pacer = Waiter(Speed(is_alone=is_alone, rests=True, share=1.0))
+        removed(volume, pacer, 3000)
+        return pacer.begun_in_rests
 
     assert any(n_in_rests() <= 1 for _ in range(_N_TRIES))
 

@@ -143,15 +143,15 @@ def test_a_reap_between_any_two_calls_of_a_restore_has_all_of_the_tree_or_nothin
     for n in count():
         identifier = swap(make_tree(job, {"a": "1", "sub": {"b": "2"}})).id
         reaped = False
-        gate = ActingAt(n, reap_it)
+        hook = ActingAt(n, reap_it)
         try:
-            restore(volume, identifier, Kernel(gate))
+            restore(volume, identifier, Kernel(hook))
         except (Busy, NotFound):
             assert (reaped, os.listdir(job)) == (True, []), f"before call {n}"
         else:
             assert (reaped, sorted(os.listdir(job))) == (False, ["a", "sub"]), f"before call {n}"
         assert state_of(volume, identifier) is None
-        if gate.left >= 0:
+        if hook.left >= 0:
             break
         outcomes.add(reaped)
         job.rename(volume / f"job-{n}")

@@ -99,11 +99,11 @@ def test_a_page_of_long_ids_and_unreadable_records_fits_into_a_packet(shared: Sh
     as_user(ALICE, plant)
 
     async def body() -> list[str]:
-        async with deputy_of(ALICE, volume) as deputy:
+        async with deputy_of(ALICE, volume) as child_handle:
             seen: list[str] = []
             last = ""
             while True:
-                (page,) = await all_answers(deputy, ReadRecords(os.fsencode(volume), after=last))
+                (page,) = await all_answers(child_handle, ReadRecords(os.fsencode(volume), after=last))
                 assert isinstance(page, Page)
                 seen += [one.id for one in page.seen]
                 last = page.last

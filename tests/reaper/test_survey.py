@@ -15,7 +15,7 @@ import pytest
 from fusefs.core.freed_space import Survey
 from fusefs.engine import count_tree as module
 from fusefs.engine.count_tree import survey
-from fusefs.linux.kernel import Gate, Kernel
+from fusefs.linux.kernel import CallHook, Kernel
 from fusefs.store import deep_path
 from tests.support.fuse_silent import silent_fuse
 from tests.support.make_trees import Dir, File, HardLink, Node, Spec, Symlink, deep_chain, make_tree, weird_names
@@ -41,9 +41,9 @@ KINDS: Spec = {
 }
 
 
-def look_at(container: Path, gate: Gate = lambda _call: None, *, with_shared: bool = False) -> Survey:
+def look_at(container: Path, hook: CallHook = lambda _call: None, *, with_shared: bool = False) -> Survey:
     """The survey of a directory that has a `tree`."""
-    kernel = Kernel(gate)
+    kernel = Kernel(hook)
     with kernel.open_path(raw(container), os.O_RDONLY) as fd:
         return survey(kernel, fd, with_shared=with_shared)
 
@@ -140,12 +140,12 @@ def test_a_chain_needs_few_fds(volume: Path) -> None:
     deep_chain(volume / "tree", 5000)
     most = 0
 
-    def gate(_call: str) -> None:
+    def hook(_call: str) -> None:
         nonlocal most
         most = max(most, len(os.listdir("/proc/self/fd")))
 
     before = len(os.listdir("/proc/self/fd"))
-    assert look_at(volume, gate).n_entries == 5002
+    assert look_at(volume, hook).n_entries == 5002
     assert most - before <= 72
 
 
@@ -216,13 +216,13 @@ def test_errors_of_the_kernel_are_counted_and_the_rest_goes_on(volume: Path) -> 
     make_tree(volume / "tree", {f"{i}": {"a": "", "b": ""} for i in range(5)})
     calls = 0
 
-    def gate(call: str) -> None:
+    def hook(call: str) -> None:
         nonlocal calls
         calls += call == "getdents"
         if call == "getdents" and calls == 4:
             raise OSError(5, "bad sector")
 
-    assert look_at(volume, gate) == Survey(14, 0, 0, 0, 1, False)
+    assert look_at(volume, hook) == Survey(14, 0, 0, 0, 1, False)
 
 
 def test_a_directory_that_is_another_one_now_is_not_counted(volume: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,14 +234,14 @@ def test_a_directory_that_is_another_one_now_is_not_counted(volume: Path, monkey
         (volume / "tree").rename(volume / "gone")
         other.rename(volume / "tree")
 
-    gate = Before("never", replace)
+    hook = Before("never", replace)
     n_opened = 0
 
     def count(call: str) -> None:
         nonlocal n_opened
         n_opened += call == "openat2"
         if n_opened == 30:
-            gate("never")
+            hook("never")
 
     with steps(monkeypatch, module.WINDOW, 4):
         seen = look_at(volume, count)

@@ -318,10 +318,10 @@ def test_immutable_files_inside_go_to_quarantine_with_their_names(ext4: Path, fl
 
 
 def test_a_refused_swap_asks_few_questions(volume: Path) -> None:
-    gate = Counting()
+    hook = Counting()
     with pytest.raises(TrashdError):
-        swap(volume / "canary" / "secret", Kernel(gate))
-    calls = gate.calls
+        swap(volume / "canary" / "secret", Kernel(hook))
+    calls = hook.calls
     assert "mkdir" not in calls
     assert "tmpfile" not in calls
     assert_silent(volume)

@@ -36,26 +36,26 @@ def root(chain: Path) -> Iterator[BackingAndMount]:
         yield BackingAndMount(fd)
 
 
-def inode(kernel: Kernel, anchors: DeepOpener, path: bytes) -> int:
-    with anchors.beneath(path) as sides:
+def inode(kernel: Kernel, opener: DeepOpener, path: bytes) -> int:
+    with opener.beneath(path) as sides:
         return kernel.fstat(sides.fd).st_ino
 
 
 def test_each_path_leads_to_its_directory_in_whatever_order(root: BackingAndMount) -> None:
     kernel, levels = Kernel(), [random.randrange(N_LEVELS + 1) for _ in range(200)]
-    with DeepOpener(kernel, root) as anchors:
+    with DeepOpener(kernel, root) as opener:
         for level in levels:
             with kernel.open_beneath(root.fd, at(level) or b".") as fd:
-                assert inode(kernel, anchors, at(level)) == kernel.fstat(fd).st_ino
+                assert inode(kernel, opener, at(level)) == kernel.fstat(fd).st_ino
 
 
 @pytest.mark.parametrize("step", [1, -1], ids=["down", "up"])
 def test_way_along_a_chain_is_as_long_as_the_chain(root: BackingAndMount, step: int) -> None:
     def length(n_levels: int) -> int:
         kernel = PathBytes()
-        with DeepOpener(kernel, root) as anchors:
+        with DeepOpener(kernel, root) as opener:
             for level in range(n_levels + 1)[::step]:
-                anchors.beneath(at(level)).__exit__()
+                opener.beneath(at(level)).__exit__()
         return kernel.n_bytes
 
     assert length(N_LEVELS) < 3 * length(N_LEVELS // 2)
@@ -77,10 +77,10 @@ def test_what_was_moved_is_noticed_before_long(tmp_path: Path, chain: Path, root
 
     def open_often() -> None:
         for _ in path:
-            anchors.beneath(path).__exit__()
+            opener.beneath(path).__exit__()
 
-    with DeepOpener(Kernel(), root) as anchors:
-        anchors.beneath(path).__exit__()
+    with DeepOpener(Kernel(), root) as opener:
+        opener.beneath(path).__exit__()
         os.rename(chain / os.fsdecode(NAME), tmp_path / "elsewhere")
         with pytest.raises(FileNotFoundError):
             open_often()
@@ -97,5 +97,5 @@ def test_neither_links_nor_what_is_above_lie_beneath(
     (chain / "link").symlink_to(os.fsdecode(NAME))
     with Kernel().open_beneath(root.fd, at(100)) as deep:
         os.symlink(".", "link", dir_fd=deep)
-    with DeepOpener(Kernel(), root) as anchors, pytest.raises(OSError, match=os.strerror(number)):
-        anchors.beneath(path)
+    with DeepOpener(Kernel(), root) as opener, pytest.raises(OSError, match=os.strerror(number)):
+        opener.beneath(path)

@@ -59,10 +59,10 @@ def make_home(volume: Path) -> None:
 
 
 def swap_it(
-    volume: Path, gate: Callable[[str], None] = lambda _call: None, options: SwapOptions | None = None
+    volume: Path, hook: Callable[[str], None] = lambda _call: None, options: SwapOptions | None = None
 ) -> Swapped:
     """`trashd swap --for-owner`."""
-    return swap_for_owner(Kernel(gate), raw(volume / "home"), options or SwapOptions(retention_s=DAY_S))
+    return swap_for_owner(Kernel(hook), raw(volume / "home"), options or SwapOptions(retention_s=DAY_S))
 
 
 def staged(volume: Path) -> list[Path]:
@@ -109,7 +109,7 @@ ACTS = {act.__name__: act for act in (plant_links, plant_directories, hide_conta
 
 
 class Watching:
-    """A gate that looks at root's name before each call and after what another one does then."""
+    """A hook that looks at root's name before each call and after what another one does then."""
 
     def __init__(self, volume: Path, acting: ActingAt) -> None:
         self.acting = acting
@@ -196,13 +196,13 @@ def test_root_reaps_what_was_not_taken_by_its_id(volume: Path) -> None:
 
 
 def dooms(number: int) -> Callable[[str], None]:
-    """A gate that ends or stops the child that acts for Alice as soon as it makes a record."""
+    """A hook that ends or stops the child that acts for Alice as soon as it makes a record."""
 
-    def gate(call: str) -> None:
+    def hook(call: str) -> None:
         if os.geteuid() == ALICE and call in ("tmpfile", "create"):
             os.kill(os.getpid(), number)
 
-    return gate
+    return hook
 
 
 @pytest.mark.parametrize("call", [("exchange", 1), ("renameat2", 1)])
@@ -231,11 +231,11 @@ def test_what_came_in_before_it_was_handed_over_is_told_from_what_was_there(volu
 
 
 def test_a_user_who_killed_her_child_after_root_gave_has_it_by_her_next_command(volume: Path) -> None:
-    def gate(call: str) -> None:
+    def hook(call: str) -> None:
         if os.geteuid() == ALICE and call == "rename" and any((one / "tree").exists() for one in staged(volume)):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    swapped = swap_it(volume, gate)
+    swapped = swap_it(volume, hook)
     assert swapped.warnings == ()
     as_user(ALICE, lambda: recover_all(volume))
     [entry] = as_user(ALICE, lambda: entries(volume))

@@ -93,13 +93,13 @@ def links_at_every_call(act: Callable[[Kernel], object], path: Path, target: Pat
 
     n = 1
     while True:
-        gate = ActingAt(n, replace)
-        attempt(lambda gate=gate: act(Kernel(gate)))  # type: ignore[misc]
+        hook = ActingAt(n, replace)
+        attempt(lambda hook=hook: act(Kernel(hook)))  # type: ignore[misc]
         if path.is_symlink():
             path.unlink()
             aside.rename(path)
         yield n
-        if gate.left >= 0:
+        if hook.left >= 0:
             return
         n += 1
 
@@ -137,8 +137,8 @@ def test_a_link_that_replaces_the_origins_parent_at_any_call_leads_a_restore_now
 
 def test_a_link_inside_the_tree_at_any_call_leads_the_reaper_nowhere(volume: Path) -> None:
     before = canary_of(volume)
-    n, gate = 0, ActingAt(0, bool)
-    while gate.left < 0 or n == 0:
+    n, hook = 0, ActingAt(0, bool)
+    while hook.left < 0 or n == 0:
         identifier = orphan_of(volume, ALICE)
         sub = place(volume, identifier) / "tree" / "sub"
 
@@ -147,8 +147,8 @@ def test_a_link_inside_the_tree_at_any_call_leads_the_reaper_nowhere(volume: Pat
                 sub.rename(sub.with_name("aside"))
                 sub.symlink_to(volume / "canary")
 
-        gate = ActingAt(n, replace)
-        reap_now(volume, identifier, Kernel(gate))
+        hook = ActingAt(n, replace)
+        reap_now(volume, identifier, Kernel(hook))
         assert canary_of(volume) == before, f"call {n}"
         as_user(ALICE, job_of(volume, ALICE).rmdir)
         n += 1
@@ -161,8 +161,8 @@ def test_a_container_renamed_at_any_call_leads_root_nowhere(
     volume: Path, verb: Callable[[Path, str, Kernel], object]
 ) -> None:
     before = canary_of(volume)
-    n, gate = 0, ActingAt(0, bool)
-    while gate.left < 0 or n == 0:
+    n, hook = 0, ActingAt(0, bool)
+    while hook.left < 0 or n == 0:
         remove_tree_hard(job_of(volume, ALICE))
         identifier = orphan_of(volume, ALICE)
         users = folder_of(volume, ALICE)
@@ -175,8 +175,8 @@ def test_a_container_renamed_at_any_call_leads_root_nowhere(
                     container.rename(hidden)
                     container.symlink_to(volume / "canary")
 
-        gate = ActingAt(n, hide)
-        attempt(lambda gate=gate, identifier=identifier: verb(volume, identifier, Kernel(gate)))  # type: ignore[misc]
+        hook = ActingAt(n, hide)
+        attempt(lambda hook=hook, identifier=identifier: verb(volume, identifier, Kernel(hook)))  # type: ignore[misc]
         assert canary_of(volume) == before, f"call {n}"
         for state in ("orphans", "restoring", "reaping"):
             if (users / state / identifier).is_symlink():
@@ -192,13 +192,13 @@ def test_a_container_renamed_at_any_call_leads_root_nowhere(
 
 
 def dooms(number: int) -> Callable[[str], None]:
-    """A gate that sends a signal to its own process if that acts for Alice."""
+    """A hook that sends a signal to its own process if that acts for Alice."""
 
-    def gate(_call: str) -> None:
+    def hook(_call: str) -> None:
         if os.geteuid() == ALICE:
             os.kill(os.getpid(), number)
 
-    return gate
+    return hook
 
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL, signal.SIGTERM])
@@ -238,11 +238,11 @@ def test_a_disk_that_fails_hides_the_orphans_of_no_other_volume(volume: Path) ->
         expected = {orphan_of(volume, ALICE), orphan_of(other, ALICE)}
         us = os.getpid()
         for n in range(400):
-            gate, lost = FailingAt(n, errno.EIO), list[TrashdError]()
-            ours = Kernel(lambda call, gate=gate: gate(call) if os.getpid() == us else None)  # type: ignore[misc]
+            hook, lost = FailingAt(n, errno.EIO), list[TrashdError]()
+            ours = Kernel(lambda call, hook=hook: hook(call) if os.getpid() == us else None)  # type: ignore[misc]
             found = {entry.id for entry in all_entries(ours, [raw(volume), raw(other)], lost)}
-            assert found & expected, f"{gate.failed} failed, call {n}"
-            if gate.left >= 0:
+            assert found & expected, f"{hook.failed} failed, call {n}"
+            if hook.left >= 0:
                 return
         pytest.fail("it never came to its end")
 

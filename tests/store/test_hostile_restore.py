@@ -107,7 +107,7 @@ def test_what_the_record_tells_of_is_restored(volume: Path, is_file: bool) -> No
 
 
 class AtRootsRename:
-    """A gate that lets a user act before root's n-th rename onto a free name."""
+    """A hook that lets a user act before root's n-th rename onto a free name."""
 
     def __init__(self, *acts: Callable[[], object]) -> None:
         self.acts = list(acts)
@@ -126,10 +126,10 @@ def claimed(volume: Path, identifier: str) -> Path:
 def test_who_is_faster_than_roots_look_gets_back_what_he_put_there(volume: Path, what: str) -> None:
     identifier = orphan(volume)
     container = claimed(volume, identifier)
-    gate = AtRootsRename(lambda: substitute(container, SUBSTITUTES[what]))
+    hook = AtRootsRename(lambda: substitute(container, SUBSTITUTES[what]))
     with pytest.raises(Refused, match="given back"):
-        restore(volume, identifier, Kernel(gate), to=volume / "srv/data")
-    assert gate.acts == []
+        restore(volume, identifier, Kernel(hook), to=volume / "srv/data")
+    assert hook.acts == []
     assert os.listdir(volume / "srv") == []
     assert sorted(os.listdir(container)) == ["aside", "record.json", "tree"]
     assert (container / "aside/results").read_text() == "his own"
@@ -138,10 +138,10 @@ def test_who_is_faster_than_roots_look_gets_back_what_he_put_there(volume: Path,
 def test_who_is_faster_twice_leaves_nothing_at_roots_name(volume: Path) -> None:
     identifier = orphan(volume)
     container = claimed(volume, identifier)
-    gate = AtRootsRename(lambda: substitute(container, _link), lambda: _directory(container / "tree"))
+    hook = AtRootsRename(lambda: substitute(container, _link), lambda: _directory(container / "tree"))
     with pytest.raises(Refused, match="given back"):
-        restore(volume, identifier, Kernel(gate), to=volume / "srv/data")
-    assert gate.acts == []
+        restore(volume, identifier, Kernel(hook), to=volume / "srv/data")
+    assert hook.acts == []
     assert os.listdir(volume / "srv") == []
     assert [name for name in os.listdir(container) if name.startswith("refused.")] != []
 
@@ -154,10 +154,10 @@ def test_who_removes_the_container_meanwhile_leaves_nothing_at_roots_name(volume
         (container / "aside").rename(volume / "bob/aside")
         remove_tree_hard(container)
 
-    gate = AtRootsRename(lambda: substitute(container, _link), take_apart)
+    hook = AtRootsRename(lambda: substitute(container, _link), take_apart)
     with pytest.raises(TrashdError):
-        restore(volume, identifier, Kernel(gate), to=volume / "srv/data")
-    assert gate.acts == []
+        restore(volume, identifier, Kernel(hook), to=volume / "srv/data")
+    assert hook.acts == []
     assert os.listdir(volume / "srv") == []
     assert (volume / "bob/aside/results").read_text() == "his own"
 

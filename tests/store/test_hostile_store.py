@@ -160,14 +160,14 @@ def test_a_forged_store_that_her_pointer_leads_to_is_none_of_the_services(projec
 def test_a_directory_that_is_given_a_new_stores_name_while_it_is_made_is_none(project: Path) -> None:
     (project / ".trashd").rename(project / "filled")
 
-    def gate(call: str) -> None:
+    def hook(call: str) -> None:
         for new in project.glob(".trashd.new-*"):
             if call == "openat2" and not any(new.iterdir()) and (project / "filled").exists():
                 new.rename(project / "empty")
                 (project / "filled").rename(new)
 
     with pytest.raises(OSError, match="not empty"):
-        init(project, Kernel(gate))
+        init(project, Kernel(hook))
     assert not (project / ".trashd").exists()
     assert live(project) == N_LIVE
 

@@ -262,16 +262,16 @@ def test_file_that_became_a_directory_is_told_as_one(job: Path) -> None:
 
 
 def test_full_volume_is_no_reason_of_its_own(volume: Path, job: Path) -> None:
-    gate = Failing("link", 2, errno.ENOSPC)
+    hook = Failing("link", 2, errno.ENOSPC)
     with pytest.raises(TrashdError) as caught:
-        keeping(job, "*.conf", kernel=Kernel(gate))
+        keeping(job, "*.conf", kernel=Kernel(hook))
     assert caught.value.errno == errno.ENOSPC
     assert names(job) == set(TREE)
     assert_silent(volume)
 
 
 class Failing:
-    """A gate that fails each call of a name from the n-th on."""
+    """A hook that fails each call of a name from the n-th on."""
 
     def __init__(self, call: str, n: int, number: int) -> None:
         self.call = call

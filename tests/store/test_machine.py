@@ -21,7 +21,7 @@ from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
 from fusefs.core.record_decoding import decode
-from fusefs.linux.kernel import Gate, Kernel
+from fusefs.linux.kernel import CallHook, Kernel
 from fusefs.store.stage import SwapOptions
 from tests.support.crash_scenarios import LOST, WON, forbid_exchange, outcome, wipe
 from tests.support.real_filesystems import tmpfs_volume
@@ -76,9 +76,9 @@ T = TypeVar("T")
 Verb = Callable[[Kernel], object]
 
 
-def at_moves(gate: Gate) -> Gate:
-    """A gate that only calls pass that change a name; all the others have their turn in tests/crash."""
-    return lambda call: gate(call) if call in MOVES else None
+def at_moves(hook: CallHook) -> CallHook:
+    """A hook that only calls pass that change a name; all the others have their turn in tests/crash."""
+    return lambda call: hook(call) if call in MOVES else None
 
 
 def _has_names(machine: Any) -> bool:

@@ -194,9 +194,9 @@ def test_mallory_gets_no_directory_by_exchanging_one_on_the_way_to_a_part(volume
             orphan = swept(home, ["a/file"])
             os.rename(home / "a", volume / "real")
             calls = count()
-            gate = partial(_at, call, number, calls, partial(as_user, MALLORY, exchange))
+            hook = partial(_at, call, number, calls, partial(as_user, MALLORY, exchange))
             with suppress(TrashdError):
-                restore(volume, orphan, Kernel(gate), inside=b"a/file")
+                restore(volume, orphan, Kernel(hook), inside=b"a/file")
             secret = next(path for path in (home / "secret", home / "a") if (path / "key").exists())
             assert (secret.stat().st_uid, secret.stat().st_mode & 0o777) == (0, 0o700)
             is_over = next(calls) < number

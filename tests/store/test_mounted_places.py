@@ -221,10 +221,10 @@ def test_the_backing_path_of_a_dead_mount_is_worked_on_directly() -> None:
 
 @pytest.mark.usefixtures("job")
 def test_a_refused_swap_makes_nothing(mount: Mounted) -> None:
-    gate = Counting()
+    hook = Counting()
     with pytest.raises(NotFound):
-        swap(mount.path / "nothing", Kernel(gate))
-    assert "mkdir" not in gate.calls
+        swap(mount.path / "nothing", Kernel(hook))
+    assert "mkdir" not in hook.calls
 
 
 # Looking

@@ -112,7 +112,7 @@ def test_swap_and_removal_are_done(
 
 
 class TakingFreshAt:
-    """A gate that removes the staged fresh directory once, as a recovery does that had seen no record yet."""
+    """A hook that removes the staged fresh directory once, as a recovery does that had seen no record yet."""
 
     def __init__(self, volume: Path) -> None:
         self._volume = volume
@@ -128,9 +128,9 @@ class TakingFreshAt:
 def test_swap_whose_fresh_directory_a_late_recovery_took_starts_again() -> None:
     with tmpfs_store() as volume:
         victim = make_tree(volume / "job", {"a": "1"})
-        gate = TakingFreshAt(volume)
-        swapped = swap(victim, Kernel(gate), KEPT)
-        assert gate.n_taken == 1
+        hook = TakingFreshAt(volume)
+        swapped = swap(victim, Kernel(hook), KEPT)
+        assert hook.n_taken == 1
         assert not any(victim.iterdir())
         assert [entry.id for entry in entries(volume)] == [swapped.id]
         assert_silent(volume)

@@ -186,20 +186,20 @@ def test_whatever_call_fails_is_told_as_what_it_is_and_the_next_command_finishes
                 shutil.rmtree(path)
             begin(volume)
             before, volume_id = {path.name for path in volume.glob(".trashd/*/*/orphans/*")}, id_of(volume)
-            gate, n_fds, told = FailingAt(n, errno.EIO), len(os.listdir("/proc/self/fd")), errno.EIO
+            hook, n_fds, told = FailingAt(n, errno.EIO), len(os.listdir("/proc/self/fd")), errno.EIO
             try:
-                act(volume, Kernel(gate))
+                act(volume, Kernel(hook))
             except (OSError, TrashdError) as error:
                 told = error.errno or 0
-            assert told == errno.EIO, f"{gate.failed} failed, call {n}"
-            assert len(os.listdir("/proc/self/fd")) == n_fds, f"{gate.failed} failed, call {n}"
+            assert told == errno.EIO, f"{hook.failed} failed, call {n}"
+            assert len(os.listdir("/proc/self/fd")) == n_fds, f"{hook.failed} failed, call {n}"
             init(volume)
             as_user(ALICE, lambda: recover_all(volume))
             recover_all(volume)
-            assert is_current(volume), f"{gate.failed} failed, call {n}"
-            assert (ids(volume), id_of(volume)) == (before, volume_id), f"{gate.failed} failed, call {n}"
-            assert served(volume) == {0, ALICE}, f"{gate.failed} failed, call {n}"
-            if gate.left >= 0:
+            assert is_current(volume), f"{hook.failed} failed, call {n}"
+            assert (ids(volume), id_of(volume)) == (before, volume_id), f"{hook.failed} failed, call {n}"
+            assert served(volume) == {0, ALICE}, f"{hook.failed} failed, call {n}"
+            if hook.left >= 0:
                 break
         assert n > 60
 

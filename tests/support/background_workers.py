@@ -1,4 +1,4 @@
-"""Processes that do something for ever beside a test; an error of theirs is the test's. And how a crew's are ended."""
+"""Processes that do something for ever beside a test; an error of theirs is the test's. And how workers are ended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Work = Callable[[], None]
 
 
 class EndsWorkers:
-    """A gate that ends a forked worker before its n-th unlink; the process that made it never."""
+    """A hook that ends a forked worker before its n-th unlink; the process that made it never."""
 
     def __init__(self, n: int) -> None:
         self.left = n

@@ -1,4 +1,4 @@
-"""One file copied as a sweep copies it, and gates for it."""
+"""One file copied as a sweep copies it, and hooks for it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def refused(source: Path, target: Path, kernel: Kernel | None = None) -> int | N
 
 
 class Without:
-    """A gate that refuses all calls of a name, and lets another see the rest."""
+    """A hook that refuses all calls of a name, and lets another see the rest."""
 
     def __init__(self, call: str, then: Callable[[str], None], number: int = errno.EINVAL) -> None:
         self.call = call
@@ -79,14 +79,14 @@ class Without:
 
 
 class After:
-    """A gate that does something once, before the first call of a name after one of another."""
+    """A hook that does something once, before the first call of a name after one of another."""
 
     def __init__(self, first: str, then: str, action: Callable[[], object]) -> None:
         self.first = first
-        self.gate = Before(then, action)
+        self.hook = Before(then, action)
         self.is_on = False
 
     def __call__(self, call: str) -> None:
         if self.is_on:
-            self.gate(call)
+            self.hook(call)
         self.is_on |= call == self.first

@@ -74,18 +74,18 @@ def hold_when_failing(scene: Scene, volume: Path, number: int, law: Law, step: i
 
 def _fail(scene: Scene, volume: Path, n: int, number: int) -> str | None:
     """The call that failed, None if the act makes fewer."""
-    gate = FailingAt(n, number)
+    hook = FailingAt(n, number)
     n_fds = len(os.listdir("/proc/self/fd"))
     message = "it succeeded"
     try:
-        scene.run(volume, gate)
+        scene.run(volume, hook)
     except TrashdError as error:
         message = error.message()
     except OSError as error:
         message = from_os(error, volume.name).message()
     assert message
     assert len(os.listdir("/proc/self/fd")) == n_fds, "fds leaked"
-    return gate.failed
+    return hook.failed
 
 
 def telling(calls: Sequence[NumberedCall]) -> list[int]:

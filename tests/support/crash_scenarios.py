@@ -19,7 +19,7 @@ from fusefs.core.errors import TrashdError
 from fusefs.core.lifecycle import State
 from fusefs.core.names import STORE
 from fusefs.linux import syscalls
-from fusefs.linux.kernel import Gate, Kernel
+from fusefs.linux.kernel import CallHook, Kernel
 from fusefs.store.layout import VOLUME, decode_volume, encode_volume
 from fusefs.store.user_folders import whose
 from tests.support.make_trees import Seen, snapshot
@@ -101,12 +101,12 @@ class Scene:
             self.prepare(volume)
         return look(volume)
 
-    def run(self, volume: Path, gate: Gate) -> object:
+    def run(self, volume: Path, hook: CallHook) -> object:
         """The act's result, in this process, which becomes the actor."""
         actor = self.uid if self.by is None else self.by
         if actor != os.geteuid():
             become(actor)
-        return self.act(volume, Kernel(gate))
+        return self.act(volume, Kernel(hook))
 
     def calls(self, volume: Path) -> list[NumberedCall]:
         """The calls that the act and its children make; the volume is to be set up again after it."""
@@ -262,7 +262,7 @@ def changing(calls: Sequence[NumberedCall]) -> list[int]:
 
 
 class DyingAfter:
-    """A gate that ends the process after the n-th (from 1) call of that name."""
+    """A hook that ends the process after the n-th (from 1) call of that name."""
 
     def __init__(self, call: str, n: int = 1) -> None:
         self.call = call
@@ -275,7 +275,7 @@ class DyingAfter:
 
 
 class StoppingAt:
-    """A gate that stops the process before its n-th call (from 0), until it is continued."""
+    """A hook that stops the process before its n-th call (from 0), until it is continued."""
 
     def __init__(self, n: int) -> None:
         self.left = n
@@ -330,9 +330,9 @@ def stop_at(scene: Scene, volume: Path, n: int) -> Stopped:
     return Stopped(pid, status)
 
 
-def _play(scene: Scene, volume: Path, gate: Gate) -> NoReturn:
+def _play(scene: Scene, volume: Path, hook: CallHook) -> NoReturn:
     code = BROKEN
     try:
-        code = outcome(lambda: scene.run(volume, gate))
+        code = outcome(lambda: scene.run(volume, hook))
     finally:
         os._exit(code)

@@ -59,7 +59,7 @@ def command_as(person: Person, words: Sequence[str], moment: int, act: Callable[
 
 
 class _Pausing:
-    """A gate that asks, before its n-th call (from 0), for another process to act, and waits until it has."""
+    """A hook that asks, before its n-th call (from 0), for another process to act, and waits until it has."""
 
     def __init__(self, n: int, asks: int, go: int) -> None:
         self.left = n
@@ -73,7 +73,7 @@ class _Pausing:
             os.read(self.go, 1)
 
 
-def _command(person: Person, words: Sequence[str], out: int, gate: _Pausing) -> None:
+def _command(person: Person, words: Sequence[str], out: int, hook: _Pausing) -> None:
     code = BROKEN
     try:
         null = os.open(os.devnull, os.O_RDONLY)
@@ -81,7 +81,7 @@ def _command(person: Person, words: Sequence[str], out: int, gate: _Pausing) -> 
             os.dup2(fd, number)
         sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
         person.be()
-        Kernel.__init__.__defaults__ = (gate,)  # every Kernel that a command makes for itself
+        Kernel.__init__.__defaults__ = (hook,)  # every Kernel that a command makes for itself
         code = run(list(words))
     except BaseException:
         traceback.print_exc()

@@ -118,7 +118,7 @@ def pass_a_tick() -> None:
 
 
 class AfterThe:
-    """A gate that does something once, before whatever follows the n-th call (from 1) of a name."""
+    """A hook that does something once, before whatever follows the n-th call (from 1) of a name."""
 
     def __init__(self, call: str, action: Callable[[], object], n: int = 1) -> None:
         self.call = call

@@ -1,4 +1,4 @@
-"""The store as tests use it: the verbs in one line, the checker, and gates that count, die or fail at call n."""
+"""The store as tests use it: the verbs in one line, the checker, and hooks that count, die or fail at call n."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class NumberedCall(NamedTuple):
 
 
 class Counting:
-    """A gate that notes each call."""
+    """A hook that notes each call."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -156,7 +156,7 @@ class Counting:
 
 
 class FailingAt:
-    """A gate that fails the n-th call (from 0) once with an errno."""
+    """A hook that fails the n-th call (from 0) once with an errno."""
 
     def __init__(self, n: int, number: int) -> None:
         self.left = n
@@ -171,7 +171,7 @@ class FailingAt:
 
 
 class DyingAt:
-    """A gate that ends the process before its n-th call (from 0), as SIGKILL would: nothing is cleaned up."""
+    """A hook that ends the process before its n-th call (from 0), as SIGKILL would: nothing is cleaned up."""
 
     EXIT_CODE = 77
 
@@ -185,7 +185,7 @@ class DyingAt:
 
 
 class ActingAt:
-    """A gate that does something before the n-th call (from 0); a child forked from us goes on counting."""
+    """A hook that does something before the n-th call (from 0); a child forked from us goes on counting."""
 
     def __init__(self, n: int, act: Callable[[], object]) -> None:
         self.left = n
@@ -220,7 +220,7 @@ def forge(record: Path, **fields: object) -> None:
 
 
 class Before:
-    """A gate that does something once, before the first call of a name."""
+    """A hook that does something once, before the first call of a name."""
 
     def __init__(self, call: str, action: Callable[[], object]) -> None:
         self.call = call
@@ -258,9 +258,9 @@ def forked(body: Callable[[], object]) -> int:
 
 def calls_of(body: Callable[[Kernel], object]) -> Sequence[str]:
     """The calls that `body` makes."""
-    gate = Counting()
-    body(Kernel(gate))
-    return gate.calls
+    hook = Counting()
+    body(Kernel(hook))
+    return hook.calls
 
 
 def numbered_calls(body: Callable[[Kernel], object]) -> list[NumberedCall]:

@@ -138,7 +138,7 @@ def _reap(volume: Path, kernel: Kernel) -> object:
 
 
 def only_id(volume: Path) -> str:
-    """The id of the one container that is there, found without the gate: the path says it."""
+    """The id of the one container that is there, found without the hook: the path says it."""
     # A user's own folder is in new/ until root has looked.
     names = [path.name for path in (volume / ".trashd").glob("[un]*/*/*/*Z-*")]
     return names[0] if names else "none"

@@ -114,9 +114,9 @@ def test_sockets_and_directories_are_told_and_stay(volumes: Volumes) -> None:
 def test_the_original_goes_only_after_its_copy_is_durable(volumes: Volumes) -> None:
     job, archive = volumes
     fill(job, {str(n): b"text" for n in range(5)})
-    gate = Counting()
-    move(job, archive, Kernel(gate), copy=True)
-    calls = [call for call in gate.calls if call in ("fsync", "link", "unlink")]
+    hook = Counting()
+    move(job, archive, Kernel(hook), copy=True)
+    calls = [call for call in hook.calls if call in ("fsync", "link", "unlink")]
     assert calls == ["fsync", "link"] * 5 + ["fsync"] * 6 + ["unlink"] * 5
 
 
@@ -173,8 +173,8 @@ def test_a_copy_that_a_killed_sweep_has_left_is_not_made_again(volumes: Volumes,
     before = places(job)
     code = in_child(partial(move, job, archive, Kernel(Before("unlink", partial(os._exit, 77))), copy=True))
     assert code == 77
-    gate = Counting()
-    assert move(job, archive, Kernel(gate), copy=True, if_exists=if_exists) == {}
+    hook = Counting()
+    assert move(job, archive, Kernel(hook), copy=True, if_exists=if_exists) == {}
     assert places(archive) == before
     assert places(job) == {}
 
@@ -260,14 +260,14 @@ def test_a_file_that_is_written_to_meanwhile_stays(volumes: Volumes, call: str) 
 
     writers: list[subprocess.Popen[bytes]] = []
 
-    def gate(name: str) -> None:
+    def hook(name: str) -> None:
         if name == call and not writers:
             # It waits until we let go of the file.
             writers.append(subprocess.Popen(["sh", "-c", 'printf more >> "$1"', "sh", job / "file"]))
             while not is_broken_into((job / "file").stat()):
                 pass
 
-    refused = move(job, archive, Kernel(gate), copy=True)
+    refused = move(job, archive, Kernel(hook), copy=True)
     assert writers[0].wait() == 0
     assert refused == {"file": errno.EBUSY if call == "link" else errno.ETXTBSY}
     assert (job / "file").read_bytes() == b"text" * 5000 + b"more"
@@ -322,10 +322,10 @@ def test_a_copy_in_mallory_s_directory_is_never_his_to_change_before_it_is_compl
                 with pytest.raises(PermissionError):
                     path.open("rb")
 
-    def gate(_call: str) -> None:
+    def hook(_call: str) -> None:
         as_user(MALLORY, look)
 
-    assert move(job, archive, Kernel(gate), copy=True) == {}
+    assert move(job, archive, Kernel(hook), copy=True) == {}
     assert places(archive) == before
 
 

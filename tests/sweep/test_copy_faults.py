@@ -132,15 +132,15 @@ def test_nothing_is_lost_when_any_call_fails(quick: Volumes, number: int) -> Non
         fill(job, SMALL)
         fill(archive, {})
         before = places(job)
-        gate = FailingAt(n, number)
+        hook = FailingAt(n, number)
         n_fds = len(os.listdir("/proc/self/fd"))
         with suppress(OSError, TrashdError):
-            move(job, archive, Kernel(gate), copy=True)
-        assert len(os.listdir("/proc/self/fd")) == n_fds, gate.failed
+            move(job, archive, Kernel(hook), copy=True)
+        assert len(os.listdir("/proc/self/fd")) == n_fds, hook.failed
         try:
             assert places(job, archive) == before
         except AssertionError as error:
-            error.add_note(f"call {n}, {gate.failed}")
+            error.add_note(f"call {n}, {hook.failed}")
             raise
-        if gate.failed is None:
+        if hook.failed is None:
             return

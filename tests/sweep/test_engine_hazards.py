@@ -120,12 +120,12 @@ def test_where_matches_are_moved_to_is_not_swept(volume: Path) -> None:
 
 
 def test_three_calls_in_vain_end_it(top: Path) -> None:
-    def gate(call: str) -> None:
+    def hook(call: str) -> None:
         if call == "unlink":
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     fill(top, 500)
-    swept = sweep(top, ALL, kernel=Kernel(gate))
+    swept = sweep(top, ALL, kernel=Kernel(hook))
     assert swept.why == os.strerror(errno.EIO)
     assert 3 <= swept.sums.n_failed <= 128
     assert len(swept.failures) == 50
@@ -160,13 +160,13 @@ def test_a_link_put_in_a_directorys_place_is_not_followed(volume: Path, top: Pat
     make_tree(top / "d", {"f": "", "sub": {"f": ""}})
     calls: list[str] = []
 
-    def gate(call: str) -> None:
+    def hook(call: str) -> None:
         calls.append(call)
         if len(calls) == 10 + n:
             (top / "d").rename(volume / "moved")
             (top / "d").symlink_to(volume / "outside")
 
-    sweep(top, Selection(types=frozenset("f")), kernel=Kernel(gate))
+    sweep(top, Selection(types=frozenset("f")), kernel=Kernel(hook))
     assert names(volume / "outside") == {"f", "sub", "sub/f"}
     assert len(calls) > 12
 

@@ -87,10 +87,10 @@ def test_names_are_moved_byte_by_byte(volume: Path, archive: Path) -> None:
 
 def test_moving_takes_one_call_a_name(volume: Path, archive: Path) -> None:
     job = make_tree(volume / "job", {str(number): b"" for number in range(100)})
-    gate = Counting()
-    move(job, archive, Kernel(gate))
-    assert gate.calls.count("renameat2") == 100 + 1  # and one to see whether it is the same filesystem
-    assert not {"stat", "unlink", "rename"} & set(gate.calls)
+    hook = Counting()
+    move(job, archive, Kernel(hook))
+    assert hook.calls.count("renameat2") == 100 + 1  # and one to see whether it is the same filesystem
+    assert not {"stat", "unlink", "rename"} & set(hook.calls)
 
 
 def test_directories_are_moved_whole(volume: Path, archive: Path) -> None:
@@ -261,8 +261,8 @@ def test_mallory_gets_no_directory_by_exchanging_the_one_that_is_made(volume: Pa
                 os.rename(home / "secret", home / name)
 
     for call in ("openat2", "chown", "chmod", "renameat2"):
-        gate = Before(call, lambda: as_user(MALLORY, exchange))
-        move(job, home, Kernel(gate))
+        hook = Before(call, lambda: as_user(MALLORY, exchange))
+        move(job, home, Kernel(hook))
         for path in (home / "secret", home / "a"):
             if path.exists() and (path / "key").exists():
                 assert (path.stat().st_uid, stat.S_IMODE(path.stat().st_mode)) == (0, 0o700)
@@ -297,13 +297,13 @@ def test_nothing_is_lost_or_doubled_when_any_call_fails(volume: Path, number: in
     for n in itertools.count():
         job, archive = reset(volume)
         before = contents(volume)
-        gate = FailingAt(n, number)
+        hook = FailingAt(n, number)
         n_fds = len(os.listdir("/proc/self/fd"))
         with suppress(OSError, TrashdError):
-            move(job, archive, Kernel(gate), if_exists=IfExists.NUMBER)
-        assert len(os.listdir("/proc/self/fd")) == n_fds, gate.failed
-        assert contents(volume) == before, gate.failed
-        if gate.failed is None:
+            move(job, archive, Kernel(hook), if_exists=IfExists.NUMBER)
+        assert len(os.listdir("/proc/self/fd")) == n_fds, hook.failed
+        assert contents(volume) == before, hook.failed
+        if hook.failed is None:
             return
 
 

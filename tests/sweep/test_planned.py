@@ -134,7 +134,7 @@ def test_unit_that_somebody_uses_before_its_turn_comes_stays(volume: Path, actio
     for number in range(30):
         put(volume / f"scratch/{number}/deep/old", 40)
 
-    def gate(_call: str) -> None:
+    def hook(_call: str) -> None:
         left = list((volume / "scratch").iterdir())
         if len(left) < 30 and not used:
             used.append(True)
@@ -142,7 +142,7 @@ def test_unit_that_somebody_uses_before_its_turn_comes_stays(volume: Path, actio
                 with suppress(FileNotFoundError):  # it is going
                     put(path / "deep/new", 1)
 
-    carried(volume / "scratch", f'{OLD}\nunit = "top"\n{action.format(volume)}', kernel=Kernel(gate))
+    carried(volume / "scratch", f'{OLD}\nunit = "top"\n{action.format(volume)}', kernel=Kernel(hook))
     n_used = len([path for path in files(volume / "scratch") if path.endswith("new")])
     assert n_used >= 30 - len(os.sched_getaffinity(0))  # workers have one each
 

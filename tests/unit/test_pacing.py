@@ -106,7 +106,7 @@ def test_nothing_is_done_before_somebody_has_listened() -> None:
 
 
 def test_what_happens_before_the_first_rest_says_nothing() -> None:
-    assert after([QUIET._replace(is_rest=False)]).company is OtherUsers.UNKNOWN
+    assert after([QUIET._replace(is_rest=False)]).others is OtherUsers.UNKNOWN
 
 
 def test_alone_after_a_quiet_look_it_goes_at_full_speed() -> None:
@@ -123,7 +123,7 @@ def test_alone_it_stays_at_full_speed() -> None:
 
 
 def test_one_loud_rest_is_the_journals_own() -> None:
-    assert after([QUIET, QUIET, LOUD, QUIET, QUIET, LOUD, QUIET]).company is OtherUsers.NONE
+    assert after([QUIET, QUIET, LOUD, QUIET, QUIET, LOUD, QUIET]).others is OtherUsers.NONE
 
 
 def test_it_steps_back_within_a_second() -> None:
@@ -147,7 +147,7 @@ def test_it_is_at_full_speed_again_within_five_seconds() -> None:
     QUIET._replace(io=0.03, requests=None),
 ])  # fmt: skip
 def test_each_sign_of_somebody_is_enough(sample: Sample) -> None:
-    assert after([QUIET, sample, sample]).company is OtherUsers.SOME
+    assert after([QUIET, sample, sample]).others is OtherUsers.SOME
 
 
 # How much beside others.
@@ -171,7 +171,7 @@ def test_the_share_does_not_swing(hurt: float) -> None:
 
 def test_a_share_that_held_is_kept_for_the_next_time() -> None:
     disk = Disk(lambda s: s < 60.0 or s >= 80.0, hurt=5.0)
-    held = [moment for moment in simulate(disk, 85.0) if moment.state.company is OtherUsers.SOME]
+    held = [moment for moment in simulate(disk, 85.0) if moment.state.others is OtherUsers.SOME]
     before = [moment.tempo.share for moment in held if moment.at_s < 60.0][-1]
     again = next(moment.tempo.share for moment in held if moment.at_s > 80.0)
     assert again == pytest.approx(before, rel=0.35)
@@ -256,7 +256,7 @@ def test_whatever_is_heard_caps_are_kept_and_nobody_starves(
     for seconds, in_rest in probes:
         state = pacing.probed(state, seconds, in_rest=in_rest)
     tempo = pacing.tempo(state, caps, backlog)
-    if state.company is OtherUsers.UNKNOWN and not backlog.hurries:
+    if state.others is OtherUsers.UNKNOWN and not backlog.hurries:
         assert tempo == HOLD
         return
     assert (tempo.entries_per_s, tempo.bytes_per_s) == (caps.entries_per_s, caps.bytes_per_s)
