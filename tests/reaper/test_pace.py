@@ -20,7 +20,7 @@ _N_TRIES = 5
 
 
 class Waiter:
-    """Leads at one tempo, and knows how long the work took, and where slices began."""
+    """Sets one tempo, and knows how long the work took, and where slices began."""
 
     def __init__(self, tempo: Speed) -> None:
         self.now = tempo
