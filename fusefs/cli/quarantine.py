@@ -21,7 +21,7 @@ from fusefs.cli.settle_first import tended
 from fusefs.cli.stop_signals import StopSignals
 from fusefs.cli.wall_clock import watched
 from fusefs.core.durations import format_duration
-from fusefs.core.errors import BadRecord, Busy, Incomplete, NotFound, Refused, TrashdError, UsageError, as_ours
+from fusefs.core.errors import BadRecord, Busy, Incomplete, NotFound, Refused, TrashdError, UsageError, from_os
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId
 from fusefs.core.record import MAX_FAILURES, NOTE_MAX_CHARS, Failure
@@ -239,7 +239,7 @@ def _delete(
         with bar(entry.id, shown=not as_json) as shows:
             reaped = _by_force(kernel, volumes, entry, shows, stop, with_stores=with_stores)
     except (TrashdError, OSError) as error:
-        return output.failed(as_ours(error, entry.id), as_json=as_json)
+        return output.failed(from_os(error, entry.id), as_json=as_json)
     if reaped.lost is not None:
         return output.failed(_LOST[reaped.lost](entry.id), as_json=as_json)
     report = reaped.report

@@ -13,7 +13,7 @@ from fusefs.cli.progress_bar import ProgressSink, bar
 from fusefs.cli.reap_wait import SpaceWait
 from fusefs.cli.stop_signals import StopSignals
 from fusefs.core.durations import format_duration
-from fusefs.core.errors import SETTLE, Incomplete, Refused, TrashdError, as_ours
+from fusefs.core.errors import SETTLE, Incomplete, Refused, TrashdError, from_os
 from fusefs.core.lifecycle import State
 from fusefs.core.orphan_age import Clock
 from fusefs.core.printable_names import printable
@@ -104,7 +104,7 @@ def reap_all(
                 codes.append(_tell(entry, reaped[-1], as_json=as_json))
                 space.reaped(entry, reaped[-1])
             except (TrashdError, OSError) as error:
-                codes.append(output.failed(as_ours(error, entry.id), as_json=as_json))
+                codes.append(output.failed(from_os(error, entry.id), as_json=as_json))
         if len(due) > 1 and not as_json:
             print(_sum(reaped, len(due) - len(reaped), time.monotonic() - began))
         codes += space.wait(stop, as_json=as_json)

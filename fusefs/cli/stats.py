@@ -13,7 +13,7 @@ from fusefs.cli import output
 from fusefs.cli.options import PathBytes, json_option
 from fusefs.cli.status_text import moment
 from fusefs.core.durations import format_duration
-from fusefs.core.errors import DaemonGone, NotFound, TrashdError, UsageError, as_ours
+from fusefs.core.errors import DaemonGone, NotFound, TrashdError, UsageError, from_os
 from fusefs.core.events import show
 from fusefs.core.fast_paths import FastPathState
 from fusefs.core.mount_counters import Gauges, SeenMount
@@ -74,7 +74,7 @@ def _look(mount_point: bytes | None) -> tuple[list[SeenMount], list[TrashdError]
         try:
             seen.append(read_counters(mount))
         except (TrashdError, OSError) as error:
-            errors.append(as_ours(error, mount.point))
+            errors.append(from_os(error, mount.point))
     if not seen and len(errors) == 1:
         raise errors[0]
     return seen, errors

@@ -351,11 +351,6 @@ def from_os(error: OSError | TrashdError, what: str | bytes) -> TrashdError:
     return KernelRefused(f"{text}: {reason}", _HINTS.get(number, ""), number)
 
 
-def as_ours(error: OSError | TrashdError, what: str | bytes) -> TrashdError:
-    """The error for a person: one of ours as it is, the kernel's by what it was about."""
-    return from_os(error, what) if isinstance(error, OSError) else error
-
-
 @contextmanager
 def errors_about(what: str | bytes) -> Iterator[None]:
     """What the kernel refuses in the block is raised as an error of ours about `what`."""

@@ -10,7 +10,7 @@ from functools import partial
 from heapq import nlargest, nsmallest
 from typing import NamedTuple
 
-from fusefs.core.errors import NotFound, OtherFilesystem, Refused, TrashdError, as_ours
+from fusefs.core.errors import NotFound, OtherFilesystem, Refused, TrashdError, from_os
 from fusefs.core.plan_rules import (
     DeleteAction,
     MoveAction,
@@ -112,7 +112,7 @@ def _publish(path: bytes, lists: PurgeNotes) -> PurgeListed:
     try:
         return PurgeListed(path, lists.publish(), lists.n_entries, is_whole=lists.is_whole)
     except (TrashdError, OSError) as error:
-        return PurgeListed(path, 0, 0, as_ours(error, path))
+        return PurgeListed(path, 0, 0, from_os(error, path))
 
 
 class _Pacers:
@@ -159,7 +159,7 @@ def _carry_out(
             told: TrashdError = OtherFilesystem(error.detail, _HOW_TO_COPY)
             yield RuleNotDone(rule, found.path, told.message(), told)
         except (TrashdError, OSError) as error:
-            told = as_ours(error, found.path)
+            told = from_os(error, found.path)
             yield RuleNotDone(rule, found.path, told.message(), told)
     if not is_any:
         yield RuleNotDone(rule, rule.directory, "there is no such directory")
