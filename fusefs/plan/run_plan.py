@@ -26,7 +26,7 @@ from fusefs.core.record import MAX_FAILURES, Failure
 from fusefs.core.report import Stops
 from fusefs.core.selection import KINDS, Matcher, Selection
 from fusefs.core.slice_budget import AT_ONCE, Speed
-from fusefs.core.sweep_result import Match, Spared, SweepSums, Swept
+from fusefs.core.sweep_result import MATCHES_MAX, Match, Spared, SweepSums, Swept
 from fusefs.core.timestamps import SECOND_NS
 from fusefs.engine.foreground_pacing import pacer_in
 from fusefs.engine.slice_pace import SetsSpeed
@@ -58,7 +58,6 @@ from fusefs.sweep.run import NOTHING_SPECIAL, run
 
 _HOW_TO_COPY = "copy = true copies, verifies each copy, and then removes the original"
 _ALL = Selection(types=frozenset(KINDS))
-_TOLD = 5
 _Ways = Mapping[bytes, frozenset[Identified]]
 """To the purge lists of all rules, by their directory."""
 
@@ -322,8 +321,8 @@ class _UnitSorter:
             n_matched += 1
             n_bytes += unit.n_bytes
             match = Match(unit.name, unit.n_bytes, unit.newest_ns)
-            largest = nlargest(_TOLD, [*largest, match], key=lambda one: one.n_bytes)
-            oldest = nsmallest(_TOLD, [*oldest, match], key=lambda one: one.time_ns)
+            largest = nlargest(MATCHES_MAX, [*largest, match], key=lambda one: one.n_bytes)
+            oldest = nsmallest(MATCHES_MAX, [*oldest, match], key=lambda one: one.time_ns)
         sums = SweepSums(n_seen=n_matched, n_matched=n_matched, n_done=n_matched)
         would = self.told(Swept(self._directory, sums, is_stopped=is_stopped or stops(), is_limited=is_limited))
         return would._replace(sums=would.sums._replace(n_bytes=n_bytes), largest=tuple(largest), oldest=tuple(oldest))
