@@ -114,12 +114,15 @@ class StatxReader:
         return handle.raw[: _HANDLE_HEAD.size + _handle_size(handle)[0]]
 
 
-class _StatxOfThread(threading.local):
-    def __init__(self) -> None:
-        self.looker = StatxReader()
+class StatxReaders(threading.local):
+    """One for each thread that asks for it."""
+
+    def __init__(self, *, asks: bool = True) -> None:
+        """asks: as StatxReader's."""
+        self.looker = StatxReader(asks=asks)
 
 
-_mine = _StatxOfThread()
+_mine = StatxReaders()
 
 
 def look_at(dir_fd: int, name: bytes = b"") -> Attributes:

@@ -59,7 +59,7 @@ async def forget_stored(vfs: Vfs, device: int) -> None:
         with trio.move_on_after(pause_s if left else math.inf) as waiting:
             await news.receive()
             await trio.sleep(_SETTLE_S)
-        with vfs.lock.mutex:
+        with vfs.lock:
             nodes = vfs.stored.take(left)
         n_before = len(left)
         try:
@@ -88,7 +88,7 @@ async def _forget_all(vfs: Vfs, device: int | None, nodes: list[Node]) -> list[N
     for end in range(len(nodes), 0, -_N_AT_A_TIME):
         start_s = time.monotonic()
         part = nodes[max(0, end - _N_AT_A_TIME) : end]
-        with vfs.lock.mutex:
+        with vfs.lock:
             stored = [node for node in reversed(part) if _is_stored(vfs, node)]
             vfs.timeouts.renew_those([node.nodeid for node in stored])
         if stored and device is not None:
@@ -97,7 +97,7 @@ async def _forget_all(vfs: Vfs, device: int | None, nodes: list[Node]) -> list[N
         elif stored and vfs.lock.is_slow:
             left += await trio.to_thread.run_sync(vfs.lock.run, close_removed, vfs, stored, abandon_on_cancel=True)
         elif stored:
-            with vfs.lock.mutex:
+            with vfs.lock:
                 left += close_removed(vfs, stored)
         await trio.sleep((time.monotonic() - start_s) * _REST_PER_WORK)
     return left[::-1]

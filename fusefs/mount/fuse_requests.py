@@ -138,8 +138,7 @@ class FuseRequests:
             return True
         begun_ns = perf_counter_ns()
         try:
-            with lock.mutex:
-                lock.begin()
+            with lock:
                 unfinished = self._answer(act, nodeid, request, unique, caller, begun_ns)
         except WouldWait:
             if lock.is_slow and not _is_ours_alone(act, opcode, request):
@@ -159,8 +158,7 @@ class FuseRequests:
                 unfinished = self._unfinished.popleft()
             except IndexError:  # it was handed out
                 break
-            with self._lock.mutex:
-                self._lock.begin()
+            with self._lock:
                 is_done = self._step(unfinished, is_idle)
             if not is_done:
                 self._unfinished.append(unfinished)
@@ -207,7 +205,7 @@ class FuseRequests:
             self._interrupt(request)
         else:
             _size, _opcode, unique, _nodeid, _uid, _gid, pid = wire.read_head(request)
-            with self._lock.mutex:
+            with self._lock:
                 self._give(errno.ENOSYS, unique, pid)
 
     def _interrupt(self, request: Request) -> None:
@@ -215,7 +213,7 @@ class FuseRequests:
         (unique,) = wire.INTERRUPT_IN.unpack_from(request, REQUEST_HEAD_SIZE)
         task = self._pool.parked(unique)
         if task is not None and is_killed(task.pid) and self._pool.remove(unique):
-            with self._lock.mutex:
+            with self._lock:
                 self._give(errno.EINTR, unique, task.pid)
 
     # In threads.
@@ -224,18 +222,18 @@ class FuseRequests:
         """Have a request done in a thread."""
         _size, opcode, unique, _nodeid, _uid, _gid, pid = wire.read_head(request)
         if opcode == Opcode.RELEASE:  # the next writer may be quicker than the thread that lets it go
-            with self._lock.mutex:
+            with self._lock:
                 self._vfs.handles.runs_no_more(*wire.HANDLE_IN.unpack_from(request, REQUEST_HEAD_SIZE))
         self._stats.changed()
         copy = bytes(request)
         if not self._pool.do(PoolTask(_key_of(request, sort), partial(self._do, act, copy), unique, pid, len(copy))):
-            with self._lock.mutex:
+            with self._lock:
                 self._give(errno.EAGAIN, unique, pid)
 
     def _do(self, act: OpcodeHandler, request: bytes, has_waited: bool) -> None:
         _size, opcode, unique, _nodeid, _uid, _gid, pid = wire.read_head(request)
         if has_waited and opcode not in _OF_NOBODY and is_killed(pid):
-            with self._lock.mutex:
+            with self._lock:
                 self._give(errno.EINTR, unique, pid)
         else:
             self._lock.run_patiently(self._answer_wholly, act, request)

@@ -93,7 +93,7 @@ async def notify(vfs: Vfs, watched: ChangeSource) -> None:
             await trio.lowlevel.wait_readable(watched.changes)
             start_s = time.monotonic()
             changes = fanotify.read_changes(watched.changes, own_pid)
-            with vfs.lock.mutex:
+            with vfs.lock:
                 notices = [notice for change in changes for notice in _notices(vfs, change)]
             took_s = time.monotonic() - start_s
             await _tell(watched.channel, notices)
@@ -155,7 +155,7 @@ async def _forget_all(vfs: Vfs, channel: socket.socket) -> None:
     And leave it at that for a while: it will be necessary again and again, and the timeout sees to what isn't told.
     """
     start_s = time.monotonic()
-    with vfs.lock.mutex:
+    with vfs.lock:
         vfs.cache.metadata.clear()
         nodes = list(vfs.nodes)
     for at in range(0, len(nodes), _N_AT_A_TIME):

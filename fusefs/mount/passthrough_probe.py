@@ -29,7 +29,7 @@ async def why_not_through(vfs: Vfs, mount_point: bytes) -> str | None:
     Checkpoint  while the process reads, which we have to answer meanwhile
     """
     name = b".trashd-probe-" + secrets.token_hex(8).encode()
-    with vfs.lock.mutex, _in_memory(_PASSED) as passed:
+    with vfs.lock, _in_memory(_PASSED) as passed:
         asked = _in_memory(_ASKED)
         seen = look_at(asked)
         node = vfs.nodes.learn(source_key(seen, b""), seen, vfs.nodes.root, name)
@@ -45,7 +45,7 @@ async def why_not_through(vfs: Vfs, mount_point: bytes) -> str | None:
             return await _try(node, mount_point + b"/" + name)
         return f"reading through took longer than {_LIMIT_S:.0f} s"
     finally:
-        with vfs.lock.mutex:
+        with vfs.lock:
             vfs.unlisted.pop(name, None)
             vfs.release(fh)
 

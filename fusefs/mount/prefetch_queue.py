@@ -59,7 +59,7 @@ class PrefetchBatch:
             except OSError:
                 self.found[name] = None  # a request for it tells
             if next(self._n_done) == len(self._names):
-                with self._lock.mutex:
+                with self._lock:
                     self._learn(self.found)
                     self._end()
 
@@ -74,7 +74,7 @@ class PrefetchBatch:
     def tell(self, found: Mapping[bytes, SeenByName | None]) -> None:
         """What a ring has found; without the tables' lock."""
         self.found.update(found)
-        with self._lock.mutex:
+        with self._lock:
             self._learn(found)
             if any(next(self._n_done) == len(self._names) for _ in found):
                 self._end()
@@ -168,7 +168,7 @@ class PrefetchQueue:
     def work(self) -> None:
         """Look, until there is nothing more to look at; without the tables' lock."""
         while True:
-            with self._lock.mutex:
+            with self._lock:
                 batch = next((one for one in self._batches if one.is_open and not one.has_ring), None)
                 if batch is None:
                     self.n_helpers -= 1

@@ -83,7 +83,7 @@ class PrefetchRings:
 
     def is_over(self, queue: PrefetchQueue, batches: deque[PrefetchBatch]) -> bool:
         """Whether a queue has nothing more to be fetched: its ring is then no more. Without the tables' lock."""
-        with self._lock.mutex:
+        with self._lock:
             if not batches:
                 del self._rings[queue]
             return not batches

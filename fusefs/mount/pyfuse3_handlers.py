@@ -38,7 +38,7 @@ class Pyfuse3Handlers(pyfuse3.Operations):
 
     def told_stale(self, caller: object) -> None:
         if isinstance(caller, RequestContext):
-            with self.lock.mutex:
+            with self.lock:
                 self._vfs.retries.add(caller.pid)
 
     # What the kernel is told of what was done, and what is remembered of what it asks.
@@ -215,7 +215,7 @@ class Pyfuse3Handlers(pyfuse3.Operations):
 
     @answered
     async def release(self, fh: FileHandleT) -> None:
-        with self.lock.mutex:
+        with self.lock:
             self._vfs.handles.runs_no_more(fh)  # the next writer may be quicker than the thread that lets it go
         await self.threads.finish(self._vfs.release, fh)
 
@@ -231,7 +231,7 @@ class Pyfuse3Handlers(pyfuse3.Operations):
             await self._do(readdir.prepare, self._vfs, fh, start_id)
         entry = EntryAttributes()
         has_names_only = False
-        with self._vfs.lock.mutex:
+        with self._vfs.lock:
             for listed in readdir.read(self._vfs, fh, start_id):
                 if listed.known is None:
                     has_names_only = True

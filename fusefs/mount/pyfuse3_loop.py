@@ -297,7 +297,7 @@ async def own_number(vfs: Vfs, known: EntryParam) -> EntryParam:
         return known
     end_s = thread_time() + _PATIENCE_S  # a busy machine may keep us from work for longer
     for _ in range(_PATIENCE):
-        with vfs.lock.mutex:
+        with vfs.lock:
             known = vfs.renumbered(known)
             if not vfs.lacks_its_number(known) or thread_time() > end_s:
                 break

@@ -43,7 +43,7 @@ class Pyfuse3Threads:
         if self.lock.is_slow:
             return await self.wait_for(act, *args, **kwargs)
         try:
-            with self.lock.mutex:
+            with self.lock:
                 return act(*args, **kwargs)
         except WouldWait:
             pass
@@ -65,7 +65,7 @@ class Pyfuse3Threads:
             await self.wait_for(act, fh)
             return
         try:
-            with self.lock.mutex:
+            with self.lock:
                 act(fh)
         except WouldWait:
             await self._wait_out(act, fh)
@@ -73,7 +73,7 @@ class Pyfuse3Threads:
     def finish_soon(self, act: Callable[[int], None], fh: int) -> None:
         """Let a handle go, at once if that need not wait, else in a task of its own."""
         try:
-            with self.lock.mutex:
+            with self.lock:
                 act(fh)
         except WouldWait:
             trio.lowlevel.spawn_system_task(self._wait_out, act, fh)
@@ -104,7 +104,7 @@ class Pyfuse3Threads:
         """What the vfs remembers of a slow filesystem; of a local one it remembers nothing."""
         if not self.lock.is_slow:
             return None
-        with self.lock.mutex:
+        with self.lock:
             return act(*args, **kwargs)
 
     async def forget(self, act: Callable[[int, int], None], forgotten: Sequence[tuple[int, int]]) -> None:
@@ -121,6 +121,6 @@ class Pyfuse3Threads:
                 await trio.lowlevel.checkpoint()
 
     def _forget(self, act: Callable[[int, int], None], forgotten: Sequence[tuple[int, int]]) -> None:
-        with self.lock.mutex:
+        with self.lock:
             for nodeid, n in forgotten:
                 act(nodeid, n)

@@ -102,7 +102,7 @@ def _handler(name: str, handler: Any, act: Any, tell: Any, recall: Any) -> Any:
                     answer = tell(self, answer)
             else:
                 try:
-                    with lock.mutex:
+                    with lock:
                         answer = act(self, *args)
                         if tell is not None:
                             answer = tell(self, answer)
@@ -122,7 +122,7 @@ def _handler(name: str, handler: Any, act: Any, tell: Any, recall: Any) -> Any:
                 self.told_stale(args[-1])
             raise FUSEError(number) from None
         finally:
-            with self.lock.mutex:
+            with self.lock:
                 self.stats.count(cell, perf_counter_ns() - begun_ns, has_failed=has_failed)
 
     return answering

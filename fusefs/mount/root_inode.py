@@ -36,10 +36,10 @@ async def show(vfs: Vfs, mount: Mount, apart: Fd) -> str | None:
     Checkpoint  while a process does that, which we have to answer
     """
     with apart, Fd(os.open(mount.point, _DIRECTORY)) as target:  # by us: an automount lets its own mount's daemon pass
-        with vfs.lock.mutex:
+        with vfs.lock:
             vfs.nodes.put_top(is_shown=True)
         number = await _moved(mount, apart, target)
-        with vfs.lock.mutex:
+        with vfs.lock:
             if not number:
                 vfs.nodes.hide_root()
                 vfs.timeouts.renew_all()

@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable
 
-from fusefs.linux.thread_progress import ThreadProgress
 from fusefs.mount.fuse_operations import WaitClass
 from fusefs.mount.fuse_requests import FuseRequests, RequestReader
 from fusefs.mount.tables_lock import TablesLock
@@ -51,7 +50,6 @@ class StandbyReaders:
         """The stand-in that reads now; under the mutex."""
         self._n_replaced = 0
         """Of those that read before, those that have not come back yet; under the mutex."""
-        self._home = ThreadProgress()
         self._seen_call: object | None = None
         self._seen_reader: tuple[RequestReader | None, int] = (None, 0)
         self._seen_tasks: set[PoolTask] = set()
@@ -88,8 +86,8 @@ class StandbyReaders:
         if call is None or call is not self._seen_call or is_used:
             self._seen_call = call
             if call is not None:
-                self._home.note()
-        elif self._home.is_held_up() and lock.take_away(call):
+                lock.turn.progress.note()
+        elif lock.turn.progress.is_held_up() and lock.take_away(call):
             requests.hand_out()
         reader = self._reader
         seen = (reader, 0 if reader is None else reader.n)

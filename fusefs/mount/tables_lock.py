@@ -1,12 +1,13 @@
 """The lock around the tables: held by one thread at a time, and by none while a call to the backing filesystem waits.
 
-On a local filesystem every operation runs on the loop's own thread, which waits itself: no thread is quicker. On a
-slow one operations run in threads of their own. The code is the same: whatever asks the backing filesystem goes
-through `call`, and what was read from the tables before it may be old after it.
+On a local filesystem a thread takes its turn (`with lock`), and has the tables to its end, calls included: letting them
+go for each call takes longer than most calls. On a slow one operations `run`, and let them go for each. The code is the
+same: whatever asks the backing filesystem goes through `call`, and what was read from the tables before it may be old
+after it.
 
-So the tables can be taken from the loop's own thread as well, when it has been in one call for too long: it notes each
+For the tables can be taken from a thread in its turn as well, when it has been in one call for too long: it notes each
 call that it is in, and the first to remove the note, that thread or one that takes them, has them
-(mount/standby_readers.py).
+(mount/standby_readers.py). Several may be away so at a time.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ import threading
 import time
 from collections.abc import Callable
 from time import perf_counter_ns
-from typing import ParamSpec, TypeVar, TypeVarTuple
+from typing import ParamSpec, Self, TypeVar, TypeVarTuple
 
 from fusefs.core.latency import QUICK_NS, Latency
 from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_caller import have_own_umask, is_killed
+from fusefs.linux.thread_progress import ThreadProgress
 from fusefs.mount.submounts import Submounts
 
 P = ParamSpec("P")
@@ -36,8 +38,25 @@ class WouldWait(Exception):
     """What is asked for has to wait for another process, and nothing was changed yet: it is to be done in a thread."""
 
 
+class Turn:
+    """A thread's turns with the tables, one after the other."""
+
+    __slots__ = ("borrowed", "calls", "n_begun_before", "progress", "was_away")
+
+    def __init__(self) -> None:
+        """Begin, on that thread."""
+        self.calls: list[object] = []
+        """The call that it is in, while it has the tables; empty: they were taken away, or it is in none."""
+        self.borrowed: list[Fd] = []
+        """Fds of the tables' that it may be using."""
+        self.was_away = False
+        """Whether other threads had them since this turn began: what it has seen is perhaps not so any more."""
+        self.n_begun_before = 0
+        self.progress = ThreadProgress()
+
+
 class TablesLock:
-    """The tables' lock, and the fds that operations in threads were lent."""
+    """The tables' lock, and the fds that operations in threads were lent. `with` it: a turn of the calling thread's."""
 
     def __init__(self, *, is_slow: bool = False, is_measured: bool = False) -> None:
         """Begin with no thread inside.
@@ -48,20 +67,18 @@ class TablesLock:
         self.mutex = threading.Lock()
         self.n_inside = 0
         self.is_home = True
-        """Whether the tables are the loop's own thread's, which lets no other thread in while it waits."""
-        self.is_away = False
-        """Whether the tables were taken from that thread, and it has not come back yet."""
-        self.was_away = False
-        """Whether other threads had them at any time since `begin`: what it has seen is perhaps not so any more."""
+        """Whether the tables are a thread's in its turn, which lets no other thread in while it waits."""
+        self.turn = Turn()
+        """The turn of the thread that has them; between two turns, of the last."""
+        self._away: list[Turn] = []
+        """Turns that they were taken from, and that have not come back yet."""
         self.is_watched = False
         """Whether another thread might take them."""
         self.is_used, self.rests = False, False
         """Whether that thread has made a call since this was last read; whether its next one is to set `wakes`."""
         self.wakes = threading.Event()
-        self._calls: list[object] = []
-        self._borrowed: list[Fd] = []
         self._left_open: list[Fd] = []
-        self._n_begun = self._n_begun_before = 0
+        self._n_begun = 0
         self._own = threading.local()
         self._latency = Latency(is_slow=is_slow) if is_measured else None
         self.is_slow = is_slow
@@ -75,47 +92,81 @@ class TablesLock:
         self._latency, self.is_slow, self.stays_home = None, False, True
 
     def watch(self) -> None:
-        """From now on the tables may be taken from the loop's own thread."""
+        """From now on the tables may be taken from a thread in its turn."""
         self.is_watched = True
 
-    def begin(self) -> None:
-        """An operation begins on the loop's own thread, which has the tables."""
-        self.was_away = False
-        self._borrowed.clear()
-        while self._left_open:
-            self.call(os.close, self._left_open.pop())
+    def __enter__(self) -> Self:
+        """A turn begins."""
+        own = self._own
+        try:
+            turn = own.turn
+        except AttributeError:
+            turn = own.turn = Turn()
+        self.mutex.acquire()
+        self.turn = turn
+        self._n_begun += 1
+        turn.was_away = False
+        turn.borrowed.clear()
+        if self._left_open and not self._away:
+            self._close_left()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.mutex.release()
+
+    def _close_left(self) -> None:
+        """Close what others may have been using, and aren't any more. Raises  OSError: the turn has not begun"""
+        try:
+            while self._left_open:
+                self.call(os.close, self._left_open.pop())
+        except BaseException:
+            self.mutex.release()
+            raise
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the tables were taken from a thread that has not come back yet."""
+        return bool(self._away)
+
+    @property
+    def was_away(self) -> bool:
+        """Whether other threads had the tables since this turn began."""
+        return self.turn.was_away
 
     def under_way(self) -> object | None:
-        """What that thread is in: the same object for as long as it is in one and the same call; None: in none."""
+        """What the turn is in: the same object for as long as it is in one and the same call; None: in none."""
         try:
-            return self._calls[-1]
+            return self.turn.calls[-1]
         except IndexError:
             return None
 
     def take_away(self, call: object) -> bool:
-        """Let others have the tables, if that thread is still in that call; by any other thread."""
-        if self.under_way() is not call:
-            return False
+        """Let others have the tables, if the turn is still in that call; by any other thread."""
+        turn = self.turn
         try:
-            self._calls.pop()
+            if turn.calls[-1] is not call:
+                return False
+            turn.calls.pop()
         except IndexError:
             return False
-        self._n_begun_before = self._n_begun
-        self.is_away = True
+        turn.n_begun_before = self._n_begun
+        self._away.append(turn)
         self.mutex.release()  # it was that thread's; its next owner knows nothing of this
         return True
 
-    def _come_back(self) -> None:
+    def _come_back(self, turn: Turn) -> None:
         self.mutex.acquire()
-        self.is_away = False
-        self.was_away |= self._n_begun != self._n_begun_before
+        self._away.remove(turn)
+        self.turn = turn
+        turn.was_away |= self._n_begun != turn.n_begun_before
 
     def call(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """What a call to the backing filesystem returns; others may have the tables meanwhile. `act` makes no other."""
         if self.is_home:
             if not self.is_watched:
                 return act(*args, **kwargs)
-            calls = self._calls
+            turn = self.turn
+            calls = turn.calls
             calls.append(args)
             self.is_used = True
             if self.rests:
@@ -127,7 +178,7 @@ class TablesLock:
                 try:
                     calls.pop()
                 except IndexError:
-                    self._come_back()
+                    self._come_back(turn)
         self.is_home = True
         self.mutex.release()
         try:
@@ -221,7 +272,7 @@ class TablesLock:
         """An fd that stays open to the end of this operation, whatever others close meanwhile."""
         if self.is_home:
             if self.is_watched:
-                self._borrowed.append(fd)
+                self.turn.borrowed.append(fd)
             return fd
         copy = Fd(os.dup(fd))
         self._own.lent.append(copy)
@@ -229,7 +280,7 @@ class TablesLock:
 
     def close(self, fd: Fd) -> None:
         """Close an fd that the tables had, and was lent; others may have them meanwhile."""
-        if self.is_away and fd in self._borrowed:
+        if any(fd in turn.borrowed for turn in self._away):
             self._left_open.append(fd)
         else:
             self.call(os.close, fd)

@@ -23,7 +23,7 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_caller import Caller
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import TOP as TOP_NAME
-from fusefs.linux.statx import StatxReader, look_at, peek, peek_at
+from fusefs.linux.statx import StatxReaders, look_at, peek, peek_at
 from fusefs.mount import trashd_dir
 from fusefs.mount.act_as import AsCaller
 from fusefs.mount.counters import Counters
@@ -107,7 +107,7 @@ class Vfs:
         self.is_shared = is_shared
         self.is_flushed = is_flushed
         self.is_checked = is_checked
-        self._looker = StatxReader(asks=not Kernel().answers_at_once(root))
+        self._lookers = StatxReaders(asks=not Kernel().answers_at_once(root))
         self.names = NameValidity(self.nodes, root, seen.dev, lock)
         self.pages = PageValidity()
         self.timeouts = AttrTimeouts()
@@ -121,7 +121,7 @@ class Vfs:
 
     def close(self) -> None:
         """Close all fds; what clients have open is lost to them."""
-        with self.lock.mutex:
+        with self.lock:
             self.handles.close()
             self.directories.close()
             self.retries.close()
@@ -209,7 +209,7 @@ class Vfs:
         """What is known as the answer goes out: not to be believed if it has changed meanwhile. To be called once."""
         if known.proof is None:
             return known
-        with self.lock.mutex:
+        with self.lock:
             return known._replace(timeout_s=known.proof.left_s(), proof=None)
 
     def see(self, directory: Node, fd: Fd, name: bytes) -> EntryParam:
@@ -222,7 +222,7 @@ class Vfs:
         """What a name means that was just made, by its own fd, not counted yet."""
         is_fickle = self.names.is_fickle(directory, dir_fd, name)
         with self.cache.looking() as look:
-            seen, handle = self.lock.look(self._looker.peek if self.lock.is_home else peek_at, fd)
+            seen, handle = self.lock.look(self._lookers.looker.peek if self.lock.is_home else peek_at, fd)
             return self.learn(directory, name, seen, self.directories.lasting(handle), look, is_fickle=is_fickle)
 
     def learn(
@@ -259,10 +259,10 @@ class Vfs:
         """
         self.lock.look_by(name)
         if self.lock.is_home and not self.is_shared:
-            seen = self.lock.look(self._looker.find, fd, name)
+            seen = self.lock.look(self._lookers.looker.find, fd, name)
             return None if seen is None else (seen, self._handle_of(seen, fd, name))
         try:
-            seen, handle = self.lock.look(self._looker.peek_name if self.lock.is_home else peek, fd, name)
+            seen, handle = self.lock.look(self._lookers.looker.peek_name if self.lock.is_home else peek, fd, name)
         except FileNotFoundError:
             return None
         return seen, self.directories.lasting(handle)
@@ -279,16 +279,16 @@ class Vfs:
             handle = node.source[1]
             if isinstance(handle, bytes):
                 return handle
-        return self._looker.handle_of(fd, name)
+        return self._lookers.looker.handle_of(fd, name)
 
     def identifying(self) -> Callable[[int, bytes], tuple[Attributes, bytes]]:
         """A function as `identify`, for many names, on the loop's own thread; `lock.took` must be told."""
         if not self.directories.has_handles:
             return self._identify_without_handle
-        return self._looker.peek_name if self.is_shared else self._looker.identify
+        return self._lookers.looker.peek_name if self.is_shared else self._lookers.looker.identify
 
     def _identify_without_handle(self, fd: int, name: bytes) -> tuple[Attributes, bytes]:
-        return self._looker.look(fd, name), b""
+        return self._lookers.looker.look(fd, name), b""
 
     def is_listing_kept(self, nodeid: int) -> bool:
         """Whether the kernel may keep a directory's listing."""
@@ -368,7 +368,7 @@ class Vfs:
 
     def _look_at(self, node: Node) -> Attributes:
         look = self.lock.look
-        ask = self._looker.look if self.lock.is_home else look_at
+        ask = self._lookers.looker.look if self.lock.is_home else look_at
         if node.n_open:
             return look(ask, self.handles.fd_of(node))
         if node.last is not None:
@@ -431,7 +431,7 @@ class Vfs:
 
     def gauges(self) -> Gauges:
         """How much there is at the moment."""
-        with self.lock.mutex:
+        with self.lock:
             return Gauges(
                 n_nodes=len(self.nodes),
                 n_handles=len(self.handles),

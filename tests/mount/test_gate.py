@@ -19,6 +19,7 @@ from fusefs.mount.vfs import Vfs
 from tests.support.fake_dev_fuse import Kernel, a_real
 from tests.support.vfs_without_mount import Somebody
 
+LIMIT_S = 20
 ME = Somebody(0, 0, os.getpid(), 0o22)
 
 
@@ -50,19 +51,18 @@ def taken(lock: TablesLock, act: Callable[[], object]) -> None:
 
 def test_others_have_the_tables_while_he_waits_and_he_has_them_when_he_comes_back(lock: TablesLock) -> None:
     seen: list[bool] = []
-    with lock.mutex:
-        lock.begin()
+    with lock:
         lock.call(taken, lock, lambda: lock.run(lambda: seen.append(lock.is_home)))
         assert (seen, lock.is_home, lock.mutex.locked()) == ([False], True, True)
         assert (lock.is_away, lock.was_away) == (False, True)
-        lock.begin()
+    with lock:
         assert (lock.is_away, lock.was_away) == (False, False)
     assert not lock.mutex.locked()
 
 
 def test_nothing_is_taken_from_who_is_in_another_call(lock: TablesLock) -> None:
     seen: list[object] = []
-    with lock.mutex:
+    with lock:
         lock.call(lambda _number: seen.append(lock.under_way()), 1)
         lock.call(lambda _number: seen.append(lock.take_away(seen[0])), 2)
     assert seen[1] is False
@@ -75,23 +75,58 @@ def test_what_fails_while_he_is_away_fails_for_him(lock: TablesLock) -> None:
         taken(lock, lambda: None)
         raise FileNotFoundError
 
-    with lock.mutex, pytest.raises(FileNotFoundError):
+    with lock, pytest.raises(FileNotFoundError):
         lock.call(fail)
     assert not lock.mutex.locked()
 
 
 def test_what_he_was_lent_stays_open_until_his_next_operation(lock: TablesLock) -> None:
     fd, other = (Fd(os.open("/", os.O_PATH)) for _ in range(2))
-    with lock.mutex:
-        lock.begin()
+    with lock:
         lock.lend(fd)
         lock.call(taken, lock, lambda: [lock.run(lock.close, one) for one in (fd, other)])
         os.fstat(fd)
         with pytest.raises(OSError, match="Bad file"):
             os.fstat(other)
-        lock.begin()
-        with pytest.raises(OSError, match="Bad file"):
-            os.fstat(fd)
+    with lock, pytest.raises(OSError, match="Bad file"):
+        os.fstat(fd)
+
+
+def test_two_may_be_away_at_a_time_and_each_comes_back_to_its_own_turn(lock: TablesLock) -> None:
+    fd = Fd(os.open("/", os.O_PATH))
+    away, may_return = threading.Event(), threading.Event()
+    ends: list[tuple[str, bool, bool]] = []
+
+    def wait() -> None:
+        away.set()
+        may_return.wait(LIMIT_S)
+
+    def first() -> None:
+        with lock:
+            lock.lend(fd)
+            lock.call(wait)
+            ends.append(("first", lock.is_away, lock.was_away))
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    assert away.wait(LIMIT_S)
+    call = lock.under_way()
+    assert call is not None
+    assert lock.take_away(call)
+    with lock:
+        lock.call(taken, lock, lambda: in_thread(lambda: closed_in_turn(lock, fd)))
+        os.fstat(fd)  # the first one may be using it
+        ends.append(("second", lock.is_away, lock.was_away))
+    may_return.set()
+    thread.join(LIMIT_S)
+    assert ends == [("second", True, True), ("first", False, True)]
+    with lock, pytest.raises(OSError, match="Bad file"):
+        os.fstat(fd)
+
+
+def closed_in_turn(lock: TablesLock, fd: Fd) -> None:
+    with lock:
+        lock.close(fd)
 
 
 @pytest.fixture
