@@ -23,7 +23,7 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_caller import Caller
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import TOP as TOP_NAME
-from fusefs.linux.statx import StatxReaders, look_at, peek, peek_at
+from fusefs.linux.statx import StatxReaders, look_at
 from fusefs.mount import trashd_dir
 from fusefs.mount.act_as import AsCaller
 from fusefs.mount.counters import Counters
@@ -222,7 +222,7 @@ class Vfs:
         """What a name means that was just made, by its own fd, not counted yet."""
         is_fickle = self.names.is_fickle(directory, dir_fd, name)
         with self.cache.looking() as look:
-            seen, handle = self.lock.look(self._lookers.looker.peek if self.lock.is_home else peek_at, fd)
+            seen, handle = self.lock.look(self._lookers.looker.peek, fd)
             return self.learn(directory, name, seen, self.directories.lasting(handle), look, is_fickle=is_fickle)
 
     def learn(
@@ -262,7 +262,7 @@ class Vfs:
             seen = self.lock.look(self._lookers.looker.find, fd, name)
             return None if seen is None else (seen, self._handle_of(seen, fd, name))
         try:
-            seen, handle = self.lock.look(self._lookers.looker.peek_name if self.lock.is_home else peek, fd, name)
+            seen, handle = self.lock.look(self._lookers.looker.peek_name, fd, name)
         except FileNotFoundError:
             return None
         return seen, self.directories.lasting(handle)
@@ -368,7 +368,7 @@ class Vfs:
 
     def _look_at(self, node: Node) -> Attributes:
         look = self.lock.look
-        ask = self._lookers.looker.look if self.lock.is_home else look_at
+        ask = self._lookers.looker.look
         if node.n_open:
             return look(ask, self.handles.fd_of(node))
         if node.last is not None:

@@ -148,14 +148,14 @@ def test_what_he_has_seen_is_not_believed_if_others_were_at_work(
 ) -> None:
     kernel, vfs, _path = real
     assert entry_s(kernel)
-    find: Any = vfs._looker.find
+    find: Any = vfs._lookers.looker.find
 
     def found(fd: int, name: bytes) -> object:
         seen = find(fd, name)
         taken(vfs.lock, lambda: vfs.lock.run(vfs.getattr, ROOT, ME) if act == "changes" else None)
         return seen
 
-    monkeypatch.setattr(vfs._looker, "find", found)
+    monkeypatch.setattr(vfs._lookers.looker, "find", found)
     assert bool(entry_s(kernel)) is (act == "nothing")
     monkeypatch.undo()
     assert entry_s(kernel)
