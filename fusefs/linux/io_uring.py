@@ -19,9 +19,10 @@ from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd
 
 OPENAT, STATX, READ, GETXATTR = 18, 21, 22, 44
+_COMMAND = 46
 """Operations. Names and paths are read when they are submitted; what else they need, when they are done."""
 
-_SETUP_SINGLE_ISSUER, _SETUP_DEFER_TASKRUN = 1 << 12, 1 << 13
+_SETUP_WIDE, _SETUP_SINGLE_ISSUER, _SETUP_DEFER_TASKRUN = 1 << 10, 1 << 12, 1 << 13
 _ENTER_GETEVENTS, _ENTER_EXT_ARG = 1 << 0, 1 << 3
 _REGISTER_IOWQ_MAX_WORKERS = 19
 _PARAMETERS = struct.Struct("=7I12x8IQ8IQ")
@@ -31,6 +32,8 @@ _SQES_AT = 0x10000000
 _SQE = struct.Struct("=BBHiQQIIQ8xQ8x")
 """struct io_uring_sqe: operation, flags, priority, fd, offset, address, length, the operation's flags, token, and a
 third address."""
+_WIDE_SQE = struct.Struct("=BBHiQQIIQ8xQQH62x")
+"""The same of twice the size, with what a command of FUSE's takes: flags, number to commit by, queue."""
 _CQE = struct.Struct("=QiI")
 """struct io_uring_cqe: token, result, flags."""
 _MOST = struct.Struct("=II")
@@ -46,16 +49,19 @@ _TO_TRY_AGAIN = (errno.ETIME, errno.EINTR, errno.EAGAIN, errno.EBUSY)
 class IoUring:
     """For the thread alone that makes it."""
 
-    def __init__(self, n_entries: int, n_workers: int) -> None:
+    def __init__(self, n_entries: int, n_workers: int, *, is_wide: bool = False) -> None:
         """Begin with nothing under way.
 
-        n_entries  that may be under way at a time
+        n_entries  that may be submitted at a time
         n_workers  of them, which the kernel does at a time, each by a thread, if they may have to wait
+        is_wide    commands are submitted, which take more room
         Raises     OSError: there is none to be had: ENOSYS, EPERM (seccomp, kernel.io_uring_disabled), EINVAL before
                    Linux 6.1, EMFILE, ENOMEM
         """
         parameters = ctypes.create_string_buffer(_PARAMETERS.size)
-        _SETUP_FLAGS.pack_into(parameters, 0, _SETUP_SINGLE_ISSUER | _SETUP_DEFER_TASKRUN)
+        flags = _SETUP_SINGLE_ISSUER | _SETUP_DEFER_TASKRUN | (_SETUP_WIDE if is_wide else 0)
+        _SETUP_FLAGS.pack_into(parameters, 0, flags)
+        self._sqe_size = _WIDE_SQE.size if is_wide else _SQE.size
         self._fd = Fd(syscalls.io_uring_setup(n_entries, parameters))
         try:
             most = ctypes.create_string_buffer(_MOST.pack(n_workers, n_workers), _MOST.size)
@@ -72,7 +78,7 @@ class IoUring:
         cq_head, cq_tail, _, _, _, cqes, _, _, _ = fields[14:]
         n_bytes = max(sq_array + n_sqes * _WORD_SIZE, cqes + n_cqes * _CQE.size)
         self._rings = mmap.mmap(self._fd, n_bytes)
-        self._sqes = mmap.mmap(self._fd, n_sqes * _SQE.size, offset=_SQES_AT)
+        self._sqes = mmap.mmap(self._fd, n_sqes * self._sqe_size, offset=_SQES_AT)
         self._sq_mask, self._cq_mask, self._cqes_at = n_sqes - 1, n_cqes - 1, cqes
         self._words = words = memoryview(self._rings).cast("I")
         self._sq_head, self._sq_tail, self._cq_head, self._cq_tail = (
@@ -113,10 +119,25 @@ class IoUring:
         """
         words, tail = self._words, self._words[self._sq_tail]
         _SQE.pack_into(
-            self._sqes, (tail & self._sq_mask) * _SQE.size,
+            self._sqes, (tail & self._sq_mask) * self._sqe_size,
             operation, 0, 0, fd, offset, address, length, flags, token, path,
         )  # fmt: skip
         words[self._sq_tail] = (tail + 1) & _ONES
+
+    def submit_command(
+        self, fd: int, command: int, token: int, commit_id: int, queue: int, *, address: int = 0, length: int = 0
+    ) -> None:
+        """Have a command of FUSE's done from the next `enter` on; in a wide ring."""
+        words, tail = self._words, self._words[self._sq_tail]
+        _WIDE_SQE.pack_into(
+            self._sqes, (tail & self._sq_mask) * self._sqe_size,
+            _COMMAND, 0, 0, fd, command, address, length, 0, token, 0, commit_id, queue,
+        )  # fmt: skip
+        words[self._sq_tail] = (tail + 1) & _ONES
+
+    def is_full(self) -> bool:
+        """Whether no more can be submitted before the next `enter`."""
+        return (self._words[self._sq_tail] - self._words[self._sq_head]) & _ONES > self._sq_mask
 
     def enter(self, n_results: int, timeout_s: float = math.inf) -> list[tuple[int, int]]:
         """Hand over what was submitted, and wait for some results; token and result, or negative errno, of each.
