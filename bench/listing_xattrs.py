@@ -20,7 +20,7 @@ from bench.listing_steps import (
 )
 from bench.subjects import NATIVE, OURS, SSHFS
 from bench.support import make_flat
-from fusefs.mount.find_mounts import mount_at, read_counters
+from fusefs.mount.places.find_mounts import mount_at, read_counters
 
 # A plain `ls -l` asks for nothing else than the coloured one: attributes, security.selinux, the access ACL.
 LISTINGS = (COLOURED, COLOURS, find_newer())

@@ -97,7 +97,7 @@ def _explain(path: bytes, *, as_json: bool) -> int:
 
     Raises  NotFound: there is none, or nothing tells of it; NotPermitted: another user's
     """
-    from fusefs.mount.find_mounts import mounts_of, read_counters
+    from fusefs.mount.places.find_mounts import mounts_of, read_counters
 
     seen = [read_counters(mount) for mount in mounts_of(path)]
     for one in seen:
@@ -135,8 +135,8 @@ def serve(
     is_sloppy: bool = False,
 ) -> int:
     """Mount by a daemon; the exit code."""
-    from fusefs.mount.attach import ACCESS
-    from fusefs.mount.mount_points import real_path
+    from fusefs.mount.places.attach import ACCESS
+    from fusefs.mount.places.mount_points import real_path
 
     source, target = real_path(source), real_path(target)
     usual = Coherence.EXCLUSIVE if source == target else Coherence.SHARED
@@ -144,7 +144,7 @@ def serve(
 
     def body(ready: Ready) -> int:
         try:
-            from fusefs.mount import daemon
+            from fusefs.mount.life import daemon
         except ImportError as error:
             hint = "install the extra with it: pip install 'trashd[mount]' (Debian: apt install libfuse3-dev first)"
             raise Refused(f"mounting needs pyfuse3, which can't be loaded ({error})", hint) from error
@@ -161,7 +161,7 @@ def serve(
 def _warn_of_other_ways(target: bytes) -> None:
     """Warn of changes by other paths: they are not seen for as long as the kernel may believe what was there."""
     from fusefs.linux.mountinfo import read_mounts
-    from fusefs.mount.mount_points import other_ways
+    from fusefs.mount.places.mount_points import other_ways
 
     if ways := other_ways(target, read_mounts()):
         output.warn(
@@ -171,7 +171,7 @@ def _warn_of_other_ways(target: bytes) -> None:
 
 
 def _warn_of_times(source: bytes, target: bytes) -> None:
-    from fusefs.mount.mount_points import is_followed
+    from fusefs.mount.places.mount_points import is_followed
 
     if os.geteuid() or not is_followed(source):
         how = f"mount --make-shared on what {printable(source)} is on" if not os.geteuid() else "as root"
@@ -180,7 +180,7 @@ def _warn_of_times(source: bytes, target: bytes) -> None:
 
 def _warn_of_few_files(target: bytes) -> None:
     """A program may have as many files open as its own limit says, and all of them together as many as the daemon's."""
-    from fusefs.mount.vfs import shares_of
+    from fusefs.mount.tree.vfs import shares_of
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if os.geteuid() == 0 and hard < _FEW_FILES:

@@ -40,8 +40,8 @@ def run(arguments: list[str]) -> int:
 
 def _run(arguments: list[str]) -> int:
     from fusefs.cli.mount import serve
-    from fusefs.mount.mount_points import real_path
-    from fusefs.mount.remount import remount
+    from fusefs.mount.places.mount_points import real_path
+    from fusefs.mount.places.remount import remount
 
     try:
         given, paths = getopt.gnu_getopt(arguments, "sfnvN:o:t:")
@@ -72,7 +72,7 @@ def _stands(source: bytes, target: bytes, words: list[str], *, is_sloppy: bool) 
     from fusefs.core.mount_options import Coherence, parse_options
     from fusefs.linux.mountinfo import is_inside, read_mounts
     from fusefs.linux.runtime_directories import HOME
-    from fusefs.mount.mount_points import Health, health, real_path, silent, top_mount
+    from fusefs.mount.places.mount_points import Health, health, real_path, silent, top_mount
 
     uid = os.geteuid()
     options = parse_options(words, as_root=uid == 0, is_sloppy=is_sloppy, usual=Coherence.SHARED)

@@ -45,7 +45,7 @@ def command(mount_point: bytes | None, prometheus: bool, as_json: bool) -> int:
         raise UsageError("--prometheus with --json", "it is one or the other")
     seen, errors = _look(mount_point)
     if prometheus:
-        from fusefs.mount.mount_metrics import prometheus_text
+        from fusefs.mount.places.mount_metrics import prometheus_text
 
         print(prometheus_text(seen), end="")
     elif as_json:
@@ -63,7 +63,7 @@ def _look(mount_point: bytes | None) -> tuple[list[SeenMount], list[TrashdError]
 
     Raises  what keeps all of it from being shown
     """
-    from fusefs.mount.find_mounts import all_mounts, mount_at, read_counters
+    from fusefs.mount.places.find_mounts import all_mounts, mount_at, read_counters
 
     mounts = all_mounts() if mount_point is None else [mount_at(mount_point)]
     if not mounts:

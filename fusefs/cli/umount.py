@@ -28,8 +28,8 @@ def command(mount_point: bytes, lazy: bool, force: bool, as_json: bool) -> int:
     """
     if lazy and force:
         raise UsageError("--lazy with --force", "let them go on, or don't")
-    from fusefs.mount.attach import UnmountMode, unmount
-    from fusefs.mount.mount_points import real_path
+    from fusefs.mount.places.attach import UnmountMode, unmount
+    from fusefs.mount.places.mount_points import real_path
 
     path = real_path(mount_point)
     is_ended = unmount(path, UnmountMode.FORCE if force else UnmountMode.LAZY if lazy else UnmountMode.PLAIN)

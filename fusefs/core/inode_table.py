@@ -21,7 +21,7 @@ SourceKey = tuple[int, bytes] | tuple[int, int, int]
 ROOT = NodeId(1)
 _PRIVATE = 1 << 62
 TOP = NodeId(_PRIVATE)
-"""The root too, where the kernel knows it by another inode than the filesystem's own: see mount/root_inode.py."""
+"""The root too, where the kernel knows it by another inode than the filesystem's own: see mount/life/root_inode.py."""
 ROOTS = (ROOT, TOP)
 _MOST_OTHERS = 8
 _NEVER = -1

@@ -12,7 +12,7 @@ from fusefs.linux.kernel import Kernel
 OURS = b"fuse.trashd"
 """The type of our own mounts; their source is the path of the backing tree."""
 TOP = b".trashd@"
-"""The name of that tree's top in such a filesystem, where its own root is not what is mounted (mount/root_inode.py)."""
+"""The name of that tree's top in such a filesystem, if its own root is not mounted (mount/life/root_inode.py)."""
 _FUSE = re.compile(rb"fuse(?:blk)?(?:\..*)?")
 
 

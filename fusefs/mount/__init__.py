@@ -1,1 +1,1 @@
-"""Floor 4: the FUSE mount. Only `pyfuse3_*` imports pyfuse3."""
+"""Floor 4: the FUSE mount. Its wings: docs/architecture.md."""

@@ -14,11 +14,11 @@ import pyfuse3
 import pytest
 
 from fusefs.core.inode_table import ROOT
-from fusefs.mount import vfs_files
-from fusefs.mount.counters import Counters
-from fusefs.mount.pyfuse3_handlers import Pyfuse3Handlers
-from fusefs.mount.pyfuse3_threads import Pyfuse3Threads
-from fusefs.mount.tables_lock import TablesLock
+from fusefs.mount.bridge.pyfuse3_handlers import Pyfuse3Handlers
+from fusefs.mount.bridge.pyfuse3_threads import Pyfuse3Threads
+from fusefs.mount.places.counters import Counters
+from fusefs.mount.tables.tables_lock import TablesLock
+from fusefs.mount.tree import vfs_files
 from tests.support.failing_vfs import Broken
 from tests.support.fake_dev_fuse import a_real
 

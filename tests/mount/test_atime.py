@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.mount.remount import remount
+from fusefs.mount.places.remount import remount
 from tests.support.background_mounts import backing_of, mount, workbench
 from tests.support.foreground_mount import until
 from tests.support.real_filesystems import mounts, tmpfs_over

@@ -10,10 +10,10 @@ import pytest
 from fusefs.core.inode_table import ROOT
 from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd
-from fusefs.mount import readdir, vfs_write
-from fusefs.mount.counters import Counters
-from fusefs.mount.tables_lock import TablesLock
-from fusefs.mount.vfs import Vfs
+from fusefs.mount.places.counters import Counters
+from fusefs.mount.tables.tables_lock import TablesLock
+from fusefs.mount.tree import readdir, vfs_write
+from fusefs.mount.tree.vfs import Vfs
 from tests.support.foreground_mount import trashd_mount
 from tests.support.fuse_casefold import folding_volume
 from tests.support.real_filesystems import tmpfs_volume

@@ -19,10 +19,10 @@ from fusefs.core.inode_table import ROOT
 from fusefs.core.names import STORE
 from fusefs.linux.fd import Fd
 from fusefs.linux.syscalls import RENAME_EXCHANGE
-from fusefs.mount import no_opendir, readdir
-from fusefs.mount.vfs import Vfs
-from fusefs.mount.vfs_files import OpenedFile
-from fusefs.mount.vfs_write import create, mkdir, mknod, rename, rmdir, unlink
+from fusefs.mount.tree import no_opendir, readdir
+from fusefs.mount.tree.vfs import Vfs
+from fusefs.mount.tree.vfs_files import OpenedFile
+from fusefs.mount.tree.vfs_write import create, mkdir, mknod, rename, rmdir, unlink
 from tests.support.foreground_mount import Mounted, trashd_mount
 from tests.support.nested_directories import make_chain, walk_chain
 from tests.support.real_filesystems import loop_volume, tmpfs_volume

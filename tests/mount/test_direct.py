@@ -19,11 +19,11 @@ import pytest
 from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import Opcode
 from fusefs.linux.fd import Fd
-from fusefs.mount.act_as import RequestCaller
-from fusefs.mount.fuse_requests import FuseRequests
-from fusefs.mount.pyfuse3_threads import PART
-from fusefs.mount.reply_patching import ReplyPatching
-from fusefs.mount.xattr_operations import XattrOperations
+from fusefs.mount.bridge.reply_patching import ReplyPatching
+from fusefs.mount.requests.fuse_operations import PART
+from fusefs.mount.requests.fuse_requests import FuseRequests
+from fusefs.mount.tree.act_as import RequestCaller
+from fusefs.mount.tree.xattr_operations import XattrOperations
 from tests.support.acls import ACCESS
 from tests.support.failing_vfs import Later
 from tests.support.fake_dev_fuse import Told, a_broken, a_real

@@ -37,7 +37,7 @@ _FS_IOC_GETFLAGS, _FIONREAD = 0x80086601, 0x541B
 # A daemon whose filesystem becomes slow and quick again all the time. $1 and on: as for trashd.
 MOODY = """
 import sys, threading, time
-from fusefs.mount.tables_lock import TablesLock
+from fusefs.mount.tables.tables_lock import TablesLock
 begin = TablesLock.__init__
 def begin_moody(self, **named):
     begin(self, **named)

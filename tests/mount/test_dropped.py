@@ -16,9 +16,9 @@ import trio
 import trio.testing
 
 from fusefs.linux.fd import Fd
-from fusefs.mount import vfs_write
-from fusefs.mount.forget_stored import forget_stored
-from fusefs.mount.vfs import Vfs
+from fusefs.mount.notices.forget_stored import forget_stored
+from fusefs.mount.tree import vfs_write
+from fusefs.mount.tree.vfs import Vfs
 from tests.support.both_sides_of_mount import opened
 from tests.support.foreground_mount import Mounted, trashd_mount, until
 from tests.support.real_filesystems import tmpfs_volume

@@ -12,8 +12,8 @@ import pytest
 
 from fusefs.core.inode_table import ROOT
 from fusefs.linux.fd import Fd
-from fusefs.mount import vfs_files, vfs_write
-from fusefs.mount.vfs import Vfs
+from fusefs.mount.tree import vfs_files, vfs_write
+from fusefs.mount.tree.vfs import Vfs
 from tests.support.background_workers import workers
 from tests.support.foreground_mount import SHARED_LIMIT_S, trashd_mount
 from tests.support.oracle_subjects import outcome

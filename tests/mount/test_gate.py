@@ -14,8 +14,8 @@ from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import Opcode
 from fusefs.core.inode_table import ROOT
 from fusefs.linux.fd import Fd
-from fusefs.mount.tables_lock import TablesLock
-from fusefs.mount.vfs import Vfs
+from fusefs.mount.tables.tables_lock import TablesLock
+from fusefs.mount.tree.vfs import Vfs
 from tests.support.fake_dev_fuse import Kernel, a_real
 from tests.support.vfs_without_mount import Somebody
 

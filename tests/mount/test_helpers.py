@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from fusefs.mount.thread_pool import Key, PoolTask, ThreadPool
+from fusefs.mount.requests.thread_pool import Key, PoolTask, ThreadPool
 from tests.support.foreground_mount import until
 
 N_THREADS = 40

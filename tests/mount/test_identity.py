@@ -16,9 +16,9 @@ import trio
 
 from fusefs.core.inode_table import NodeId
 from fusefs.linux.syscalls import RENAME_EXCHANGE, handle_of
-from fusefs.mount.pyfuse3_loop import own_number
-from fusefs.mount.tables_lock import TablesLock
-from fusefs.mount.validity import NOTHING, EntryParam
+from fusefs.mount.bridge.pyfuse3_loop import own_number
+from fusefs.mount.tables.tables_lock import TablesLock
+from fusefs.mount.tree.validity import NOTHING, EntryParam
 from tests.support.foreground_mount import trashd_mount, until
 from tests.support.make_trees import Spec, make_tree
 from tests.support.native_oracle import Oracle

@@ -17,12 +17,12 @@ from fusefs.core.inode_table import Node, NodeId
 from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd
 from fusefs.linux.statx import look_at
-from fusefs.mount import vfs_write
-from fusefs.mount.counters import Counters
-from fusefs.mount.tables_lock import TablesLock
-from fusefs.mount.validity import AttrTimeouts, EntryParam
-from fusefs.mount.vfs import Vfs
-from fusefs.mount.xattr_operations import XattrOperations
+from fusefs.mount.places.counters import Counters
+from fusefs.mount.tables.tables_lock import TablesLock
+from fusefs.mount.tree import vfs_write
+from fusefs.mount.tree.validity import AttrTimeouts, EntryParam
+from fusefs.mount.tree.vfs import Vfs
+from fusefs.mount.tree.xattr_operations import XattrOperations
 from tests.support.background_workers import workers
 from tests.support.foreground_mount import trashd_mount
 from tests.support.real_filesystems import tmpfs_volume

@@ -17,7 +17,7 @@ import pytest
 from fusefs.core.inode_table import ROOT
 from fusefs.linux.fd import Fd
 from fusefs.linux.inotify import open_inotify, read_events
-from fusefs.mount import vfs_files
+from fusefs.mount.tree import vfs_files
 from tests.support.background_mounts import backing_of
 from tests.support.client_processes import LIMIT_S, clients, ends, in_time, is_ended
 from tests.support.file_leases import is_broken_into, write_lease

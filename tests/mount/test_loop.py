@@ -21,7 +21,7 @@ import pytest
 import trio
 import trio.testing
 
-from fusefs.mount import pyfuse3_loop
+from fusefs.mount.bridge import pyfuse3_loop
 from tests.support.background_mounts import ended
 from tests.support.busy_clients import ask_for_missing_names, hammered, one_file
 from tests.support.foreground_mount import Mounted, has_begun, trashd_mount, until
@@ -47,7 +47,7 @@ sys.exit(main())
 # A pyfuse3 of a version that is known, which takes a lock of its own to read.
 OTHER_LOCK = """
 import sys, pyfuse3, trio
-from fusefs.mount import pyfuse3_loop
+from fusefs.mount.bridge import pyfuse3_loop
 hook = pyfuse3_loop.hook
 def hook_all_but_the_lock(*words, **named):
     is_hooked = hook(*words, **named)

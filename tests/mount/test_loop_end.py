@@ -16,7 +16,7 @@ import pytest
 import trio
 import trio.testing
 
-from fusefs.mount import pyfuse3_loop
+from fusefs.mount.bridge import pyfuse3_loop
 from tests.support.background_mounts import ended
 from tests.support.busy_clients import ask_for_missing_names, hammered, one_file
 from tests.support.foreground_mount import trashd_mount

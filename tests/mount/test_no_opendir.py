@@ -14,10 +14,10 @@ from fusefs.core.inode_table import ROOT
 from fusefs.linux.fd import Fd
 from fusefs.linux.getdents import read_on
 from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, renameat2
-from fusefs.mount import no_opendir
-from fusefs.mount.counters import Counters
-from fusefs.mount.tables_lock import TablesLock
-from fusefs.mount.vfs import Vfs
+from fusefs.mount.places.counters import Counters
+from fusefs.mount.tables.tables_lock import TablesLock
+from fusefs.mount.tree import no_opendir
+from fusefs.mount.tree.vfs import Vfs
 from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount, until
 from tests.support.open_files import held
 from tests.support.real_filesystems import loop_volume, tmpfs_volume

@@ -17,10 +17,10 @@ import trio
 
 from fusefs.linux.fanotify import watch_filesystem
 from fusefs.linux.fd import Fd
-from fusefs.mount import vfs_write
-from fusefs.mount.invalidation import ChangeSource, notify
-from fusefs.mount.invalidation_process import ANSWER, MESSAGE_MAX
-from fusefs.mount.vfs import Vfs
+from fusefs.mount.notices.invalidation import ChangeSource, notify
+from fusefs.mount.notices.invalidation_process import ANSWER, MESSAGE_MAX
+from fusefs.mount.tree import vfs_write
+from fusefs.mount.tree.vfs import Vfs
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.vfs_without_mount import Somebody, vfs_on
 

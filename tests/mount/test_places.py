@@ -10,9 +10,9 @@ import pytest
 from fusefs.core.inode_table import ROOT
 from fusefs.linux.fd import Fd
 from fusefs.linux.syscalls import RENAME_EXCHANGE
-from fusefs.mount import vfs_files
-from fusefs.mount.vfs import Vfs
-from fusefs.mount.vfs_write import link, mkdir, rename, unlink
+from fusefs.mount.tree import vfs_files
+from fusefs.mount.tree.vfs import Vfs
+from fusefs.mount.tree.vfs_write import link, mkdir, rename, unlink
 from tests.support.real_filesystems import overlay_volume
 from tests.support.vfs_without_mount import Somebody, vfs_on
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.fast_paths import FastPath
-from fusefs.mount.reply_patching import (
+from fusefs.mount.bridge.reply_patching import (
     INIT_BITS,
     NAME_ONLY_GENERATION,
     Patch,

@@ -12,8 +12,8 @@ import pytest
 
 from fusefs.core.mount_options import Coherence, parse_options
 from fusefs.linux.mountinfo import TOP
-from fusefs.mount.attach import attach_apart
-from fusefs.mount.find_mounts import mount_at, read_counters
+from fusefs.mount.places.attach import attach_apart
+from fusefs.mount.places.find_mounts import mount_at, read_counters
 from tests.support.acls import ACCESS, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
 from tests.support.foreground_mount import Mounted, trashd_mount, until
 from tests.support.open_files import held

@@ -12,7 +12,7 @@ import pytest
 from fusefs.core.fuse_protocol import Opcode
 from fusefs.linux.fd import Fd
 from fusefs.linux.getdents import Dirents
-from fusefs.mount.readdir import DirectoryReader, ReplySizes
+from fusefs.mount.tree.readdir import DirectoryReader, ReplySizes
 from tests.support.fake_dev_fuse import a_real
 from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount
 from tests.support.real_filesystems import loop_volume, tmpfs_volume

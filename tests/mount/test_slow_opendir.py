@@ -14,8 +14,8 @@ import pytest
 
 from fusefs.linux.fd import Fd
 from fusefs.linux.getdents import Dirents
-from fusefs.mount import readdir
-from fusefs.mount.tables_lock import WouldWait
+from fusefs.mount.tables.tables_lock import WouldWait
+from fusefs.mount.tree import readdir
 from tests.support.acls import ACCESS
 from tests.support.fake_dev_fuse import a_real
 from tests.support.foreground_mount import Mounted, trashd_mount

@@ -16,7 +16,7 @@ from fusefs.core.mount_counters import (
     decode,
     encode,
 )
-from fusefs.mount.counters import CELL_OF, Counters
+from fusefs.mount.places.counters import CELL_OF, Counters
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ import trio
 import trio.testing
 
 from fusefs.linux.kernel import Kernel
-from fusefs.mount.counters import kept
-from fusefs.mount.pyfuse3_threads import Pyfuse3Threads
-from fusefs.mount.tables_lock import TablesLock
+from fusefs.mount.bridge.pyfuse3_threads import Pyfuse3Threads
+from fusefs.mount.places.counters import kept
+from fusefs.mount.tables.tables_lock import TablesLock
 from tests.support.foreground_mount import Mounted, trashd_mount
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.store_calls import init, recover_all, swap

@@ -15,7 +15,16 @@ from fusefs.core.inode_attributes import Attributes
 from fusefs.core.inode_table import InodeTable, Node
 from fusefs.core.names import STORE
 from fusefs.linux.kernel import Kernel
-from fusefs.mount.trashd_dir import DropLinks, drop_of, is_below, is_drop, is_hidden, prepare_store, user_of, zone_in
+from fusefs.mount.tree.trashd_dir import (
+    DropLinks,
+    drop_of,
+    is_below,
+    is_drop,
+    is_hidden,
+    prepare_store,
+    user_of,
+    zone_in,
+)
 from tests.support.make_trees import Dir, make_tree, remove_tree_hard
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume

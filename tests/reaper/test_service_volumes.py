@@ -14,7 +14,7 @@ import pytest
 from fusefs.core.service_status import VolumePhase
 from fusefs.linux.fd import Fd
 from fusefs.linux.mount_calls import clone_tree, move_mount
-from fusefs.mount.runtime_dir import claimed
+from fusefs.mount.places.runtime_dir import claimed
 from tests.support.background_mounts import backing_of, kill_daemon, mount, our_mount, workbench
 from tests.support.many_files import roomy_volume
 from tests.support.real_filesystems import bind_mount, loop_volume, tmpfs_volume, unmount

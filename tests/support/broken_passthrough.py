@@ -12,8 +12,8 @@ from pathlib import Path
 import fusefs.cli.main
 from fusefs.core.inode_table import Node
 from fusefs.linux.fd import Fd
-from fusefs.mount import passthrough_probe
-from fusefs.mount.passthrough import Passthrough
+from fusefs.mount.life import passthrough_probe
+from fusefs.mount.tree.passthrough import Passthrough
 
 _NO_ID = 1 << 20
 _HASTE_S = 0.2

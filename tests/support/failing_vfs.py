@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from fusefs.mount.counters import Counters
-from fusefs.mount.tables_lock import TablesLock
-from fusefs.mount.thread_pool import PoolTask, ThreadPool
-from fusefs.mount.validity import AttrTimeouts
+from fusefs.mount.places.counters import Counters
+from fusefs.mount.requests.thread_pool import PoolTask, ThreadPool
+from fusefs.mount.tables.tables_lock import TablesLock
+from fusefs.mount.tree.validity import AttrTimeouts
 
 
 class Broken:

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fusefs.linux.fd import Fd
-from fusefs.mount.counters import Counters
-from fusefs.mount.fuse_requests import FuseRequests
-from fusefs.mount.reply_patching import ReplyPatching
-from fusefs.mount.tables_lock import TablesLock
-from fusefs.mount.thread_pool import ThreadPool
-from fusefs.mount.vfs import Vfs
-from fusefs.mount.xattr_operations import XattrOperations
+from fusefs.mount.bridge.reply_patching import ReplyPatching
+from fusefs.mount.places.counters import Counters
+from fusefs.mount.requests.fuse_requests import FuseRequests
+from fusefs.mount.requests.thread_pool import ThreadPool
+from fusefs.mount.tables.tables_lock import TablesLock
+from fusefs.mount.tree.vfs import Vfs
+from fusefs.mount.tree.xattr_operations import XattrOperations
 from tests.support.failing_vfs import AtOnce, Broken
 
 _ANSWER_BYTES_MAX = 2 << 20

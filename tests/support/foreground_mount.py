@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fusefs.core.errors import NotFound
 from fusefs.core.mount_counters import MountStats
-from fusefs.mount.find_mounts import mount_at, read_counters
+from fusefs.mount.places.find_mounts import mount_at, read_counters
 from tests.support.fuse_watchdog import FuseMount, fuse_mount
 from tests.support.seccomp import IO_URING_SETUP, without
 from tests.support.trashd_command import TRASHD, fast_paths_off

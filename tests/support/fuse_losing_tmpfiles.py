@@ -21,8 +21,8 @@ from pyfuse3 import EntryAttributes, FileHandleT, InodeT, RequestContext
 
 from fusefs.core import fuse_protocol as wire
 from fusefs.linux.statx import look_at
-from fusefs.mount import pyfuse3_loop
-from fusefs.mount.reply_patching import ReplyPatching
+from fusefs.mount.bridge import pyfuse3_loop
+from fusefs.mount.bridge.reply_patching import ReplyPatching
 from tests.support.fuse_bad_rename import LyingFs, Mode
 from tests.support.fuse_waiting import read_request, session_fd
 from tests.support.fuse_watchdog import fuse_mount

@@ -1,4 +1,4 @@
-"""A FUSE filesystem on the seam (mount/pyfuse3_loop.py) whose handlers wait, and whose listings have patched replies.
+"""A FUSE filesystem on the seam (mount/bridge/pyfuse3_loop.py) with handlers that wait and patched replies to READDIR.
 
     python -m tests.support.fuse_waiting MNT [--entries N] [--keep] [--names-only] [--read-first]
 
@@ -27,8 +27,8 @@ import trio
 from pyfuse3 import EntryAttributes, FileHandleT, FUSEError, InodeT, ModeT, ReaddirToken, RequestContext
 
 from fusefs.core import fuse_protocol as wire
-from fusefs.mount import pyfuse3_loop
-from fusefs.mount.reply_patching import NAME_ONLY_GENERATION, ReplyPatching, keep_listing, omit_nodes
+from fusefs.mount.bridge import pyfuse3_loop
+from fusefs.mount.bridge.reply_patching import NAME_ONLY_GENERATION, ReplyPatching, keep_listing, omit_nodes
 from tests.support.foreground_mount import until
 from tests.support.fuse_watchdog import FuseMount, fuse_mount
 

@@ -14,7 +14,7 @@ from typing import Final
 import pytest
 
 from fusefs.linux.fd import Fd
-from fusefs.mount.vfs import Vfs
+from fusefs.mount.tree.vfs import Vfs
 from tests.support.foreground_mount import Mounted, until
 from tests.support.oracle_subjects import Native, Story, Subject
 from tests.support.simulated_kernel import Player

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fusefs.core.fast_paths import FastPath
-from fusefs.mount.find_mounts import mount_at, read_counters
+from fusefs.mount.places.find_mounts import mount_at, read_counters
 from tests.support.background_workers import workers
 from tests.support.foreground_mount import Mounted, until
 from tests.support.real_filesystems import tmpfs_volume

@@ -14,11 +14,11 @@ from collections import Counter
 from collections.abc import Iterator
 
 from fusefs.core.inode_attributes import Attributes
-from fusefs.mount import readdir, vfs_files, vfs_write
-from fusefs.mount.validity import EntryParam
-from fusefs.mount.vfs import Vfs
-from fusefs.mount.vfs_write import Changes
-from fusefs.mount.xattr_operations import XattrOperations
+from fusefs.mount.tree import readdir, vfs_files, vfs_write
+from fusefs.mount.tree.validity import EntryParam
+from fusefs.mount.tree.vfs import Vfs
+from fusefs.mount.tree.vfs_write import Changes
+from fusefs.mount.tree.xattr_operations import XattrOperations
 from tests.support.oracle_subjects import KEEP, Handle, Seen, Subject, Times, see
 from tests.support.vfs_without_mount import Somebody
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fusefs.linux.fd import Fd
-from fusefs.mount.counters import Counters
-from fusefs.mount.tables_lock import TablesLock
-from fusefs.mount.vfs import Vfs
+from fusefs.mount.places.counters import Counters
+from fusefs.mount.tables.tables_lock import TablesLock
+from fusefs.mount.tree.vfs import Vfs
 
 
 class Somebody(NamedTuple):

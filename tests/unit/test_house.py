@@ -18,13 +18,15 @@ FLOORS = {
     "core": 0, "linux": 1, "store": 2, "engine": 3, "reaper": 4, "sweep": 4, "mount": 4, "service": 5, "plan": 5,
     "waiting": 6, "cli": 7,
 }  # fmt: skip
+WINGS = {"places": 0, "tables": 1, "tree": 2, "requests": 3, "notices": 3, "bridge": 4, "life": 5}
+"""The parts of the mount, by floors of their own."""
 LATE_FROM = FLOORS["engine"]
 """From here up commands import when they are called: `trashd swap` needs none of it."""
 RUNS_FOR_YEARS = {"mount", "service"}
 IMPURE = {
     "ctypes", "io", "os", "pathlib", "pyfuse3", "random", "secrets", "socket", "subprocess", "time", "trio",
 }  # fmt: skip
-KNOWS_PYFUSE3 = "fusefs.mount.pyfuse3_"
+KNOWS_PYFUSE3 = "fusefs.mount.bridge."
 LOADS_LIBRARIES = "fusefs.linux.syscalls"
 LOADERS = {"CDLL", "PyDLL", "LibraryLoader", "cdll", "pydll"}
 # What is only ever added to may name what is gone since.
@@ -40,7 +42,7 @@ NAMED = re.compile(
     r"|(?P<file>(?<=`)\w+\.py|test_\w+\.py|[\w-]+\.md)"
     r"|[Dd]ecision (?P<decision>\d+))"
 )
-ERRORS_END = {"fusefs.mount.pyfuse3_values", "fusefs.service.service"}
+ERRORS_END = {"fusefs.mount.requests.failures", "fusefs.mount.bridge.pyfuse3_values", "fusefs.service.service"}
 """A request is answered with an errno, and a service goes on with its other volumes, whatever was wrong."""
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -101,6 +103,12 @@ def name_room(imported: str) -> str:
     return parts[1] if parts[0] == "fusefs" and len(parts) > 1 else ""
 
 
+def name_wing(imported: str) -> str:
+    """The part below fusefs.mount; empty for that itself and for what is no part of it."""
+    parts = imported.split(".")
+    return parts[2] if parts[:2] == ["fusefs", "mount"] and len(parts) > 2 else ""
+
+
 def name_package(imported: str) -> str:
     return imported.partition(".")[0]
 
@@ -122,6 +130,21 @@ def rooms_of_a_floor_do_not_meet(module: Module) -> Iterator[str]:
         room = name_room(imported)
         if module.room in FLOORS and room != module.room and FLOORS.get(room) == FLOORS[module.room]:
             yield f"imports {imported} from another room of its floor"
+
+
+def the_mount_has_wings(module: Module) -> Iterator[str]:
+    wing = name_wing(module.name)
+    if wing and wing not in WINGS:
+        yield f"{wing} is no wing of the mount"
+
+
+def wings_point_down(module: Module) -> Iterator[str]:
+    """Wings of one floor don't meet either; TYPE_CHECKING blocks count."""
+    own = name_wing(module.name)
+    for imported in module.imports:
+        wing = name_wing(imported)
+        if own in WINGS and wing != own and WINGS.get(wing, -1) >= WINGS[own]:
+            yield f"imports {imported} from a wing that is not below"
 
 
 def commands_import_late(module: Module) -> Iterator[str]:
@@ -310,6 +333,8 @@ LAWS: tuple[Law, ...] = (
     every_room_has_a_floor,
     imports_point_down,
     rooms_of_a_floor_do_not_meet,
+    the_mount_has_wings,
+    wings_point_down,
     commands_import_late,
     core_is_pure,
     trio_stays_where_things_run_for_years,
@@ -392,16 +417,20 @@ def test_every_document_names_what_exists() -> None:
         (imports_point_down, "fusefs.sweep.a", "from fusefs.plan.b import c"),
         (imports_point_down, "fusefs.mount.a", "import fusefs.cli.main"),
         (rooms_of_a_floor_do_not_meet, "fusefs.mount.a", "from fusefs.reaper.reap import reap"),
-        (rooms_of_a_floor_do_not_meet, "fusefs.reaper.a", "def f():\n    import fusefs.mount.vfs"),
+        (rooms_of_a_floor_do_not_meet, "fusefs.reaper.a", "def f():\n    import fusefs.mount.tree.vfs"),
         (rooms_of_a_floor_do_not_meet, "fusefs.sweep.a", "from fusefs.reaper.reap import reap"),
+        (the_mount_has_wings, "fusefs.mount.a", ""),
+        (wings_point_down, "fusefs.mount.tree.a", "from fusefs.mount.bridge import pyfuse3_loop"),
+        (wings_point_down, "fusefs.mount.tables.a", "def f():\n    from fusefs.mount.tree.vfs import Vfs"),
+        (wings_point_down, "fusefs.mount.requests.a", "from fusefs.mount.notices.invalidation import notify"),
         (rooms_of_a_floor_do_not_meet, "fusefs.plan.a", "from fusefs.service.service import serve"),
         (commands_import_late, "fusefs.cli.a", "import fusefs.service.service"),
-        (commands_import_late, "fusefs.cli.a", "if True:\n    import fusefs.mount.daemon"),
+        (commands_import_late, "fusefs.cli.a", "if True:\n    import fusefs.mount.life.daemon"),
         (commands_import_late, "fusefs.cli.a", "import fusefs.engine.workers"),
         (core_is_pure, "fusefs.core.a", "from os import open"),
         (core_is_pure, "fusefs.core.a", "def f():\n    import time"),
         (trio_stays_where_things_run_for_years, "fusefs.store.a", "import trio"),
-        (pyfuse3_stays_in_its_bridge, "fusefs.mount.vfs", "from pyfuse3 import FUSEError"),
+        (pyfuse3_stays_in_its_bridge, "fusefs.mount.tree.vfs", "from pyfuse3 import FUSEError"),
         (pyfuse3_stays_in_its_bridge, "fusefs.reaper.a", "import pyfuse3.asyncio"),
         (imports_are_absolute, "fusefs.store.a", "from . import swap"),
         (imports_name_what_they_take, "fusefs.store.a", "from os import *"),
@@ -486,12 +515,12 @@ def test_a_package_with_code_is_found() -> None:
         ("fusefs.linux.a", "import os\nfrom fusefs.core.names import Name"),
         ("fusefs.store.a", "from fusefs.linux.kernel import Kernel\nfrom fusefs.core.names import Name"),
         ("fusefs.service.a", "import trio\nfrom fusefs.reaper.reap import reap"),
-        ("fusefs.mount.pyfuse3_a", "import pyfuse3"),
+        ("fusefs.mount.bridge.a", "import pyfuse3\nfrom fusefs.mount.tree.b import c"),
         ("fusefs.sweep.a", "from fusefs.engine.slice_pace import SlicePace"),
         ("fusefs.cli.a", "def f():\n    from fusefs.service.service import serve"),
         (LOADS_LIBRARIES, "import ctypes\nlibc = ctypes.CDLL(None)"),
         ("fusefs.linux.a", "import ctypes\nbuffer = ctypes.create_string_buffer(1)"),
-        ("fusefs.mount.pyfuse3_values", "try: f()\nexcept Exception: pass"),
+        ("fusefs.mount.bridge.pyfuse3_values", "try: f()\nexcept Exception: pass"),
         ("fusefs.store.a", "try: f()\nexcept BaseException:\n    close()\n    raise"),
         ("tests.linux.a", "import pyfuse3, trio"),
         ("fusefs.store.a", 'A = "docs/attic.md"  # and store/swap.py'),

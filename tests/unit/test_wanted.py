@@ -9,7 +9,7 @@ import pytest
 
 from fusefs.core.common_xattrs import ACCESS_ACL, CAPABILITY, DEFAULT_ACL, NAMES
 from fusefs.core.inode_attributes import Attributes
-from fusefs.mount.prefetch_xattrs import PrefetchXattrs
+from fusefs.mount.tables.prefetch_xattrs import PrefetchXattrs
 
 DEVICE, OTHER = 8, 9
 

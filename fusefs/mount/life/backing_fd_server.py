@@ -1,0 +1,211 @@
+"""A process that opens the tree below a mount over itself for users' commands, which can't reach it by path.
+
+A client that shows a directory of the mount could reach it, and gets that directory of the backing tree, with all that
+its mount refuses, and no way above it. For the whole mount, as our own mount namespace has it, it gets the tree's
+root, whose parent is closed. All else is given in a clone, which is let go of before: a user could change the flags of
+one that is only mounted nowhere, in a user namespace of their own (Linux 6.18).
+
+What is shown may be any fd, and to take that from a queue, or to close it, may have to wait for its filesystem.
+So each client is met by a child with little time. Of the fd it asks /proc alone: the directory's own filesystem is the
+daemon, which tells what it knows by that number as long as the fd is held.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import resource
+import select
+import signal
+import socket
+import struct
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import trio
+
+from fusefs.core.inode_table import ROOTS
+from fusefs.linux import syscalls
+from fusefs.linux.backing_fd_socket import FdRequest, answer, open_door, received, uid_of, visitor
+from fusefs.linux.child_processes import child
+from fusefs.linux.fd import Fd
+from fusefs.linux.mount_calls import clone_tree
+from fusefs.linux.mountinfo import read_mounts
+from fusefs.mount.bridge.pyfuse3_threads import Pyfuse3Threads
+from fusefs.mount.tree.act_as import RequestCaller
+from fusefs.mount.tree.vfs import Vfs
+
+_QUESTION = struct.Struct("=QQ")
+_N_OF_ONE, _N, _N_WAITING = 16, 256, 1024
+"""Visits at a time: one user's, all users'; and those that wait for one."""
+_VISIT_S, _PAUSE_S = 8, 0.02
+_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+
+_log = logging.getLogger(__name__)
+
+
+@contextmanager
+def backing_fd_server(path: bytes, tree: int, device: bytes) -> Iterator[socket.socket]:
+    """The process, for the block: what `serve` hears its questions by.
+
+    To be entered on the main thread, whose end the kernel takes for the daemon's.
+
+    path    of the socket, which stays
+    tree    the backing tree's root (O_PATH)
+    device  of the mount that it is below, as mountinfo tells it
+    Raises  OSError
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs, open_door(path) as door:
+        fds = door.fileno(), theirs.fileno(), tree
+        pid = child(signal.SIGKILL, lambda: _keep(0, 1, 2, device), *fds)
+        try:
+            theirs.close()
+            door.close()
+            ours.setblocking(False)
+            yield ours
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def _keep(door: int, daemon: int, tree: int, device: bytes) -> None:
+    """Serve clients, of the uid with the shortest queue first; no user's queue is in another's way."""
+    visits: dict[int, int] = {}
+    waiting: dict[int, list[socket.socket]] = {}
+    n_max = min(_N_WAITING, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
+    with socket.socket(fileno=door) as listening, socket.socket(fileno=daemon) as asking:
+        while True:
+            _forget_ended(visits)
+            count = Counter(visits.values())
+            if sum(map(len, waiting.values())) >= n_max and len(visits) < _N:
+                uid = max(waiting, key=lambda one: len(waiting[one]))  # the longest queue gives way
+                visits[_fork(waiting[uid], None, tree, device)] = uid
+                waiting[uid].clear()
+            able = [uid for uid in waiting if waiting[uid] and count[uid] < _N_OF_ONE] if len(visits) < _N else []
+            if able:
+                uid = min(able, key=count.__getitem__)
+                visits[_fork([waiting[uid].pop(0)], asking, tree, device)] = uid
+            waiting = {uid: queue for uid, queue in waiting.items() if queue}
+            patience_s = 0 if able else _PAUSE_S if waiting else None
+            for _ in range(n_max - sum(map(len, waiting.values()))):
+                if not select.select([listening], [], [], patience_s)[0]:
+                    break
+                patience_s = 0  # those that have come are served before another is waited for
+                conversation, _address = listening.accept()
+                waiting.setdefault(uid_of(conversation), []).append(conversation)
+
+
+def _fork(conversations: list[socket.socket], daemon: socket.socket | None, tree: int, device: bytes) -> int:
+    """The pid of a child that serves a client; None for a daemon: that sends them away.
+
+    Conversations are closed here while it has them open: what is in their queues is the child's to wait for.
+    """
+    go, ready = os.pipe()
+    while True:
+        with suppress(BlockingIOError):  # too many processes
+            pid = os.fork()
+            break
+        time.sleep(_PAUSE_S)
+    if pid == 0:
+        os.close(ready)
+        _meet(conversations, go, daemon, tree, device)
+    for conversation in conversations:
+        conversation.close()
+    os.close(ready)
+    os.close(go)
+    return pid
+
+
+def _forget_ended(visits: dict[int, int]) -> None:
+    with suppress(ChildProcessError):
+        while pid := os.waitpid(-1, os.WNOHANG)[0]:
+            visits.pop(pid, None)
+
+
+def _meet(conversations: list[socket.socket], go: int, daemon: socket.socket | None, tree: int, device: bytes) -> None:
+    try:
+        syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
+        signal.alarm(_VISIT_S)
+        os.read(go, 1)  # until no other process has them open
+        for conversation in conversations:
+            with conversation, suppress(OSError):  # closed while the alarm can end that: an exit would wait on
+                if daemon is not None:
+                    answer(conversation, _given(conversation, daemon, tree, device))
+    finally:
+        os._exit(0)
+
+
+def _given(conversation: socket.socket, daemon: socket.socket, tree: int, device: bytes) -> Fd | int:
+    """What a client gets, or an errno."""
+    try:
+        who, shown = visitor(conversation)
+        with shown:
+            return _of(who, daemon, tree, device)
+    except OSError as error:
+        return error.errno or errno.EIO
+
+
+def _of(who: FdRequest, daemon: socket.socket, tree: int, device: bytes) -> Fd:
+    """The backing directory of what a client shows, while that is open. Raises  OSError"""
+    is_here = _has_mount("self", who.mnt_id, device)
+    if not is_here and not _has_mount(str(who.pid), who.mnt_id, device):
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+    found = _found(daemon, who)
+    if is_here and os.path.samestat(os.fstat(found), os.fstat(tree)):
+        return Fd(os.open(b".", _DIRECTORY, dir_fd=tree))
+    with clone_tree(found) as clone:
+        return Fd(os.open(b".", _DIRECTORY, dir_fd=clone))
+
+
+def _has_mount(pid: str, mnt_id: int, device: bytes) -> bool:
+    """Whether a process sees a mount that has this id, which no other has while an fd is on it, and is of a device."""
+    return any(mount.mnt_id == mnt_id and mount.device == device for mount in read_mounts(pid))
+
+
+def _found(daemon: socket.socket, who: FdRequest) -> Fd:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours:
+        with theirs:
+            socket.send_fds(daemon, [_QUESTION.pack(who.uid, who.ino)], [theirs.fileno()])
+        return received(ours)
+
+
+async def serve(channel: socket.socket, vfs: Vfs, threads: Pyfuse3Threads) -> None:
+    """Tell that process what directories are, until cancelled. Checkpoint  everywhere"""
+    async with trio.open_nursery() as nursery:
+        while True:
+            await trio.lowlevel.wait_readable(channel)
+            question, fds, _flags, _address = socket.recv_fds(channel, _QUESTION.size, 1, socket.MSG_CMSG_CLOEXEC)
+            if not question:
+                break
+            asker = RequestCaller()
+            asker.uid, ino = _QUESTION.unpack(question)
+            nursery.start_soon(_tell, socket.socket(fileno=fds[0]), vfs, threads, ino, asker)
+    _log.error("users' commands can't reach the backing tree any more: the process that gives it to them has ended")
+
+
+async def _tell(asking: socket.socket, vfs: Vfs, threads: Pyfuse3Threads, ino: int, asker: RequestCaller) -> None:
+    """Checkpoint  if the backing filesystem is slow: as many may wait for it as of one user's requests"""
+    with asking, suppress(BrokenPipeError):  # the visit was over before
+        try:
+            act = threads.outwait if vfs.lock.is_slow else threads.do
+            found = await act(_look_up, vfs, ino, asker)
+        except OSError as error:
+            answer(asking, error.errno or errno.EIO)
+        else:
+            with found:
+                answer(asking, found)
+
+
+def _look_up(vfs: Vfs, ino: int, _asker: RequestCaller) -> Fd:
+    """The backing directory of an inode of the mount that a client holds. Raises  OSError"""
+    root = vfs.nodes.root
+    node = root if ino in (*ROOTS, root.ino) else vfs.nodes.get(ino)
+    if node is None or not node.is_directory:
+        raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+    return vfs.directories.hold(node)

@@ -1,0 +1,465 @@
+"""The daemon: from a backing directory to a mount that answers, and to its clean end."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import resource
+import signal
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from dataclasses import replace
+from functools import partial
+
+import trio
+
+from fusefs.core.errors import Busy, Exit, NotPermitted, Refused
+from fusefs.core.fast_paths import FastPath
+from fusefs.core.mount_options import BackingSpeed, Coherence, MountOptions, PassthroughMode
+from fusefs.core.printable_names import printable
+from fusefs.linux.backing_fd_socket import door_of
+from fusefs.linux.capabilities import Capability, act_as_others_can, drop_capabilities
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import FUSE_MAGIC, Kernel
+from fusefs.linux.mountinfo import Mount, read_mounts
+from fusefs.linux.systemd import SystemdNotifier
+from fusefs.linux.xattrs import are_for_all
+from fusefs.mount.bridge import pyfuse3_loop
+from fusefs.mount.bridge.pyfuse3_handlers import Pyfuse3Handlers
+from fusefs.mount.bridge.pyfuse3_threads import Pyfuse3Threads
+from fusefs.mount.bridge.reply_patching import INIT_BITS, MAPS_DIRECT, ReplyPatching, beginning
+from fusefs.mount.life import backing_fd_server
+from fusefs.mount.life.passthrough_probe import why_not_through
+from fusefs.mount.life.root_inode import show
+from fusefs.mount.notices.forget_stored import forget_stored
+from fusefs.mount.notices.invalidation import ChangeSource, notify, watching
+from fusefs.mount.places import runtime_dir
+from fusefs.mount.places.attach import ACCESS, Attached, UnmountMode, attach, attach_apart, detach, flags_of, numbers
+from fusefs.mount.places.counters import Counters, kept
+from fusefs.mount.places.fast_path_states import FastPathStates, publishing
+from fusefs.mount.places.find_mounts import forget_earlier
+from fusefs.mount.places.mount_points import check, is_followed, mount_of_device, top_mount
+from fusefs.mount.requests.fuse_requests import FuseRequests
+from fusefs.mount.requests.standby_readers import StandbyReaders
+from fusefs.mount.requests.thread_pool import ThreadPool
+from fusefs.mount.tables.tables_lock import TablesLock
+from fusefs.mount.tree import no_opendir
+from fusefs.mount.tree.passthrough import stack_depth, why_not_here
+from fusefs.mount.tree.trashd_dir import prepare_store
+from fusefs.mount.tree.vfs import Vfs
+from fusefs.mount.tree.xattr_operations import XattrOperations
+
+_N_WORKERS = 512
+"""Requests under way at a time: those that wait for a slow filesystem must leave room for others."""
+_N_THREADS_MAX, _FDS_PER_THREAD = 480, 8
+"""Of them may wait; what needs no waiting is answered by the others. A thread may be lent two or three fds."""
+_STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_GRACE_S, _GLANCE_S = 2.0, 0.02
+_GC_THRESHOLDS = (2000, 5, 20_000)
+_SHARED_S = 1.0
+_BELIEVED_LESS = "and may write to files behind this one: what is told of names and attributes is believed for a second"
+
+_log = logging.getLogger(__name__)
+
+
+class _MountDaemon(Pyfuse3Handlers):
+    """One mount from the kernel's first word to its end."""
+
+    def __init__(
+        self, vfs: Vfs, options: MountOptions, replies: ReplyPatching, states: FastPathStates, ready: Callable[[], None]
+    ) -> None:
+        root = vfs.root_fd()
+        xattrs = XattrOperations(vfs, are_shown=options.has_xattrs, are_for_all=are_for_all(root))
+        n_fds_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        n_threads = max(1, min(n_fds_max // _FDS_PER_THREAD, _N_THREADS_MAX))
+        super().__init__(vfs, xattrs, Pyfuse3Threads(vfs.lock, vfs.stats, n_threads), replies)
+        self._pool = ThreadPool(n_threads)
+        self._standby: StandbyReaders | None = None
+        # With ACLs announced the kernel checks permissions, and asks for the directory's before each change in it.
+        self.enable_acl = options.default_permissions
+        self._options = options
+        self._states = states
+        self._ready = ready
+        self._has_begun = trio.Event()
+        self._moving = trio.Lock()
+        self._maps_direct = False
+        self._refusal: Refused | None = None
+        """Why it must not answer after all: set by `_answer_from_now_on`, which unmounts it then."""
+
+    def init(self) -> None:
+        """The answer to INIT goes out when this returns."""
+        super().init()
+        if self._states.is_on(FastPath.SEAM) and not pyfuse3_loop.is_as_known():
+            self._states.turn_off(FastPath.SEAM, "this pyfuse3 reads its requests otherwise than those that we know")
+            self._vfs.lock.stay_home()
+        depth = stack_depth(self._vfs.root_fd())
+        self._replies.patch_next(beginning(self._states.on(), stack_depth=depth))
+        if not self._states.is_on(FastPath.SEAM):
+            self._replies.let_pass()  # all but this one
+        self._has_begun.set()
+
+    async def _has_shown(self, attached: Attached, ended: trio.Event) -> bool:
+        """Whether people see the mount. Checkpoint  while it moves, if it is apart"""
+        mount, apart = attached.mount, attached.apart
+        async with self._moving:
+            if apart is not None and not ended.is_set():
+                try:
+                    why_not = await show(self._vfs, mount, apart)
+                    self._states.decide(FastPath.ROOT_ACL, why_not)
+                except OSError as error:
+                    hint = f"-o without={FastPath.ROOT_ACL.value} mounts it by mount(2)"
+                    self._refusal = Refused(f"{printable(mount.point)} can't be mounted: {error.strerror}", hint)
+                    await _unmount(mount, ended)
+        return not ended.is_set()
+
+    async def _answer_from_now_on(self, attached: Attached, ended: trio.Event) -> None:
+        """See what works, and tell that the mount answers.
+
+        Checkpoint  until the kernel has begun, and while it is tried
+        """
+        mount = attached.mount
+        await self._has_begun.wait()
+        self._vfs.timeouts.connect(self._replies.device)
+        self._vfs.passthrough.connect(self._replies.device)
+        for path in (FastPath.REQUESTS, FastPath.LISTINGS):
+            if not self._states.is_on(path):
+                self._states.turn_off(FastPath.UNOPENED, f"it takes {path.value}")
+        if self._states.is_on(FastPath.REQUESTS):
+            # libfuse opens a pipe when it reads its second request: now, or one day when a file takes the last fds.
+            with suppress(OSError):
+                place = mount.point if attached.apart is None else attached.apart
+                await trio.to_thread.run_sync(os.statvfs, place, abandon_on_cancel=True)
+            opens = not self._states.is_on(FastPath.UNOPENED)
+            requests = FuseRequests(self._vfs, self._xattrs, self._replies, self._pool, opens_directories=opens)
+            self._standby = StandbyReaders(self.lock, requests, self._pool, SystemdNotifier().alive)
+            self._standby.begin()
+            pyfuse3_loop.serve_by(requests.serve)
+            self._vfs.handles.appends_whole = self._maps_direct and self._vfs.is_shared
+        if not await self._has_shown(attached, ended):
+            return
+        if self._states.is_on(FastPath.PASSTHROUGH):
+            self._states.decide(FastPath.PASSTHROUGH, await why_not_through(self._vfs, mount.point))
+        if self._states.is_on(FastPath.PASSTHROUGH):
+            passes_all = self._options.passthrough is PassthroughMode.ON
+            self._vfs.passthrough.start(_turning_off_soon(self._states), passes_all=passes_all)
+        elif self._options.passthrough is PassthroughMode.ON:
+            why = self._states.why_off(FastPath.PASSTHROUGH)
+            self._refusal = Refused(f"passthrough=on: {why}", "passthrough=auto mounts without it")
+            await _unmount(mount, ended)
+            return
+        self._states.begin()
+        self._ready()
+
+    def run(self, attached: Attached, ended: trio.Event) -> int:
+        """Serve until it is unmounted; the exit code. ended: it is, or is to be"""
+        path = printable(attached.mount.point)
+        vfs, states, is_shared = self._vfs, self._states, self._options.coherence is Coherence.SHARED
+        _collect_garbage_seldom()
+        with pyfuse3_loop.session(self, int(attached.fd)):
+            try:
+                with _watching(attached, vfs) if is_shared else nullcontext() as watched, _door(attached, vfs) as asked:
+                    if watched is not None:
+                        vfs.cache.has_news = watched.has_news
+                    elif is_shared:
+                        states.turn_off(FastPath.LISTINGS, "nothing tells of changes behind the mount")
+                    vfs.keeps_listings = states.is_on(FastPath.LISTINGS)
+                    self._see_offer()
+                    trio.run(self._loop, attached, watched, asked, ended)
+            except BaseException:
+                _log.exception("%s: the daemon failed; the mount stays, dead, until trashd mount --replace", path)
+                raise
+            finally:
+                if self._standby is not None:
+                    self._standby.end()
+                vfs.passthrough.close()
+        if self._refusal is not None:
+            raise self._refusal
+        if mount_of_device(attached.mount.device):
+            _log.error("%s: the connection was aborted; the mount stays, dead, until trashd mount --replace", path)
+            return Exit.FAILED
+        return 0
+
+    def _see_offer(self) -> None:
+        """Want no more than the kernel offers. A bit that it doesn't know would do no harm, but would be told of."""
+        offered = self._replies.offered() if self._states.is_on(FastPath.SEAM) else None
+        if offered is not None:
+            self._maps_direct = bool(offered & MAPS_DIRECT)
+            for path, bit in INIT_BITS.items():
+                if not offered & bit:
+                    self._states.turn_off(path, "this kernel does not offer it")
+
+    async def _loop(
+        self, attached: Attached, watched: ChangeSource | None, asked: socket.socket | None, ended: trio.Event
+    ) -> None:
+        """Checkpoint  everywhere"""
+        mount = attached.mount
+        async with trio.open_nursery() as nursery:
+            await nursery.start(_stop_on_signal, mount, self._moving, partial(_unmount, mount, ended))
+            nursery.start_soon(_wait_no_longer, self.lock, ended, nursery.cancel_scope)
+            nursery.start_soon(_tell_watchdog)
+            nursery.start_soon(self.stats.keep_gauges, self._vfs.gauges)
+            nursery.start_soon(self._answer_from_now_on, attached, ended)
+            nursery.start_soon(self.lock.submounts.keep)
+            nursery.start_soon(forget_stored, self._vfs, self._replies.device)
+            if watched is not None:
+                nursery.start_soon(self._notify, watched)
+            if asked is not None:
+                nursery.start_soon(backing_fd_server.serve, asked, self._vfs, self.threads)
+            await pyfuse3_loop.answer_requests(_N_WORKERS)
+            ended.set()
+
+    async def _notify(self, watched: ChangeSource) -> None:
+        """Have the kernel told of changes behind the mount for as long as we are told.
+
+        Checkpoint  everywhere
+        """
+        await notify(self._vfs, watched)
+        self._states.turn_off(FastPath.LISTINGS, "nothing tells of changes behind the mount any more")
+
+
+def _turning_off_soon(states: FastPathStates) -> Callable[[str], None]:
+    """What any thread may call to have it turned off that reads and writes pass through."""
+    token = trio.lowlevel.current_trio_token()
+
+    def turn_off(why: str) -> None:
+        token.run_sync_soon(states.turn_off, FastPath.PASSTHROUGH, why)
+
+    return turn_off
+
+
+def serve(
+    source: bytes, target: bytes, options: MountOptions, ready: Callable[[], None], *, replaces: bool = False
+) -> int:
+    """Mount and serve until it is unmounted or a signal says stop; the exit code.
+
+    source, target  from mount_points.real_path; the same directory: it is mounted over itself
+    ready           called once, when the mount answers
+    replaces        a dead mount of ours at the mount point makes way
+    Raises          what keeps it from mounting; after that an exception leaves the mount as it is, dead: an empty
+                    directory in its place would be taken for the truth
+    """
+    dead = check(source, target, replaces=replaces)
+    has_replaced = dead is not None
+    is_over_itself = source == target
+    if is_over_itself and os.geteuid():
+        raise NotPermitted(target, "mounting a directory over itself takes root; name another one to mount it at")
+    if dead is not None and is_over_itself:
+        options = _made_way(dead, options)
+        dead = None
+    with ExitStack() as stack:
+        place = stack.enter_context(runtime_dir.claimed(target)) if os.geteuid() == 0 else None
+        root = Fd(os.open(source, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+        stack.callback(root.close)
+        backing = inside = source
+        if place is not None and is_over_itself:
+            root, inside = runtime_dir.clone(place, root, numbers(options.flags))
+            stack.callback(root.close)
+            backing = inside
+        elif place is not None and options.flags & ACCESS and is_followed(source):
+            try:
+                root, inside = runtime_dir.clone(place, root, numbers(options.flags & ACCESS), follows=True)
+                stack.callback(root.close)
+            except OSError as error:
+                _log.warning("%s: times of access are kept as its mount says: %s", printable(source), error.strerror)
+        n_fds_max = _raise_fd_limit()
+        if os.geteuid() == 0:
+            _make_store(root, source, options)
+            _be_less_than_root()
+        stats = stack.enter_context(kept(target))
+        signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)  # until there is a task that unmounts
+        if dead is not None:
+            options = _made_way(dead, options)
+        vfs = _vfs(root, options, stats, n_fds_max)
+        stack.callback(vfs.close)
+        flags = options.flags | flags_of(root)
+        attached, why_not_apart = _attached(backing, target, options, flags, has_replaced=has_replaced)
+        replies = ReplyPatching(attached.fd)
+        stack.callback(replies.close)
+        ended = trio.Event()
+        states = FastPathStates(options.off(), stack.enter_context(publishing(target, attached.mount.st_dev())))
+        if not pyfuse3_loop.hook(replies.replied, ended.set, is_fast=states.is_on(FastPath.SEAM)):
+            states.turn_off(FastPath.SEAM, "this pyfuse3 is not one that we know")
+            replies.let_pass()
+        if not states.is_on(FastPath.SEAM):
+            vfs.lock.stay_home()  # listings of names alone would be taken for listings with attributes
+        states.decide(FastPath.UNOPENED, no_opendir.why_not(root, checks_permissions=options.default_permissions))
+        states.decide(FastPath.ROOT_ACL, why_not_apart)
+        states.decide(FastPath.PASSTHROUGH, why_not_here(root))
+        if not vfs.directories.handle_of(root):
+            states.turn_off(FastPath.LINKS, "without file handles a link may change and be taken for the same")
+        vfs.lock.submounts.begin(inside, vfs.nodes.root.dev)
+        forget_earlier(attached.mount)
+        stats.mounted(attached.mount.st_dev())
+        return _MountDaemon(vfs, options, replies, states, ready).run(attached, ended)
+
+
+def _why_not_apart(options: MountOptions, *, has_replaced: bool) -> str | None:
+    """Why a mount had better be at its mount point from the beginning; None: it may begin apart."""
+    if os.geteuid() or not options.default_permissions:
+        return "the kernel checks permissions in mounts by root alone"
+    if has_replaced:  # until the daemon answers there would be an empty directory, which would be taken for the truth
+        return "it took the place of a dead mount"
+    return options.off().get(FastPath.ROOT_ACL)
+
+
+def _attached(
+    source: bytes, target: bytes, options: MountOptions, flags: frozenset[str], *, has_replaced: bool
+) -> tuple[Attached, str | None]:
+    """A mount; and why it is at its mount point from the beginning, if it is."""
+    why_not_apart = _why_not_apart(options, has_replaced=has_replaced)
+    if why_not_apart is None:
+        try:
+            return attach_apart(source, target, options, flags), None
+        except OSError as error:
+            why_not_apart = f"a mount can't begin apart: {error.strerror}"
+    return attach(source, target, options, flags), why_not_apart
+
+
+def _made_way(dead: Mount, options: MountOptions) -> MountOptions:
+    """How to mount where a dead mount was, which is detached.
+
+    Clients with files of it open that are passed through go on writing them, behind the new one: as long as one might,
+    what is told of files can't be believed for an hour.
+    """
+    try:
+        detach(dead)
+    except Busy:
+        detach(dead, UnmountMode.LAZY)
+        _log.warning("%s: somebody still uses the mount that is replaced, %s", printable(dead.point), _BELIEVED_LESS)
+        return replace(options, timeout_s=min(options.timeout_s, _SHARED_S))
+    return options
+
+
+def _vfs(root: Fd, options: MountOptions, stats: Counters, n_fds_max: int) -> Vfs:
+    kernel = Kernel()
+    is_local, is_fuse = kernel.is_local(root), kernel.filesystem(root) == FUSE_MAGIC
+    is_auto = options.backing is BackingSpeed.AUTO
+    is_slow = not is_local if is_auto else options.backing is BackingSpeed.SLOW
+    return Vfs(
+        root,
+        TablesLock(is_slow=is_slow, is_measured=is_auto and (is_local or is_fuse)),
+        stats,
+        max_fds=n_fds_max,
+        timeout_s=options.timeout_s,
+        cache_bytes=options.cache_bytes,
+        n_in_flight=options.n_in_flight,
+        shows_trash=options.show_trash,
+        is_shared=options.coherence is Coherence.SHARED,
+        is_flushed=not is_local,
+        is_checked=options.default_permissions,
+    )
+
+
+def _raise_fd_limit() -> int:
+    """As many fds as we may have without asking; how many that is."""
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
+
+
+def _make_store(root: Fd, source: bytes, options: MountOptions) -> None:
+    """Make the store, which `.trashd/drop` needs and clients that see only the mount can't make."""
+    if "ro" not in options.flags | flags_of(root):
+        problem = prepare_store(Kernel(), root, source)
+        if problem is not None:
+            _log.warning("%s: no trash store, so no .trashd/drop: %s", printable(source), problem)
+
+
+def _be_less_than_root() -> None:
+    try:
+        drop_capabilities(Capability.SYS_RESOURCE, Capability.FSETID)
+        act_as_others_can()
+    except PermissionError as error:
+        raise NotPermitted("root's capabilities can't be changed", "the container has to give CAP_SETPCAP") from error
+
+
+def _collect_garbage_seldom() -> None:
+    """Not more of it, and in smaller pieces: each stops all threads.
+
+    A full collection takes 0.2 s with 300,000 nodes, and what makes cycles here (errors) is young. One of the middle
+    generation takes 19 ms if that may have 200,000 objects, and less than one with 10,000; all of them together the
+    same.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_GC_THRESHOLDS)
+
+
+def _watching(attached: Attached, vfs: Vfs) -> AbstractContextManager[ChangeSource | None]:
+    _major, _, connection = attached.mount.device.partition(b":")
+    return watching(vfs.root_fd(), attached.fd, int(connection))
+
+
+def _door(attached: Attached, vfs: Vfs) -> AbstractContextManager[socket.socket | None]:
+    """Where users ask for the backing tree of a mount over itself; others have their source for that."""
+    mount, path = attached.mount, door_of(attached.mount.source)
+    return nullcontext() if path is None else backing_fd_server.backing_fd_server(path, vfs.root_fd(), mount.device)
+
+
+async def _tell_watchdog() -> None:
+    """Tell systemd, if it watches, that this loop turns: clients of a hung daemon are only freed by its end.
+
+    Checkpoint  between two words
+    """
+    notifier = SystemdNotifier()
+    try:
+        period_s = notifier.watchdog_s()
+        while period_s is not None:
+            notifier.alive()
+            await trio.sleep(period_s / 3)
+    finally:
+        notifier.close()
+
+
+async def _unmount(mount: Mount, ended: trio.Event) -> None:
+    """It is a thread's work: the kernel may have to ask us for the last time meanwhile. Checkpoint  until it is done"""
+    await trio.to_thread.run_sync(_leave, mount.device)
+    pyfuse3_loop.stop_answering()
+    ended.set()
+
+
+async def _wait_no_longer(lock: TablesLock, ended: trio.Event, scope: trio.CancelScope) -> None:
+    """In the end, give up operations that wait for a filesystem which hangs; their clients get an error.
+
+    Checkpoint  until the end, and for a while
+    """
+    await ended.wait()
+    with trio.move_on_after(_GRACE_S):
+        while lock.n_inside:
+            await trio.sleep(_GLANCE_S)
+    scope.cancel()
+
+
+async def _stop_on_signal(
+    mount: Mount, moving: trio.Lock, unmount: Callable[[], Awaitable[None]], task_status: trio.TaskStatus[None]
+) -> None:
+    """End the service cleanly at the first signal; the second one ends the process.
+
+    moving  nothing is unmounted while it is held
+
+    Checkpoint  while waiting for the signal, and while `unmount` does
+    """
+    with trio.open_signal_receiver(*_STOPS) as signals:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
+        task_status.started()
+        await anext(signals)
+    _log.info("%s: stopping", printable(mount.point))
+    async with moving:
+        await unmount()
+
+
+def _leave(device: bytes) -> None:
+    """Unmount the mount of a connection, if it is there and can be seen."""
+    mount = mount_of_device(device)
+    if mount is None:
+        return
+    if top_mount(mount.point, read_mounts()) != mount:
+        _log.error("%s: something else is mounted over it, so it stays, dead", printable(mount.point))
+        return
+    try:
+        detach(mount)
+    except Busy:
+        _log.info("%s: in use; who has something open there gets errors from now on", printable(mount.point))
+        detach(mount, UnmountMode.LAZY)

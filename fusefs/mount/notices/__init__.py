@@ -1,0 +1,1 @@
+"""Wing 3 of the mount: what the kernel is told unasked."""

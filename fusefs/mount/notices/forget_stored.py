@@ -1,0 +1,129 @@
+"""Nodes in a trash store: the kernel is made to forget them bit by bit, before a rename waits, or space is missed.
+
+A reaper takes it from there behind the mount. For as long as the kernel knows a directory, we have it open, so that
+neither its blocks nor its inode would come back; and when a name in a drop folder is looked up again, since the next
+one of that name is to be moved there, the kernel lets go of all that it knows in the first one: 5 µs each, for which
+the caller waits, and all renames.
+
+No client holds what is waited for here, and what is in use is passed over. So the daemon itself may say it, without a
+process between, and clients stay in there; once they let go, that is forgotten as well. A kernel that does not
+know the message forgets when memory is short: then we let go of the directories that were removed.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from contextlib import suppress
+from functools import partial
+
+import trio
+
+from fusefs.core.inode_table import Node
+from fusefs.linux.fuse_device import forget_unused
+from fusefs.linux.statx import look_at
+from fusefs.mount.tree.trashd_dir import holds_trash
+from fusefs.mount.tree.vfs import Vfs
+from fusefs.mount.tree.vfs_write import removed
+
+_log = logging.getLogger(__name__)
+
+_SETTLE_S = 0.2
+"""From a move to the look at what is known: more may be moved."""
+_LONGEST_S = 10.0
+"""Between two looks at what is in use."""
+_REST_PER_WORK = 4
+_N_AT_A_TIME = 128
+"""Half a millisecond's work, for the kernel and for us, as it tells us what it has forgotten."""
+
+
+async def forget_stored(vfs: Vfs, device: int) -> None:
+    """Have the kernel forget what lies in stores, until cancelled.
+
+    device      the connection's fd
+    Checkpoint  between parts of the table, and until something is moved or seen there
+    """
+    sends, news = trio.open_memory_channel[None](1)
+
+    def tell() -> None:
+        with suppress(trio.WouldBlock):
+            sends.send_nowait(None)
+
+    token = trio.lowlevel.current_trio_token()
+    vfs.stored.tell = partial(token.run_sync_soon, tell, idempotent=True)
+    left: list[Node] = []
+    pause_s = _SETTLE_S
+    told_by: int | None = device
+    while True:
+        with trio.move_on_after(pause_s if left else math.inf) as waiting:
+            await news.receive()
+            await trio.sleep(_SETTLE_S)
+        with vfs.lock:
+            nodes = vfs.stored.take(left)
+        n_before = len(left)
+        try:
+            left = await _forget_all(vfs, told_by, nodes)
+        except OSError as error:
+            _log.info(
+                "the kernel forgets what lies in stores when memory is short, or when that name is used again: %s",
+                error.strerror,
+            )
+            told_by, left = None, nodes
+        else:
+            vfs.stored.looked_through()
+        goes_on = not waiting.cancelled_caught or len(left) < n_before
+        pause_s = _SETTLE_S if goes_on else min(2 * pause_s, _LONGEST_S)
+
+
+async def _forget_all(vfs: Vfs, device: int | None, nodes: list[Node]) -> list[Node]:
+    """Those of some nodes that are to be looked at again.
+
+    device      None: the kernel doesn't know the message
+    Raises      OSError: that is so
+    Checkpoint  between parts
+    """
+    left: list[Node] = []
+    # From the newest: what is in a directory goes before it, or that is in use.
+    for end in range(len(nodes), 0, -_N_AT_A_TIME):
+        start_s = time.monotonic()
+        part = nodes[max(0, end - _N_AT_A_TIME) : end]
+        with vfs.lock:
+            stored = [node for node in reversed(part) if _is_stored(vfs, node)]
+            vfs.timeouts.renew_those([node.nodeid for node in stored])
+        if stored and device is not None:
+            forget_unused(device, [node.nodeid for node in stored])
+            left += stored
+        elif stored and vfs.lock.is_slow:
+            left += await trio.to_thread.run_sync(vfs.lock.run, close_removed, vfs, stored, abandon_on_cancel=True)
+        elif stored:
+            with vfs.lock:
+                left += close_removed(vfs, stored)
+        await trio.sleep((time.monotonic() - start_s) * _REST_PER_WORK)
+    return left[::-1]
+
+
+def _is_stored(vfs: Vfs, node: Node) -> bool:
+    """Whether the kernel knows a node that lies in a store, or did until a reaper was seen to take it from there."""
+    if vfs.nodes.get(node.nodeid) is not node:
+        return False
+    return node.last is not None if node.parent is None else holds_trash(vfs.nodes, node.parent)
+
+
+def close_removed(vfs: Vfs, nodes: list[Node]) -> list[Node]:
+    """Let go of the directories that were removed behind the mount; those that are open yet."""
+    left = []
+    for node in nodes:
+        fd = vfs.directories.fd_if_open(node) if node.is_directory else None
+        if fd is None:
+            continue
+        try:
+            seen = vfs.lock.call(look_at, fd)
+        except OSError:
+            vfs.directories.drop(node)  # a request for it tells why
+            continue
+        if seen.nlink:
+            left.append(node)
+        else:
+            removed(vfs, node, seen)
+    return left

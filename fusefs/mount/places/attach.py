@@ -1,0 +1,225 @@
+"""FUSE mounts of ours made and unmade: by root with mount(2), by others through fusermount3.
+
+libfuse takes the fd as its mount point (`/dev/fd/N`): its own way of mounting knows no bytes that are not ASCII.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterable
+from contextlib import ExitStack
+from enum import Enum
+from pathlib import Path
+from typing import NamedTuple
+
+from fusefs.core.errors import Busy, KernelRefused, NotFound, NotPermitted, Refused
+from fusefs.core.mount_options import MountOptions
+from fusefs.core.printable_names import printable
+from fusefs.linux import fusermount, mount_calls
+from fusefs.linux.fd import Fd
+from fusefs.linux.mountinfo import OURS, Mount, read_mounts
+from fusefs.linux.syscalls import statx
+from fusefs.mount.places import runtime_dir
+from fusefs.mount.places.mount_points import real_path, top_mount
+
+_FLAGS = {
+    "ro": mount_calls.MS_RDONLY, "nosuid": mount_calls.MS_NOSUID, "nodev": mount_calls.MS_NODEV,
+    "noexec": mount_calls.MS_NOEXEC, "noatime": mount_calls.MS_NOATIME, "nodiratime": mount_calls.MS_NODIRATIME,
+    "sync": mount_calls.MS_SYNCHRONOUS, "dirsync": mount_calls.MS_DIRSYNC, "nosymfollow": mount_calls.MS_NOSYMFOLLOW,
+}  # fmt: skip
+INHERITED = {
+    "ro": os.ST_RDONLY, "nosuid": os.ST_NOSUID, "nodev": os.ST_NODEV, "noexec": os.ST_NOEXEC, "nosymfollow": 0x2000,
+}  # fmt: skip
+"""What a mount refuses where SRC's own does, as statvfs tells it."""
+ACCESS = frozenset({"noatime", "nodiratime"})
+"""Of a filesystem's mount they say whether times of access are kept; of a mount of FUSE's nothing."""
+_SUBTYPE = OURS.partition(b".")[2]
+_NO_FUSE = "load the kernel's module: modprobe fuse; a container needs --device /dev/fuse"
+_NO_FUSERMOUNT = "install it (Debian: fuse3), or mount as root"
+_PATIENCE_S = 5.0
+"""For a daemon whose mount was unmounted to answer what was asked before, and to end."""
+_FUSECTL = Path("/sys/fs/fuse/connections")
+
+
+class UnmountMode(Enum):
+    """How to unmount.
+
+    PLAIN  unless it is in use
+    LAZY   for new users of it; files that are open stay so until they are closed
+    FORCE  for all, who get errors from now on; a daemon that hangs lets them go
+    """
+
+    PLAIN = "plain"
+    LAZY = "lazy"
+    FORCE = "force"
+
+
+class Attached(NamedTuple):
+    """A mount, and the fd of /dev/fuse that serves it.
+
+    mount  at the mount point that it is for
+    apart  it is mounted nowhere yet, but in this fd; None: at its mount point
+    """
+
+    fd: Fd
+    mount: Mount
+    apart: Fd | None
+
+
+def flags_of(dir_fd: int) -> frozenset[str]:
+    """The flags that a mount of this tree must have: what is no suid program or device there is none here."""
+    on = os.fstatvfs(dir_fd).f_flag
+    return frozenset(name for name, flag in INHERITED.items() if on & flag)
+
+
+def attach_apart(source: bytes, target: bytes, options: MountOptions, flags: Iterable[str]) -> Attached:
+    """Mount as root, in no namespace until it is moved to its mount point: see top.py.
+
+    Raises  OSError besides: not here, or not of this source, whose path may be too long
+    """
+    with ExitStack() as undo:
+        fd = undo.enter_context(_open_fuse())
+        words = {name.encode(): value.encode() for name, value in _data(fd, options).items()}
+        words[b"subtype"] = _SUBTYPE
+        apart = undo.enter_context(mount_calls.new_mount(b"fuse", source, words, numbers(flags)))
+        device = statx(apart).dev
+        undo.pop_all()
+    told = b"%d:%d" % (os.major(device), os.minor(device))
+    return Attached(fd, Mount(0, 0, told, b"/", target, OURS, source, b""), apart)
+
+
+def attach(source: bytes, target: bytes, options: MountOptions, flags: Iterable[str]) -> Attached:
+    """Mount; requests to it wait from now on until a daemon serves it.
+
+    source  what mountinfo is to tell as the backing path
+    flags   those that are on, by mount(8)'s names
+    Raises  Refused and its kin, with what is missing
+    """
+    fd = _as_root(source, target, options, flags) if os.geteuid() == 0 else _as_user(source, target, options, flags)
+    mount = top_mount(target, read_mounts())
+    if mount is None or not mount.is_ours():
+        fd.close()
+        raise Refused(f"{printable(target)} was moved away meanwhile")
+    return Attached(fd, mount, None)
+
+
+def _open_fuse() -> Fd:
+    try:
+        return mount_calls.open_fuse()
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENODEV, errno.ENXIO):
+            raise
+        raise Refused("/dev/fuse can't be opened", _NO_FUSE) from error
+
+
+def numbers(flags: Iterable[str]) -> int:
+    """The flags of mount(2) by mount(8)'s names."""
+    return sum({_FLAGS[name] for name in flags})
+
+
+def _data(fd: Fd, options: MountOptions) -> dict[str, str]:
+    """What the kernel's FUSE is told of a mount; what has no value has an empty one."""
+    numbers = {"fd": f"{int(fd)}", "user_id": f"{os.geteuid()}", "group_id": f"{os.getegid()}"}
+    return {**numbers, "rootmode": f"{stat.S_IFDIR:o}", **dict.fromkeys(_switches(options), "")}
+
+
+def _as_root(source: bytes, target: bytes, options: MountOptions, flags: Iterable[str]) -> Fd:
+    fd = _open_fuse()
+    try:
+        with Fd(os.open(target, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)) as target_fd:
+            data = ",".join(f"{name}={value}" if value else name for name, value in _data(fd, options).items())
+            mount_calls.mount(source, target_fd, OURS, numbers(flags), data.encode())
+    except PermissionError as error:
+        fd.close()
+        raise NotPermitted(target, "mounting needs CAP_SYS_ADMIN, which this container doesn't give") from error
+    except BaseException:
+        fd.close()
+        raise
+    return fd
+
+
+def _as_user(source: bytes, target: bytes, options: MountOptions, flags: Iterable[str]) -> Fd:
+    if not os.path.exists("/dev/fuse"):
+        raise Refused("there is no /dev/fuse", _NO_FUSE)
+    words = [word.encode() for word in (*sorted(flags), *_switches(options))]
+    named = (b"fsname=" + fusermount.escaped(source), b"subtype=" + _SUBTYPE)
+    try:
+        return fusermount.mount(target, b",".join([*words, *named]))
+    except FileNotFoundError as error:
+        raise Refused("without root it takes fusermount3, which is missing", _NO_FUSERMOUNT) from error
+    except fusermount.FusermountFailed as error:
+        raise NotPermitted(str(error), _hint(str(error))) from error
+
+
+def _hint(said: str) -> str:
+    """What helps where fusermount3 refuses to mount, by what it says. Source  fusermount3's own messages, libfuse 3"""
+    if "user_allow_other" in said:
+        return "leave out -o allow_other, or root writes the line user_allow_other into /etc/fuse.conf"
+    if "/dev/fuse" in said:
+        return "root lets users open it: chmod 666 /dev/fuse, as udev does; a container must be given the device"
+    return "the mount point must be a directory of your own"
+
+
+def _switches(options: MountOptions) -> list[str]:
+    return [name for name in ("allow_other", "default_permissions") if getattr(options, name)]
+
+
+def unmount(path: bytes, way: UnmountMode) -> bool:
+    """Unmount a mount of ours; whether its daemon is known to have ended, so that what is below can be unmounted too.
+
+    Raises  NotFound: none of ours stands there; Busy; NotPermitted
+    """
+    target = real_path(path)
+    mount = top_mount(target, read_mounts())
+    if mount is None or not mount.is_ours():
+        raise NotFound(target, "trashd mounted nothing there; findmnt -t fuse.trashd lists its mounts")
+    detach(mount, way)
+    if os.geteuid():
+        return True
+    return runtime_dir.clear(target, 0 if way is UnmountMode.LAZY else _PATIENCE_S) or way is UnmountMode.LAZY
+
+
+def detach(mount: Mount, way: UnmountMode = UnmountMode.PLAIN) -> None:
+    """Unmount.
+
+    Raises  Busy: it is in use (PLAIN only); NotPermitted: it is another user's
+    """
+    path = printable(mount.point)
+    busy = Busy(path, f"fuser -vm {path} tells who uses it; --lazy leaves it to them, --force takes it away")
+    if os.geteuid():
+        _detach_as_user(mount, way, busy)
+        return
+    flags = 0 if way is UnmountMode.PLAIN else mount_calls.MNT_DETACH
+    if way is UnmountMode.FORCE:
+        flags |= mount_calls.MNT_FORCE  # which aborts the connection, as fusectl does
+    try:
+        mount_calls.unmount(mount.point, flags)
+    except OSError as error:
+        if error.errno == errno.EBUSY:
+            raise busy from error
+        if error.errno != errno.EINVAL:  # EINVAL: another process has done it meanwhile
+            raise
+
+
+def _detach_as_user(mount: Mount, way: UnmountMode, busy: Busy) -> None:
+    if way is UnmountMode.FORCE:
+        _abort(mount)
+    try:
+        fusermount.unmount(mount.point, lazily=way is not UnmountMode.PLAIN)
+    except FileNotFoundError as error:
+        raise KernelRefused("fusermount3 is missing", _NO_FUSERMOUNT) from error
+    except fusermount.FusermountFailed as error:
+        if os.strerror(errno.EBUSY) in str(error):
+            raise busy from error
+        raise NotPermitted(str(error), "who mounted it, and root, can unmount it") from error
+
+
+def _abort(mount: Mount) -> None:
+    minor = mount.device.partition(b":")[2].decode()
+    try:
+        (_FUSECTL / minor / "abort").write_text("1")
+    except FileNotFoundError as error:
+        hint = f"root has to: mount -t fusectl none {_FUSECTL}"
+        raise Refused("the connection can't be aborted", hint) from error

@@ -1,0 +1,155 @@
+"""The mounts of ours that this process sees, and their numbers; no mount is asked for anything, for it may hang."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+from fusefs.core import fast_paths
+from fusefs.core.errors import NotFound, NotPermitted, TrashdError
+from fusefs.core.mount_counters import MountStats, SeenMount, decode
+from fusefs.core.printable_names import printable
+from fusefs.linux.fd import Fd
+from fusefs.linux.lock_holders import is_locked
+from fusefs.linux.mount_claims import name_of
+from fusefs.linux.mountinfo import Mount, read_mounts
+from fusefs.linux.runtime_directories import HOME
+from fusefs.mount.places import runtime_dir
+from fusefs.mount.places.mount_points import top_mount
+
+_MAX_BYTES = 1 << 18
+_MAX_LINKS = 40
+
+
+def all_mounts() -> list[Mount]:
+    """Our mounts whose numbers this user may read, each once."""
+    mounts = read_mounts()
+    seen = [mount for mount in mounts if mount.is_ours() and top_mount(mount.point, mounts) is mount]
+    mine = [mount for mount in seen if mount.owner in (0, os.geteuid())]
+    return list({mount.device: mount for mount in reversed(mine)}.values())[::-1]
+
+
+def mount_at(path: bytes) -> Mount:
+    """Our mount at a path, which may be a link. Raises  NotFound"""
+    mounts = read_mounts()
+    at, is_there = _follow(os.path.abspath(path), mounts)
+    mount = top_mount(at, mounts)
+    if mount is None or not mount.is_ours():
+        raise NotFound(f"a mount of trashd at {printable(path)}", "findmnt -t fuse.trashd lists its mounts")
+    if not is_there:
+        point = printable(mount.point)
+        raise NotFound(f"a mount of trashd at {printable(path)}", f"it lies in one: trashd stats {point}")
+    return mount
+
+
+def mounts_of(path: bytes) -> list[Mount]:
+    """Our mounts that a path belongs to: the one that it lies in, or those that serve it. Raises  NotFound"""
+    mounts = read_mounts()
+    at, _is_whole = _follow(os.path.abspath(path), mounts)
+    mount = top_mount(at, mounts)
+    if mount is not None and mount.is_ours():
+        return [mount]
+    found = [one for one in mounts if one.is_ours() and one.source == at and top_mount(one.point, mounts) is one]
+    if not found:
+        raise NotFound(f"a mount of trashd at {printable(path)}", "findmnt -t fuse.trashd lists its mounts")
+    return found
+
+
+def read_counters(mount: Mount) -> SeenMount:
+    """What a mount's daemon counted, and what makes it fast.
+
+    Raises  NotFound: there are no numbers of it; NotPermitted: a user's mount; TrashdError: they are not understood
+    """
+    point = printable(mount.point)
+    if mount.owner not in (0, os.geteuid()):
+        raise NotPermitted(f"the numbers of {point}", "who mounted it can ask for them")
+    device = mount.st_dev()
+    for path in _files(mount):
+        with suppress(FileNotFoundError, NotADirectoryError):
+            stats, is_running = _read(path)
+            if stats.device == device:
+                states = _fast_paths(os.path.join(os.path.dirname(path), runtime_dir.FAST_PATHS), stats)
+                return SeenMount(mount.point, mount.source, stats, is_running, states)
+    hint = "its daemon has no runtime directory, or is of an older version"
+    if mount.owner == 0 and os.geteuid():
+        hint = "its daemon is of an older version, or was started in another mount namespace; root may find them"
+    raise NotFound(f"the numbers of {point}", hint)
+
+
+def forget_earlier(mount: Mount) -> None:
+    """Take away what killed daemons left of mounts that had this new one's device number: the kernel gives it again.
+
+    A process that sees a mount from another namespace finds its numbers by nothing else.
+    """
+    above, own, device = runtime_dir.home(), runtime_dir.file_of(mount.point, runtime_dir.STATS), mount.st_dev()
+    for path in _all_files(above) if above is not None else ():
+        with suppress(OSError, TrashdError):  # gone meanwhile, or of another version
+            if path != own and _read(path)[0].device == device:
+                os.unlink(path)
+
+
+def _files(mount: Mount) -> Iterator[bytes]:
+    """Where they may be: by the mount's place, or, if it was mounted elsewhere, wherever a mount's are."""
+    above = HOME if mount.owner == 0 else runtime_dir.home()
+    if above is None:
+        return
+    places = [one.point for one in read_mounts() if one.device == mount.device]
+    usual = [b"/".join([above, name_of(point), runtime_dir.STATS]) for point in places]
+    yield from usual
+    yield from _all_files(above)
+
+
+def _all_files(above: bytes) -> Iterator[bytes]:
+    with suppress(FileNotFoundError, PermissionError):
+        yield from (b"/".join([above, name, runtime_dir.STATS]) for name in os.listdir(above))
+
+
+def _read(path: bytes) -> tuple[MountStats, bool]:
+    with _open(path) as fd:
+        is_running = is_locked(fd)  # before its numbers are read: those of its end are complete
+        return decode(os.read(fd, _MAX_BYTES)), is_running
+
+
+def _fast_paths(path: bytes, stats: MountStats) -> tuple[fast_paths.FastPathState, ...]:
+    """What a file tells that the same daemon wrote. Raises  TrashdError: it is not understood"""
+    with suppress(FileNotFoundError), _open(path) as fd:
+        told = fast_paths.decode(os.read(fd, _MAX_BYTES))
+        if (told.device, told.pid) == (stats.device, stats.table.pid):
+            return told.fast_paths
+    return ()
+
+
+def _open(path: bytes) -> Fd:
+    fd = Fd(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC))
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        fd.close()
+        raise FileNotFoundError(path)
+    return fd
+
+
+def _follow(path: bytes, mounts: Sequence[Mount]) -> tuple[bytes, bool]:
+    """Where a path leads, up to the first mount of ours, and whether that is the whole of it."""
+    left = path.split(b"/")[:0:-1]
+    at, n_links = b"/", 0
+    while left:
+        name = left.pop()
+        if name in (b"", b"."):
+            continue
+        below = os.path.dirname(at) if name == b".." else os.path.join(at, name)
+        mount = top_mount(below, mounts)
+        if mount is not None and mount.is_ours():
+            return below, not any(left)
+        target = b""
+        with suppress(OSError):  # no link, or not there: then nothing is mounted there either
+            target = os.readlink(below)
+        if not target:
+            at = below
+            continue
+        n_links += 1
+        if n_links > _MAX_LINKS:
+            break
+        at = b"/" if target.startswith(b"/") else at
+        left += target.split(b"/")[::-1]
+    return at, not left

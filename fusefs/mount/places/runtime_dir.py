@@ -1,0 +1,156 @@
+"""/run/trashd/<mount>/: a lock while root's daemon lives, its numbers, and the backing tree of a mount over itself.
+
+Such a mount hides its backing tree from all processes, trashd's commands included; a private clone of it, mounted
+in here, is the path by which root's find it, and no others can: users' get it by a socket (porter.py).
+Private, or namespaces made earlier would see the FUSE tree in there too.
+
+A user's daemon has only its numbers to keep, below $XDG_RUNTIME_DIR.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from fusefs.core.errors import Busy
+from fusefs.linux import mount_calls
+from fusefs.linux.atomic_files import NEW
+from fusefs.linux.backing_fd_socket import DOOR, TREE
+from fusefs.linux.fd import Fd
+from fusefs.linux.mount_claims import directory_of, name_of
+from fusefs.linux.mountinfo import is_inside, read_mounts
+from fusefs.linux.runtime_directories import HOME
+
+STATS, FAST_PATHS = b"stats", b"fast-paths"
+"""The files of the daemon's numbers (counters.py), and of what makes it fast (fast_path_states.py)."""
+_PATIENCE_S = 5.0
+"""For an earlier daemon at the same mount point, whose mount is gone, to end."""
+_GLANCE_S = 0.02
+
+
+def home() -> bytes | None:
+    """The directory of the directories of this user's mounts; None if there is none: no login made it."""
+    if os.geteuid() == 0:
+        return HOME
+    for path in (os.environb.get(b"XDG_RUNTIME_DIR", b""), b"/run/user/%d" % os.geteuid()):
+        with suppress(OSError):
+            if path.startswith(b"/") and os.stat(path).st_uid == os.geteuid():  # not another's, after su
+                return path + b"/trashd"
+    return None
+
+
+def file_of(target: bytes, name: bytes) -> bytes | None:
+    """A file that this user's mount at that mount point has in its directory; None without a place for it."""
+    above = home()
+    return None if above is None else b"/".join([above, name_of(target), name])
+
+
+@contextmanager
+def claimed(target: bytes) -> Iterator[bytes]:
+    """A mount point's directory, locked for the block; what is not needed any more is gone before and after.
+
+    Raises  Busy: an earlier daemon still serves those that had its mount open
+    """
+    path = directory_of(target)
+    _make(HOME)
+    fd = _lock(path, _PATIENCE_S, makes=True)
+    if fd is None:
+        raise Busy(
+            target,
+            "an earlier trashd still serves what programs had open there when it was unmounted; end those programs, "
+            f"or it (fuser -v {os.fsdecode(path)})",
+        )
+    with fd:
+        try:
+            _remove(path, keeps_itself=True)
+            yield path
+        finally:
+            if not stands(target):
+                _remove(path)
+
+
+def stands(target: bytes) -> bool:
+    """Whether this user's mount is there, though its daemon may be gone: then its last numbers can be asked for."""
+    return any(mount.point == target and mount.is_ours() and mount.owner == os.geteuid() for mount in read_mounts())
+
+
+def clear(target: bytes, patience_s: float) -> bool:
+    """Whether no daemon serves a mount point of root's (any more); then nothing of it is left here either."""
+    path = directory_of(target)
+    try:
+        fd = _lock(path, patience_s, makes=False)
+    except (FileNotFoundError, PermissionError):
+        return True
+    if fd is None:
+        return False
+    with fd:
+        _remove(path)
+    return True
+
+
+def clone(path: bytes, dir_fd: int, flags: int, *, follows: bool = False) -> tuple[Fd, bytes]:
+    """A private clone of a directory's mount: an O_PATH fd of its root, and where it is mounted in here.
+
+    Only root reaches it by path.
+    flags    of the FUSE mount, as mount(2) takes them: what it refuses is refused here, and what it leaves to what is
+             below, as times of access, is kept here as it says
+    follows  with what is mounted inside, now and later
+    """
+    tree = path + b"/" + TREE
+    for directory in (os.path.dirname(tree), tree):
+        os.mkdir(directory, 0o700)
+    mount_fd = mount_calls.clone_tree(dir_fd, with_inner=follows)
+    try:
+        (mount_calls.make_follow if follows else mount_calls.make_private)(mount_fd, flags)
+        with Fd(os.open(tree, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)) as tree_fd:
+            mount_calls.move_mount(mount_fd, tree_fd)
+    except BaseException:
+        mount_fd.close()
+        raise
+    return mount_fd, tree
+
+
+def _make(path: bytes) -> None:
+    with suppress(FileExistsError):
+        os.mkdir(path)
+        os.chmod(path, 0o711)
+
+
+def _lock(path: bytes, patience_s: float, *, makes: bool) -> Fd | None:
+    deadline_s = time.monotonic() + patience_s
+    while True:
+        if makes:
+            _make(path)
+        fd = Fd(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC))
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(fd), os.stat(path)):
+                return fd
+        except FileNotFoundError:
+            pass  # its daemon took it away at the end
+        except BlockingIOError:
+            if time.monotonic() > deadline_s:
+                fd.close()
+                return None
+            time.sleep(_GLANCE_S)
+        fd.close()
+
+
+def _remove(path: bytes, *, keeps_itself: bool = False) -> None:
+    """Take away the clone, unless a mount (a dead one too) has it as its source, the numbers, and the directories."""
+    mounts = read_mounts()
+    if any(mount.is_ours() and mount.owner == 0 and is_inside(mount.source, path) for mount in mounts):
+        return
+    for mount in reversed(mounts):
+        if is_inside(mount.point, path):
+            mount_calls.unmount(mount.point, mount_calls.MNT_DETACH)
+    for name in (STATS, STATS + NEW, FAST_PATHS, FAST_PATHS + NEW, DOOR):
+        with suppress(FileNotFoundError):
+            os.unlink(path + b"/" + name)
+    tree = path + b"/" + TREE
+    for directory in (tree, os.path.dirname(tree), *([] if keeps_itself else [path])):
+        with suppress(FileNotFoundError):
+            os.rmdir(directory)

@@ -1,0 +1,53 @@
+"""What a request is answered that fails: from any exception to an errno."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Callable, Generator
+from enum import Enum
+from typing import ParamSpec, TypeVar
+
+from fusefs.mount.tables.tables_lock import WouldWait
+
+P = ParamSpec("P")
+R = TypeVar("R")
+D = TypeVar("D")
+
+_log = logging.getLogger(__name__)
+
+
+class NotYet(Enum):
+    """Says that there is no answer yet."""
+
+    NOT_YET = 0
+
+
+def attempt(act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | int:
+    """What a request is answered, or the errno that it has failed with. Raises  WouldWait"""
+    try:
+        return act(*args, **kwargs)
+    except WouldWait:
+        raise
+    except Exception as error:
+        return errno_of(error, act)
+
+
+def attempt_step(steps: Generator[None, D, R], word: D) -> R | int | NotYet:
+    """What one step of a request is answered, or the errno that it failed with; NotYet: it was not the last."""
+    try:
+        steps.send(word)
+    except StopIteration as end:
+        answer: R = end.value
+        return answer
+    except Exception as error:
+        return errno_of(error, steps)
+    return NotYet.NOT_YET
+
+
+def errno_of(error: Exception, failed: object) -> int:
+    """The errno for the client; what is no OSError is a fault of ours, and in the log."""
+    if isinstance(error, OSError):
+        return error.errno or errno.EIO
+    _log.exception("%s failed", failed)
+    return errno.EIO

@@ -1,0 +1,477 @@
+"""The handlers of the kernel's requests, by opcode: what each means to the vfs, and what is answered.
+
+All of it is done with the tables' lock, which is let go for each call to the backing filesystem: by the loop's own
+thread, or by any other. An answer is put together when nothing waits any more, and written before the lock is let go
+again: so there is one of each sort for all threads.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
+from enum import IntEnum
+from functools import partial
+from struct import Struct
+from typing import NamedTuple, TypeVar
+
+from fusefs.core import fuse_protocol as wire
+from fusefs.core.fuse_protocol import REQUEST_HEAD_SIZE, Opcode, Request
+from fusefs.linux.fuse_caller import Caller
+from fusefs.mount.places.counters import CELL_OF
+from fusefs.mount.tables.tables_lock import WouldWait
+from fusefs.mount.tree import cached_replies, no_opendir, readdir, vfs_files, vfs_write
+from fusefs.mount.tree.act_as import RequestCaller
+from fusefs.mount.tree.readdir import DirectoryReader, ReaddirEntry, ReplySizes
+from fusefs.mount.tree.validity import EntryParam, shown_number
+from fusefs.mount.tree.vfs import Vfs
+from fusefs.mount.tree.vfs_files import OpenedFile
+from fusefs.mount.tree.vfs_write import Changes
+from fusefs.mount.tree.xattr_operations import XattrOperations
+
+_PATIENCE = 50
+"""Requests that are read before what was just made is told by another number: what is deleted and in use keeps its own
+longer than clients want to wait, and so does what stands behind a hundred thousand others that the kernel forgets."""
+
+PART = 64
+"""Nodes that are forgotten in one go: an eighth of a millisecond's work."""
+
+_REST_S = 0.0005
+"""Between two parts of what the kernel forgets, if requests come meanwhile."""
+
+_NANO = 1_000_000_000
+
+Reply = bytearray | bytes | int | None
+"""To a request: complete but for its number; its body alone; an errno; or there is no answer."""
+ReplyInSteps = Generator[None, bool | None, Reply]
+"""What takes several steps, others being served between any two. It is sent whether no other request waits."""
+ReplyOrSteps = Reply | ReplyInSteps
+R = TypeVar("R")
+
+
+class WaitClass(IntEnum):
+    """How long a request may take."""
+
+    SHORT = 0
+    LOOK = 1
+    CHANGE = 2
+    """Waits where the filesystem below is frozen, or its journal busy."""
+    LONG = 3
+    """Takes its time on any filesystem."""
+    OTHERS = 4
+    """Waits for another process, perhaps for ever."""
+
+
+class OpcodeHandler(NamedTuple):
+    """Of requests of one kind: where they are counted, what does them, and how long that may take."""
+
+    cell: int
+    act: Callable[[int, Request, RequestCaller], ReplyOrSteps]
+    sort: WaitClass
+
+
+class FuseOperations:
+    """One mount's."""
+
+    def __init__(self, vfs: Vfs, xattrs: XattrOperations, *, opens_directories: bool) -> None:
+        """opens_directories: else the kernel is told at its first question to do that without us."""
+        self._vfs = vfs
+        self._lifetimes = vfs.timeouts.lifetimes
+        self._lock = vfs.lock
+        self._xattrs = xattrs
+        self._opens_directories = opens_directories
+        self._done = wire.answer()
+        self._entry, self._missing, self._missing_s = wire.entry_answer(), wire.entry_answer(), -1.0
+        self._attr, self._statx_told = wire.attr_answer(), wire.statx_answer()
+        self._opened = wire.open_answer()
+        self._created = wire.create_answer()
+        self._written = wire.write_answer()
+        self._sizes = ReplySizes()
+
+    def acts(self) -> dict[int, OpcodeHandler]:
+        """What is done for each request, by its opcode."""
+        acts: dict[Opcode, tuple[str, Callable[[int, Request, RequestCaller], ReplyOrSteps], WaitClass]] = {
+            Opcode.LOOKUP: ("lookup", self._lookup, WaitClass.LOOK),
+            Opcode.FORGET: ("forget", self._forget, WaitClass.SHORT),
+            Opcode.BATCH_FORGET: ("forget", self._forget_many, WaitClass.SHORT),
+            Opcode.GETATTR: ("getattr", self._getattr, WaitClass.LOOK),
+            Opcode.SETATTR: ("setattr", self._setattr, WaitClass.CHANGE),
+            Opcode.STATX: ("statx", self._statx, WaitClass.LOOK),
+            Opcode.READLINK: ("readlink", self._readlink, WaitClass.LOOK),
+            Opcode.SYMLINK: ("symlink", self._symlink, WaitClass.CHANGE),
+            Opcode.MKNOD: ("mknod", self._mknod, WaitClass.CHANGE),
+            Opcode.MKDIR: ("mkdir", self._mkdir, WaitClass.CHANGE),
+            Opcode.CREATE: ("create", self._create, WaitClass.CHANGE),
+            Opcode.TMPFILE: ("tmpfile", self._tmpfile, WaitClass.LONG),
+            Opcode.UNLINK: ("unlink", partial(self._remove, vfs_write.unlink), WaitClass.CHANGE),
+            Opcode.RMDIR: ("rmdir", partial(self._remove, vfs_write.rmdir), WaitClass.CHANGE),
+            Opcode.RENAME: ("rename", partial(self._rename, wire.RENAME_IN), WaitClass.CHANGE),
+            Opcode.RENAME2: ("rename", partial(self._rename, wire.RENAME2_IN), WaitClass.CHANGE),
+            Opcode.LINK: ("link", self._link, WaitClass.CHANGE),
+            Opcode.OPEN: ("open", self._open, WaitClass.LOOK),
+            Opcode.READ: ("read", self._read, WaitClass.LOOK),
+            Opcode.WRITE: ("write", self._write, WaitClass.CHANGE),
+            Opcode.LSEEK: ("lseek", self._lseek, WaitClass.LOOK),
+            Opcode.FALLOCATE: ("fallocate", self._fallocate, WaitClass.LONG),
+            Opcode.COPY_FILE_RANGE: ("copy_file_range", partial(self._copy, wire.COPY_OUT.pack), WaitClass.LONG),
+            Opcode.COPY_FILE_RANGE_64: ("copy_file_range", partial(self._copy, wire.COPY_64_OUT.pack), WaitClass.LONG),
+            Opcode.FLUSH: ("flush", partial(self._end, vfs_files.flush), WaitClass.CHANGE),
+            Opcode.FSYNC: ("fsync", self._fsync, WaitClass.LONG),
+            Opcode.RELEASE: ("release", partial(self._end, Vfs.release), WaitClass.LOOK),
+            Opcode.STATFS: ("statfs", self._statfs, WaitClass.LOOK),
+            Opcode.ACCESS: ("access", self._access, WaitClass.LOOK),
+            Opcode.SETXATTR: ("setxattr", self._setxattr, WaitClass.CHANGE),
+            Opcode.GETXATTR: ("getxattr", self._getxattr, WaitClass.LOOK),
+            Opcode.LISTXATTR: ("listxattr", self._listxattr, WaitClass.LOOK),
+            Opcode.REMOVEXATTR: ("removexattr", self._removexattr, WaitClass.CHANGE),
+            Opcode.OPENDIR: ("opendir", self._opendir, WaitClass.LOOK),
+            Opcode.READDIRPLUS: ("readdir", self._readdirplus, WaitClass.LOOK),
+            Opcode.FSYNCDIR: ("fsyncdir", self._fsyncdir, WaitClass.LONG),
+            Opcode.RELEASEDIR: ("releasedir", partial(self._end, readdir.releasedir), WaitClass.LOOK),
+        }
+        return {int(opcode): OpcodeHandler(CELL_OF[name], act, sort) for opcode, (name, act, sort) in acts.items()}
+
+    def recalls(self) -> dict[int, OpcodeHandler]:
+        """What is done for a request that memory may answer, on a slow filesystem; it raises WouldWait if not."""
+        recalls: dict[Opcode, tuple[str, Callable[[int, Request, RequestCaller], ReplyOrSteps]]] = {
+            Opcode.LOOKUP: ("lookup", self._recall_name),
+            Opcode.FORGET: ("forget", self._forget),
+            Opcode.BATCH_FORGET: ("forget", self._forget_many),
+            Opcode.GETATTR: ("getattr", self._recall_node),
+            Opcode.STATX: ("statx", self._recall_birth),
+            Opcode.READLINK: ("readlink", self._recall_target),
+            Opcode.GETXATTR: ("getxattr", self._recall_xattr),
+            Opcode.LISTXATTR: ("listxattr", self._recall_xattrs),
+        }
+        return {
+            int(opcode): OpcodeHandler(CELL_OF[name], act, WaitClass.SHORT) for opcode, (name, act) in recalls.items()
+        }
+
+    def handle_in(self, answer: Reply) -> int | None:
+        """The handle that an answer tells of, if it does: no client will let it go if that is lost."""
+        if isinstance(answer, bytearray) and (answer is self._opened or answer is self._created):
+            return wire.handle_in(answer)
+        return None
+
+    # Names. Each takes the nodeid that is asked about and the whole request.
+
+    def _lookup(self, parent: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
+        return self._named(self._vfs.lookup(parent, wire.name(request), caller))
+
+    def _recall_name(self, parent: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
+        known = cached_replies.lookup(self._vfs, parent, wire.name(request), caller.pid)
+        return self._named(_remembered(known))
+
+    def _named(self, known: EntryParam) -> bytearray:
+        if not known.nodeid:
+            known = self._still(known)
+            if known.timeout_s != self._missing_s:
+                wire.put_missing(self._missing, known.timeout_s)
+                self._missing_s = known.timeout_s
+            return self._missing
+        return self._put(self._entry, known)
+
+    def _still(self, known: EntryParam) -> EntryParam:
+        """What was found, to be believed as long as it may be when the answer goes out, which is now."""
+        if known.proof is not None:
+            return known._replace(timeout_s=known.proof.left_s(), proof=None)
+        if self._lock.was_away and self._lock.is_home:
+            return known._replace(timeout_s=0, is_steady=False)
+        return known
+
+    def _put(self, answer: bytearray, known: EntryParam) -> bytearray:
+        known = self._still(known)
+        wire.put_entry(answer, known.nodeid, shown_number(known), known.attributes, *self._lifetimes(known))
+        return answer
+
+    def _forget(self, nodeid: int, request: Request, caller: RequestCaller) -> None:
+        self._vfs.forget(nodeid, *wire.FORGET_IN.unpack_from(request, REQUEST_HEAD_SIZE))
+
+    def _forget_many(self, _nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
+        forgotten = wire.forgotten(request)
+        if len(forgotten) > PART:
+            return self._forget_parts(forgotten)
+        for nodeid, n in forgotten:
+            self._vfs.forget(nodeid, n)
+        return None
+
+    def _forget_parts(self, forgotten: Sequence[tuple[int, int]]) -> ReplyInSteps:
+        again_s = 0.0
+        for at in range(0, len(forgotten), PART):
+            while time.monotonic() < again_s:
+                if (yield):
+                    break
+            for nodeid, n in forgotten[at : at + PART]:
+                self._vfs.forget(nodeid, n)
+            again_s = time.monotonic() + _REST_S
+        return None
+
+    def _mkdir(self, parent: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
+        mode, caller.umask = wire.MKDIR_IN.unpack_from(request, REQUEST_HEAD_SIZE)
+        (name,) = wire.names(request, wire.MKDIR_IN)
+        known = vfs_write.mkdir(self._vfs, parent, name, mode, caller)
+        if known.nodeid != known.attributes.ino:
+            return self._number(known, None)
+        return self._put(self._entry, known)
+
+    def _create(self, parent: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
+        flags, mode, caller.umask = wire.CREATE_IN.unpack_from(request, REQUEST_HEAD_SIZE)
+        (name,) = wire.names(request, wire.CREATE_IN)
+        opened, known = vfs_write.create(self._vfs, parent, name, mode, flags, caller)
+        if known.nodeid != known.attributes.ino:
+            return self._number(known, opened)
+        return self._put(self._handle(self._created, opened), known)
+
+    def _tmpfile(self, parent: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
+        flags, mode, caller.umask = wire.CREATE_IN.unpack_from(request, REQUEST_HEAD_SIZE)
+        opened, known = vfs_write.create_unnamed(self._vfs, parent, mode, flags, caller)
+        return self._number(known, opened)
+
+    def _mknod(self, parent: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
+        mode, rdev, caller.umask = wire.MKNOD_IN.unpack_from(request, REQUEST_HEAD_SIZE)
+        (name,) = wire.names(request, wire.MKNOD_IN)
+        return self._number(vfs_write.mknod(self._vfs, parent, name, mode, rdev, caller), None)
+
+    def _symlink(self, parent: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
+        name, target = wire.name(request).split(b"\0")
+        return self._number(vfs_write.symlink(self._vfs, parent, name, target, caller), None)
+
+    def _link(self, parent: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
+        (nodeid,) = wire.LINK_IN.unpack_from(request, REQUEST_HEAD_SIZE)
+        (name,) = wire.names(request, wire.LINK_IN)
+        return self._put(self._entry, vfs_write.link(self._vfs, nodeid, parent, name, caller))
+
+    def _number(self, known: EntryParam, opened: OpenedFile | None) -> ReplyInSteps:
+        """Answer when it has its own inode number for a nodeid, or won't get it.
+
+        It may be that of a file just deleted: the kernel lets go of that at once, but prefers to hand us requests.
+        """
+        is_idle: bool | None = False
+        for _ in range(_PATIENCE):
+            known = self._vfs.renumbered(known)
+            if is_idle or not self._vfs.lacks_its_number(known):
+                break
+            is_idle = yield
+        return self._put(self._entry if opened is None else self._handle(self._created, opened), known)
+
+    def _remove(
+        self, act: Callable[[Vfs, int, bytes, Caller], None], parent: int, request: Request, caller: RequestCaller
+    ) -> ReplyOrSteps:
+        act(self._vfs, parent, wire.name(request), caller)
+        return self._done
+
+    def _rename(self, numbers: Struct, parent: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
+        new_parent, *flags = numbers.unpack_from(request, REQUEST_HEAD_SIZE)
+        old, new = wire.names(request, numbers)
+        vfs_write.rename(self._vfs, parent, old, new_parent, new, sum(flags), caller)
+        return self._done
+
+    # Attributes.
+
+    def _getattr(self, nodeid: int, _request: Request, caller: RequestCaller) -> ReplyOrSteps:
+        return self._tell(self._vfs.getattr(nodeid, caller))
+
+    def _recall_node(self, nodeid: int, _request: Request, caller: RequestCaller) -> ReplyOrSteps:
+        return self._tell(_remembered(cached_replies.getattr_(self._vfs, nodeid)))
+
+    def _tell(self, known: EntryParam) -> bytearray:
+        known = self._still(known)
+        wire.put_attr(self._attr, shown_number(known), known.attributes, self._lifetimes(known)[1])
+        return self._attr
+
+    def _statx(self, nodeid: int, _request: Request, caller: RequestCaller) -> ReplyOrSteps:
+        """A node's attributes with its birth, asked for once: the kernel keeps that as long as it knows the node."""
+        return self._tell_birth(self._vfs.getattr(nodeid, caller))
+
+    def _recall_birth(self, nodeid: int, _request: Request, _caller: RequestCaller) -> ReplyOrSteps:
+        return self._tell_birth(_remembered(cached_replies.getattr_(self._vfs, nodeid)))
+
+    def _tell_birth(self, known: EntryParam) -> bytearray:
+        known = self._still(known)
+        wire.put_statx(self._statx_told, shown_number(known), known.attributes, self._lifetimes(known)[1])
+        return self._statx_told
+
+    def _setattr(self, nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
+        wanted, fh, size, *times, mode, uid, gid = wire.SETATTR_IN.unpack_from(request, REQUEST_HEAD_SIZE)
+        atime_s, mtime_s, atime_ns, mtime_ns = times
+        is_now = wire.FATTR_ATIME_NOW, wire.FATTR_MTIME_NOW
+        now_ns = time.time_ns()
+        atime_ns, mtime_ns = (
+            now_ns if wanted & one else seconds * _NANO + ns
+            for one, seconds, ns in zip(is_now, (atime_s, mtime_s), (atime_ns, mtime_ns), strict=True)
+        )
+        changes = Changes(
+            mode=mode if wanted & wire.FATTR_MODE else None,
+            uid=uid if wanted & wire.FATTR_UID else None,
+            gid=gid if wanted & wire.FATTR_GID else None,
+            size=size if wanted & wire.FATTR_SIZE else None,
+            atime_ns=atime_ns if wanted & wire.FATTR_ATIME else None,
+            mtime_ns=mtime_ns if wanted & wire.FATTR_MTIME else None,
+        )
+        handle = fh if wanted & wire.FATTR_FH else None
+        return self._tell(vfs_write.setattr_(self._vfs, nodeid, changes, handle, caller))
+
+    def _readlink(self, nodeid: int, _request: Request, caller: RequestCaller) -> ReplyOrSteps:
+        return self._vfs.readlink(nodeid, caller)
+
+    def _recall_target(self, nodeid: int, _request: Request, _caller: RequestCaller) -> ReplyOrSteps:
+        return _remembered(cached_replies.readlink(self._vfs, nodeid))
+
+    def _access(self, nodeid: int, request: Request, _caller: RequestCaller) -> ReplyOrSteps:
+        (mask,) = wire.ACCESS_IN.unpack_from(request, REQUEST_HEAD_SIZE)
+        return self._done if self._vfs.access(nodeid, mask) else errno.EACCES
+
+    def _statfs(self, _nodeid: int, _request: Request, _caller: RequestCaller) -> ReplyOrSteps:
+        found = self._vfs.statfs()
+        blocks = found.f_blocks, found.f_bfree, found.f_bavail, found.f_files, found.f_ffree
+        return wire.STATFS_OUT.pack(*blocks, found.f_bsize, found.f_namemax, found.f_frsize)
+
+    def _setxattr(self, nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
+        size, flags = wire.SETXATTR_IN.unpack_from(request, REQUEST_HEAD_SIZE)
+        name, _, value = bytes(request[REQUEST_HEAD_SIZE + wire.SETXATTR_IN.size :]).partition(b"\0")
+        self._xattrs.set(nodeid, name, value[:size], caller, flags)
+        return self._done
+
+    def _removexattr(self, nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
+        self._xattrs.remove(nodeid, wire.name(request), caller)
+        return self._done
+
+    def _listxattr(self, nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
+        return self._tell_names(self._xattrs.names(nodeid, caller), request)
+
+    def _recall_xattrs(self, nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
+        return self._tell_names(_remembered(self._xattrs.recall_names(nodeid, caller)), request)
+
+    def _tell_names(self, names: Iterable[bytes], request: Request) -> ReplyOrSteps:
+        return self._tell_xattr(b"".join(name + b"\0" for name in names), request)
+
+    def _getxattr(self, nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
+        return self._tell_xattr(self._xattrs.find(nodeid, wire.names(request, wire.GETXATTR_IN)[0], caller), request)
+
+    def _recall_xattr(self, nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
+        (name,) = wire.names(request, wire.GETXATTR_IN)
+        answer = self._xattrs.recall(nodeid, name, caller)
+        if answer is None:
+            raise WouldWait
+        return self._tell_xattr(answer, request)
+
+    def _tell_xattr(self, answer: bytes | int, request: Request) -> ReplyOrSteps:
+        (room,) = wire.GETXATTR_IN.unpack_from(request, REQUEST_HEAD_SIZE)
+        if isinstance(answer, int):
+            return answer
+        if not room:
+            return wire.GETXATTR_OUT.pack(len(answer))
+        return answer if len(answer) <= room else errno.ERANGE
+
+    # Files.
+
+    def _open(self, nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
+        (flags,) = wire.OPEN_IN.unpack_from(request, REQUEST_HEAD_SIZE)
+        return self._handle(self._opened, vfs_files.open_(self._vfs, nodeid, flags, caller))
+
+    def _handle(self, answer: bytearray, opened: OpenedFile) -> bytearray:
+        """The kernel reads and writes the file of an id itself, and keeps no pages then."""
+        fh, backing_id, keeps = opened
+        flags = wire.FOPEN_PASSTHROUGH if backing_id else wire.FOPEN_KEEP_CACHE if keeps else 0
+        if not backing_id and self._vfs.handles.comes_whole(fh):
+            flags |= wire.FOPEN_DIRECT_IO
+        wire.put_opened(answer, fh, flags, backing_id)
+        return answer
+
+    def _read(self, _nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
+        fh, offset, size = wire.READ_IN.unpack_from(request, REQUEST_HEAD_SIZE)
+        return vfs_files.read(self._vfs, fh, offset, size)
+
+    def _write(self, _nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
+        fh, offset, size, flags = wire.WRITE_IN.unpack_from(request, REQUEST_HEAD_SIZE)
+        data = memoryview(request)[REQUEST_HEAD_SIZE + wire.WRITE_IN.size :][:size]
+        wire.put_written(self._written, vfs_files.write(self._vfs, fh, offset, data, flags))
+        return self._written
+
+    def _lseek(self, _nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
+        fh, offset, whence = wire.LSEEK_IN.unpack_from(request, REQUEST_HEAD_SIZE)
+        return wire.LSEEK_OUT.pack(vfs_files.seek(self._vfs, fh, offset, whence))
+
+    def _fallocate(self, _nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
+        fh, offset, size, mode = wire.FALLOCATE_IN.unpack_from(request, REQUEST_HEAD_SIZE)
+        vfs_files.allocate(self._vfs, fh, mode, offset, size, caller)
+        return self._done
+
+    def _copy(
+        self, tell: Callable[[int], bytes], _nodeid: int, request: Request, caller: RequestCaller
+    ) -> ReplyOrSteps:
+        fh, offset, to_fh, to_offset, size = wire.COPY_IN.unpack_from(request, REQUEST_HEAD_SIZE)
+        return tell(vfs_files.copy(self._vfs, fh, offset, to_fh, to_offset, size, caller))
+
+    def _fsync(self, _nodeid: int, request: Request, _caller: RequestCaller) -> ReplyOrSteps:
+        fh, flags = wire.FSYNC_IN.unpack_from(request, REQUEST_HEAD_SIZE)
+        vfs_files.fsync(self._vfs, fh, data_only=bool(flags & wire.FSYNC_DATA_ONLY))
+        return self._done
+
+    def _end(
+        self, act: Callable[[Vfs, int], None], _nodeid: int, request: Request, _caller: RequestCaller
+    ) -> ReplyOrSteps:
+        """A client closes a file by a handle, or lets that go."""
+        act(self._vfs, *wire.HANDLE_IN.unpack_from(request, REQUEST_HEAD_SIZE))
+        return self._done
+
+    # Listings.
+
+    def _opendir(self, nodeid: int, _request: Request, caller: RequestCaller) -> ReplyOrSteps:
+        if not self._opens_directories:
+            return errno.ENOSYS
+        fh = readdir.opendir(self._vfs, nodeid, caller)
+        keeps = wire.FOPEN_KEEP_CACHE | wire.FOPEN_CACHE_DIR if self._vfs.is_listing_kept(nodeid) else 0
+        wire.put_opened(self._opened, fh, keeps)
+        return self._opened
+
+    def _readdirplus(self, nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
+        fh, offset, room = wire.READ_IN.unpack_from(request, REQUEST_HEAD_SIZE)
+        reader = DirectoryReader(nodeid, caller.pid)
+        room = self._sizes.room(reader, offset, room)
+        if fh:
+            readdir.prepare(self._vfs, fh, offset)
+            return self._entries(readdir.read(self._vfs, fh, offset, room), room, reader)
+        if self._lock.is_home:
+            return self._entries(no_opendir.read(self._vfs, nodeid, offset, room), room, reader)
+        found = no_opendir.read_names(self._vfs, nodeid, offset, room)
+        names = (ReaddirEntry(name, None, ino, kind, following, None) for name, ino, following, kind in found)
+        return self._entries(names, room, reader)
+
+    def _entries(self, all_listed: Iterable[ReaddirEntry], room: int, reader: DirectoryReader) -> bytes:
+        entries, end, left = [], 0, room
+        for listed in all_listed:
+            entry = self._direntplus(listed)
+            left -= len(entry)
+            if listed.node is not None:
+                readdir.count(self._vfs, listed.node, is_taken=left >= 0)
+            if left < 0:
+                break
+            entries.append(entry)
+            end = listed.offset
+        if entries:
+            self._sizes.told(reader, end, room)
+        return b"".join(entries)
+
+    def _fsyncdir(self, nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
+        fh, flags = wire.FSYNC_IN.unpack_from(request, REQUEST_HEAD_SIZE)
+        data_only = bool(flags & wire.FSYNC_DATA_ONLY)
+        if fh:
+            readdir.fsyncdir(self._vfs, fh, data_only=data_only)
+        else:
+            no_opendir.fsyncdir(self._vfs, nodeid, data_only=data_only)
+        return self._done
+
+    def _direntplus(self, listed: ReaddirEntry) -> bytes:
+        name, known, ino, kind, offset, node = listed
+        if known is None or node is None:
+            return wire.dirent_alone(name, offset, ino, kind)
+        known = self._still(known)
+        return wire.direntplus(name, offset, known.nodeid, known.nodeid, known.attributes, *self._lifetimes(known))
+
+
+def _remembered(found: R | None) -> R:
+    """What was found in memory. Raises  WouldWait: nothing"""
+    if found is None:
+        raise WouldWait
+    return found

@@ -1,0 +1,343 @@
+"""Requests read from /dev/fuse and answered without libfuse and pyfuse3; those get what is left, INIT above all.
+
+That is half of what a request costs, and bits of answers that pyfuse3 has no field for cost nothing more. What has to
+wait goes to a thread, which answers it; where the backing filesystem is slow, what is remembered is answered at once,
+and all else is pyfuse3's, if that knows it.
+
+Source  docs/decisions/0014-direct-requests.md, 0021-stand-ins.md
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import mmap
+import os
+import time
+from collections import deque
+from collections.abc import Generator
+from contextlib import suppress
+from functools import partial
+from time import perf_counter_ns
+from typing import Final, NamedTuple, Protocol
+
+from fusefs.core import fuse_protocol as wire
+from fusefs.core.fuse_protocol import REQUEST_HEAD_SIZE, Opcode, Request
+from fusefs.linux.fuse_caller import is_killed
+from fusefs.mount.requests.failures import NotYet, attempt, attempt_step
+from fusefs.mount.requests.fuse_operations import FuseOperations, OpcodeHandler, Reply, ReplyInSteps, WaitClass
+from fusefs.mount.requests.thread_pool import Key, PoolTask, ThreadPool
+from fusefs.mount.tables.tables_lock import WouldWait
+from fusefs.mount.tree.act_as import RequestCaller
+from fusefs.mount.tree.vfs import Vfs
+from fusefs.mount.tree.xattr_operations import XattrOperations
+
+GONE: Final = (errno.ENOENT, errno.ENODEV)
+"""The process that waits for an answer; the connection."""
+_SHORT_BYTES = 1 << 13
+_STEP_S = 0.001
+_PYFUSE3S = frozenset({26, 28, 38, 41})
+"""INIT, READDIR, DESTROY, NOTIFY_REPLY: what we don't know, and pyfuse3 or libfuse does."""
+_OF_NOBODY = (Opcode.RELEASE, Opcode.RELEASEDIR)
+"""A handle is released: no client waits for that, and none may be refused it."""
+
+_log = logging.getLogger(__name__)
+
+
+class WayToLibfuse(Protocol):
+    """What gets the requests that we leave alone."""
+
+    device: int
+    """/dev/fuse, whatever libfuse reads and writes at the moment."""
+
+    def hand_over(self, request: bytes | memoryview) -> None:
+        """Leave a request that we have read where libfuse reads now."""
+
+
+class RequestReader:
+    """A thread that reads requests."""
+
+    __slots__ = ("caller", "key", "n", "room", "to")
+
+    def __init__(self) -> None:
+        self.to = memoryview(mmap.mmap(-1, wire.REQUEST_BYTES_MAX))  # no more of it is in memory than is needed
+        self.room = (self.to,)
+        self.caller = RequestCaller()
+        self.n = 0
+        """Of steps taken: odd while it does what it has read."""
+        self.key: Key = (None, WaitClass.SHORT)
+        """Of what it does."""
+
+    def request(self, size: int) -> Request:
+        """What was read: a write is not copied; all others are short."""
+        return self.to[:size] if size > _SHORT_BYTES else self.to[:size].tobytes()
+
+
+class _Unfinished(NamedTuple):
+    """A request that takes several steps."""
+
+    steps: ReplyInSteps
+    unique: int
+    pid: int
+    cell: int
+    begun_ns: int
+
+
+class FuseRequests:
+    """One mount's requests."""
+
+    def __init__(
+        self, vfs: Vfs, xattrs: XattrOperations, replies: WayToLibfuse, pool: ThreadPool, *, opens_directories: bool
+    ) -> None:
+        """Begin.
+
+        replies            the way to the kernel, and to libfuse
+        pool               the threads that do what may wait
+        opens_directories  else the kernel is told at its first question to do that without us
+        """
+        self._vfs = vfs
+        self._lock = vfs.lock
+        self._replies = replies
+        self._stats = vfs.stats
+        self._pool = pool
+        self.device = replies.device
+        os.set_blocking(self.device, False)  # the request that is there may be gone when we read
+        self._home = RequestReader()
+        self._answers = FuseOperations(vfs, xattrs, opens_directories=opens_directories)
+        self._acts, self._recalls = self._answers.acts(), self._answers.recalls()
+        self._unfinished: deque[_Unfinished] = deque()
+        self._left: deque[bytes] = deque()
+        """What was read by others, and is pyfuse3's."""
+        self.is_careful = False
+        """Whether changes go to threads, as a client waits for one: set by standby_readers.py."""
+
+    def serve(self) -> bool | None:
+        """Read a request, and answer it; on the trio thread.
+
+        Returns  False: libfuse has to read it; None: none waits
+        """
+        if self._left:
+            self._replies.hand_over(self._left.popleft())
+            return False
+        lock, home = self._lock, self._home
+        try:
+            size = os.readv(self.device, home.room)
+        except BlockingIOError:
+            return self._go_on(is_idle=True) or None
+        except OSError as error:
+            return error.errno == errno.ENOENT  # the client was killed while we read; or the connection is gone
+        if self._unfinished:
+            self._go_on(is_idle=False)
+        request = home.request(size)
+        caller = home.caller
+        _size, opcode, unique, nodeid, caller.uid, caller.gid, caller.pid = wire.read_head(request)
+        act = self._acts.get(opcode)
+        if lock.is_slow:
+            recall = self._recalls.get(opcode)
+            if recall is not None:
+                act = recall
+            elif act is not None and not _is_ours_alone(act, opcode, request):
+                act = None
+        if act is None:
+            if opcode not in _PYFUSE3S and opcode not in self._acts:
+                self._refuse(opcode, request)
+                return True
+            self._replies.hand_over(request)
+            return False
+        if act.sort and (lock.is_slow or self._must_be_helped(act, opcode, request)):
+            self._help(act, request, _sort(act, opcode, request))
+            return True
+        begun_ns = perf_counter_ns()
+        try:
+            with lock:
+                unfinished = self._answer(act, nodeid, request, unique, caller, begun_ns)
+        except WouldWait:
+            if lock.is_slow and not _is_ours_alone(act, opcode, request):
+                self._replies.hand_over(request)
+                return False
+            self._help(self._acts[opcode], request, WaitClass.OTHERS)
+            return True
+        if unfinished is not None:
+            self._unfinished.append(unfinished)
+        return True
+
+    def _go_on(self, *, is_idle: bool) -> bool:
+        """A step of all that takes several; whether there is such. is_idle: no request waits"""
+        n = len(self._unfinished)
+        for _ in range(n):
+            try:
+                unfinished = self._unfinished.popleft()
+            except IndexError:  # it was handed out
+                break
+            with self._lock:
+                is_done = self._step(unfinished, is_idle)
+            if not is_done:
+                self._unfinished.append(unfinished)
+        return n > 0
+
+    def stand_in(self, reader: RequestReader) -> bool:
+        """Read and answer a request in another thread, while the loop's own waits; False: the connection is gone."""
+        try:
+            size = os.readv(self.device, reader.room)
+        except OSError as error:
+            return error.errno in (errno.EAGAIN, errno.ENOENT)
+        request = reader.request(size)
+        opcode = wire.read_head(request)[1]
+        act = self._acts.get(opcode)
+        if act is None:
+            if opcode in _PYFUSE3S:
+                self._left.append(bytes(request))
+            else:
+                self._refuse(opcode, request)
+            return True
+        sort = _sort(act, opcode, request)
+        reader.key = _key_of(request, sort)
+        if sort > WaitClass.LOOK or (sort and self._pool.is_full(reader.key)):
+            self._help(act, request, sort)
+            return True
+        reader.n += 1
+        try:
+            unfinished = self._lock.run(self._answer_as_read, act, request, reader.caller)
+        except WouldWait:
+            self._help(act, request, WaitClass.OTHERS)
+        else:
+            if unfinished is not None:
+                self._finish_elsewhere(unfinished)
+        finally:
+            reader.n += 1
+        return True
+
+    def _must_be_helped(self, act: OpcodeHandler, opcode: int, request: Request) -> bool:
+        return act.sort is WaitClass.LONG or (self.is_careful and _sort(act, opcode, request) is WaitClass.CHANGE)
+
+    def _refuse(self, opcode: int, request: Request) -> None:
+        """Answer an unknown request as libfuse does."""
+        if opcode == Opcode.INTERRUPT:
+            self._interrupt(request)
+        else:
+            _size, _opcode, unique, _nodeid, _uid, _gid, pid = wire.read_head(request)
+            with self._lock:
+                self._give(errno.ENOSYS, unique, pid)
+
+    def _interrupt(self, request: Request) -> None:
+        """A killed client's request need not wait for its turn; all others go on, as natively."""
+        (unique,) = wire.INTERRUPT_IN.unpack_from(request, REQUEST_HEAD_SIZE)
+        task = self._pool.parked(unique)
+        if task is not None and is_killed(task.pid) and self._pool.remove(unique):
+            with self._lock:
+                self._give(errno.EINTR, unique, task.pid)
+
+    # In threads.
+
+    def _help(self, act: OpcodeHandler, request: Request, sort: WaitClass) -> None:
+        """Have a request done in a thread."""
+        _size, opcode, unique, _nodeid, _uid, _gid, pid = wire.read_head(request)
+        if opcode == Opcode.RELEASE:  # the next writer may be quicker than the thread that lets it go
+            with self._lock:
+                self._vfs.handles.runs_no_more(*wire.HANDLE_IN.unpack_from(request, REQUEST_HEAD_SIZE))
+        self._stats.changed()
+        copy = bytes(request)
+        if not self._pool.do(PoolTask(_key_of(request, sort), partial(self._do, act, copy), unique, pid, len(copy))):
+            with self._lock:
+                self._give(errno.EAGAIN, unique, pid)
+
+    def _do(self, act: OpcodeHandler, request: bytes, has_waited: bool) -> None:
+        _size, opcode, unique, _nodeid, _uid, _gid, pid = wire.read_head(request)
+        if has_waited and opcode not in _OF_NOBODY and is_killed(pid):
+            with self._lock:
+                self._give(errno.EINTR, unique, pid)
+        else:
+            self._lock.run_patiently(self._answer_wholly, act, request)
+
+    def _answer_wholly(self, act: OpcodeHandler, request: bytes) -> None:
+        unfinished = self._answer_as_read(act, request, RequestCaller())
+        if unfinished is not None:
+            self._finish(unfinished)
+
+    def _finish(self, unfinished: _Unfinished) -> None:
+        is_done = False
+        while not is_done:
+            self._lock.call(time.sleep, _STEP_S)
+            is_done = self._step(unfinished, is_idle=False)
+
+    def _finish_elsewhere(self, unfinished: _Unfinished) -> None:
+        def act(_has_waited: bool) -> None:
+            self._lock.run(self._finish, unfinished)
+
+        self._pool.do(PoolTask((None, WaitClass.SHORT), act))
+
+    def hand_out(self) -> None:
+        """Let others go on with what takes several steps, while the trio thread waits for something."""
+        with suppress(IndexError):
+            while True:
+                self._finish_elsewhere(self._unfinished.popleft())
+
+    # With the tables' lock.
+
+    def _answer_as_read(self, act: OpcodeHandler, request: Request, caller: RequestCaller) -> _Unfinished | None:
+        _size, _opcode, unique, nodeid, caller.uid, caller.gid, caller.pid = wire.read_head(request)
+        return self._answer(act, nodeid, request, unique, caller, perf_counter_ns())
+
+    def _answer(
+        self, act: OpcodeHandler, nodeid: int, request: Request, unique: int, caller: RequestCaller, begun_ns: int
+    ) -> _Unfinished | None:
+        """Do it, and answer; or what remains to be done. Raises  WouldWait"""
+        answer = attempt(act.act, nodeid, request, caller)
+        if isinstance(answer, Generator):
+            unfinished = _Unfinished(answer, unique, caller.pid, act.cell, begun_ns)
+            return None if self._step(unfinished, None) else unfinished
+        self._tell(answer, unique, caller.pid, act.cell, begun_ns)
+        return None
+
+    def _step(self, unfinished: _Unfinished, is_idle: bool | None) -> bool:
+        """One step, and the answer if it is the last; whether it is."""
+        steps, unique, pid, cell, begun_ns = unfinished
+        answer: Reply | NotYet = attempt_step(steps, is_idle)
+        if isinstance(answer, NotYet):
+            return False
+        self._tell(answer, unique, pid, cell, begun_ns)
+        return True
+
+    def _tell(self, answer: Reply, unique: int, pid: int, cell: int, begun_ns: int) -> None:
+        self._stats.count(cell, perf_counter_ns() - begun_ns, has_failed=type(answer) is int)
+        if answer is not None:
+            self._give(answer, unique, pid)
+
+    def _give(self, answer: bytearray | bytes | int, unique: int, pid: int) -> None:
+        try:
+            if type(answer) is bytearray:
+                wire.put_number(answer, wire.NUMBER_AT, unique)
+                os.write(self.device, answer)
+            elif type(answer) is bytes:
+                os.writev(self.device, (wire.head(unique, len(answer)), answer))
+            elif type(answer) is int:
+                if answer == errno.ESTALE:
+                    self._vfs.retries.add(pid)
+                os.write(self.device, wire.refusal(unique, answer))
+        except OSError as error:
+            if error.errno not in GONE:  # the client has got an error, too
+                _log.error("the kernel takes an answer for wrong: %s", error.strerror)
+            fh = self._answers.handle_in(answer)
+            if fh is not None:  # no client releases what none was told of
+                self._pool.do(PoolTask((None, WaitClass.SHORT), partial(self._release, fh)))
+
+    def _release(self, fh: int, _has_waited: bool) -> None:
+        self._lock.run_patiently(self._vfs.release, fh)
+
+
+def _is_ours_alone(act: OpcodeHandler, opcode: int, request: Request) -> bool:
+    """Whether we answer it though the filesystem is slow."""
+    return act.sort is WaitClass.LONG or wire.is_ours_alone(opcode, request)
+
+
+def _sort(act: OpcodeHandler, opcode: int, request: Request) -> WaitClass:
+    """How long a request may take, if the filesystem below does not take changes at the moment."""
+    if opcode == Opcode.OPEN and wire.OPEN_IN.unpack_from(request, REQUEST_HEAD_SIZE)[0] & os.O_TRUNC:
+        return WaitClass.CHANGE
+    return act.sort
+
+
+def _key_of(request: Request, sort: WaitClass) -> Key:
+    """The uid that a request comes from, and its sort."""
+    _size, opcode, _unique, _nodeid, uid, _gid, _pid = wire.read_head(request)
+    return None if opcode in _OF_NOBODY else uid, sort

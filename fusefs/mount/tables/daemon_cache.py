@@ -1,0 +1,313 @@
+"""A cache of a slow backing filesystem, for what the kernel has forgotten, or has not asked yet.
+
+Of a local one it learns nothing: the kernel below answers as quickly (docs/decisions/0010).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple, Self, TypeVarTuple
+
+from fusefs.core.common_xattrs import Answers
+from fusefs.core.inode_attributes import Attributes
+from fusefs.core.inode_table import Node, SourceKey, source_key
+from fusefs.core.metadata_cache import MetadataCache
+from fusefs.core.mount_counters import Remembering
+from fusefs.core.packed_entries import PackedEntries
+from fusefs.mount.places.counters import Counters
+from fusefs.mount.tables.tables_lock import TablesLock
+
+Ts = TypeVarTuple("Ts")
+
+SeenByName = tuple[Attributes, bytes, Answers]
+"""What a look at a name finds: attributes, file handle, and those extended attributes that were looked for."""
+NameIn = tuple[Node, bytes]
+"""A name in a directory."""
+
+
+class CacheFill:
+    """A look at the backing filesystem, from its beginning to its `end`: what it finds is as old as its beginning."""
+
+    def __init__(self, metadata: MetadataCache, lifetime_s: float, passed_by: Container[SourceKey]) -> None:
+        self._metadata = metadata
+        self._lifetime_s = lifetime_s
+        self._passed_by = passed_by
+        self._began_s = time.monotonic()
+        self._epoch = metadata.begin()
+        self._n_users = 1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """It learns nothing any more."""
+        self._n_users -= 1
+        if not self._n_users:
+            self._metadata.end()
+
+    def proof(self, source: SourceKey | None, *, named: NameIn | None) -> Freshness | None:
+        """What tells later for how long what it found may be believed; it must be asked, once."""
+        self._n_users += 1
+        return Freshness(self, source, named)
+
+    def learn(self, directory: Node, name: bytes, source: SourceKey, seen: Attributes) -> None:
+        """What a name means, and what that is."""
+        self._metadata.learn_name(directory.source, name, source, self._epoch, self._began_s)
+        self.learn_attributes(source, seen)
+
+    def learn_all(self, directory: Node, found: Mapping[bytes, SeenByName | None]) -> None:
+        """What many names of a directory mean, and what these are; None: it could not be seen."""
+        for name, one in found.items():
+            if one is None:
+                continue
+            seen, handle, xattrs = one
+            source = source_key(seen, handle)
+            self.learn(directory, name, source, seen)
+            if xattrs:
+                self.learn_xattrs(source, xattrs)
+
+    def learn_missing(self, directory: Node, name: bytes) -> None:
+        """Nothing has this name."""
+        self._metadata.learn_name(directory.source, name, None, self._epoch, self._began_s)
+
+    def learn_attributes(self, source: SourceKey, seen: Attributes) -> None:
+        """What an inode is; not of a file with more names, of which one may be reaped behind the mount.
+
+        Nor of a set-user-ID program: its owner is asked for each time that it is run.
+        """
+        if (seen.nlink > 1 and not seen.is_directory()) or seen.gives_rights() or source in self._passed_by:
+            return
+        self._metadata.learn_attributes(source, seen, self._epoch, self._began_s)
+
+    def learn_xattrs(self, source: SourceKey, answers: Answers, uid: int = 0) -> None:
+        """Some of its extended attributes, as a user was told them. A write past us takes its capabilities."""
+        if source not in self._passed_by:
+            self._metadata.learn_xattrs(source, answers, self._epoch, self._began_s, uid)
+
+    def learn_target(self, source: SourceKey, target: bytes) -> None:
+        """Where a link leads."""
+        self._metadata.learn_target(source, target, self._epoch, self._began_s)
+
+    def learn_listing(self, directory: Node, entries: PackedEntries) -> None:
+        """All entries of a directory."""
+        self._metadata.learn_listing(directory.source, entries, self._epoch, self._began_s)
+
+    def left_s(self, source: SourceKey | None, *, named: NameIn | None) -> float:
+        """For how long what it found may be believed from now on; 0: it has changed meanwhile.
+
+        source  what it saw the attributes of
+        named   the name that it saw
+        """
+        if source is not None and not self._metadata.is_unchanged(self._epoch, source):
+            return 0
+        if named is not None and not self._metadata.is_named_so(self._epoch, named[0].source, named[1]):
+            return 0
+        return max(0.0, self._lifetime_s - (time.monotonic() - self._began_s))
+
+
+class Freshness(NamedTuple):
+    """What an answer rests on that waits to be given: another one, which changes it, may go out before."""
+
+    look: CacheFill
+    source: SourceKey | None
+    named: NameIn | None
+
+    def left_s(self) -> float:
+        """For how long it may be believed, now that it is given."""
+        left_s = self.look.left_s(self.source, named=self.named)
+        self.look.end()
+        return left_s
+
+
+class _NoFill(CacheFill):
+    """A look on the loop's own thread, during which nothing else happens: nothing is learnt, and it is not old."""
+
+    def __init__(self, lifetime_s: float) -> None:
+        self._lifetime_s = lifetime_s
+
+    def end(self) -> None:
+        pass
+
+    def proof(self, source: SourceKey | None, *, named: NameIn | None) -> Freshness | None:
+        return None
+
+    def left_s(self, source: SourceKey | None, *, named: NameIn | None) -> float:
+        return self._lifetime_s
+
+    def learn(self, directory: Node, name: bytes, source: SourceKey, seen: Attributes) -> None:
+        pass
+
+    def learn_missing(self, directory: Node, name: bytes) -> None:
+        pass
+
+    def learn_attributes(self, source: SourceKey, seen: Attributes) -> None:
+        pass
+
+    def learn_xattrs(self, source: SourceKey, answers: Answers, uid: int = 0) -> None:
+        pass
+
+    def learn_target(self, source: SourceKey, target: bytes) -> None:
+        pass
+
+
+class DaemonCache:
+    """The cache of one mount, as the vfs uses it."""
+
+    def __init__(self, lock: TablesLock, stats: Counters, size_bytes: int, lifetime_s: float) -> None:
+        """lifetime_s: how long anything may be believed, by the kernel and by us together."""
+        self.size_bytes = size_bytes
+        self.is_kept = size_bytes > 0 and lifetime_s > 0
+        self.lifetime_s = lifetime_s
+        self.metadata = MetadataCache(size_bytes, lifetime_s)
+        self.passed_by: set[SourceKey] = set()
+        """What is read or written past us, or may be: of its attributes nothing is remembered."""
+        self.unsteady: set[SourceKey] = set()
+        """What may be written past us: nor may the kernel believe them. Passthrough alone changes either."""
+        self.has_news: Callable[[], bool] = lambda: False
+        """Whether something was changed behind the mount of which the cache has not been told."""
+        self._lock = lock
+        self._stats = stats
+        self._glance = _NoFill(lifetime_s)
+
+    def looking(self) -> CacheFill:
+        """A look by this operation, to be ended."""
+        return self._glance if self._lock.is_home else self.looking_ahead()
+
+    def looking_ahead(self) -> CacheFill:
+        """A look by other threads, to be ended."""
+        return CacheFill(self.metadata, self.lifetime_s, self.passed_by)
+
+    def has_names(self, directory: Node) -> bool:
+        """Whether anything is remembered of the names in a directory."""
+        return self.metadata.has_names(directory.source)
+
+    def knows(self, directory: Node, name: bytes, xattrs_of: Callable[[Attributes], Collection[bytes]]) -> bool:
+        """Whether it is remembered what a name means, and what that is, with some of its extended attributes."""
+        now_s = time.monotonic()
+        found = self.metadata.name(directory.source, name, now_s)
+        if found is None or found[0] is None:
+            return found is not None
+        known = self.metadata.attributes(found[0], now_s)
+        if known is None:
+            return False
+        return self.metadata.has_xattrs(found[0], xattrs_of(known[0]), now_s)
+
+    def name(self, directory: Node, name: bytes) -> tuple[SourceKey | None, float] | None:
+        """What a name means (None: nothing has it), and for how many seconds that may be believed; None: not known."""
+        found = self.metadata.name(directory.source, name, time.monotonic())
+        sort = Remembering.MISSING_NAME if found is not None and found[0] is None else Remembering.NAME
+        return found if self._is_known(sort, found) else None
+
+    def attributes(self, source: SourceKey) -> tuple[Attributes, float] | None:
+        """What an inode is, and for how many seconds that may be believed; None: not known."""
+        found = self.metadata.attributes(source, time.monotonic())
+        return found if self._is_known(Remembering.ATTRIBUTES, found) else None
+
+    def target(self, node: Node) -> bytes | None:
+        """Where a link leads; None: not known."""
+        found = self.metadata.target(node.source, time.monotonic())
+        return found if self._is_known(Remembering.LINK_TARGET, found) else None
+
+    def xattr(self, node: Node, name: bytes, uid: int) -> bytes | int | None:
+        """An extended attribute, or an errno if it has none, as a user was told; None: not known."""
+        found = self.metadata.xattr(node.source, name, time.monotonic(), uid)
+        sort = Remembering.MISSING_XATTR if isinstance(found, int) else Remembering.XATTR
+        return found if self._is_known(sort, found) else None
+
+    def listing(self, directory: Node) -> PackedEntries | None:
+        """All entries of a directory; None: not known."""
+        found = self.metadata.listing(directory.source, time.monotonic())
+        return found if self._is_known(Remembering.LISTING, found) else None
+
+    def _is_known(self, sort: Remembering, found: object) -> bool:
+        """Whether what was found is to be told; it is counted."""
+        is_known = found is not None and not self.has_news()
+        (self._stats.hit if is_known else self._stats.miss)(sort)
+        return is_known
+
+    def changes(self, *sources: SourceKey, names: Sequence[NameIn] = ()) -> AbstractContextManager[None]:
+        """What the block changes is looked at anew: these inodes, these names, and the directories that have them.
+
+        From its beginning, so that no client is told what is wrong by then; and from its end, for looks made meanwhile.
+        """
+        if not (self._lock.is_home and self.metadata.is_idle):
+            return _around(self._forget, sources, names)
+        if not self._lock.is_watched:
+            return _NOTHING
+        return _ForgetAfter(self.metadata, partial(self._forget, sources, names))
+
+    def reads(self, source: SourceKey) -> AbstractContextManager[None]:
+        """What the block reads has another time of access then: the same of its attributes alone."""
+        if not (self._lock.is_home and self.metadata.is_idle):
+            return _around(self.metadata.accessed, source)
+        if not self._lock.is_watched:
+            return _NOTHING
+        return _ForgetAfter(self.metadata, partial(self.metadata.accessed, source))
+
+    def changed(self, source: SourceKey, name: bytes | None = None) -> None:
+        """An inode changed behind the mount; or a name in a directory."""
+        if name is None:
+            self.metadata.attributes_changed(source)
+        else:
+            self.metadata.name_changed(source, name)
+
+    def pass_by(self, source: SourceKey) -> None:
+        """An inode's attributes change without a message from now on, the time of access at least."""
+        if source not in self.passed_by:
+            self.passed_by.add(source)
+            if not self.metadata.is_idle:
+                self.metadata.attributes_changed(source)
+
+    def settle(self, source: SourceKey) -> None:
+        """They don't any more; a look made meanwhile has seen what may be old."""
+        if source in self.passed_by:
+            self.passed_by.discard(source)
+            if not self.metadata.is_idle:
+                self.metadata.attributes_changed(source)
+
+    def ended(self, source: SourceKey) -> None:
+        """An incarnation lost its last link: where there are no handles, the next one may look like it."""
+        if self._lock.is_home and self.metadata.is_idle:
+            return
+        self.metadata.directory_changed(source)
+
+    def _forget(self, sources: Iterable[SourceKey], names: Iterable[NameIn]) -> None:
+        for source in sources:
+            self.metadata.attributes_changed(source)
+        for directory, name in names:
+            self.metadata.name_changed(directory.source, name)
+
+
+@dataclass(slots=True, eq=False)
+class _ForgetAfter:
+    """Forget something after the block, if others have learnt anything meanwhile: before it nothing was known."""
+
+    metadata: MetadataCache
+    forget: Callable[[], None]
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_error: object) -> None:
+        if not self.metadata.is_idle:
+            self.forget()
+
+
+_NOTHING = nullcontext()
+
+
+@contextmanager
+def _around(forget: Callable[[*Ts], None], *args: *Ts) -> Iterator[None]:
+    """Forget something before the block, and again after it."""
+    forget(*args)
+    try:
+        yield
+    finally:
+        forget(*args)

@@ -1,0 +1,201 @@
+"""The credentials that the daemon acts with: it opens and changes as the caller, and the filesystem below judges then.
+
+The kernel has judged too, by the owner, mode and groups that it was told last. If these were changed behind the
+mount, the inode may be another's by now: root's word alone would have a former owner make a set-user-ID program of it.
+We reach the object as root, by an fd, and ask for the act as the caller; nothing of it is kept from one request to the
+next, and nothing is looked up in a cache.
+
+A file's content is written as its owner. Reads and writes by a handle are the daemon's, or the kernel's with the
+credentials of the daemon when it gave it the file (passthrough.py): the same for all that have it open, whichever
+came first. No client's ids count, nor root's, but the owner's, as of then, in no group, and
+with no capability:
+
+- ext2, 3 and 4 give the blocks that they reserve for root (mke2fs -m) to writes with root's fsuid, or with that
+  of another user named for it (tune2fs -u); and to CAP_SYS_RESOURCE.
+- A process in a file's group, or with CAP_FSETID, may leave its set-group-ID bit. The daemon is in root's group.
+
+Source  ext4_has_free_clusters in the kernel's fs/ext4/balloc.c, in_group_or_capable in its fs/inode.c
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, ParamSpec, TypeVar
+
+from fusefs.core.inode_attributes import Attributes
+from fusefs.core.inode_table import Node
+from fusefs.linux.capabilities import Capability, are_ours
+from fusefs.linux.fd import Fd
+from fusefs.linux.fuse_caller import Caller, Rights, knows, rights_of
+from fusefs.linux.kernel import EXT_MAGIC
+from fusefs.linux.statx import look_at
+from fusefs.linux.syscalls import statfs_type
+from fusefs.linux.thread_credentials import ITSELF, NO_ID, ThreadCredentials, call_as, in_no_group
+from fusefs.mount.tables.tables_lock import TablesLock
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+NOBODY = 65_534
+_FOR_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_BY_MODE = 1 << Capability.DAC_OVERRIDE | 1 << Capability.DAC_READ_SEARCH
+
+
+class RequestCaller:
+    """A linux.caller.Caller: the process whose request we answer ourselves; one object for all requests in turn."""
+
+    __slots__ = ("gid", "pid", "uid", "umask")
+
+    def __init__(self) -> None:
+        """Begin with no caller."""
+        self.uid = self.gid = self.pid = self.umask = 0
+
+
+class NeededCapability(NamedTuple):
+    """A capability by which a process that is not the owner's may do something, and whose inode that is.
+
+    gid  None: whatever it is
+    """
+
+    capability: Capability
+    uid: int
+    gid: int | None
+
+
+def by_mode(seen: Attributes) -> NeededCapability:
+    """For what an inode's mode and ACL allow."""
+    return NeededCapability(Capability.DAC_OVERRIDE, seen.uid, seen.gid)
+
+
+def by_mode_of(lock: TablesLock, fd: Fd) -> NeededCapability:
+    """For what the mode and ACL of what an fd holds allow."""
+    seen = lock.call(os.stat, fd)
+    return NeededCapability(Capability.DAC_OVERRIDE, seen.st_uid, seen.st_gid)
+
+
+def by_owner(seen: Attributes) -> NeededCapability:
+    """For what is the owner's to do with a name of it: in a sticky directory, or make a link."""
+    return NeededCapability(Capability.FOWNER, seen.uid, seen.gid)
+
+
+def by_owner_alone(seen: Attributes) -> NeededCapability:
+    """For what is the owner's to change in it. Source  inode_owner_or_capable in the kernel's fs/inode.c"""
+    return NeededCapability(Capability.FOWNER, seen.uid, None)
+
+
+class AsCaller:
+    """One act of a caller's: whatever it takes, made by `call`, with the identity that it takes.
+
+    First by its ids alone where all is its own, since its groups can't matter there. Else, and if that is refused, with
+    all that /proc tells of it: its other groups; its capabilities, if they are of our user namespace; if they are of
+    another one, those that the act needs, over what that namespace knows. A user's own mount acts as that user.
+    """
+
+    def __init__(
+        self,
+        lock: TablesLock,
+        refused: Callable[[Node], None],
+        caller: Caller,
+        needs: Sequence[NeededCapability],
+        nodes: Sequence[Node],
+        *,
+        gid: int | None = None,
+        umask: int | None = None,
+    ) -> None:
+        """Begin.
+
+        refused  told of each of the nodes, if it is refused below
+        needs    by the inodes as they are now
+        nodes    those that the kernel has judged by
+        gid      the group to act in; None: the caller's
+        umask    for what is made
+        """
+        self._lock = lock
+        self._refused = refused
+        self._caller = caller
+        self._needs = needs
+        self._nodes = nodes
+        self._umask = umask
+        self._uid = _known(caller.uid)
+        self._gid = _known(caller.gid if gid is None else gid)
+
+    def call(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """What one system call returns.
+
+        Raises  OSError: what it raises; EPERM, EACCES: it is refused
+        """
+        below = self._lock.call
+        uid, gid, umask = self._uid, self._gid, self._umask
+        if os.geteuid():
+            return below(call_as, ThreadCredentials(umask=umask), act, *args, **kwargs)
+        if all(need.uid == uid for need in self._needs):
+            try:
+                return below(call_as, ThreadCredentials(uid, gid, (), None if uid else 0, umask), act, *args, **kwargs)
+            except PermissionError:
+                pass
+        rights = below(rights_of, self._caller)
+        capabilities = self._capabilities(rights)
+        if uid or not are_ours(capabilities):
+            whole = ThreadCredentials(uid, gid, rights.groups, capabilities, umask)
+        else:
+            whole = ThreadCredentials(0, gid, (), None, umask)
+        try:
+            return below(call_as, whole, act, *args, **kwargs)
+        except PermissionError:
+            for node in self._nodes:
+                self._refused(node)
+            raise
+
+    def _capabilities(self, rights: Rights) -> int:
+        """Those that the caller acts with, as bits."""
+        if rights.is_ours or not rights.capabilities:
+            return rights.capabilities
+        needed = unknown = 0
+        for capability, uid, gid in self._needs:
+            bits = _BY_MODE if capability == Capability.DAC_OVERRIDE else 1 << capability
+            needed |= bits
+            if not self._lock.call(knows, self._caller, uid, gid):
+                unknown |= bits
+        return rights.capabilities & needed & ~unknown
+
+
+def _known(number: int) -> int:
+    """An id to act with: that of nobody for one of another user namespace, or none (what the kernel writes back)."""
+    return NOBODY if number == NO_ID else number
+
+
+def identity_to_read_as(lock: TablesLock, caller: Caller) -> ThreadCredentials:
+    """As whom to ask for what the filesystem below may not tell all users: a caller without its capabilities."""
+    return ThreadCredentials(caller.uid, caller.gid, lock.call(rights_of, caller).groups, 0)
+
+
+def file_writer(uid: int, mode: int) -> int:
+    """The uid whose blocks a file takes: its owner's; nobody's if it is root's and others may write."""
+    return uid or (NOBODY if mode & _FOR_OTHERS else 0)
+
+
+class ContentWriters:
+    """As which user each file is written. Whether a filesystem reserves blocks for root is asked once."""
+
+    def __init__(self) -> None:
+        """Begin; only root's daemon has another uid than its clients, and only where it knows all users."""
+        self._nobody = in_no_group()
+        self._has_reserve: dict[int, bool] = {}
+
+    def of(self, device: int, fd: int, writer: int | None) -> ThreadCredentials:
+        """The credentials to write a file with.
+
+        device  of the filesystem that it is on
+        writer  by `file_writer`; None: unknown
+        """
+        if self._nobody is ITSELF:
+            return ITSELF
+        has_reserve = self._has_reserve.get(device)
+        if has_reserve is None:
+            has_reserve = self._has_reserve[device] = statfs_type(fd) == EXT_MAGIC
+        if writer is None:
+            seen = look_at(fd)
+            writer = file_writer(seen.uid, seen.mode)
+        return self._nobody._replace(uid=0 if writer == NOBODY and not has_reserve else writer)

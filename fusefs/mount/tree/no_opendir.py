@@ -1,0 +1,70 @@
+"""Listings without OPENDIR: the kernel opens and closes the directories without a message.
+
+It asks by the node then, not by a handle, and only for what it has not kept. Whether what it has is still right it
+tells by the directory's time, as for all that it keeps.
+
+Source  docs/decisions/0015-unopened-directories.md
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+
+from fusefs.core.inode_table import Node
+from fusefs.core.packed_entries import Dirent
+from fusefs.linux.fd import Fd
+from fusefs.linux.getdents import Dirents
+from fusefs.linux.kernel import BTRFS_MAGIC, EXT_MAGIC, TMPFS_MAGIC, XFS_MAGIC, Kernel
+from fusefs.mount.tables.open_handles import DirHandle
+from fusefs.mount.tree import vfs_files
+from fusefs.mount.tree.readdir import BYTES_TOLD, ReaddirEntry, left_out, looked_at
+from fusefs.mount.tree.vfs import Vfs
+
+_WITH_LASTING_OFFSETS = frozenset({EXT_MAGIC, XFS_MAGIC, BTRFS_MAGIC, TMPFS_MAGIC})
+_SINCE = (6, 13)
+"""From then on two changes never leave a directory with the same time, if it was looked at in between."""
+
+
+def why_not(root: Fd, *, checks_permissions: bool) -> str | None:
+    """What keeps us from it; None: nothing.
+
+    checks_permissions  the kernel does; else the filesystem below must, when a directory is opened
+    """
+    if not checks_permissions:
+        return "the filesystem below has to check who opens a directory"
+    if Kernel().filesystem(root) not in _WITH_LASTING_OFFSETS:
+        return "where a listing goes on is not known to outlast an open directory in this filesystem"
+    if tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) < _SINCE:
+        return "a directory's time may miss a change before Linux 6.13"
+    return None
+
+
+def read(vfs: Vfs, nodeid: int, offset: int, room: int) -> Iterator[ReaddirEntry]:
+    """The entries of a directory from an offset on, on the loop's own thread; `told` must follow each.
+
+    room  bytes of the answer: no more is read than it takes
+    """
+    node = vfs.node(nodeid)
+    with _open(vfs, node) as fd:
+        yield from looked_at(vfs, DirHandle(node, Dirents(fd)), offset, room)
+
+
+def read_names(vfs: Vfs, nodeid: int, offset: int, room: int) -> list[Dirent]:
+    """The entries of a directory from an offset on, without attributes: of a filesystem that has become slow."""
+    node = vfs.node(nodeid)
+    with vfs.cache.reads(node.source), _open(vfs, node) as fd:
+        hidden = left_out(vfs, node)
+        return [one for one in vfs.lock.call(Dirents(fd).block, offset, room // BYTES_TOLD) if one[0] != hidden]
+
+
+def fsyncdir(vfs: Vfs, nodeid: int, *, data_only: bool) -> None:
+    """Make a directory's names durable."""
+    with _open(vfs, vfs.node(nodeid)) as fd:
+        vfs_files.sync(vfs.lock, fd, data_only=data_only)
+
+
+def _open(vfs: Vfs, node: Node) -> Fd:
+    """The reader may have it from another process that opened it: that was for the kernel to allow."""
+    return vfs.lock.owned(vfs.directories.open_to_read(node))

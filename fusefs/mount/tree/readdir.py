@@ -1,0 +1,364 @@
+"""Listings: on a local filesystem each entry is looked at when it is told; on a slow one names are told at once.
+
+There, attributes come with the names when they are remembered, or when a client has begun to ask for them (prefetch).
+Offsets are the backing filesystem's own: what stands in a directory throughout comes exactly once.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from fusefs.core.inode_attributes import Attributes
+from fusefs.core.inode_table import Node, NodeId, source_key
+from fusefs.core.names import STORE
+from fusefs.core.packed_entries import Dirent, PackedEntries
+from fusefs.linux.fd import Fd
+from fusefs.linux.fuse_caller import Caller
+from fusefs.linux.getdents import Dirents
+from fusefs.mount.tables.directory_fds import TO_READ
+from fusefs.mount.tables.open_handles import DirHandle
+from fusefs.mount.tree import trashd_dir, vfs_files
+from fusefs.mount.tree.act_as import by_mode_of
+from fusefs.mount.tree.cached_replies import remembered
+from fusefs.mount.tree.validity import EntryParam
+from fusefs.mount.tree.vfs import Vfs
+from fusefs.store.layout import is_stores_own
+
+_DOTS = (b".", b"..")
+_LEAST_BYTES = 1 << 9
+"""For a reader that has just jumped: room for a name of any length; for two or three of a usual one."""
+_MORE = 8
+_N_READERS_MAX = 1024
+_N_TOLD = 256
+"""Entries looked at before a reply: a little more than it takes."""
+_N_TIMED = 8
+_ROOM = 1 << 17
+"""Of an answer whose room is unknown."""
+BYTES_TOLD = 4
+"""An entry takes at least so many times as much in the kernel's answer as below."""
+_SOON_S = 1.0
+"""By then the listing process has asked for what it wants."""
+_N_AHEAD = _N_RECALLED = 2048
+"""Entries whose attributes are fetched while others are told; and those that are taken from memory at a time."""
+
+
+class ReaddirEntry(NamedTuple):
+    """An entry of a listing, and where the listing goes on after it.
+
+    known  None: the kernel is told the name, the inode number and the kind, and asks for the rest when it wants it
+    node   that a reference is counted on, if the kernel takes it; None also of `.` and `..`
+    """
+
+    name: bytes
+    known: EntryParam | None
+    ino: int
+    kind: int
+    offset: int
+    node: Node | None
+
+
+class DirectoryReader(NamedTuple):
+    """A thread of a client's, and the directory that it reads."""
+
+    nodeid: int
+    pid: int
+
+
+class ReplySizes:
+    """How much of a listing is told at a time: as much as has room, but little to a reader that has just jumped there.
+
+    The kernel asks for as many entries as the reader has room for, and forgets what it did not give it. One that goes
+    by seekdir(3) from one entry to another wants one of each hundred, every one of which would have been looked at. So
+    it is told few; if it reads on, more and more. One that is forgotten, as others came, is told few once more.
+    """
+
+    def __init__(self) -> None:
+        """Begin with no reader."""
+        self._told: dict[DirectoryReader, tuple[int, int]] = {}
+
+    def room(self, reader: DirectoryReader, offset: int, room: int) -> int:
+        """How many bytes of the answer to fill. room: that there are"""
+        end, before = self._told.pop(reader, (0, 0))
+        if not offset:
+            return room
+        return min(room, before * _MORE if offset == end else _LEAST_BYTES)
+
+    def told(self, reader: DirectoryReader, end: int, room: int) -> None:
+        """Where the listing goes on after what a reader was told, and how much that might be."""
+        self._told[reader] = end, room
+        if len(self._told) > _N_READERS_MAX:
+            del self._told[next(iter(self._told))]
+
+
+def opendir(vfs: Vfs, nodeid: int, caller: Caller) -> int:
+    """A handle of a directory, which is opened as the caller."""
+    node = vfs.node(nodeid)
+    if node.last is not None:
+        raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+    vfs.make_room(caller.uid)
+    dir_fd = vfs.directories.fd_of(node)
+    opening = vfs.as_caller(caller, (by_mode_of(vfs.lock, dir_fd),), (node,))
+    fd = Fd(opening.call(os.open, dir_fd.path(), TO_READ))
+    return vfs.handles.add(node, fd, caller.uid, listing=DirHandle(node, Dirents(fd)))
+
+
+def recall_opendir(vfs: Vfs, nodeid: int, caller: Caller) -> int | None:
+    """A handle of a directory whose entries are remembered: it need not be opened. None: it must be."""
+    node = vfs.nodes.get(nodeid)
+    if node is None or node.last is not None or not vfs.is_checked or vfs.cache.listing(node) is None:
+        return None
+    vfs.make_room(caller.uid)
+    return vfs.handles.add_late(node, caller.uid, DirHandle(node, None))
+
+
+def _entries(vfs: Vfs, listing: DirHandle) -> Dirents:
+    """Where to read them."""
+    return listing.entries or listing.opened(Dirents(vfs.directories.open_to_read(listing.node)))
+
+
+def fsyncdir(vfs: Vfs, fh: int, *, data_only: bool) -> None:
+    """Make the names of a directory durable."""
+    vfs.handles.node(fh)
+    vfs_files.sync(vfs.lock, _entries(vfs, vfs.handles.listing(fh)).fd, data_only=data_only)
+
+
+def releasedir(vfs: Vfs, fh: int) -> None:
+    """Close a handle of a directory."""
+    listing = vfs.handles.listing(fh)
+    listing.close()
+    if not listing.is_late:
+        vfs.release(fh)
+        return
+    vfs.handles.remove_late(fh)
+    if listing.entries is not None:
+        vfs.lock.call(listing.entries.fd.close)
+
+
+def advance(vfs: Vfs, fh: int, offset: int) -> bool:
+    """Go on with what is ready, if that is all that is needed; it never waits."""
+    listing = vfs.handles.listing(fh)
+    if listing.queue is None or listing.queue.is_asked or not _skip_to(listing, offset):
+        return False
+    return bool(listing.ready)
+
+
+def prepare(vfs: Vfs, fh: int, offset: int) -> None:
+    """Read what comes next from a slow filesystem, so that `read` need not wait; nothing on the loop's own thread."""
+    listing = vfs.handles.listing(fh)
+    listing.batches = ()
+    vfs.lock.enter(listing.node.source[0])
+    if vfs.lock.is_home:
+        listing.at = -1
+        return
+    node = listing.node
+    _go_to(vfs, listing, offset)
+    if listing.recalled is None and _is_not_remembered(vfs, listing):
+        listing.queue = listing.gathered = None
+        vfs.prefetch.drop(node)
+    queue = listing.queue
+    if queue is None or not queue.is_asked:
+        return
+    new = listing.ready[len(listing.ready) - listing.n_new :]
+    listing.n_new = 0
+    missing = vfs.prefetch.missing(queue, node, [name for name, *_ in new if name not in _DOTS])
+    if missing:
+        vfs.prefetch.fetch(queue, node, _entries(vfs, listing).fd, missing)
+    listing.batches = queue.batches()
+    names = [name for name, *_ in listing.ready[:_N_TOLD]]
+    for batch in listing.batches:
+        vfs.lock.call(batch.wait_for, names)
+
+
+def _is_not_remembered(vfs: Vfs, listing: DirHandle) -> bool:
+    """Whether a directory's names change behind the mount, or may be spelled otherwise."""
+    return vfs.names.are_fickle_in(listing.node, _entries(vfs, listing).fd)
+
+
+def _go_to(vfs: Vfs, listing: DirHandle, offset: int) -> None:
+    """Have the entries ready that follow an offset: enough to fetch attributes of some while others are told."""
+    if offset == 0:
+        listing.close()
+        listing.look = vfs.cache.looking()
+        listing.gathered = PackedEntries()
+        listing.recalled, listing.n_passed = vfs.cache.listing(listing.node), 0
+        listing.ready, listing.is_complete, listing.n_new = (), False, 0
+    if offset == 0 or listing.queue is None:  # or the filesystem was quick before
+        listing.queue = vfs.prefetch.begin(listing.node)
+    if offset != 0 and not _skip_to(listing, offset):
+        _go_back(vfs, listing, offset)
+        listing.ready, listing.is_complete, listing.n_new = (), False, 0
+    listing.at = offset
+    while len(listing.ready) < (_N_AHEAD if listing.queue.is_asked else _N_TOLD) and not listing.is_complete:
+        more = _next(vfs, listing, listing.ready[-1][2] if listing.ready else offset)
+        listing.ready = [*listing.ready, *more]
+        listing.n_new += len(more)
+        listing.is_complete = not more
+
+
+def _go_back(vfs: Vfs, listing: DirHandle, offset: int) -> None:
+    """To what was told before: the kernel has lost what it kept of it. Or to anywhere."""
+    if listing.known is None:
+        listing.recalled = vfs.cache.listing(listing.node)
+    passed = None if listing.known is None else listing.known.after(offset)
+    if passed is None:
+        listing.close()
+    else:
+        listing.n_passed = passed
+
+
+def _skip_to(listing: DirHandle, offset: int) -> bool:
+    """Leave out what was told; False: the listing does not go on from there."""
+    if offset != listing.at:
+        passed = next((number for number, entry in enumerate(listing.ready, 1) if entry[2] == offset), 0)
+        if not passed:
+            return False
+        listing.ready = listing.ready[passed:]
+        listing.n_new = min(listing.n_new, len(listing.ready))
+        listing.at = offset
+    return True
+
+
+def _next(vfs: Vfs, listing: DirHandle, offset: int) -> Sequence[Dirent]:
+    known = listing.known
+    if known is not None and (listing.recalled is not None or listing.n_passed < len(known)):
+        part = range(listing.n_passed, min(listing.n_passed + _N_RECALLED, len(known)))
+        listing.n_passed = part.stop
+        return [known[number] for number in part]
+    with vfs.cache.reads(listing.node.source):
+        entries = vfs.lock.call(_entries(vfs, listing).block, offset)
+    if listing.look is not None and listing.gathered is not None:
+        if entries:
+            listing.gathered.extend(entries)
+            listing.n_passed = len(listing.gathered)
+        elif not _is_not_remembered(vfs, listing):
+            listing.look.learn_listing(listing.node, listing.gathered)
+            with suppress(OSError):
+                vfs.known(listing.node)  # so that it is remembered, too, with its new time of access
+        if not entries or listing.gathered.n_bytes > vfs.cache.metadata.largest_bytes:
+            listing.close()
+    return entries
+
+
+def read(vfs: Vfs, fh: int, offset: int, room: int = _ROOM) -> Iterator[ReaddirEntry]:
+    """The entries from an offset on; `told` must follow each. room: bytes of the answer"""
+    listing = vfs.handles.listing(fh)
+    return _ready(vfs, listing) if listing.at == offset else looked_at(vfs, listing, offset, room)
+
+
+def looked_at(vfs: Vfs, listing: DirHandle, offset: int, room: int) -> Iterator[ReaddirEntry]:
+    """The entries from an offset on, each looked at when it is asked for.
+
+    An error after the first entry ends the listing there: the next call meets it again.
+    room: bytes of the answer, no more is read at a time than it takes
+    """
+    node, entries, learn, identify = listing.node, _entries(vfs, listing), vfs.nodes.learn, vfs.identifying()
+    fd = entries.fd
+    timeout_s = 0 if vfs.names.are_fickle_in(node, fd) else vfs.cache.lifetime_s
+    hidden, dev, is_trash = left_out(vfs, node), node.source[0], trashd_dir.holds_trash(vfs.nodes, node)
+    unlooked = frozenset() if vfs.lock.stays_home else vfs.lock.submounts.names
+    unsteady = vfs.cache.unsteady
+    began_ns, n = time.perf_counter_ns(), 0
+    try:
+        for name, ino, following, kind in entries.read_from(offset, room // BYTES_TOLD, vfs.lock.call):
+            if name in _DOTS:
+                yield ReaddirEntry(name, _dot(ino), ino, kind, following, None)
+            elif name in unlooked:
+                yield ReaddirEntry(name, None, ino, kind, following, None)  # a request for it waits
+            elif name != hidden:
+                try:
+                    seen, handle = vfs.lock.call(identify, fd, name)
+                except FileNotFoundError:
+                    continue  # it went meanwhile
+                found = learn(source_key(seen, handle), seen, node, name)
+                if is_trash:
+                    vfs.stored.add(found)
+                is_steady = (not unsteady and seen.dev == dev) or vfs.is_steady(found.source)
+                known = EntryParam(found.nodeid, seen, 0 if is_stores_own(name) else timeout_s, None, is_steady)
+                yield ReaddirEntry(name, known, ino, kind, following, found)
+            n += 1
+            if n % _N_TIMED == 0:
+                vfs.lock.took(time.perf_counter_ns() - began_ns, _N_TIMED)
+                if vfs.lock.is_slow:
+                    return  # no other request has to wait for the rest
+                began_ns = time.perf_counter_ns()
+    except OSError:
+        if not n:
+            raise
+
+
+def _ready(vfs: Vfs, listing: DirHandle) -> Iterator[ReaddirEntry]:
+    directory, hidden = listing.node, left_out(vfs, listing.node)
+    soon_s = time.monotonic() + _SOON_S
+    knows_none = trashd_dir.is_below(vfs.nodes, directory) or not (listing.batches or vfs.cache.has_names(directory))
+    for name, ino, following, kind in listing.ready:
+        if name in _DOTS:
+            yield ReaddirEntry(name, _dot(ino), ino, kind, following, None)
+        elif name != hidden:
+            known = None if knows_none else remembered(vfs, directory, name) or _just_seen(vfs, listing, name)
+            node = vfs.nodes.get(known.nodeid) if known is not None else None
+            if known is None or node is None or _is_told_already(node, known, directory, name, soon_s):
+                yield ReaddirEntry(name, None, ino, kind, following, None)
+            else:
+                yield ReaddirEntry(name, known, ino, kind, following, node)
+
+
+def _is_told_already(node: Node, known: EntryParam, directory: Node, name: bytes, until_s: float) -> bool:
+    """Whether the kernel has been told of a file, and may believe that until then, and longer.
+
+    Told again, it would drop the file's ACL, and ask for that again. A directory may have been told for less long, and
+    so may what has more names.
+    """
+    is_believed = node.nlookup and node.told_until_s > until_s and known.is_steady
+    is_one = known.attributes.nlink == 1 and not node.is_directory
+    return bool(is_believed) and is_one and node.parent is directory and node.name == name
+
+
+def _just_seen(vfs: Vfs, listing: DirHandle, name: bytes) -> EntryParam | None:
+    """What was looked at for this reply, and is not remembered: the cache is small, or there is none."""
+    for batch in listing.batches:
+        found = batch.found.get(name)
+        if found is not None and not is_stores_own(name):
+            seen, handle, _ = found
+            source = source_key(seen, handle)
+            left_s = batch.look.left_s(source, named=(listing.node, name))
+            if left_s:
+                nodeid = vfs.nodes.learn(source, seen, listing.node, name).nodeid
+                return EntryParam(nodeid, seen, left_s, None, source not in vfs.cache.unsteady)
+    return None
+
+
+def told(vfs: Vfs, fh: int, listed: ReaddirEntry, *, is_taken: bool) -> None:
+    """Whether the kernel took an entry."""
+    name, known, *_, node = listed
+    if node is not None:
+        count(vfs, node, is_taken=is_taken)
+    queue = vfs.handles.listing(fh).queue
+    if queue is None or not is_taken or name in _DOTS:
+        return
+    if known is not None and node is not None:
+        node.told_until_s = time.monotonic() + known.timeout_s
+    if known is None or not queue.is_asked:  # a client that asks for more than that asks for it of all
+        queue.names.append(name)
+
+
+def count(vfs: Vfs, node: Node, *, is_taken: bool) -> None:
+    """Count a reference to an entry's node if the kernel took it, on a filesystem that is not slow."""
+    if is_taken:
+        node.nlookup += 1
+    else:
+        vfs.not_taken(node)
+
+
+def left_out(vfs: Vfs, directory: Node) -> bytes | None:
+    """The name that a directory's listing leaves out."""
+    return STORE if trashd_dir.is_hidden(directory, STORE, shows_trash=vfs.shows_trash) else None
+
+
+def _dot(ino: int) -> EntryParam:
+    """What is told of `.` and `..`: the kernel takes no more than the number and the type."""
+    return EntryParam(NodeId(ino), Attributes(0, ino, 0o040755, 1, 0, 0, 0, 0, 0, 4096, 0, 0, 0, 0), 0)

@@ -1,0 +1,207 @@
+"""For how long the kernel may believe what a name or nodeid means, and what it is told before that becomes wrong.
+
+An answer may reach the kernel, or be taken in by it, after that to a later change. For the attributes of files it finds
+that out itself: their changes are answered with new ones, or it counts them. A change in a directory is not, nor the
+time of change of what gets another name: an older answer that comes later would be believed for as long as
+it says. But a notice that the attributes are to be asked for again makes void whatever was asked before the notice. So
+there is one before the answer to the first change in a directory of which the kernel was told something lasting; and
+what it is told in the second after a change does not last, so that many changes in a row cost one notice. A file is
+followed by one when it moves, if the kernel was told of it since the last.
+
+What a set-user-ID program is does not last at all. The kernel runs it as the owner that it was told last; behind the
+mount it may have become another's, with other content, which would run as that owner then.
+
+Source  fs/fuse/inode.c: fuse_change_attributes and fuse_reverse_inval_inode, by attr_version
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from fusefs.core.inode_attributes import Attributes
+from fusefs.core.inode_table import ROOTS, InodeTable, Node, NodeId, NodeZone
+from fusefs.core.names import STORE
+from fusefs.linux.casefold import folds_case, folds_throughout
+from fusefs.linux.fd import Fd
+from fusefs.linux.fuse_device import forget_attributes
+from fusefs.mount.tables.daemon_cache import Freshness
+from fusefs.mount.tables.tables_lock import TablesLock
+from fusefs.mount.tree.trashd_dir import is_below
+from fusefs.store.layout import is_stores_own
+
+NOTHING = Attributes(*[0] * len(Attributes._fields))
+"""Of a name that nothing has."""
+_SHORT_S = 1.0
+"""For attributes of a directory in which something has just changed. And of a file with more names: one of them may be
+in an orphan, and be reaped behind the mount."""
+_MOMENT_S = 0.01
+"""For attributes of a directory whose name is not believed: the kernel asks for them again after each look at a name,
+and before each step of a renameat2 that checks permissions."""
+_RACY_NS = 2_000_000_000
+"""As old as the slowest clock of a filesystem; another machine's may be off by more, and is then not believed."""
+
+
+class EntryParam(NamedTuple):
+    """What a name or a nodeid means now.
+
+    nodeid     0: nothing has this name
+    timeout_s  for how long the kernel may believe it; 0: not at all
+    proof      what tells, when the answer goes out, whether it is still so
+    is_steady  False: the attributes change without a message, and may not be believed; the name may
+    is_fickle  True: the name may not be believed; what a directory is may be, for as long as one system call takes
+    """
+
+    nodeid: NodeId
+    attributes: Attributes
+    timeout_s: float
+    proof: Freshness | None = None
+    is_steady: bool = True
+    is_fickle: bool = False
+
+
+def shown_number(known: EntryParam) -> int:
+    """The inode number that people see: the nodeid, as pyfuse3 has one field for both."""
+    return known.attributes.ino if known.nodeid in ROOTS else known.nodeid
+
+
+class NameValidity:
+    """Which names must not be remembered, by directory.
+
+    The store's names change behind the mount; and where letter case does not matter, one name is many.
+    """
+
+    def __init__(self, nodes: InodeTable, root: Fd, dev: int, lock: TablesLock) -> None:
+        """root: the backing tree's directory. dev: its st_dev"""
+        self._nodes = nodes
+        self._everywhere = folds_throughout(root)
+        self._dev = dev
+        self._lock = lock
+        self._known: dict[Node, bool] = {}
+
+    def is_fickle(self, directory: Node, fd: Fd, name: bytes) -> bool:
+        """Whether a name must not be remembered. fd: the directory's"""
+        return (name.startswith(STORE) and is_stores_own(name)) or self.are_fickle_in(directory, fd)
+
+    def are_fickle_in(self, directory: Node, fd: Fd) -> bool:
+        """Whether no name in a directory may be remembered. fd: of it"""
+        return is_below(self._nodes, directory) or self._folds(directory, fd)
+
+    def drop(self, directory: Node) -> None:
+        """A node has ended."""
+        self._known.pop(directory, None)
+
+    def _folds(self, directory: Node, fd: Fd) -> bool:
+        if self._everywhere is not None and directory.source[0] == self._dev:
+            return self._everywhere
+        folds = self._known.get(directory)
+        if folds is None:
+            folds = self._lock.call(folds_case, fd)
+            if directory.nlookup or directory.n_open or directory.nodeid in ROOTS:  # the end of a node is told
+                self._known[directory] = folds
+        return folds
+
+
+class AttrTimeouts:
+    """What one mount's kernel was told of directories. Touched on any thread."""
+
+    def __init__(self) -> None:
+        self._device = -1
+        # What either of `lifetimes` and `changed` does first, the other one sees: no lock is needed.
+        self._told: set[int] = set()
+        self._changed_s: dict[int, float] = {}
+
+    def connect(self, device: int) -> None:
+        """Have the session: /dev/fuse, which stays its owner's. Before that nothing lasts."""
+        self._device = device
+
+    def lifetimes(self, known: EntryParam) -> tuple[float, float]:
+        """For how long the kernel may believe what a name means, and what its attributes are, in the answer that
+        goes out now; seconds."""
+        _nodeid, attributes, timeout_s, _proof, is_steady, is_fickle = known
+        if not is_steady or attributes.gives_rights():
+            return timeout_s, 0
+        if is_fickle and attributes.is_directory():
+            return 0, _MOMENT_S
+        if timeout_s > _SHORT_S:
+            if attributes.is_directory():
+                return timeout_s, timeout_s if self._lasts(known.nodeid) else _SHORT_S
+            if attributes.nlink > 1:
+                return timeout_s, _SHORT_S
+        return timeout_s, timeout_s
+
+    def _lasts(self, nodeid: int) -> bool:
+        self._told.add(nodeid)
+        changed_s = self._changed_s.get(nodeid)
+        if self._device >= 0 and (changed_s is None or time.monotonic() - changed_s >= _SHORT_S):
+            return True
+        self._told.discard(nodeid)
+        return False
+
+    def changed(self, directory: Node) -> None:
+        """Something in a directory, or of itself, has changed; the answer to that must not have gone out yet."""
+        nodeid = directory.nodeid
+        self._changed_s[nodeid] = time.monotonic()
+        self.renew_those((nodeid,))
+
+    def moved(self, node: Node) -> None:
+        """A node has another name: its time of change is new, and its parent."""
+        if node.is_directory:
+            self.changed(node)
+        elif node.is_told:
+            self.renew(node)
+
+    def renew(self, node: Node) -> None:
+        """What was told of any node is void, and what it is told while this is under way."""
+        node.is_told = False
+        if self._device >= 0:
+            forget_attributes(self._device, node.nodeid)
+
+    def renew_all(self) -> None:
+        """What was told of any directory is void."""
+        self.renew_those(list(self._told))
+
+    def renew_in_trash(self, nodes: InodeTable) -> None:
+        """What was told of directories is void in which a reaper may have worked behind the mount."""
+        known = [(nodeid, nodes.get(nodeid)) for nodeid in list(self._told)]
+        self.renew_those([nodeid for nodeid, node in known if node and nodes.zone_of(node) is NodeZone.TRASH])
+
+    def renew_those(self, nodeids: Iterable[int]) -> None:
+        """What was told of these is void, as far as they are directories of which something lasting was told."""
+        for nodeid in nodeids:
+            if nodeid in self._told:
+                self._told.discard(nodeid)
+                forget_attributes(self._device, nodeid)
+
+    def drop(self, node: Node) -> None:
+        """A node has ended."""
+        self._told.discard(node.nodeid)
+        self._changed_s.pop(node.nodeid, None)
+
+
+class PageValidity:
+    """What files looked like when they were opened last: whether what the kernel has of their content is still right.
+
+    It is, where others change it behind the mount, if the file's times and size are those of the last open, and had
+    been so for a while then: clocks of filesystems tick slowly, and what is written in the same tick can't be told
+    apart.
+    """
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._seen: dict[Node, tuple[int, int, int]] = {}
+
+    def are_right(self, node: Node, seen: Attributes) -> bool:
+        """Whether the kernel's pages of a file are, that was just opened and looked at."""
+        version = (seen.mtime_ns, seen.ctime_ns, seen.size)
+        are_right = self._seen.get(node) == version
+        if time.time_ns() - max(seen.mtime_ns, seen.ctime_ns) > _RACY_NS:
+            self._seen[node] = version
+        else:
+            self.drop(node)
+        return are_right
+
+    def drop(self, node: Node) -> None:
+        """Its node has ended."""
+        self._seen.pop(node, None)
