@@ -52,7 +52,20 @@ class PassthroughMode(Enum):
     OFF = "off"
 
 
-_OneOf = TypeVar("_OneOf", Coherence, BackingSpeed, PassthroughMode, FastPath)
+class UringMode(Enum):
+    """Whether messages come by io_uring, a queue for each core.
+
+    AUTO  where that can be, and Linux is known to do it well; a switch of the whole machine is left as it is
+    ON    or the mount fails; by root it turns that switch on
+    OFF   never
+    """
+
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
+
+
+_OneOf = TypeVar("_OneOf", Coherence, BackingSpeed, PassthroughMode, UringMode, FastPath)
 
 _TIMEOUTS_S = {Coherence.EXCLUSIVE: 3600.0, Coherence.SHARED: 1.0}
 """Long enough that time plays no part; as long as people take to look again."""
@@ -111,6 +124,7 @@ class MountOptions:
     backing: BackingSpeed
     n_in_flight: int
     passthrough: PassthroughMode
+    uring: UringMode
     without: frozenset[FastPath]
     show_trash: bool
     allow_other: bool
@@ -122,6 +136,10 @@ class MountOptions:
         off = {path: f"without={path.value}" for path in self.without}
         if self.passthrough is PassthroughMode.OFF:
             off[FastPath.PASSTHROUGH] = "passthrough=off"
+        if self.uring is UringMode.OFF:
+            off[FastPath.URING] = "uring=off"
+        if FastPath.REQUESTS in off:
+            off.setdefault(FastPath.URING, f"it takes {FastPath.REQUESTS.value}")
         return off
 
 
@@ -233,6 +251,10 @@ _OF_ANSWERS: Final = (
         "Reads and writes go past the daemon (-o passthrough=); default: auto, where that can be; on: or fail.",
     ),
     MountOption(
+        "uring", "uring", UringMode.AUTO, partial(_one_of, UringMode), _values(UringMode),
+        "Messages come by io_uring (-o uring=); default: auto, where the machine's switch allows it; on: or fail.",
+    ),
+    MountOption(
         "without", "without", frozenset(), partial(_one_of, FastPath), "FAST-PATH",
         "Do without one of those that --explain lists (-o without=), to find a fault; may be given more than once.",
         adds=True,
@@ -284,11 +306,18 @@ def parse_options(texts: Iterable[str], *, as_root: bool, is_sloppy: bool = Fals
     # Without the kernel's checks all users would have the daemon's permissions.
     values["default_permissions"] |= values["allow_other"]
     options = MountOptions(**values, flags=frozenset(flags))
-    if options.passthrough is PassthroughMode.ON and (
-        needed := set(options.without) & {FastPath.PASSTHROUGH, FastPath.SEAM}
-    ):
-        raise UsageError(f"passthrough=on with without={needed.pop().value}", "it is one or the other")
+    if options.passthrough is PassthroughMode.ON:
+        _check_had(options, "passthrough=on", FastPath.PASSTHROUGH, FastPath.SEAM)
+    if options.uring is UringMode.ON:
+        _check_had(options, "uring=on", FastPath.URING, FastPath.REQUESTS, FastPath.SEAM)
     return options
+
+
+def _check_had(options: MountOptions, word: str, *needed: FastPath) -> None:
+    """Raises  UsageError: a word asks for what another one switches off"""
+    for path in needed:
+        if path in options.without:
+            raise UsageError(f"{word} with without={path.value}", "it is one or the other")
 
 
 def flags_after(texts: Sequence[str], flags: frozenset[str], *, is_sloppy: bool = False) -> frozenset[str] | None:

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.needs("root", "fuse")
 USER, OTHER = 1000, 1001
 LOGINS = Path("/run/user")
 NAMES = [path.value for path in FastPath]
-RESTING = {name: ["unopened-directories"] for name in ("direct-requests", "kept-listings")}
+RESTING = {"direct-requests": ["uring", "unopened-directories"], "kept-listings": ["unopened-directories"]}
 
 
 def explained(path: Path) -> dict[str, dict[str, Any]]:
@@ -62,7 +62,7 @@ def test_each_tells_what_it_saves(bench: Path) -> None:
     }
 
 
-@pytest.mark.rests_on(*RESTING, "unopened-directories")  # which is off with either of them
+@pytest.mark.rests_on(*RESTING, "unopened-directories", "uring")  # which are off with them
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "seam"])
 def test_one_that_is_switched_off_is_off_alone(bench: Path, name: str) -> None:
     mount(bench / "source", bench / "target", "--without", name)

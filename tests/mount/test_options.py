@@ -4,7 +4,7 @@ import pytest
 
 from fusefs.core.errors import UsageError
 from fusefs.core.fast_paths import FastPath
-from fusefs.core.mount_options import BackingSpeed, Coherence, MountOptions, PassthroughMode, parse_options
+from fusefs.core.mount_options import BackingSpeed, Coherence, MountOptions, PassthroughMode, UringMode, parse_options
 
 
 def parse(
@@ -77,9 +77,16 @@ def test_reads_and_writes_pass_through_where_they_can_unless_somebody_says(passt
     assert parse(f"passthrough={passthrough.value}").passthrough is passthrough
 
 
+@pytest.mark.parametrize("uring", UringMode)
+def test_messages_come_by_io_uring_where_they_can_unless_somebody_says(uring: UringMode) -> None:
+    assert parse().uring is UringMode.AUTO
+    assert parse(f"uring={uring.value}").uring is uring
+
+
 def test_no_fast_path_is_off_unless_somebody_says() -> None:
     assert parse().off() == {}
     assert parse("passthrough=off").off() == {FastPath.PASSTHROUGH: "passthrough=off"}
+    assert parse("uring=off").off() == {FastPath.URING: "uring=off"}
 
 
 def test_fast_paths_are_switched_off_one_by_one() -> None:
@@ -87,10 +94,23 @@ def test_fast_paths_are_switched_off_one_by_one() -> None:
     assert options.off() == {FastPath.SEAM: "without=seam", FastPath.LINKS: "without=kept-links"}
 
 
-@pytest.mark.parametrize("text", ["without=passthrough", "without=seam"])
-def test_what_must_be_on_is_not_switched_off(text: str) -> None:
-    with pytest.raises(UsageError, match="passthrough=on"):
-        parse("passthrough=on", text)
+def test_messages_by_io_uring_rest_on_requests_that_we_read() -> None:
+    options = parse("without=direct-requests")
+    assert options.off()[FastPath.URING] == "it takes direct-requests"
+    options = parse("without=direct-requests,uring=off")
+    assert options.off()[FastPath.URING] == "uring=off"
+
+
+@pytest.mark.parametrize(
+    ("on", "off"),
+    [
+        ("passthrough=on", "passthrough"), ("passthrough=on", "seam"),
+        ("uring=on", "uring"), ("uring=on", "direct-requests"), ("uring=on", "seam"),
+    ],
+)  # fmt: skip
+def test_what_must_be_on_is_not_switched_off(on: str, off: str) -> None:
+    with pytest.raises(UsageError, match=f"{on} with without={off}"):
+        parse(on, f"without={off}")
 
 
 @pytest.mark.parametrize("n", [1, 64, 1024])
@@ -117,7 +137,7 @@ def test_what_others_read_in_fstab_is_passed_over(text: str) -> None:
         "timeout=inf", "timeout=soon", "auto_unmount", "allow_root", "remount", "remount,ro", "show-trash",
         "cache_size", "cache_size=", "cache_size=much", "cache_size=-1", "cache_size=65G", "cache_size=1e3",
         "no_xattr=1", "backing", "backing=fast", "in_flight", "in_flight=0", "in_flight=1025", "in_flight=-1",
-        "in_flight=1.5", "in_flight=\N{ARABIC-INDIC DIGIT ONE}", "in_flight=99999999999",
+        "in_flight=1.5", "uring", "uring=yes", "in_flight=\N{ARABIC-INDIC DIGIT ONE}", "in_flight=99999999999",
     ],
 )  # fmt: skip
 def test_a_wrong_word_is_told_with_what_to_do(text: str) -> None:
