@@ -1,0 +1,98 @@
+"""Why a mount's messages do not come by io_uring on a machine: each reason is a sentence for people."""
+
+from __future__ import annotations
+
+import errno
+import re
+from typing import Final, NamedTuple
+
+from fusefs.core.fast_paths import FastPath
+from fusefs.core.mount_options import UringMode
+
+SWITCH: Final = "/sys/module/fuse/parameters/enable_uring"
+"""The machine's, for every user's FUSE mount."""
+
+_SINCE = (6, 14)
+_TRUSTED = {(6, 18): 42, (7, 1): 6}
+"""The first release of each series that has the mends of what ends a mount, and of what waits for ever."""
+_TRUSTED_SINCE = (7, 2)
+_RELEASE = re.compile(r"([0-9]+)\.([0-9]+)(?:\.([0-9]+))?", re.ASCII)
+_NOBODY, _GROUP_ONLY = 2, 1
+
+
+class UringFacts(NamedTuple):
+    """What a machine allows this process.
+
+    release     uname(2)'s
+    is_enabled  the machine's switch; None: its kernel has none
+    refusal     the errno of io_uring_setup(2); 0: it makes a ring
+    disabled    kernel.io_uring_disabled: 0 nobody is refused, 1 all but root and a group, 2 all
+    barred      cores that are online, on which this process may not run
+    """
+
+    release: str
+    is_enabled: bool | None
+    refusal: int
+    disabled: int
+    barred: frozenset[int]
+
+
+def why_not(mode: UringMode, facts: UringFacts) -> str | None:
+    """What keeps messages from coming by io_uring before the kernel is asked for it; None: nothing does."""
+    if mode is UringMode.OFF:
+        return f"{FastPath.URING.value}=off"
+    return _why_not_by_kernel(mode, facts) or _why_no_ring(facts) or _why_not_by_cores(facts)
+
+
+def is_trusted(release: str) -> bool:
+    """Whether a kernel, by its release, is known to be without the faults that its first versions had.
+
+    A distribution may have mended an older one; that can't be told by its release.
+    Source  docs/decisions/0031
+    """
+    major_minor, patch = _version(release)
+    return major_minor >= _TRUSTED_SINCE or patch >= _TRUSTED.get(major_minor, patch + 1)
+
+
+def _version(release: str) -> tuple[tuple[int, int], int]:
+    found = _RELEASE.match(release)
+    major, minor, patch = map(int, found.groups("0")) if found else (0, 0, 0)
+    return (major, minor), patch
+
+
+def _why_not_by_kernel(mode: UringMode, facts: UringFacts) -> str | None:
+    if facts.is_enabled is None:
+        if _version(facts.release)[0] < _SINCE:
+            return f"it takes Linux {_SINCE[0]}.{_SINCE[1]}, and this is {facts.release}"
+        return f"this kernel is built without it (CONFIG_FUSE_IO_URING): there is no {SWITCH}"
+    if mode is UringMode.AUTO and not is_trusted(facts.release):
+        known = ", ".join(f"{major}.{minor}.{patch}" for (major, minor), patch in _TRUSTED.items())
+        since = f"{_TRUSTED_SINCE[0]}.{_TRUSTED_SINCE[1]}"
+        return f"Linux {facts.release} may have faults in it that {known} and {since} have not; uring=on takes it"
+    if not facts.is_enabled:
+        return (
+            f"{SWITCH} is N, for every FUSE mount of this machine; root sets it by "
+            "`trashd service install --uring`, or by a mount with uring=on"
+        )
+    return None
+
+
+def _why_no_ring(facts: UringFacts) -> str | None:
+    if not facts.refusal:
+        return None
+    if facts.disabled == _NOBODY:
+        return "io_uring is switched off: kernel.io_uring_disabled is 2"
+    if facts.refusal == errno.EPERM and facts.disabled == _GROUP_ONLY:
+        return "kernel.io_uring_disabled is 1: io_uring is for root and the group kernel.io_uring_group alone"
+    name = errno.errorcode.get(facts.refusal, str(facts.refusal))
+    if facts.refusal in (errno.EPERM, errno.EACCES, errno.ENOSYS):
+        return f"a container or a unit denies io_uring here, by seccomp or the like: {name}"
+    return f"io_uring can't be had: {name}"
+
+
+def _why_not_by_cores(facts: UringFacts) -> str | None:
+    if not facts.barred:
+        return None
+    some = ", ".join(map(str, sorted(facts.barred)[:3])) + (", …" if len(facts.barred) > 3 else "")
+    cores = "core" if len(facts.barred) == 1 else "cores"
+    return f"a cpuset or CPU affinity keeps the daemon from {cores} {some}, whose programs it could not answer there"

@@ -1,0 +1,79 @@
+"""FUSE over io_uring: what this machine allows of it, and the machine's switch for it.
+
+Source  Documentation/filesystems/fuse/fuse-io-uring.rst; Documentation/admin-guide/sysctl/kernel.rst, io_uring_disabled
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+from contextlib import suppress
+
+from fusefs.core.uring_reasons import SWITCH, UringFacts
+from fusefs.linux import syscalls
+
+_DISABLED = "/proc/sys/kernel/io_uring_disabled"
+_ONLINE = "/sys/devices/system/cpu/online"
+_PARAMETERS_BYTES = 120
+"""Of struct io_uring_params."""
+
+_log = logging.getLogger(__name__)
+
+
+def read_facts() -> UringFacts:
+    """What holds now, for this process and thread."""
+    return UringFacts(
+        release=os.uname().release,
+        is_enabled=_is_enabled(),
+        refusal=_refusal(),
+        disabled=int(_text(_DISABLED) or "0"),
+        barred=frozenset(cores(_text(_ONLINE)) - os.sched_getaffinity(0)),
+    )
+
+
+def enable() -> None:
+    """Set the machine's switch, if it has one that is not set, and log that; for mounts that begin from now on.
+
+    Raises  OSError: it takes root, and a /sys that can be written
+    """
+    if _is_enabled() is not False:
+        return
+    with open(SWITCH, "r+", encoding="ascii") as file:
+        file.write("Y")
+    _log.warning(
+        "switched on FUSE over io_uring for every FUSE mount of this machine: %s is Y until it restarts", SWITCH
+    )
+
+
+def cores(text: str) -> set[int]:
+    """The numbers of a list of cores as /sys has it: `0-2,5`."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if first:
+            found |= set(range(int(first), int(last or first) + 1))
+    return found
+
+
+def _is_enabled() -> bool | None:
+    with suppress(OSError):  # where FUSE is a module, it is there from the first open of its device on
+        os.close(os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC))
+    return {"Y": True, "N": False}.get(_text(SWITCH))
+
+
+def _refusal() -> int:
+    try:
+        os.close(syscalls.io_uring_setup(1, ctypes.create_string_buffer(_PARAMETERS_BYTES)))
+    except OSError as error:
+        return error.errno or 0
+    return 0
+
+
+def _text(path: str) -> str:
+    """What a file of the kernel's says; empty: there is none."""
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
