@@ -15,6 +15,8 @@ from fusefs.core.inode_attributes import Attributes
 
 Request = bytes | memoryview
 """As it was read, with its head."""
+Answer = bytearray | bytes | int
+"""Complete but for its number; its body alone; an errno."""
 
 _NANO = 1_000_000_000
 _ANSWER_HEAD = Struct("=IiQ")

@@ -41,8 +41,8 @@ _REST_S = 0.0005
 
 _NANO = 1_000_000_000
 
-Reply = bytearray | bytes | int | None
-"""To a request: complete but for its number; its body alone; an errno; or there is no answer."""
+Reply = wire.Answer | None
+"""To a request; or there is none."""
 ReplyInSteps = Generator[None, bool | None, Reply]
 """What takes several steps, others being served between any two. It is sent whether no other request waits."""
 ReplyOrSteps = Reply | ReplyInSteps

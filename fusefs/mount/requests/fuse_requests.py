@@ -15,7 +15,7 @@ import mmap
 import os
 import time
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from functools import partial
 from time import perf_counter_ns
@@ -38,6 +38,8 @@ _SHORT_BYTES = 1 << 13
 _STEP_S = 0.001
 _PYFUSE3S = frozenset({26, 28, 38, 41})
 """INIT, READDIR, DESTROY, NOTIFY_REPLY: what we don't know, and pyfuse3 or libfuse does."""
+_NOT_THERE = (errno.EAGAIN, errno.ENOENT, errno.ENODEV)
+"""Nothing more, or not any more."""
 _OF_NOBODY = (Opcode.RELEASE, Opcode.RELEASEDIR)
 """A handle is released: no client waits for that, and none may be refused it."""
 
@@ -73,6 +75,10 @@ class RequestReader:
         return self.to[:size] if size > _SHORT_BYTES else self.to[:size].tobytes()
 
 
+Give = Callable[[wire.Answer, int], None]
+"""The way of an answer to the kernel; with the number of the request, and the tables' lock."""
+
+
 class _Unfinished(NamedTuple):
     """A request that takes several steps."""
 
@@ -81,6 +87,7 @@ class _Unfinished(NamedTuple):
     pid: int
     cell: int
     begun_ns: int
+    give: Give
 
 
 class FuseRequests:
@@ -108,6 +115,8 @@ class FuseRequests:
         self._unfinished: deque[_Unfinished] = deque()
         self._left: deque[bytes] = deque()
         """What was read by others, and is pyfuse3's."""
+        self.is_by_ring = False
+        """Whether requests come by io_uring, and here only what the kernel forgets, and who need not wait any more."""
         self.is_careful = False
         """Whether changes go to threads, as a client waits for one: set by standby_readers.py."""
 
@@ -145,17 +154,17 @@ class FuseRequests:
             self._replies.hand_over(request)
             return False
         if act.sort and (lock.is_slow or self._must_be_helped(act, opcode, request)):
-            self._help(act, request, _sort(act, opcode, request))
+            self._help(act, request, _sort(act, opcode, request), self._write)
             return True
         begun_ns = perf_counter_ns()
         try:
             with lock:
-                unfinished = self._answer(act, nodeid, request, unique, caller, begun_ns)
+                unfinished = self._answer(act, nodeid, request, unique, caller, begun_ns, self._write)
         except WouldWait:
             if lock.is_slow and not _is_ours_alone(act, opcode, request):
                 self._replies.hand_over(request)
                 return False
-            self._help(self._acts[opcode], request, WaitClass.OTHERS)
+            self._help(self._acts[opcode], request, WaitClass.OTHERS, self._write)
             return True
         if unfinished is not None:
             self._unfinished.append(unfinished)
@@ -193,19 +202,73 @@ class FuseRequests:
         sort = _sort(act, opcode, request)
         reader.key = _key_of(request, sort)
         if sort > WaitClass.LOOK or (sort and self._pool.is_full(reader.key)):
-            self._help(act, request, sort)
+            self._help(act, request, sort, self._write)
             return True
         reader.n += 1
         try:
-            unfinished = self._lock.run(self._answer_as_read, act, request, reader.caller)
+            unfinished = self._lock.run(self._answer_as_read, act, request, reader.caller, self._write)
         except WouldWait:
-            self._help(act, request, WaitClass.OTHERS)
+            self._help(act, request, WaitClass.OTHERS, self._write)
         else:
             if unfinished is not None:
                 self._finish_elsewhere(unfinished)
         finally:
             reader.n += 1
         return True
+
+    def answer_here(self, request: Request, caller: RequestCaller, reader: RequestReader, give: Give) -> None:
+        """Answer a request that has come by io_uring, in the thread that has got it, or have that done.
+
+        reader  of that thread, for what comes otherwise
+        """
+        lock = self._lock
+        _size, opcode, unique, nodeid, caller.uid, caller.gid, caller.pid = wire.read_head(request)
+        known = act = self._acts.get(opcode)
+        if lock.is_slow:
+            act = self._recalls.get(opcode, act)
+        if act is None or known is None:
+            with lock:
+                self._give(errno.ENOSYS, unique, caller.pid, give)
+            return
+        if act.sort and (lock.is_slow or self._must_be_helped(act, opcode, request)):
+            self._help(act, request, _sort(act, opcode, request), give)
+            return
+        begun_ns = perf_counter_ns()
+        try:
+            with lock:
+                unfinished = self._answer(act, nodeid, request, unique, caller, begun_ns, give)
+        except WouldWait:
+            self._help(known, request, _sort(known, opcode, request) if lock.is_slow else WaitClass.OTHERS, give)
+            return
+        if unfinished is not None:
+            self._finish_soon(unfinished, reader)
+
+    def _finish_soon(self, unfinished: _Unfinished, reader: RequestReader) -> None:
+        """Go on with what takes several steps, when all has been read that it waits for."""
+        self._read_forgotten(reader)
+        with self._lock:
+            is_done = self._step(unfinished, is_idle=False)
+        if not is_done:
+            self._finish_elsewhere(unfinished)
+
+    def _read_forgotten(self, reader: RequestReader) -> None:
+        """Read what there is beside the requests that come by io_uring: what the kernel forgets."""
+        while True:
+            try:
+                request = reader.request(os.readv(self.device, reader.room))
+            except OSError as error:
+                if error.errno not in _NOT_THERE:
+                    raise
+                return
+            opcode = wire.read_head(request)[1]
+            act = self._acts.get(opcode)
+            if act is None:
+                self._refuse(opcode, request)
+                continue
+            with self._lock:
+                unfinished = self._answer_as_read(act, request, reader.caller, self._write)
+            if unfinished is not None:
+                self._finish_elsewhere(unfinished)
 
     def _must_be_helped(self, act: OpcodeHandler, opcode: int, request: Request) -> bool:
         return act.sort is WaitClass.LONG or (self.is_careful and _sort(act, opcode, request) is WaitClass.CHANGE)
@@ -217,7 +280,7 @@ class FuseRequests:
         else:
             _size, _opcode, unique, _nodeid, _uid, _gid, pid = wire.read_head(request)
             with self._lock:
-                self._give(errno.ENOSYS, unique, pid)
+                self._give(errno.ENOSYS, unique, pid, self._write)
 
     def _interrupt(self, request: Request) -> None:
         """A killed client's request need not wait for its turn; all others go on, as natively."""
@@ -225,11 +288,11 @@ class FuseRequests:
         task = self._pool.parked(unique)
         if task is not None and is_killed(task.pid) and self._pool.remove(unique):
             with self._lock:
-                self._give(errno.EINTR, unique, task.pid)
+                self._give(errno.EINTR, unique, task.pid, task.give or self._write)
 
     # In threads.
 
-    def _help(self, act: OpcodeHandler, request: Request, sort: WaitClass) -> None:
+    def _help(self, act: OpcodeHandler, request: Request, sort: WaitClass, give: Give) -> None:
         """Have a request done in a thread."""
         _size, opcode, unique, _nodeid, _uid, _gid, pid = wire.read_head(request)
         if opcode == Opcode.RELEASE:  # the next writer may be quicker than the thread that lets it go
@@ -237,20 +300,26 @@ class FuseRequests:
                 self._vfs.handles.runs_no_more(*wire.HANDLE_IN.unpack_from(request, REQUEST_HEAD_SIZE))
         self._stats.changed()
         copy = bytes(request)
-        if not self._pool.do(PoolTask(_key_of(request, sort), partial(self._do, act, copy), unique, pid, len(copy))):
+        do = partial(self._do, act, copy, sort, give)
+        if not self._pool.do(PoolTask(_key_of(request, sort), do, unique, pid, len(copy), give)):
             with self._lock:
-                self._give(errno.EAGAIN, unique, pid)
+                self._give(errno.EAGAIN, unique, pid, give)
 
-    def _do(self, act: OpcodeHandler, request: bytes, has_waited: bool) -> None:
+    def _do(self, act: OpcodeHandler, request: bytes, sort: WaitClass, give: Give, has_waited: bool) -> None:
         _size, opcode, unique, _nodeid, _uid, _gid, pid = wire.read_head(request)
         if has_waited and opcode not in _OF_NOBODY and is_killed(pid):
             with self._lock:
-                self._give(errno.EINTR, unique, pid)
+                self._give(errno.EINTR, unique, pid, give)
+        elif sort < WaitClass.LONG and self._lock.is_slow:  # how long it takes tells how slow the filesystem is
+            try:
+                self._lock.run(self._answer_wholly, act, request, give)
+            except WouldWait:
+                self._help(act, request, WaitClass.OTHERS, give)
         else:
-            self._lock.run_patiently(self._answer_wholly, act, request)
+            self._lock.run_patiently(self._answer_wholly, act, request, give)
 
-    def _answer_wholly(self, act: OpcodeHandler, request: bytes) -> None:
-        unfinished = self._answer_as_read(act, request, RequestCaller())
+    def _answer_wholly(self, act: OpcodeHandler, request: bytes, give: Give) -> None:
+        unfinished = self._answer_as_read(act, request, RequestCaller(), give)
         if unfinished is not None:
             self._finish(unfinished)
 
@@ -274,36 +343,51 @@ class FuseRequests:
 
     # With the tables' lock.
 
-    def _answer_as_read(self, act: OpcodeHandler, request: Request, caller: RequestCaller) -> _Unfinished | None:
+    def _answer_as_read(
+        self, act: OpcodeHandler, request: Request, caller: RequestCaller, give: Give
+    ) -> _Unfinished | None:
         _size, _opcode, unique, nodeid, caller.uid, caller.gid, caller.pid = wire.read_head(request)
-        return self._answer(act, nodeid, request, unique, caller, perf_counter_ns())
+        return self._answer(act, nodeid, request, unique, caller, perf_counter_ns(), give)
 
     def _answer(
-        self, act: OpcodeHandler, nodeid: int, request: Request, unique: int, caller: RequestCaller, begun_ns: int
+        self,
+        act: OpcodeHandler,
+        nodeid: int,
+        request: Request,
+        unique: int,
+        caller: RequestCaller,
+        begun_ns: int,
+        give: Give,
     ) -> _Unfinished | None:
         """Do it, and answer; or what remains to be done. Raises  WouldWait"""
         answer = attempt(act.act, nodeid, request, caller)
         if isinstance(answer, Generator):
-            unfinished = _Unfinished(answer, unique, caller.pid, act.cell, begun_ns)
+            unfinished = _Unfinished(answer, unique, caller.pid, act.cell, begun_ns, give)
             return None if self._step(unfinished, None) else unfinished
-        self._tell(answer, unique, caller.pid, act.cell, begun_ns)
+        self._tell(answer, unique, caller.pid, act.cell, begun_ns, give)
         return None
 
     def _step(self, unfinished: _Unfinished, is_idle: bool | None) -> bool:
         """One step, and the answer if it is the last; whether it is."""
-        steps, unique, pid, cell, begun_ns = unfinished
+        steps, unique, pid, cell, begun_ns, give = unfinished
         answer: Reply | NotYet = attempt_step(steps, is_idle)
         if isinstance(answer, NotYet):
             return False
-        self._tell(answer, unique, pid, cell, begun_ns)
+        self._tell(answer, unique, pid, cell, begun_ns, give)
         return True
 
-    def _tell(self, answer: Reply, unique: int, pid: int, cell: int, begun_ns: int) -> None:
+    def _tell(self, answer: Reply, unique: int, pid: int, cell: int, begun_ns: int, give: Give) -> None:
         self._stats.count(cell, perf_counter_ns() - begun_ns, has_failed=type(answer) is int)
         if answer is not None:
-            self._give(answer, unique, pid)
+            self._give(answer, unique, pid, give)
 
-    def _give(self, answer: bytearray | bytes | int, unique: int, pid: int) -> None:
+    def _give(self, answer: wire.Answer, unique: int, pid: int, give: Give) -> None:
+        if answer == errno.ESTALE and type(answer) is int:
+            self._vfs.retries.add(pid)
+        give(answer, unique)
+
+    def _write(self, answer: wire.Answer, unique: int) -> None:
+        """A Give: to /dev/fuse."""
         try:
             if type(answer) is bytearray:
                 wire.put_number(answer, wire.NUMBER_AT, unique)
@@ -311,8 +395,6 @@ class FuseRequests:
             elif type(answer) is bytes:
                 os.writev(self.device, (wire.head(unique, len(answer)), answer))
             elif type(answer) is int:
-                if answer == errno.ESTALE:
-                    self._vfs.retries.add(pid)
                 os.write(self.device, wire.refusal(unique, answer))
         except OSError as error:
             if error.errno not in GONE:  # the client has got an error, too

@@ -12,6 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
+from fusefs.core.fuse_protocol import Answer
+
 _N_OF_ONE = 120
 """Requests of one sort that a user may have under way; of what is left to all, half at most."""
 _REST_S = 10.0
@@ -31,6 +33,7 @@ class PoolTask:
     unique  the number of the request that it is about; 0: of none
     pid     of the thread that has asked for it
     n_bytes of memory that it takes as long as it waits
+    give    the way of its answer; None: as all have it
     """
 
     key: Key
@@ -38,6 +41,7 @@ class PoolTask:
     unique: int = 0
     pid: int = 0
     n_bytes: int = 0
+    give: Callable[[Answer, int], None] | None = None
 
 
 class ThreadPool:
