@@ -118,6 +118,7 @@ class FuseRing(IoUring):
         self._payload_bytes = payload_bytes
         self._entries: list[RingEntry] = []
         self._large: set[RingEntry] = set()
+        self._come: list[RingEntry] = []
         self._woken = ctypes.create_string_buffer(8)
         self._wakes = Fd(os.eventfd(0, os.EFD_CLOEXEC))
         self._await_wake()
@@ -138,9 +139,10 @@ class FuseRing(IoUring):
         entry.is_ours = False
         self._command(_REGISTER, entry.token, entry.queue, address=entry.iovec_at, length=2)
 
-    def register_nothing(self, queue: int) -> None:
-        """Ask for what the kernel refuses: before all queues have entries, that sends it back to /dev/fuse."""
-        self._command(_REGISTER, _NOTHING, queue)
+    def register_nothing(self) -> None:
+        """Ask at once for what the kernel refuses: before all queues have entries, that sends it back to /dev/fuse."""
+        self._command(_REGISTER, _NOTHING, 0)
+        self.enter(0)
 
     def commit(self, entry: RingEntry) -> None:
         """Give the kernel an answer, and the entry back, from the next `wait` on."""
@@ -151,8 +153,16 @@ class FuseRing(IoUring):
         self, command: int, token: int, queue: int, *, address: int = 0, length: int = 0, commit_id: int = 0
     ) -> None:
         if self.is_full():
-            self.enter(0)
+            self.flush()
         self.submit_command(self._device, command, token, commit_id, queue, address=address, length=length)
+
+    def flush(self) -> None:
+        """Let the kernel have what it is to be given. Raises  as `wait`"""
+        self._come += self._sorted(self.enter(0))
+
+    def has_free_entry(self, queue: int) -> bool:
+        """Whether the kernel has an entry to put a request of a queue's into; by any thread."""
+        return any(entry.queue == queue and not entry.is_ours for entry in self._entries)
 
     def wake(self) -> None:
         """Have `wait` return; by any thread."""
@@ -167,19 +177,23 @@ class FuseRing(IoUring):
         Raises  ConnectionGone; OSError: an entry was not taken: EAGAIN before the connection has begun, EINVAL if its
                 payload is too short, EOPNOTSUPP if the administrator has forbidden it meanwhile
         """
+        if self._come:
+            come, self._come = self._come, []
+            return come
         found = self.enter(1, _REST_S if self._large else inf)
         if not found:
             self._give_back()
+        return self._sorted(found)
+
+    def _sorted(self, found: list[tuple[int, int]]) -> list[RingEntry]:
         come = []
         for token, result in found:
-            if token == _WAKE:
-                self._await_wake()
-            elif token == _NOTHING:
-                continue
-            elif not result:
+            if not result:
                 entry = self._entries[token - 1]
                 entry.is_ours = True
                 come.append(entry)
+            elif token == _WAKE:
+                self._await_wake()
             elif -result in _GONE:
                 raise ConnectionGone
             else:

@@ -14,7 +14,7 @@ from fusefs.core.uring_reasons import SWITCH, UringFacts
 from fusefs.linux import syscalls
 
 _DISABLED = "/proc/sys/kernel/io_uring_disabled"
-_ONLINE = "/sys/devices/system/cpu/online"
+_ONLINE, _POSSIBLE = "/sys/devices/system/cpu/online", "/sys/devices/system/cpu/possible"
 _PARAMETERS_BYTES = 120
 """Of struct io_uring_params."""
 
@@ -30,6 +30,12 @@ def read_facts() -> UringFacts:
         disabled=int(_text(_DISABLED) or "0"),
         barred=frozenset(cores(_text(_ONLINE)) - os.sched_getaffinity(0)),
     )
+
+
+def split_cores() -> tuple[list[int], list[int]]:
+    """The cores that there are, and on which this thread may run; and all others that there could ever be."""
+    own = cores(_text(_ONLINE)) & os.sched_getaffinity(0)
+    return sorted(own), sorted(cores(_text(_POSSIBLE)) - own)
 
 
 def enable() -> None:

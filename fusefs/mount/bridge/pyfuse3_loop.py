@@ -117,6 +117,7 @@ class _ReadLock(trio.abc.Instrument):
         self._turn_end_s = 0.0
         self._glance: _RequestPoll | None = None  # once we know the fd
         self.serve: Serve = _leave
+        self.rest_s = 0.0
 
     async def __aenter__(self) -> None:
         """Be the reader. Checkpoint  when the turn is over, or while another task reads"""
@@ -157,6 +158,11 @@ class _ReadLock(trio.abc.Instrument):
         """Wait for any request. Checkpoint  when none comes at once"""
         glance = self._glance
         assert glance is not None
+        if self.rest_s:
+            await trio.lowlevel.wait_readable(fd)
+            await trio.sleep(self.rest_s)
+            glance.is_there()  # the connection may be gone
+            return
         # While handlers wait for threads, those wait for the interpreter: we must not hold it.
         if not glance.is_there() and (self._serving or not glance.comes()):
             began_s = monotonic()
@@ -279,11 +285,14 @@ def stop_answering() -> None:
     pyfuse3.terminate()
 
 
-def serve_by(serve: Serve) -> None:
-    """From now on requests are read by this first. The seam must be there (hook)."""
+def serve_by(serve: Serve, *, rest_s: float = 0.0) -> None:
+    """From now on requests are read by this first. The seam must be there (hook).
+
+    rest_s  for which what has come may wait: nobody waits for its answer
+    """
     lock = vars(pyfuse3)["trio"].Lock()
     assert isinstance(lock, _ReadLock)
-    lock.serve = serve
+    lock.serve, lock.rest_s = serve, rest_s
 
 
 async def own_number(vfs: Vfs, known: EntryParam) -> EntryParam:

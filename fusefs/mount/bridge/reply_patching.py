@@ -40,7 +40,7 @@ _FUSE_DONT_MASK, _FUSE_INIT_EXT, _FUSE_NO_EXPORT_SUPPORT = 1 << 6, 1 << 30, 1 <<
 _FUSE_ALWAYS = _FUSE_DONT_MASK | _FUSE_INIT_EXT | MAPS_DIRECT | _FUSE_NO_EXPORT_SUPPORT
 INIT_BITS: Final = {
     FastPath.PARALLEL: 1 << 18, FastPath.LINKS: 1 << 23, FastPath.KILLPRIV: 1 << 28,
-    FastPath.UNOPENED: 1 << 24, FastPath.PASSTHROUGH: 1 << 37,
+    FastPath.UNOPENED: 1 << 24, FastPath.PASSTHROUGH: 1 << 37, FastPath.URING: 1 << 41,
 }  # fmt: skip
 """What the kernel offers in INIT, and is told that we want: fast paths by their bits, of two words of 32."""
 _CREATE_FLAGS_AT = ANSWER_HEAD_SIZE + 128 + 8

@@ -8,8 +8,8 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -17,14 +17,17 @@ import trio
 
 from fusefs.core.errors import Busy, Exit, NotPermitted, Refused
 from fusefs.core.fast_paths import FastPath
-from fusefs.core.mount_options import BackingSpeed, Coherence, MountOptions, PassthroughMode
+from fusefs.core.mount_options import BackingSpeed, Coherence, MountOptions, PassthroughMode, UringMode
 from fusefs.core.printable_names import printable
+from fusefs.core.uring_reasons import why_not
 from fusefs.linux.backing_fd_socket import door_of
 from fusefs.linux.capabilities import Capability, act_as_others_can, drop_capabilities
 from fusefs.linux.fd import Fd
+from fusefs.linux.fuse_device import abort, open_abort
 from fusefs.linux.kernel import FUSE_MAGIC, Kernel
 from fusefs.linux.mountinfo import Mount, read_mounts
 from fusefs.linux.systemd import SystemdNotifier
+from fusefs.linux.uring_offer import enable, read_facts
 from fusefs.linux.xattrs import are_for_all
 from fusefs.mount.bridge import pyfuse3_loop
 from fusefs.mount.bridge.pyfuse3_handlers import Pyfuse3Handlers
@@ -42,6 +45,7 @@ from fusefs.mount.places.fast_path_states import FastPathStates, publishing
 from fusefs.mount.places.find_mounts import forget_earlier
 from fusefs.mount.places.mount_points import check, is_followed, mount_of_device, top_mount
 from fusefs.mount.requests.fuse_requests import FuseRequests
+from fusefs.mount.requests.ring_servers import RingServers
 from fusefs.mount.requests.standby_readers import StandbyReaders
 from fusefs.mount.requests.thread_pool import ThreadPool
 from fusefs.mount.tables.tables_lock import TablesLock
@@ -57,6 +61,8 @@ _N_THREADS_MAX, _FDS_PER_THREAD = 480, 8
 """Of them may wait; what needs no waiting is answered by the others. A thread may be lent two or three fds."""
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _GRACE_S, _GLANCE_S = 2.0, 0.02
+_REST_S = 0.02
+"""For which what comes by /dev/fuse beside a ring waits: each reader that is woken there takes time of the clients."""
 _GC_THRESHOLDS = (2000, 5, 20_000)
 _SHARED_S = 1.0
 _BELIEVED_LESS = "and may write to files behind this one: what is told of names and attributes is believed for a second"
@@ -77,6 +83,7 @@ class _MountDaemon(Pyfuse3Handlers):
         super().__init__(vfs, xattrs, Pyfuse3Threads(vfs.lock, vfs.stats, n_threads), replies)
         self._pool = ThreadPool(n_threads)
         self._standby: StandbyReaders | None = None
+        self._rings: RingServers | None = None
         # With ACLs announced the kernel checks permissions, and asks for the directory's before each change in it.
         self.enable_acl = options.default_permissions
         self._options = options
@@ -94,11 +101,22 @@ class _MountDaemon(Pyfuse3Handlers):
         if self._states.is_on(FastPath.SEAM) and not pyfuse3_loop.is_as_known():
             self._states.turn_off(FastPath.SEAM, "this pyfuse3 reads its requests otherwise than those that we know")
             self._vfs.lock.stay_home()
+        if self._states.is_on(FastPath.URING):
+            self._states.decide(FastPath.URING, self._why_no_rings())
         depth = stack_depth(self._vfs.root_fd())
         self._replies.patch_next(beginning(self._states.on(), stack_depth=depth))
         if not self._states.is_on(FastPath.SEAM):
             self._replies.let_pass()  # all but this one
         self._has_begun.set()
+
+    def _why_no_rings(self) -> str | None:
+        """Make what requests by io_uring take: once the kernel has been told yes, it hands out no other."""
+        assert self._rings is not None
+        try:
+            self._rings.prepare()
+        except (OSError, MemoryError, RuntimeError) as error:
+            return f"its threads and memory can't be had: {error}"
+        return None
 
     async def _has_shown(self, attached: Attached, ended: trio.Event) -> bool:
         """Whether people see the mount. Checkpoint  while it moves, if it is apart"""
@@ -127,15 +145,19 @@ class _MountDaemon(Pyfuse3Handlers):
             if not self._states.is_on(path):
                 self._states.turn_off(FastPath.UNOPENED, f"it takes {path.value}")
         if self._states.is_on(FastPath.REQUESTS):
-            # libfuse opens a pipe when it reads its second request: now, or one day when a file takes the last fds.
-            with suppress(OSError):
-                place = mount.point if attached.apart is None else attached.apart
-                await trio.to_thread.run_sync(os.statvfs, place, abandon_on_cancel=True)
             opens = not self._states.is_on(FastPath.UNOPENED)
             requests = FuseRequests(self._vfs, self._xattrs, self._replies, self._pool, opens_directories=opens)
+            if self._rings is not None and self._states.is_on(FastPath.URING):
+                self._states.decide(FastPath.URING, _why_not_begun(self._rings, requests))
+            is_by_ring = self._states.is_on(FastPath.URING)
+            if not is_by_ring:
+                # libfuse opens a pipe when it reads its second request: now, or one day when a file takes the last fds.
+                with suppress(OSError):
+                    place = mount.point if attached.apart is None else attached.apart
+                    await trio.to_thread.run_sync(os.statvfs, place, abandon_on_cancel=True)
             self._standby = StandbyReaders(self.lock, requests, self._pool, SystemdNotifier().alive)
             self._standby.begin()
-            pyfuse3_loop.serve_by(requests.serve)
+            pyfuse3_loop.serve_by(requests.serve, rest_s=_REST_S if is_by_ring else 0.0)
             self._vfs.handles.appends_whole = self._maps_direct and self._vfs.is_shared
         if not await self._has_shown(attached, ended):
             return
@@ -149,6 +171,11 @@ class _MountDaemon(Pyfuse3Handlers):
             self._refusal = Refused(f"passthrough=on: {why}", "passthrough=auto mounts without it")
             await _unmount(mount, ended)
             return
+        if self._options.uring is UringMode.ON and not self._states.is_on(FastPath.URING):
+            why = self._states.why_off(FastPath.URING)
+            self._refusal = Refused(f"uring=on: {why}", "uring=auto mounts without it")
+            await _unmount(mount, ended)
+            return
         self._states.begin()
         self._ready()
 
@@ -157,7 +184,7 @@ class _MountDaemon(Pyfuse3Handlers):
         path = printable(attached.mount.point)
         vfs, states, is_shared = self._vfs, self._states, self._options.coherence is Coherence.SHARED
         _collect_garbage_seldom()
-        with pyfuse3_loop.session(self, int(attached.fd)):
+        with pyfuse3_loop.session(self, int(attached.fd)), ExitStack() as stack:
             try:
                 with _watching(attached, vfs) if is_shared else nullcontext() as watched, _door(attached, vfs) as asked:
                     if watched is not None:
@@ -166,6 +193,8 @@ class _MountDaemon(Pyfuse3Handlers):
                         states.turn_off(FastPath.LISTINGS, "nothing tells of changes behind the mount")
                     vfs.keeps_listings = states.is_on(FastPath.LISTINGS)
                     self._see_offer()
+                    if states.is_on(FastPath.URING):
+                        self._rings = stack.enter_context(_rings(attached, self.lock, self._replies.device, states))
                     trio.run(self._loop, attached, watched, asked, ended)
             except BaseException:
                 _log.exception("%s: the daemon failed; the mount stays, dead, until trashd mount --replace", path)
@@ -217,6 +246,15 @@ class _MountDaemon(Pyfuse3Handlers):
         """
         await notify(self._vfs, watched)
         self._states.turn_off(FastPath.LISTINGS, "nothing tells of changes behind the mount any more")
+
+
+def _why_not_begun(rings: RingServers, requests: FuseRequests) -> str | None:
+    """Have the kernel hand requests to the rings from now on."""
+    try:
+        rings.begin(requests)
+    except OSError as error:
+        return f"the kernel has not taken it: {error.strerror}"
+    return None
 
 
 def _turning_off_soon(states: FastPathStates) -> Callable[[str], None]:
@@ -274,6 +312,9 @@ def serve(
         vfs = _vfs(root, options, stats, n_fds_max)
         stack.callback(vfs.close)
         flags = options.flags | flags_of(root)
+        if options.uring is UringMode.ON:
+            with suppress(PermissionError):  # then it says so itself that it is off
+                enable()  # before the mount: the kernel offers it in its first request
         attached, why_not_apart = _attached(backing, target, options, flags, has_replaced=has_replaced)
         replies = ReplyPatching(attached.fd)
         stack.callback(replies.close)
@@ -286,6 +327,7 @@ def serve(
             vfs.lock.stay_home()  # listings of names alone would be taken for listings with attributes
         states.decide(FastPath.UNOPENED, no_opendir.why_not(root, checks_permissions=options.default_permissions))
         states.decide(FastPath.ROOT_ACL, why_not_apart)
+        states.decide(FastPath.URING, why_not(options.uring, read_facts()))
         states.decide(FastPath.PASSTHROUGH, why_not_here(root))
         if not vfs.directories.handle_of(root):
             states.turn_off(FastPath.LINKS, "without file handles a link may change and be taken for the same")
@@ -390,6 +432,24 @@ def _collect_garbage_seldom() -> None:
 def _watching(attached: Attached, vfs: Vfs) -> AbstractContextManager[ChangeSource | None]:
     _major, _, connection = attached.mount.device.partition(b":")
     return watching(vfs.root_fd(), attached.fd, int(connection))
+
+
+@contextmanager
+def _rings(attached: Attached, lock: TablesLock, device: int, states: FastPathStates) -> Iterator[RingServers | None]:
+    """What answers requests by io_uring; None: the connection could not be ended if one of its threads did."""
+    _major, _, connection = attached.mount.device.partition(b":")
+    try:
+        abort_fd = open_abort(int(connection))
+    except OSError as error:
+        states.turn_off(FastPath.URING, f"the daemon can't end its connection: {error.strerror}")
+        yield None
+        return
+    rings = RingServers(lock, device, partial(abort, abort_fd))
+    try:
+        yield rings
+    finally:
+        rings.give_up()
+        abort_fd.close()
 
 
 def _door(attached: Attached, vfs: Vfs) -> AbstractContextManager[socket.socket | None]:

@@ -41,7 +41,7 @@ class WouldWait(Exception):
 class Turn:
     """A thread's turns with the tables, one after the other."""
 
-    __slots__ = ("borrowed", "calls", "n_begun_before", "progress", "was_away")
+    __slots__ = ("borrowed", "calls", "n_begun_before", "progress", "was_away", "was_taken")
 
     def __init__(self) -> None:
         """Begin, on that thread."""
@@ -53,6 +53,12 @@ class Turn:
         """Whether other threads had them since this turn began: what it has seen is perhaps not so any more."""
         self.n_begun_before = 0
         self.progress = ThreadProgress()
+        self.was_taken: Callable[[], None] = _nothing
+        """Told, by another thread, each time that the tables were taken away from it."""
+
+
+def _nothing() -> None:
+    """Nothing has to be done."""
 
 
 class TablesLock:
@@ -97,11 +103,10 @@ class TablesLock:
 
     def __enter__(self) -> Self:
         """A turn begins."""
-        own = self._own
         try:
-            turn = own.turn
+            turn: Turn = self._own.turn
         except AttributeError:
-            turn = own.turn = Turn()
+            turn = self.own_turn()
         self.mutex.acquire()
         self.turn = turn
         self._n_begun += 1
@@ -113,6 +118,11 @@ class TablesLock:
 
     def __exit__(self, *_error: object) -> None:
         self.mutex.release()
+
+    def own_turn(self) -> Turn:
+        """The calling thread's."""
+        turn: Turn = self._own.__dict__.setdefault("turn", Turn())
+        return turn
 
     def _close_left(self) -> None:
         """Close what others may have been using, and aren't any more. Raises  OSError: the turn has not begun"""
@@ -152,6 +162,7 @@ class TablesLock:
         turn.n_begun_before = self._n_begun
         self._away.append(turn)
         self.mutex.release()  # it was that thread's; its next owner knows nothing of this
+        turn.was_taken()
         return True
 
     def _come_back(self, turn: Turn) -> None:

@@ -1,0 +1,273 @@
+"""Requests that come by io_uring: a thread on each core answers those that come from there.
+
+The kernel puts a request into an entry of its client's core, and of no other, or lets it wait until one there is
+committed. So there is an entry at any time that is not taken for long: where a request goes to the pool, or a thread is
+held up in a call, another thread of that core has one, or gets one. A thread has one entry of its own as long as there
+may be more threads: what the kernel has meant for another one of a thread that is held up would wait with it.
+
+A queue whose thread has ended keeps its core's clients waiting for ever, unseen: any end of one, whatever the reason,
+aborts the connection.
+
+Source  docs/decisions/0030-io-uring.md
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from functools import partial
+from queue import SimpleQueue
+
+from fusefs.core.fuse_protocol import ANSWER_HEAD_SIZE, Answer
+from fusefs.linux.fuse_caller import have_own_umask
+from fusefs.linux.fuse_device import ask_for_request
+from fusefs.linux.fuse_ring import ConnectionGone, FuseRing, RingEntry
+from fusefs.linux.uring_offer import split_cores
+from fusefs.mount.requests.fuse_requests import FuseRequests, Give, RequestReader
+from fusefs.mount.tables.tables_lock import TablesLock
+from fusefs.mount.tree.act_as import RequestCaller
+
+PAYLOAD_BYTES = 1 << 20
+"""Of an entry: no request, and no answer, may be larger."""
+_N_OF_A_CORE = 4
+"""Threads: more requests than that wait in one thread's entries."""
+_LIMIT_S = 10.0
+
+_log = logging.getLogger(__name__)
+
+
+class RingServer:
+    """A thread that answers the requests of some cores: of its own, or of all those that have no thread."""
+
+    def __init__(self, servers: RingServers, cores: Collection[int], *, is_pinned: bool, is_late: bool) -> None:
+        """Not started yet.
+
+        is_pinned  to its one core
+        is_late    others answer already
+        """
+        self._servers = servers
+        self.cores = cores
+        self._is_pinned = is_pinned
+        self._is_late = is_late
+        self._ring: FuseRing | None = None
+        self._gives: dict[RingEntry, Give] = {}
+        self._answered: deque[RingEntry] = deque()
+        """Entries with answers by other threads."""
+        self._lacking: deque[int] = deque()
+        """Cores that are to have one more entry."""
+        self._ident = 0
+        self.is_held_up = False
+        """Whether it is in a call that takes long."""
+
+    def run(self, told: Callable[[Exception | None], None]) -> None:
+        """Serve, from when all may begin to the end of the connection.
+
+        told  called twice: when it has made all that it takes, and when the kernel has taken it; or with what failed
+        """
+        servers = self._servers
+        try:
+            ring = self._ring = self._make()
+        except (OSError, MemoryError) as error:
+            told(error)
+            return
+        try:
+            told(None)
+            servers.may_begin.wait()
+            requests = servers.requests
+            if requests is None or not self._register(ring, told):
+                return
+            self._serve(ring, requests)
+        except ConnectionGone:
+            return
+        except BaseException:
+            servers.abort()
+            _log.exception("a thread that answers requests failed; with it the mount ends")
+            raise
+        finally:
+            ring.close()
+
+    def _make(self) -> FuseRing:
+        have_own_umask()
+        if self._is_pinned:
+            os.sched_setaffinity(0, self.cores)
+        self._ident = threading.get_ident()
+        ring = FuseRing(self._servers.device, PAYLOAD_BYTES)
+        try:
+            for core in self.cores:
+                self._new_entry(ring, core)
+        except BaseException:
+            ring.close()
+            raise
+        return ring
+
+    def _new_entry(self, ring: FuseRing, core: int) -> RingEntry:
+        entry = ring.new_entry(core)
+        self._gives[entry] = partial(self._give, ring, entry)
+        return entry
+
+    def _register(self, ring: FuseRing, told: Callable[[Exception | None], None]) -> bool:
+        """Give the kernel the entries; whether it has taken them."""
+        try:
+            for entry in self._gives:
+                ring.register(entry)
+            ring.flush()
+        except OSError as error:
+            if not self._is_late:
+                ring.register_nothing()
+            told(error)
+            return False
+        told(None)
+        return True
+
+    def _give(self, ring: FuseRing, entry: RingEntry, answer: Answer, _unique: int) -> None:
+        """A Give; by any thread."""
+        if type(answer) is bytearray:
+            entry.answer(answer[ANSWER_HEAD_SIZE:])
+        elif type(answer) is bytes:
+            entry.answer(answer)
+        elif type(answer) is int:
+            entry.refuse(answer)
+        if threading.get_ident() == self._ident:
+            ring.commit(entry)
+        else:
+            self._answered.append(entry)
+            ring.wake()
+
+    def _serve(self, ring: FuseRing, requests: FuseRequests) -> None:
+        caller, reader, gives, answered = RequestCaller(), RequestReader(), self._gives, self._answered
+        self._servers.lock.own_turn().was_taken = self._was_taken
+        if self._is_late:
+            self._go_on(*self.cores)
+        while True:
+            for entry in ring.wait():
+                requests.answer_here(entry.request(), caller, reader, gives[entry])
+                self.is_held_up = False
+                if entry.is_ours and not answered:
+                    self._servers.relieve(self, entry.queue)
+            while answered:
+                ring.commit(answered.popleft())
+            while self._lacking:
+                core = self._lacking.popleft()
+                ring.register(self._new_entry(ring, core))
+                ring.flush()
+                self._go_on(core)
+
+    def _go_on(self, core: int) -> None:
+        """Have the kernel hand out what waits for an entry of a core's."""
+        if self._is_pinned:
+            ask_for_request(self._servers.device)
+            return
+        mine = os.sched_getaffinity(0)
+        with suppress(OSError):  # it is not online
+            os.sched_setaffinity(0, {core})
+            ask_for_request(self._servers.device)
+        os.sched_setaffinity(0, mine)
+
+    def _was_taken(self) -> None:
+        """It has been in a call for long, and others have the tables; by another thread."""
+        self.is_held_up = True
+        for core in self.cores:
+            self._servers.relieve(self, core)
+
+    def is_free(self, core: int) -> bool:
+        """Whether it can take a request of a core's at once; by any thread."""
+        return not self.is_held_up and self._ring is not None and self._ring.has_free_entry(core)
+
+    def lack(self, core: int) -> None:
+        """Have one more entry of a core's, soon; by any thread."""
+        self._lacking.append(core)
+        if self._ring is not None:
+            self._ring.wake()
+
+
+class RingServers:
+    """Those of one mount."""
+
+    def __init__(self, lock: TablesLock, device: int, abort: Callable[[], None]) -> None:
+        """Begin with none.
+
+        device  /dev/fuse
+        abort   ends the connection, whatever it takes
+        """
+        self.lock = lock
+        self.device = device
+        self.abort = abort
+        self.may_begin = threading.Event()
+        self.requests: FuseRequests | None = None
+        """What answers; None: there is nothing to answer after all."""
+        self._mutex = threading.Lock()
+        self._of_core: dict[int, list[RingServer]] = {}
+        self._n_servers = 0
+        self._told: SimpleQueue[Exception | None] = SimpleQueue()
+
+    def prepare(self) -> None:
+        """Make rings, memory and threads for all cores that there could be, before the kernel is told yes.
+
+        Raises  OSError, MemoryError, RuntimeError: there are none to be had
+        """
+        own, others = split_cores()
+        try:
+            for core in own:
+                self._start(RingServer(self, [core], is_pinned=True, is_late=False), self._told.put)
+            if others:
+                self._start(RingServer(self, others, is_pinned=False, is_late=False), self._told.put)
+            self._await()
+        except BaseException:
+            self.give_up()
+            raise
+
+    def begin(self, requests: FuseRequests) -> None:
+        """Answer from now on, when the kernel has been told yes.
+
+        Raises  OSError: the kernel has not taken it, and goes on with /dev/fuse
+        """
+        self.requests = requests
+        self.may_begin.set()
+        self._await()
+
+    def give_up(self) -> None:
+        """There is nothing to answer."""
+        self.may_begin.set()
+
+    def _await(self) -> None:
+        errors = [self._told.get(timeout=_LIMIT_S) for _ in range(self._n_servers)]
+        for error in errors:
+            if error is not None:
+                raise error
+
+    def _start(self, server: RingServer, told: Callable[[Exception | None], None]) -> None:
+        """Raises  RuntimeError: no more threads for us."""
+        threading.Thread(target=server.run, args=(told,), daemon=True, name="ring").start()
+        self._n_servers += 1
+        for core in server.cores:
+            self._of_core.setdefault(core, []).append(server)
+
+    def relieve(self, server: RingServer, core: int) -> None:
+        """See that a core has a free entry, of which one has its own in use for long; by any thread."""
+        with self._mutex:
+            present = self._of_core[core]
+            if any(one.is_free(core) for one in present):
+                return
+            if len(present) < _N_OF_A_CORE:
+                further = RingServer(self, [core], is_pinned=True, is_late=True)
+                with suppress(RuntimeError):
+                    self._start(further, partial(self._started, further, core))
+                    return
+            self._lack(core, server)
+
+    def _started(self, server: RingServer, core: int, error: Exception | None) -> None:
+        """A further one has begun, or has not: then another one has to do."""
+        if error is not None:
+            _log.warning("no further thread for requests of core %d: %s", core, error)
+            with self._mutex:
+                self._of_core[core].remove(server)
+                self._lack(core, self._of_core[core][0])
+
+    def _lack(self, core: int, server: RingServer) -> None:
+        """Have one more entry of a core's: by one that is not held up, or by that one."""
+        able = [one for one in self._of_core[core] if not one.is_held_up]
+        (able or [server])[0].lack(core)
