@@ -20,13 +20,10 @@ from fusefs.linux.syscalls import F_SETSIG
 _BACKING_OPEN, _BACKING_CLOSE = 0x4010E501, 0x4004E502
 _MAP = struct.Struct("=iIQ")
 _ID = struct.Struct("=I")
-NOTIFY_INVAL_INODE, NOTIFY_INVAL_ENTRY, _NOTIFY_RETRIEVE, _NOTIFY_PRUNE = 2, 3, 5, 9
+NOTIFY_INVAL_INODE, NOTIFY_INVAL_ENTRY, _NOTIFY_PRUNE = 2, 3, 9
 INVAL_INODE = struct.Struct("=IiQQqq")
 """fuse_out_header (length, code, 0: no answer to a request) and fuse_notify_inval_inode_out (nodeid, first byte, number
 of bytes; 0: all): a first byte below 0 means the attributes alone."""
-_RETRIEVE = struct.Struct("=IiQQQQI4x")
-"""fuse_out_header and fuse_notify_retrieve_out: number of its answer, nodeid, first byte, number of bytes."""
-_ROOT, _OF_NO_REQUEST = 1, 1 << 63
 _PRUNE = struct.Struct("=IiQIIQ")
 """fuse_out_header and fuse_notify_prune_out (how many nodeids follow)."""
 
@@ -76,17 +73,6 @@ def forget_unused(device: int, nodeids: Collection[int]) -> None:
     size = _PRUNE.size + 8 * len(nodeids)
     told = struct.pack(f"={len(nodeids)}Q", *nodeids)
     os.write(device, _PRUNE.pack(size, _NOTIFY_PRUNE, 0, len(nodeids), 0, 0) + told)
-
-
-def ask_for_request(device: int) -> None:
-    """Have the kernel send a request that nobody waits for, to the queue of the core that this thread is on.
-
-    Its answer, whatever that is, makes the kernel go on with what waits in that queue: a new entry alone does not.
-
-    device  /dev/fuse, after all queues have entries
-    Source  fs/fuse/dev.c: fuse_retrieve, of no bytes of the root; it answers with NOTIFY_REPLY
-    """
-    os.write(device, _RETRIEVE.pack(_RETRIEVE.size, _NOTIFY_RETRIEVE, 0, _OF_NO_REQUEST, _ROOT, 0, 0))
 
 
 def open_abort(connection: int) -> Fd:

@@ -444,12 +444,20 @@ def _rings(attached: Attached, lock: TablesLock, device: int, states: FastPathSt
         states.turn_off(FastPath.URING, f"the daemon can't end its connection: {error.strerror}")
         yield None
         return
-    rings = RingServers(lock, device, partial(abort, abort_fd))
+    rings = RingServers(lock, device, partial(abort, abort_fd), partial(_ask, attached))
     try:
         yield rings
     finally:
         rings.give_up()
         abort_fd.close()
+
+
+def _ask(attached: Attached) -> None:
+    """Ask something of a mount that its daemon is asked for each time, wherever it is."""
+    for place in (attached.mount.point, attached.apart):
+        if place is not None and os.stat(place).st_dev == attached.mount.st_dev():
+            os.statvfs(place)
+            return
 
 
 def _door(attached: Attached, vfs: Vfs) -> AbstractContextManager[socket.socket | None]:

@@ -24,7 +24,6 @@ from queue import SimpleQueue
 
 from fusefs.core.fuse_protocol import ANSWER_HEAD_SIZE, Answer
 from fusefs.linux.fuse_caller import have_own_umask
-from fusefs.linux.fuse_device import ask_for_request
 from fusefs.linux.fuse_ring import ConnectionGone, FuseRing, RingEntry
 from fusefs.linux.uring_offer import split_cores
 from fusefs.mount.requests.fuse_requests import FuseRequests, Give, RequestReader
@@ -141,7 +140,7 @@ class RingServer:
         caller, reader, gives, answered = RequestCaller(), RequestReader(), self._gives, self._answered
         self._servers.lock.own_turn().was_taken = self._was_taken
         if self._is_late:
-            self._go_on(*self.cores)
+            self._servers.go_on(*self.cores)
         while True:
             for entry in ring.wait():
                 requests.answer_here(entry.request(), caller, reader, gives[entry])
@@ -154,18 +153,7 @@ class RingServer:
                 core = self._lacking.popleft()
                 ring.register(self._new_entry(ring, core))
                 ring.flush()
-                self._go_on(core)
-
-    def _go_on(self, core: int) -> None:
-        """Have the kernel hand out what waits for an entry of a core's."""
-        if self._is_pinned:
-            ask_for_request(self._servers.device)
-            return
-        mine = os.sched_getaffinity(0)
-        with suppress(OSError):  # it is not online
-            os.sched_setaffinity(0, {core})
-            ask_for_request(self._servers.device)
-        os.sched_setaffinity(0, mine)
+                self._servers.go_on(core)
 
     def _was_taken(self) -> None:
         """It has been in a call for long, and others have the tables; by another thread."""
@@ -187,15 +175,19 @@ class RingServer:
 class RingServers:
     """Those of one mount."""
 
-    def __init__(self, lock: TablesLock, device: int, abort: Callable[[], None]) -> None:
+    def __init__(self, lock: TablesLock, device: int, abort: Callable[[], None], ask: Callable[[], object]) -> None:
         """Begin with none.
 
         device  /dev/fuse
         abort   ends the connection, whatever it takes
+        ask     something of the mount, as any client does; OSError if that is not possible
         """
         self.lock = lock
         self.device = device
         self.abort = abort
+        self._ask = ask
+        self._asking: set[int] = set()
+        """Cores from which that is being done."""
         self.may_begin = threading.Event()
         self.requests: FuseRequests | None = None
         """What answers; None: there is nothing to answer after all."""
@@ -258,6 +250,27 @@ class RingServers:
                     self._start(further, partial(self._started, further, core))
                     return
             self._lack(core, server)
+
+    def go_on(self, core: int) -> None:
+        """Have the kernel hand out what waits for an entry of a core's: a new one alone doesn't make it, but an answer.
+
+        So a thread becomes a client there; the answer that it gets is of no interest.
+        """
+        if core not in self._asking:
+            self._asking.add(core)
+            try:
+                threading.Thread(target=self._ask_from, args=(core,), daemon=True, name="ask").start()
+            except RuntimeError:  # no more threads for us: the next answer there does it
+                self._asking.discard(core)
+
+    def _ask_from(self, core: int) -> None:
+        try:
+            os.sched_setaffinity(0, {core})
+            self._ask()
+        except OSError:
+            pass  # the core is not online, or the mount is not to be reached: nobody waits there
+        finally:
+            self._asking.discard(core)
 
     def _started(self, server: RingServer, core: int, error: Exception | None) -> None:
         """A further one has begun, or has not: then another one has to do."""
