@@ -7,10 +7,17 @@ from importlib.metadata import version
 
 import click
 
-from fusefs.cli import output
+from fusefs.cli import output, service_uring
 from fusefs.cli.group import OrderedGroup
 from fusefs.cli.options import PathBytes, json_option
-from fusefs.cli.service_files import InstalledFile, find_command, pieces_for_all, pieces_for_user, who_else_may_change
+from fusefs.cli.service_files import (
+    InstalledFile,
+    find_command,
+    pieces_for_all,
+    pieces_for_uring,
+    pieces_for_user,
+    who_else_may_change,
+)
 from fusefs.cli.service_install import FileOutcome, FileReport, Installation
 from fusefs.core.errors import Busy, Incomplete, NotFound, NotPermitted, TrashdError, UsageError
 from fusefs.core.printable_names import printable
@@ -91,35 +98,54 @@ def run_command(directory: bytes | None, volumes: tuple[bytes, ...]) -> int:
 @for_user_option
 @root_option
 @prefix_option
+@click.option(
+    "--uring/--no-uring",
+    default=None,
+    help="Switch on FUSE over io_uring at each boot, for every user's FUSE mount of the machine; default: as it was.",
+)
 @dry_run_option
 @json_option
-def install_command(for_user: bool, root: str, prefix: str, dry_run: bool, as_json: bool) -> int:
+def install_command(for_user: bool, root: str, prefix: str, uring: bool | None, dry_run: bool, as_json: bool) -> int:
     """Put in place what the services need, with the path of this very trashd in it; nothing is started.
 
     Units, sysusers.d, tmpfiles.d, the man page, the helper of mount(8), and an example of the configuration. Doing it
     again changes nothing; after an upgrade it brings all up to date. What you edited, or what is not ours, stays as
     it is: the new text is put beside it as FILE.new.
 
+    With --uring mounts get their messages by io_uring (Linux 6.14), so that no other core is woken for each. That is
+    a switch of the whole machine. First a small mount tries whether this kernel lets clients go when their daemon is
+    killed, was stopped, or is aborted. It stays with each later install, until --no-uring or uninstall.
+
     \b
     Examples:
       trashd service install
+      trashd service install --uring
       trashd service install --root "$DESTDIR" --prefix /usr
     """
     home = _InstallPlace(for_user, root, prefix)
     home.check_permitted()
+    if for_user and uring is not None:
+        raise UsageError("--uring with --user", "the switch is the machine's: sudo trashd service install --uring")
     installation = home.open(is_dry=dry_run)
-    told = home.placed(installation.install(home.pieces(), version("trashd")))
+    if uring and home.is_this_machine() and not dry_run:
+        service_uring.set_switch()
+    has_uring = home.has_uring(installation) if uring is None else uring
+    told = home.placed(installation.install(home.pieces(has_uring=has_uring), version("trashd")))
     _tell(told, as_json=as_json)
     kept = [printable(os.fsencode(one.path)) for one in told if one.outcome is FileOutcome.KEPT]
     for path in kept:
         output.warn(f"{path} was edited, or is not ours; what would be there is in {path}.new")
     if home.is_live() and not dry_run:
-        _apply(for_user=for_user, prefix=prefix)
+        _apply(for_user=for_user, prefix=prefix, has_uring=has_uring)
+    if home.is_this_machine() and not dry_run:
+        service_uring.tell_what_stays(told)
     if not for_user and (risk := who_else_may_change(find_command())) is not None:
         output.warn(f"{printable(os.fsencode(risk))}: not root alone can write there, and root will run it")
     if not as_json and not dry_run and home.is_live():
         what = "--user " if for_user else ""
         click.echo(f"start it: systemctl {what}enable --now trashd-reaper", err=True)
+        if not for_user and not has_uring and service_uring.is_all_that_lacks():
+            click.echo("quicker mounts, by a switch of the whole machine: trashd service install --uring", err=True)
     return Incomplete.exit_code if kept else 0
 
 
@@ -184,6 +210,8 @@ def uninstall_command(for_user: bool, root: str, prefix: str, dry_run: bool, as_
     _tell(told, as_json=as_json)
     if home.is_live() and not dry_run:
         _run("systemctl", "daemon-reload", for_user=for_user)
+    if home.is_this_machine() and not dry_run:
+        service_uring.tell_what_stays(told)
     return 0
 
 
@@ -203,6 +231,10 @@ class _InstallPlace:
         """Whether the running systemd sees these files."""
         return self._root == "/" and systemd.is_running(for_user=self._for_user)
 
+    def is_this_machine(self) -> bool:
+        """Whether it is the machine's own, and not a package's."""
+        return self._root == "/" and not self._for_user
+
     def check_permitted(self) -> None:
         """Raises  NotPermitted, before anything is half done"""
         if not self._for_user and self._root == "/" and os.geteuid():
@@ -217,9 +249,16 @@ class _InstallPlace:
         """What was installed, by the paths that it has now, below --root."""
         return [one._replace(path=self._root.rstrip("/") + one.path) for one in told]
 
-    def pieces(self) -> list[InstalledFile]:
+    def has_uring(self, installation: Installation) -> bool:
+        """Whether what sets the switch for FUSE over io_uring was installed."""
+        files = installation.manifest.files if installation.manifest else {}
+        return any(piece.path in files for piece in pieces_for_uring(self._prefix))
+
+    def pieces(self, *, has_uring: bool) -> list[InstalledFile]:
         """What belongs there."""
-        return pieces_for_user(self._data) if self._for_user else pieces_for_all(self._prefix)
+        if self._for_user:
+            return pieces_for_user(self._data)
+        return pieces_for_all(self._prefix) + (pieces_for_uring(self._prefix) if has_uring else [])
 
 
 def _tell(told: list[FileReport], *, as_json: bool) -> None:
@@ -230,11 +269,12 @@ def _tell(told: list[FileReport], *, as_json: bool) -> None:
             click.echo(f"{printable(os.fsencode(one.path))}: {one.outcome.value}")
 
 
-def _apply(*, for_user: bool, prefix: str) -> None:
-    """Make what the files say true: the group, the directories, the units."""
+def _apply(*, for_user: bool, prefix: str, has_uring: bool) -> None:
+    """Make what the files say true: the group, the directories, the switch, the units."""
     if not for_user:
         _run("systemd-sysusers", f"{prefix}/lib/sysusers.d/trashd.conf")
-        _run("systemd-tmpfiles", "--create", f"{prefix}/lib/tmpfiles.d/trashd.conf")
+        settings = ("trashd.conf", "trashd-uring.conf") if has_uring else ("trashd.conf",)
+        _run("systemd-tmpfiles", "--create", *(f"{prefix}/lib/tmpfiles.d/{name}" for name in settings))
     _run("systemctl", "daemon-reload", for_user=for_user)
 
 

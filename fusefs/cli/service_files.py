@@ -20,6 +20,9 @@ _SYSTEM_UNITS = (
 )  # fmt: skip
 
 
+_URING = ("tmpfiles.d/trashd-uring.conf", "modprobe.d/trashd-uring.conf")
+
+
 class InstalledFile(NamedTuple):
     """A file, or a symbolic link.
 
@@ -61,6 +64,11 @@ def pieces_for_all(prefix: str) -> list[InstalledFile]:
         InstalledFile("/sbin/mount.fuse.trashd", link=helper),
         InstalledFile("/etc/trashd/config.toml", _read("docs/config.example.toml"), is_example=True),
     ]
+
+
+def pieces_for_uring(prefix: str) -> list[InstalledFile]:
+    """What sets the machine's switch for FUSE over io_uring at each boot. prefix: as above"""
+    return [InstalledFile(f"{prefix}/lib/{name}", _read(f"systemd/{name}")) for name in _URING]
 
 
 def pieces_for_user(data: str) -> list[InstalledFile]:

@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 
 from fusefs.cli.service_files import InstalledFile, unit_word
 from fusefs.cli.service_install import FileOutcome, decide
+from fusefs.core.uring_reasons import SWITCH
 from tests.support.booted_systemd import REPO
 from tests.support.other_users import run_as
 from tests.support.trashd_command import Done, done_well, trashd
 
 SLICE = "usr/local/lib/systemd/system/trashd.slice"
 MANIFEST = "usr/local/share/trashd/installed.json"
+URING = {"usr/local/lib/tmpfiles.d/trashd-uring.conf", "usr/local/lib/modprobe.d/trashd-uring.conf"}
 _PIECES = """
 import fusefs
 from fusefs.cli.service_files import pieces_for_all
@@ -136,6 +138,43 @@ def test_a_dry_run_touches_nothing(tmp_path: Path) -> None:
     before = files_of(tmp_path)
     assert set(uninstall(tmp_path, "--dry-run").values()) == {"REMOVED"}
     assert files_of(tmp_path) == before
+
+
+def test_the_switch_for_io_uring_is_set_at_boot_only_if_somebody_says(tmp_path: Path) -> None:
+    install(tmp_path)
+    assert not URING & files_of(tmp_path)
+    assert {path for path, outcome in install(tmp_path, "--uring").items() if outcome == "WRITTEN"} == {
+        f"/{path}" for path in URING
+    }
+    line = (tmp_path / "usr/local/lib/tmpfiles.d/trashd-uring.conf").read_text().splitlines()[-1]
+    assert line.split() == ["w", SWITCH, "-", "-", "-", "-", "Y"]
+
+
+def test_it_stays_with_later_installs_until_somebody_says(tmp_path: Path) -> None:
+    install(tmp_path, "--uring")
+    assert set(install(tmp_path).values()) == {"UNCHANGED"}
+    assert files_of(tmp_path) >= URING
+    told = install(tmp_path, "--no-uring")
+    assert {path for path, outcome in told.items() if outcome == "REMOVED"} == {f"/{path}" for path in URING}
+    assert not URING & files_of(tmp_path)
+
+
+def test_uninstall_takes_it_away(tmp_path: Path) -> None:
+    install(tmp_path, "--uring")
+    assert set(uninstall(tmp_path).values()) == {"REMOVED"}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_tells_of_it_and_sets_nothing(tmp_path: Path) -> None:
+    told = install(tmp_path, "--uring", "--dry-run")
+    assert {f"/{path}" for path in URING} <= {path for path, outcome in told.items() if outcome == "WRITTEN"}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_switch_is_no_users() -> None:
+    done = trashd("service", "install", "--user", "--uring")
+    assert done.code == 2
+    assert "the switch is the machine's" in done.err
 
 
 def test_a_package_has_its_files_below_usr(tmp_path: Path) -> None:

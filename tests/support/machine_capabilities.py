@@ -11,6 +11,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from fusefs.core.mount_options import UringMode
+from fusefs.core.uring_reasons import why_not
+from fusefs.linux.uring_offer import read_facts
 from tests.support import booted_systemd
 
 _NR_IO_URING_SETUP, _URING_6_1 = 425, 3 << 12  # flags that Linux knows since 6.1
@@ -122,6 +125,12 @@ def _probe_uring() -> None:
     os.close(fd)
 
 
+def _probe_fuse_uring() -> None:
+    why = why_not(UringMode.ON, read_facts())
+    if why is not None:
+        raise Missing(f"FUSE over io_uring: {why}")
+
+
 def _probe_passthrough() -> None:
     if _version() < _PASSTHROUGH_SINCE:
         raise Missing(f"Linux {os.uname().release}: reads and writes pass through since 6.9")
@@ -149,6 +158,7 @@ PROBES: Mapping[str, Callable[[], None]] = MappingProxyType(
         "cargo": _probe_cargo,
         "systemd": _probe_systemd,
         "uring": _probe_uring,
+        "fuse_uring": _probe_fuse_uring,
         "passthrough": _probe_passthrough,
         "prune": _probe_prune,
     }
