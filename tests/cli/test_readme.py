@@ -32,7 +32,7 @@ def options_of(command: click.Command) -> set[str]:
         found.update(*(options_of(one) for one in command.commands.values()))
     for parameter in command.params:
         if isinstance(parameter, click.Option):
-            found.update(parameter.opts)
+            found.update(parameter.opts + parameter.secondary_opts)
     return found
 
 

@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 
 from fusefs.core.fast_paths import SAVES, FastPath
+from fusefs.core.mount_options import UringMode
+from fusefs.core.uring_reasons import why_not
 from fusefs.linux.mount_claims import directory_of
+from fusefs.linux.uring_offer import read_facts
 from tests.support.background_mounts import kill_daemon, mount
 from tests.support.foreground_mount import until
 from tests.support.fuse_watchdog import device_for_all
@@ -37,8 +40,9 @@ def explained(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def off(path: Path) -> dict[str, str]:
-    """The fast paths that a mount lacks, but for those that this run has switched off, and why."""
+    """The fast paths that a mount lacks, but for those that this run or machine has switched off, and why."""
     of_this_run = {f"{words}{name}" for name in switched_off() for words in ("without=", "it takes ")}
+    of_this_run.add(str(why_not(UringMode.AUTO, read_facts())))
     states = explained(path)
     return {name: one["why"] for name, one in states.items() if not one["is_on"] and one["why"] not in of_this_run}
 
@@ -55,6 +59,7 @@ def test_all_is_on_where_nothing_is_in_the_way(bench: Path) -> None:
 
 
 @pytest.mark.rests_on(*NAMES)
+@pytest.mark.needs("fuse_uring")
 def test_each_tells_what_it_saves(bench: Path) -> None:
     mount(bench / "source", bench / "target")
     assert {FastPath(name): state["why"] for name, state in explained(bench / "target").items()} == {

@@ -126,7 +126,7 @@ def _probe_uring() -> None:
 
 
 def _probe_fuse_uring() -> None:
-    why = why_not(UringMode.ON, read_facts())
+    why = why_not(UringMode.AUTO, read_facts())
     if why is not None:
         raise Missing(f"FUSE over io_uring: {why}")
 
