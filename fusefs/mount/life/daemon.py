@@ -313,7 +313,7 @@ def serve(
         stack.callback(vfs.close)
         flags = options.flags | flags_of(root)
         if options.uring is UringMode.ON:
-            with suppress(PermissionError):  # then it says so itself that it is off
+            with suppress(OSError):  # then the switch is told to be off
                 enable()  # before the mount: the kernel offers it in its first request
         attached, why_not_apart = _attached(backing, target, options, flags, has_replaced=has_replaced)
         replies = ReplyPatching(attached.fd)
