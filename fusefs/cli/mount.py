@@ -180,7 +180,7 @@ def _warn_of_times(source: bytes, target: bytes) -> None:
 
 def _warn_of_few_files(target: bytes) -> None:
     """A program may have as many files open as its own limit says, and all of them together as many as the daemon's."""
-    from fusefs.mount.tree.vfs import shares_of
+    from fusefs.mount.tables.open_handles import shares_of
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if os.geteuid() == 0 and hard < _FEW_FILES:

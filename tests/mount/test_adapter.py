@@ -18,7 +18,6 @@ from fusefs.mount.bridge.pyfuse3_handlers import Pyfuse3Handlers
 from fusefs.mount.bridge.pyfuse3_threads import Pyfuse3Threads
 from fusefs.mount.places.counters import Counters
 from fusefs.mount.tables.tables_lock import TablesLock
-from fusefs.mount.tree import vfs_files
 from tests.support.failing_vfs import Broken
 from tests.support.fake_dev_fuse import a_real
 
@@ -69,7 +68,7 @@ def answer_of(name: str, error: Exception) -> int:
     """The errno that a handler answers with when all below it raises that."""
     broken: Any = Broken(error)
     stats = Counters.in_memory()
-    adapter = Pyfuse3Handlers(broken, broken, AtOnce(TablesLock(), stats, 1), broken)
+    adapter = Pyfuse3Handlers(broken, AtOnce(TablesLock(), stats, 1), broken)
     handler: Callable[..., object] = getattr(adapter, name)
     values = {"ctx": Context(), "name": b"a", "inode_list": [(2, 1)], "attr": pyfuse3.EntryAttributes()}
     values |= {"fields": pyfuse3.SetattrFields(), "token": pyfuse3.ReaddirToken(), "buf": b"", "datasync": False}
@@ -110,17 +109,17 @@ def test_what_has_run_may_be_written_at_once_whatever_its_release_waits_for() ->
     with a_real() as (_kernel, vfs, path):
         (path / "program").write_bytes(b"content")
         (path / "program").chmod(0o755)
-        nodeid = vfs.lookup(ROOT, b"program", Context()).nodeid
-        run = vfs_files.open_(vfs, nodeid, os.O_RDONLY | FMODE_EXEC, Context())
+        nodeid = vfs.lookups.lookup(ROOT, b"program", Context()).nodeid
+        run = vfs.files.open(nodeid, os.O_RDONLY | FMODE_EXEC, Context())
         with pytest.raises(OSError, match=os.strerror(errno.ETXTBSY)):
-            vfs_files.open_(vfs, nodeid, os.O_WRONLY | os.O_TRUNC, Context())
+            vfs.files.open(nodeid, os.O_WRONLY | os.O_TRUNC, Context())
         nobody: Any = None
-        adapter = Pyfuse3Handlers(vfs, nobody, Busy(TablesLock(is_slow=True), Counters.in_memory(), 1), nobody)
+        adapter = Pyfuse3Handlers(vfs, Busy(TablesLock(is_slow=True), Counters.in_memory(), 1), nobody)
         releasing = adapter.release(pyfuse3.FileHandleT(run.fh))
         releasing.send(None)
-        written = vfs_files.open_(vfs, nodeid, os.O_WRONLY | os.O_TRUNC, Context())
+        written = vfs.files.open(nodeid, os.O_WRONLY | os.O_TRUNC, Context())
         assert not (path / "program").read_bytes()
         with pytest.raises(StopIteration):
             releasing.send(None)
-        vfs.release(written.fh)
+        vfs.opening.release(written.fh)
         assert not len(vfs.handles)

@@ -12,7 +12,6 @@ from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd
 from fusefs.mount.places.counters import Counters
 from fusefs.mount.tables.tables_lock import TablesLock
-from fusefs.mount.tree import readdir, vfs_write
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.foreground_mount import trashd_mount
 from tests.support.fuse_casefold import folding_volume
@@ -62,28 +61,28 @@ def folding(monkeypatch: pytest.MonkeyPatch) -> Iterator[Vfs]:
 
 def test_a_missing_name_is_not_remembered_where_names_fold(folding: Vfs) -> None:
     with pytest.raises(FileNotFoundError):
-        folding.lookup(ROOT, b"absent", ME)
+        folding.lookups.lookup(ROOT, b"absent", ME)
 
 
 def test_a_name_is_asked_for_each_time_where_names_fold(folding: Vfs) -> None:
     """Of `known` unlinked as `KNOWN` the kernel would not learn."""
-    assert folding.lookup(ROOT, b"known", ME).timeout_s == 0
-    assert vfs_write.mkdir(folding, ROOT, b"made", 0o755, ME).timeout_s == 0
+    assert folding.lookups.lookup(ROOT, b"known", ME).timeout_s == 0
+    assert folding.names.mkdir(ROOT, b"made", 0o755, ME).timeout_s == 0
 
 
 def test_a_listing_makes_no_name_known_where_names_fold(folding: Vfs) -> None:
-    fh = readdir.opendir(folding, ROOT, ME)
-    for listed in readdir.read(folding, fh, 0):
+    fh = folding.listings.opendir(ROOT, ME)
+    for listed in folding.listings.read(fh, 0):
         if listed.known is not None:
             assert listed.known.timeout_s == 0 or listed.name in (b".", b"..")
-        readdir.told(folding, fh, listed, is_taken=False)
-    readdir.releasedir(folding, fh)
+        folding.listings.told(fh, listed, is_taken=False)
+    folding.listings.releasedir(fh)
 
 
 def test_a_missing_name_is_remembered_where_they_do_not() -> None:
     with tmpfs_volume() as top, Fd(os.open(top, os.O_PATH | os.O_DIRECTORY)) as root:
         vfs = remembered(root)
-        known = vfs.lookup(ROOT, b"absent", ME)
+        known = vfs.lookups.lookup(ROOT, b"absent", ME)
         assert (known.nodeid, known.timeout_s > 0) == (0, True)
-        assert vfs_write.mkdir(vfs, ROOT, b"made", 0o755, ME).timeout_s > 0
+        assert vfs.names.mkdir(ROOT, b"made", 0o755, ME).timeout_s > 0
         vfs.close()

@@ -19,10 +19,8 @@ from fusefs.core.inode_table import ROOT
 from fusefs.core.names import STORE
 from fusefs.linux.fd import Fd
 from fusefs.linux.syscalls import RENAME_EXCHANGE
-from fusefs.mount.tree import no_opendir, readdir
+from fusefs.mount.tree.opening import OpenedFile
 from fusefs.mount.tree.vfs import Vfs
-from fusefs.mount.tree.vfs_files import OpenedFile
-from fusefs.mount.tree.vfs_write import create, mkdir, mknod, rename, rmdir, unlink
 from tests.support.foreground_mount import Mounted, trashd_mount
 from tests.support.nested_directories import make_chain, walk_chain
 from tests.support.real_filesystems import loop_volume, tmpfs_volume
@@ -69,14 +67,14 @@ def n_steps(act: Callable[[], object]) -> int:
 def chain(vfs: Vfs, top: int, n: int) -> int:
     """The last of so many directories, each in the one before."""
     for _ in range(n):
-        top = mkdir(vfs, top, b"d", 0o755, ME).nodeid
+        top = vfs.names.mkdir(top, b"d", 0o755, ME).nodeid
     return top
 
 
 def look(vfs: Vfs, directory: int, name: bytes) -> None:
     """At a name that may be missing, which in a store is an error."""
     with suppress(FileNotFoundError):
-        vfs.lookup(directory, name, ME)
+        vfs.lookups.lookup(directory, name, ME)
 
 
 def everything(vfs: Vfs, directory: int) -> list[int]:
@@ -89,40 +87,40 @@ def everything(vfs: Vfs, directory: int) -> list[int]:
         return told[0]
 
     def known(name: bytes) -> int:
-        return vfs.lookup(directory, name, ME).nodeid
+        return vfs.lookups.lookup(directory, name, ME).nodeid
 
-    step(mkdir, vfs, directory, b"a", 0o755, ME)
-    step(mknod, vfs, directory, b"f", stat.S_IFREG | 0o644, 0, ME)
-    opened = step(create, vfs, directory, b"o", 0o644, os.O_RDWR, ME)
+    step(vfs.names.mkdir, directory, b"a", 0o755, ME)
+    step(vfs.names.mknod, directory, b"f", stat.S_IFREG | 0o644, 0, ME)
+    opened = step(vfs.names.create, directory, b"o", 0o644, os.O_RDWR, ME)
     assert isinstance(opened, tuple)
     assert isinstance(opened[0], OpenedFile)
-    step(vfs.release, opened[0].fh)
+    step(vfs.opening.release, opened[0].fh)
     for name in (b"a", b"f", b"none"):
         step(look, vfs, directory, name)
     for nodeid in (directory, known(b"a"), known(b"f")):
-        step(vfs.getattr, nodeid, ME)
-    mkdir(vfs, known(b"a"), b"b", 0o755, ME)
-    step(rename, vfs, directory, b"a", directory, b"c", 0, ME)
-    step(rename, vfs, directory, b"f", known(b"c"), b"f", 0, ME)
-    step(rename, vfs, directory, b"o", directory, b"c", RENAME_EXCHANGE, ME)
-    rename(vfs, directory, b"o", directory, b"c", RENAME_EXCHANGE, ME)
-    step(lambda: list(no_opendir.read(vfs, directory, 0, 4096)))
-    fh = step(readdir.opendir, vfs, directory, ME)
+        step(vfs.lookups.getattr, nodeid, ME)
+    vfs.names.mkdir(known(b"a"), b"b", 0o755, ME)
+    step(vfs.names.rename, directory, b"a", directory, b"c", 0, ME)
+    step(vfs.names.rename, directory, b"f", known(b"c"), b"f", 0, ME)
+    step(vfs.names.rename, directory, b"o", directory, b"c", RENAME_EXCHANGE, ME)
+    vfs.names.rename(directory, b"o", directory, b"c", RENAME_EXCHANGE, ME)
+    step(lambda: list(vfs.unopened.read(directory, 0, 4096)))
+    fh = step(vfs.listings.opendir, directory, ME)
     assert isinstance(fh, int)
-    step(lambda: list(readdir.read(vfs, fh, 0)))
-    step(readdir.releasedir, vfs, fh)
-    step(rmdir, vfs, known(b"c"), b"b", ME)
-    step(unlink, vfs, known(b"c"), b"f", ME)
-    step(rmdir, vfs, directory, b"c", ME)
-    step(unlink, vfs, directory, b"o", ME)
-    step(vfs.forget, directory, 1)
+    step(lambda: list(vfs.listings.read(fh, 0)))
+    step(vfs.listings.releasedir, fh)
+    step(vfs.names.rmdir, known(b"c"), b"b", ME)
+    step(vfs.names.unlink, known(b"c"), b"f", ME)
+    step(vfs.names.rmdir, directory, b"c", ME)
+    step(vfs.names.unlink, directory, b"o", ME)
+    step(vfs.references.forget, directory, 1)
     return found
 
 
 def test_every_operation_takes_as_many_steps_however_deep(vfs: Vfs) -> None:
     found = []
     for n in (1, SHALLOW, DEEP):  # the first of all may have to find out more
-        top = mkdir(vfs, ROOT, b"%d" % n, 0o755, ME).nodeid
+        top = vfs.names.mkdir(ROOT, b"%d" % n, 0o755, ME).nodeid
         found.append(everything(vfs, chain(vfs, top, n)))
     assert found[2] == found[1]
 
@@ -133,17 +131,17 @@ def test_every_operation_in_a_dropped_tree_takes_as_many_steps_however_deep(vfs:
     os.makedirs(f"/proc/self/fd/{root}/{os.fsdecode(STORE)}/u/0/drop")
     drop: int = ROOT
     for name in (STORE, b"u", b"0", b"drop"):
-        drop = vfs.lookup(drop, name, ME).nodeid
+        drop = vfs.lookups.lookup(drop, name, ME).nodeid
     found = []
     for n in (1, SHALLOW, DEEP):
-        top = mkdir(vfs, ROOT, b"top", 0o755, ME).nodeid
+        top = vfs.names.mkdir(ROOT, b"top", 0o755, ME).nodeid
         above = chain(vfs, top, n)
         bottom = chain(vfs, above, 1)
-        rename(vfs, ROOT, b"top", drop, b"%d" % n, 0, ME)
-        vfs.getattr(bottom, ME)  # who comes first after a drop finds out for all above where they lie now
+        vfs.names.rename(ROOT, b"top", drop, b"%d" % n, 0, ME)
+        vfs.lookups.getattr(bottom, ME)  # who comes first after a drop finds out for all above where they lie now
         steps = everything(vfs, bottom)
-        steps.append(n_steps(partial(rmdir, vfs, above, b"d", ME)))
-        steps.append(n_steps(partial(vfs.getattr, above, ME)))
+        steps.append(n_steps(partial(vfs.names.rmdir, above, b"d", ME)))
+        steps.append(n_steps(partial(vfs.lookups.getattr, above, ME)))
         found.append(steps)
     assert found[2] == found[1]
 

@@ -23,7 +23,6 @@ from fusefs.mount.bridge.reply_patching import ReplyPatching
 from fusefs.mount.requests.fuse_operations import PART
 from fusefs.mount.requests.fuse_requests import FuseRequests
 from fusefs.mount.tree.act_as import RequestCaller
-from fusefs.mount.tree.xattr_operations import XattrOperations
 from tests.support.acls import ACCESS
 from tests.support.failing_vfs import Later
 from tests.support.fake_dev_fuse import Told, a_broken, a_real
@@ -223,7 +222,7 @@ def test_what_is_remembered_of_a_slow_filesystem_is_answered_without_pyfuse3() -
             return True
 
         assert left_for_others(Opcode.LOOKUP, b"a\0", 1)
-        nodeid = lock.run(vfs.lookup, 1, b"a", asking).nodeid
+        nodeid = lock.run(vfs.lookups.lookup, 1, b"a", asking).nodeid
         assert kernel.asked(Opcode.LOOKUP, b"a\0").error == 0
         node = vfs.nodes.get(nodeid)
         assert node is not None
@@ -350,8 +349,7 @@ def test_a_handle_that_nobody_waits_for_is_released(flags: str, monkeypatch: pyt
         replies = ReplyPatching(device)
         stack.callback(replies.close)
         later = Later()
-        xattrs = XattrOperations(vfs, are_shown=False, are_for_all=True)
-        requests = FuseRequests(vfs, xattrs, replies, later, opens_directories=True)
+        requests = FuseRequests(vfs, replies, later, opens_directories=True)
         unique = struct.unpack_from("=Q", os.read(device, MIB), 8)[0]
         init_out = struct.pack("=IIIIHHIIHHI28x", 7, 31, 0, 0, 12, 9, MIB, 1, 256, 0, 0)
         os.write(device, struct.pack("=IiQ", 16 + len(init_out), 0, unique) + init_out)

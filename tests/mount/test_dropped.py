@@ -16,8 +16,7 @@ import trio
 import trio.testing
 
 from fusefs.linux.fd import Fd
-from fusefs.mount.notices.forget_stored import forget_stored
-from fusefs.mount.tree import vfs_write
+from fusefs.mount.notices.forget_stored import StoredNotices
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.both_sides_of_mount import opened
 from tests.support.foreground_mount import Mounted, trashd_mount, until
@@ -128,7 +127,7 @@ def known(source: Path) -> Iterator[Known]:
         def look(*names: str) -> int:
             nodeid = ROOT
             for name in names:
-                nodeid = vfs.lookup(nodeid, os.fsencode(name), ME).nodeid
+                nodeid = vfs.lookups.lookup(nodeid, os.fsencode(name), ME).nodeid
             return nodeid
 
         look("elsewhere", "f1")
@@ -144,9 +143,9 @@ def run_beside(known: Known, device: int, after: Callable[[], object]) -> None:
     async def main() -> None:
         with trio.fail_after(LIMIT_S):
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(forget_stored, vfs, device)
+                nursery.start_soon(StoredNotices(vfs).run, device)
                 await trio.testing.wait_all_tasks_blocked()
-                vfs_write.rename(vfs, ROOT, b"victim", folder, b"victim", 0, ME)
+                vfs.names.rename(ROOT, b"victim", folder, b"victim", 0, ME)
                 await trio.to_thread.run_sync(after)
                 nursery.cancel_scope.cancel()
 
@@ -191,7 +190,7 @@ def test_a_kernel_that_does_not_know_the_message_costs_no_fd_of_what_was_removed
 
     with Fd(os.open(os.devnull, os.O_RDONLY)) as refusing:
         run_beside(known, refusing, wait)
-    told = vfs.getattr(victim[1], ME)
+    told = vfs.lookups.getattr(victim[1], ME)
     assert (told.attributes.is_directory(), told.attributes.nlink) == (True, 0)
     with pytest.raises(FileNotFoundError):
-        vfs.lookup(victim[1], b"f1", ME)
+        vfs.lookups.lookup(victim[1], b"f1", ME)

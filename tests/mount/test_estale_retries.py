@@ -12,7 +12,6 @@ import pytest
 
 from fusefs.core.inode_table import ROOT
 from fusefs.linux.fd import Fd
-from fusefs.mount.tree import vfs_files, vfs_write
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.background_workers import workers
 from tests.support.foreground_mount import SHARED_LIMIT_S, trashd_mount
@@ -125,50 +124,50 @@ def open_fds() -> int:
 
 
 def test_what_a_loser_finds_he_opens_though_it_is_unlinked(vfs: Vfs) -> None:
-    found = vfs.lookup(ROOT, b"file", LOSER)
-    vfs_write.unlink(vfs, ROOT, b"file", OTHER)
-    fh = vfs_files.open_(vfs, found.nodeid, os.O_RDONLY, LOSER).fh
-    assert vfs_files.read(vfs, fh, 0, 99) == b"content"
-    vfs.release(fh)
+    found = vfs.lookups.lookup(ROOT, b"file", LOSER)
+    vfs.names.unlink(ROOT, b"file", OTHER)
+    fh = vfs.files.open(found.nodeid, os.O_RDONLY, LOSER).fh
+    assert vfs.files.read(fh, 0, 99) == b"content"
+    vfs.opening.release(fh)
 
 
 def test_nothing_is_held_for_others(vfs: Vfs) -> None:
     n_fds = open_fds()
-    found = vfs.lookup(ROOT, b"file", OTHER)
+    found = vfs.lookups.lookup(ROOT, b"file", OTHER)
     assert open_fds() == n_fds
-    vfs_write.unlink(vfs, ROOT, b"file", OTHER)
+    vfs.names.unlink(ROOT, b"file", OTHER)
     with pytest.raises(OSError, match="Stale"):
-        vfs_files.open_(vfs, found.nodeid, os.O_RDONLY, OTHER)
+        vfs.files.open(found.nodeid, os.O_RDONLY, OTHER)
 
 
 @pytest.mark.parametrize("name", [b"directory", b"absent"])
 def test_nothing_but_a_file_is_held(vfs: Vfs, name: bytes) -> None:
     n_fds = open_fds()
-    vfs.lookup(ROOT, name, LOSER)
+    vfs.lookups.lookup(ROOT, name, LOSER)
     assert open_fds() == n_fds
 
 
 def test_what_was_opened_is_held_no_more(vfs: Vfs) -> None:
     n_fds = open_fds()
-    found = vfs.lookup(ROOT, b"file", LOSER)
-    vfs.release(vfs_files.open_(vfs, found.nodeid, os.O_RDONLY, LOSER).fh)
+    found = vfs.lookups.lookup(ROOT, b"file", LOSER)
+    vfs.opening.release(vfs.files.open(found.nodeid, os.O_RDONLY, LOSER).fh)
     assert open_fds() == n_fds
 
 
 def test_what_the_kernel_forgets_is_held_no_more(vfs: Vfs) -> None:
     n_fds = open_fds()
-    found = vfs.lookup(ROOT, b"file", LOSER)
-    vfs_write.unlink(vfs, ROOT, b"file", OTHER)
-    vfs.forget(found.nodeid, 1)
+    found = vfs.lookups.lookup(ROOT, b"file", LOSER)
+    vfs.names.unlink(ROOT, b"file", OTHER)
+    vfs.references.forget(found.nodeid, 1)
     assert open_fds() == n_fds
 
 
 def test_who_is_let_go_of_what_he_found_has_not_found_it_yet(vfs: Vfs) -> None:
     """The kernel looks to see whether what it knows is right still, lets go of what it finds, and looks once more."""
-    vfs.forget(vfs.lookup(ROOT, b"file", LOSER).nodeid, 1)
-    found = vfs.lookup(ROOT, b"file", LOSER)
-    vfs_write.unlink(vfs, ROOT, b"file", OTHER)
-    vfs.release(vfs_files.open_(vfs, found.nodeid, os.O_RDONLY, LOSER).fh)
+    vfs.references.forget(vfs.lookups.lookup(ROOT, b"file", LOSER).nodeid, 1)
+    found = vfs.lookups.lookup(ROOT, b"file", LOSER)
+    vfs.names.unlink(ROOT, b"file", OTHER)
+    vfs.opening.release(vfs.files.open(found.nodeid, os.O_RDONLY, LOSER).fh)
 
 
 def test_one_file_is_held_for_each_loser_and_for_some_of_them_alone(vfs: Vfs) -> None:
@@ -176,6 +175,6 @@ def test_one_file_is_held_for_each_loser_and_for_some_of_them_alone(vfs: Vfs) ->
     for pid in range(10, 10 + 2 * n_losers_max):
         vfs.retries.add(pid)
         for _ in range(3):
-            vfs.lookup(ROOT, b"file", Somebody(0, 0, pid, 0o022))
+            vfs.lookups.lookup(ROOT, b"file", Somebody(0, 0, pid, 0o022))
     assert len(vfs.retries) == n_losers_max
     assert open_fds() == n_fds + n_losers_max

@@ -148,14 +148,14 @@ def test_what_he_has_seen_is_not_believed_if_others_were_at_work(
 ) -> None:
     kernel, vfs, _path = real
     assert entry_s(kernel)
-    find: Any = vfs._lookers.looker.find
+    find: Any = vfs.reader._lookers.looker.find
 
     def found(fd: int, name: bytes) -> object:
         seen = find(fd, name)
-        taken(vfs.lock, lambda: vfs.lock.run(vfs.getattr, ROOT, ME) if act == "changes" else None)
+        taken(vfs.lock, lambda: vfs.lock.run(vfs.lookups.getattr, ROOT, ME) if act == "changes" else None)
         return seen
 
-    monkeypatch.setattr(vfs._lookers.looker, "find", found)
+    monkeypatch.setattr(vfs.reader._lookers.looker, "find", found)
     assert bool(entry_s(kernel)) is (act == "nothing")
     monkeypatch.undo()
     assert entry_s(kernel)
@@ -168,7 +168,7 @@ def test_what_others_learn_while_he_changes_it_is_forgotten(
     mkdir = os.mkdir
 
     def looked_at_before(*args: Any, **named: Any) -> None:
-        taken(vfs.lock, lambda: vfs.lock.run(vfs.lookup, ROOT, b"new", ME))
+        taken(vfs.lock, lambda: vfs.lock.run(vfs.lookups.lookup, ROOT, b"new", ME))
         mkdir(*args, **named)
 
     monkeypatch.setattr(os, "mkdir", looked_at_before)

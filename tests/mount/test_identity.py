@@ -148,7 +148,7 @@ class Busy:
     """A tree on a machine that interrupts processes; what was just made may have its number at the third look."""
 
     def __init__(self) -> None:
-        self.lock, self.n_looks = TablesLock(), 0
+        self.n_looks = 0
 
     def renumbered(self, known: EntryParam) -> EntryParam:
         time.sleep(0.05)
@@ -160,9 +160,9 @@ class Busy:
 
 
 def test_a_busy_machine_costs_a_new_file_no_number() -> None:
-    vfs: Any = Busy()
+    references: Any = Busy()
     known = EntryParam(NodeId(1 << 62), NOTHING._replace(ino=7), 1.0)
-    assert trio.run(own_number, vfs, known).nodeid == 7
+    assert trio.run(own_number, TablesLock(), references, known).nodeid == 7
 
 
 def test_old_file_keeps_its_content_for_who_has_it_open(oracle: Oracle) -> None:

@@ -131,7 +131,7 @@ def test_what_is_seen_of_a_name_is_all_of_one_file(volume: Path) -> None:
     with Fd(os.open(volume, os.O_PATH)) as root, workers([exchange]):
         vfs = vfs_on(root, max_fds=0, is_shared=True)
         top = vfs.directories.fd_of(vfs.nodes.root)
-        for look in (vfs.identify, vfs.identifying()):
+        for look in (vfs.reader.identify, vfs.reader.identifying()):
             for _ in range(N_LOOKS):
                 seen, handle = look(top, b"one")
                 assert right[seen.ino] == handle

@@ -17,7 +17,6 @@ import pytest
 from fusefs.core.inode_table import ROOT
 from fusefs.linux.fd import Fd
 from fusefs.linux.inotify import open_inotify, read_events
-from fusefs.mount.tree import vfs_files
 from tests.support.background_mounts import backing_of
 from tests.support.client_processes import LIMIT_S, clients, ends, in_time, is_ended
 from tests.support.file_leases import is_broken_into, write_lease
@@ -172,11 +171,11 @@ def test_what_has_the_name_by_now_is_not_opened_unless_it_is_that_file(
         vfs = vfs_on(root, max_fds=100, is_shared=is_shared)
         try:
             me = Somebody(0, 0, os.getpid(), 0)
-            nodeid = vfs.lookup(ROOT, b"file", me).nodeid
+            nodeid = vfs.lookups.lookup(ROOT, b"file", me).nodeid
             fifo.rename(file)
             assert ctypes.CDLL(None).inotify_add_watch(int(opened), os.fsencode(file), IN_OPEN) > 0
             with pytest.raises(OSError, match="Stale"):
-                vfs_files.open_(vfs, nodeid, flags, me)
+                vfs.files.open(nodeid, flags, me)
             assert read_events(opened) == []
         finally:
             vfs.close()

@@ -17,9 +17,10 @@ import trio
 
 from fusefs.linux.fanotify import watch_filesystem
 from fusefs.linux.fd import Fd
-from fusefs.mount.notices.invalidation import ChangeSource, notify
+from fusefs.mount.notices.forget_stored import StoredNotices
+from fusefs.mount.notices.invalidation import ChangeNotices, ChangeSource
 from fusefs.mount.notices.invalidation_process import ANSWER, MESSAGE_MAX
-from fusefs.mount.tree import vfs_write
+from fusefs.mount.tree.attribute_operations import Changes
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.vfs_without_mount import Somebody, vfs_on
@@ -49,8 +50,8 @@ def known() -> Iterator[Known]:
         (top / "directory" / "file").write_bytes(b"content")
         (top / "unknown").mkdir()
         vfs = vfs_on(root, max_fds=100, is_shared=True)
-        directory = vfs.lookup(ROOT, b"directory", ME).nodeid
-        yield Known(top, vfs, directory, vfs.lookup(directory, b"file", ME).nodeid)
+        directory = vfs.lookups.lookup(ROOT, b"directory", ME).nodeid
+        yield Known(top, vfs, directory, vfs.lookups.lookup(directory, b"file", ME).nodeid)
         vfs.close()
 
 
@@ -97,7 +98,7 @@ def told(known: Known, act: Callable[[], object], *, up_to: Notice = END) -> lis
     async def main() -> None:
         with watched(known.top) as (its, theirs), trio.fail_after(LIMIT_S):
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(notify, known.vfs, its)
+                nursery.start_soon(ChangeNotices(known.vfs, StoredNotices(known.vfs)).run, its)
                 act()
                 behind("mkdir", known.top / os.fsdecode(END[1]))
                 nursery.start_soon(listen, theirs, nursery.cancel_scope)
@@ -113,10 +114,10 @@ def behind(*argv: str | Path) -> None:
 
 def test_what_came_through_the_mount_is_not_told(known: Known) -> None:
     def act() -> None:
-        vfs_write.mkdir(known.vfs, known.directory, b"new", 0o755, ME)
-        vfs_write.rename(known.vfs, known.directory, b"file", ROOT, b"moved", 0, ME)
-        vfs_write.setattr_(known.vfs, known.file, vfs_write.Changes(mode=0o600, size=1), None, ME)
-        vfs_write.unlink(known.vfs, ROOT, b"moved", ME)
+        known.vfs.names.mkdir(known.directory, b"new", 0o755, ME)
+        known.vfs.names.rename(known.directory, b"file", ROOT, b"moved", 0, ME)
+        known.vfs.attributes.setattr(known.file, Changes(mode=0o600, size=1), None, ME)
+        known.vfs.names.unlink(ROOT, b"moved", ME)
 
     assert told(known, act) == []
 
@@ -156,7 +157,7 @@ def test_a_directory_that_goes_is_not_held_open(known: Known) -> None:
             return sum(os.readlink(fd.path).startswith(str(known.top / "empty")) for fd in fds)
 
     (known.top / "empty").mkdir()
-    known.vfs.getattr(known.vfs.lookup(ROOT, b"empty", ME).nodeid, ME)
+    known.vfs.lookups.getattr(known.vfs.lookups.lookup(ROOT, b"empty", ME).nodeid, ME)
     assert held() == 1
     told(known, lambda: behind("rmdir", known.top / "empty"))
     assert held() == 0
@@ -173,7 +174,7 @@ def test_after_too_many_changes_everything_known_is_told(known: Known) -> None:
     names = [f"{i:0200}".encode() for i in range(1000)]
     for name in names:
         (known.top / "directory" / os.fsdecode(name)).touch()
-    nodeids = [known.vfs.lookup(known.directory, name, ME).nodeid for name in names]
+    nodeids = [known.vfs.lookups.lookup(known.directory, name, ME).nodeid for name in names]
     last = (nodeids[-1], "all")
     found = set(told(known, lambda: make_too_many(known.top), up_to=last))
     assert {(known.directory, name) for name in [b"file", *names]} <= found
@@ -185,7 +186,7 @@ def test_it_ends_at_once_though_the_kernel_takes_its_time(known: Known) -> None:
     async def main() -> None:
         with watched(known.top) as (its, theirs), trio.fail_after(LIMIT_S):
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(notify, known.vfs, its)
+                nursery.start_soon(ChangeNotices(known.vfs, StoredNotices(known.vfs)).run, its)
                 behind("mkdir", known.top / "directory" / "new")
                 await trio.lowlevel.wait_readable(theirs)  # which gets no answer
                 nursery.cancel_scope.cancel()
@@ -201,7 +202,7 @@ def test_if_the_kernel_does_not_listen_the_log_says_so_and_the_mount_goes_on(
     async def main() -> None:
         with watched(known.top) as (its, theirs), trio.fail_after(LIMIT_S):
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(notify, known.vfs, its)
+                nursery.start_soon(ChangeNotices(known.vfs, StoredNotices(known.vfs)).run, its)
                 behind("mkdir", known.top / "directory" / "new")
                 await trio.lowlevel.wait_readable(theirs)
                 if answer is None:

@@ -10,9 +10,7 @@ import pytest
 from fusefs.core.inode_table import ROOT
 from fusefs.linux.fd import Fd
 from fusefs.linux.syscalls import RENAME_EXCHANGE
-from fusefs.mount.tree import vfs_files
 from fusefs.mount.tree.vfs import Vfs
-from fusefs.mount.tree.vfs_write import link, mkdir, rename, unlink
 from tests.support.real_filesystems import overlay_volume
 from tests.support.vfs_without_mount import Somebody, vfs_on
 
@@ -40,7 +38,7 @@ def look_up(vfs: Vfs, path: bytes) -> int:
     """The nodeid at a path; every node on the way stays known."""
     nodeid: int = ROOT
     for name in path.split(b"/"):
-        nodeid = vfs.lookup(nodeid, name, ME).nodeid
+        nodeid = vfs.lookups.lookup(nodeid, name, ME).nodeid
     return nodeid
 
 
@@ -53,43 +51,43 @@ def close_directories(vfs: Vfs) -> None:
 def content(vfs: Vfs, nodeid: int) -> bytes:
     """What is in a file, no directory being open before."""
     close_directories(vfs)
-    fh = vfs_files.open_(vfs, nodeid, os.O_RDONLY, ME).fh
+    fh = vfs.files.open(nodeid, os.O_RDONLY, ME).fh
     try:
-        return vfs_files.read(vfs, fh, 0, 99)
+        return vfs.files.read(fh, 0, 99)
     finally:
-        vfs.release(fh)
+        vfs.opening.release(fh)
 
 
 def test_both_of_two_exchanged_directories_are_found(vfs: Vfs) -> None:
     a, b = look_up(vfs, b"a/x/f"), look_up(vfs, b"b/y/f")
-    rename(vfs, ROOT, b"a", ROOT, b"b", RENAME_EXCHANGE, ME)
+    vfs.names.rename(ROOT, b"a", ROOT, b"b", RENAME_EXCHANGE, ME)
     assert (content(vfs, a), content(vfs, b)) == (b"a/x", b"b/y")
 
 
 def test_directories_exchanged_over_different_parents_are_found(vfs: Vfs) -> None:
     a, b = look_up(vfs, b"a/x/f"), look_up(vfs, b"b/y/f")
-    rename(vfs, look_up(vfs, b"a"), b"x", look_up(vfs, b"b"), b"y", RENAME_EXCHANGE, ME)
+    vfs.names.rename(look_up(vfs, b"a"), b"x", look_up(vfs, b"b"), b"y", RENAME_EXCHANGE, ME)
     assert (content(vfs, a), content(vfs, b)) == (b"a/x", b"b/y")
 
 
 def test_what_is_below_a_renamed_directory_is_found(vfs: Vfs) -> None:
     file = look_up(vfs, b"a/x/f")
-    rename(vfs, ROOT, b"a", look_up(vfs, b"b/y"), b"moved", 0, ME)
+    vfs.names.rename(ROOT, b"a", look_up(vfs, b"b/y"), b"moved", 0, ME)
     assert content(vfs, file) == b"a/x"
 
 
 def test_linked_file_is_found_by_the_name_that_is_left(vfs: Vfs) -> None:
     file, elsewhere = look_up(vfs, b"a/x/f"), look_up(vfs, b"b/y")
-    link(vfs, file, elsewhere, b"link", ME)
-    unlink(vfs, look_up(vfs, b"a/x"), b"f", ME)
+    vfs.names.link(file, elsewhere, b"link", ME)
+    vfs.names.unlink(look_up(vfs, b"a/x"), b"f", ME)
     assert content(vfs, file) == b"a/x"
 
 
 def test_deep_chain_is_opened_with_two_fds(vfs: Vfs) -> None:
     nodeid: int = ROOT
     for _ in range(1500):
-        nodeid = mkdir(vfs, nodeid, b"d", 0o755, ME).nodeid
+        nodeid = vfs.names.mkdir(nodeid, b"d", 0o755, ME).nodeid
     close_directories(vfs)
-    made = mkdir(vfs, nodeid, b"last", 0o755, ME)
+    made = vfs.names.mkdir(nodeid, b"last", 0o755, ME)
     close_directories(vfs)
-    assert vfs.getattr(made.nodeid, ME).attributes.is_directory()
+    assert vfs.lookups.getattr(made.nodeid, ME).attributes.is_directory()

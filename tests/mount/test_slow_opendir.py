@@ -15,7 +15,6 @@ import pytest
 from fusefs.linux.fd import Fd
 from fusefs.linux.getdents import Dirents
 from fusefs.mount.tables.tables_lock import WouldWait
-from fusefs.mount.tree import readdir
 from tests.support.acls import ACCESS
 from tests.support.fake_dev_fuse import a_real
 from tests.support.foreground_mount import Mounted, trashd_mount
@@ -202,9 +201,9 @@ def test_a_listing_tells_in_full_what_the_kernel_believes_no_more() -> None:
 
 def test_who_makes_names_durable_where_that_may_never_end_waits_among_those_who_do() -> None:
     with a_real() as (_kernel, vfs, path):
-        fh = readdir.opendir(vfs, 1, Somebody(0, 0, os.getpid(), 0))
+        fh = vfs.listings.opendir(1, Somebody(0, 0, os.getpid(), 0))
         vfs.lock.submounts.devices = frozenset({path.stat().st_dev})
         with pytest.raises(WouldWait):
-            readdir.fsyncdir(vfs, fh, data_only=False)
+            vfs.listings.fsyncdir(fh, data_only=False)
         vfs.lock.submounts.devices = frozenset()
-        readdir.releasedir(vfs, fh)
+        vfs.listings.releasedir(fh)

@@ -11,13 +11,16 @@ from fusefs.mount.tree.validity import AttrTimeouts
 
 
 class Broken:
-    """A vfs of which nothing works."""
+    """A vfs of which nothing works, nor of its parts."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
         self.lock, self.stats, self.timeouts = TablesLock(), Counters.in_memory(), AttrTimeouts()
 
-    def __getattr__(self, name: str) -> NoReturn:
+    def __getattr__(self, name: str) -> Broken:
+        return self
+
+    def __call__(self, *_args: object, **_named: object) -> NoReturn:
         raise self.error
 
 

@@ -19,7 +19,6 @@ from fusefs.mount.requests.fuse_requests import FuseRequests
 from fusefs.mount.requests.thread_pool import ThreadPool
 from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.vfs import Vfs
-from fusefs.mount.tree.xattr_operations import XattrOperations
 from tests.support.failing_vfs import AtOnce, Broken
 
 _ANSWER_BYTES_MAX = 2 << 20
@@ -36,15 +35,13 @@ class Told(NamedTuple):
 class Kernel:
     """What asks a Direct, and is told."""
 
-    def __init__(
-        self, vfs: Any, xattrs: Any, pool: ThreadPool | None = None, *, opens_directories: bool = True
-    ) -> None:
+    def __init__(self, vfs: Any, pool: ThreadPool | None = None, *, opens_directories: bool = True) -> None:
         self.end, self.session = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.end.setblocking(False)
         self.replies = ReplyPatching(self.session.fileno())
         self.stats: Counters = vfs.stats
         pool = pool or AtOnce()
-        self.requests = FuseRequests(vfs, xattrs, self.replies, pool, opens_directories=opens_directories)
+        self.requests = FuseRequests(vfs, self.replies, pool, opens_directories=opens_directories)
         self._numbers = count(2, 2)
 
     def close(self) -> None:
@@ -87,7 +84,7 @@ class Kernel:
 
 @contextmanager
 def a_broken(error: Exception, pool: ThreadPool | None = None) -> Iterator[Kernel]:
-    kernel = Kernel(Broken(error), Broken(error), pool, opens_directories=False)
+    kernel = Kernel(Broken(error), pool, opens_directories=False)
     try:
         yield kernel
     finally:
@@ -100,6 +97,6 @@ def a_real(**named: Any) -> Iterator[tuple[Kernel, Vfs, Path]]:
         root = stack.enter_context(Fd(os.open(name, os.O_PATH)))
         vfs = Vfs(root, TablesLock(), Counters.in_memory(), max_fds=1000, timeout_s=1000, cache_bytes=1 << 20)
         stack.callback(vfs.close)
-        kernel = Kernel(vfs, XattrOperations(vfs, are_shown=True, are_for_all=True), **named)
+        kernel = Kernel(vfs, **named)
         stack.callback(kernel.close)
         yield kernel, vfs, Path(name)

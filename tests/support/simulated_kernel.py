@@ -14,11 +14,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 from fusefs.core.inode_attributes import Attributes
-from fusefs.mount.tree import readdir, vfs_files, vfs_write
+from fusefs.mount.tree.attribute_operations import Changes
 from fusefs.mount.tree.validity import EntryParam
 from fusefs.mount.tree.vfs import Vfs
-from fusefs.mount.tree.vfs_write import Changes
-from fusefs.mount.tree.xattr_operations import XattrOperations
 from tests.support.oracle_subjects import KEEP, Handle, Seen, Subject, Times, see
 from tests.support.vfs_without_mount import Somebody
 
@@ -40,7 +38,7 @@ class Player(Subject):
         self.vfs = vfs
         self.top = top
         self.references: Counter[int] = Counter()
-        self._xattrs = XattrOperations(vfs, are_shown=True, are_for_all=True)
+        self._xattrs = vfs.xattrs
         self._umask = 0o022
         self._late: list[int] | None = None
 
@@ -63,7 +61,7 @@ class Player(Subject):
         self.references[nodeid] -= 1
         if not self.references[nodeid]:
             del self.references[nodeid]
-        self.vfs.forget(nodeid, 1)
+        self.vfs.references.forget(nodeid, 1)
 
     @contextlib.contextmanager
     def forgetting_late(self) -> Iterator[None]:
@@ -77,12 +75,12 @@ class Player(Subject):
                 self._forget(nodeid)
 
     def _attributes(self, nodeid: int) -> Attributes:
-        return self.vfs.getattr(nodeid, self._caller).attributes
+        return self.vfs.lookups.getattr(nodeid, self._caller).attributes
 
     # Walking.
 
     def _lookup(self, parent: int, name: bytes) -> int:
-        known = self.vfs.lookup(parent, name, self._caller)
+        known = self.vfs.lookups.lookup(parent, name, self._caller)
         if not known.nodeid:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         return self._count(known)
@@ -111,7 +109,7 @@ class Player(Subject):
                     if n_links > _MAX_LINKS:
                         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
                     # Relative to the link's directory; the oracle has no other links.
-                    names += reversed(self.vfs.readlink(at, self._caller).split(b"/"))
+                    names += reversed(self.vfs.attributes.readlink(at, self._caller).split(b"/"))
                     self._forget(at)
                     parent, at = ROOT, parent
         except OSError:
@@ -152,7 +150,7 @@ class Player(Subject):
                 if not flags & os.O_CREAT:
                     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
                 made = mode | stat.S_IFREG
-                opened, known = vfs_write.create(self.vfs, parent, name, made, flags, self._caller)
+                opened, known = self.vfs.names.create(parent, name, made, flags, self._caller)
                 return Handle(opened.fh, self._count(known), flags)
         finally:
             self._forget(parent)
@@ -170,31 +168,31 @@ class Player(Subject):
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
         if stat.S_ISDIR(kind) and (flags & (os.O_ACCMODE | os.O_CREAT | os.O_TRUNC)):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        return vfs_files.open_(self.vfs, nodeid, flags & ~(os.O_CREAT | os.O_EXCL | os.O_NOCTTY), self._caller).fh
+        return self.vfs.files.open(nodeid, flags & ~(os.O_CREAT | os.O_EXCL | os.O_NOCTTY), self._caller).fh
 
     def close(self, handle: Handle) -> None:
-        self.vfs.release(handle.number)
+        self.vfs.opening.release(handle.number)
         self._forget(handle.nodeid)
 
     def pread(self, handle: Handle, size: int, offset: int) -> bytes:
-        return bytes(vfs_files.read(self.vfs, handle.number, offset, size))
+        return bytes(self.vfs.files.read(handle.number, offset, size))
 
     def pwrite(self, handle: Handle, data: bytes, offset: int) -> int:
         if handle.flags & os.O_APPEND:
             offset = self._attributes(handle.nodeid).size
-        return vfs_files.write(self.vfs, handle.number, offset, data)
+        return self.vfs.files.write(handle.number, offset, data)
 
     def fsync(self, handle: Handle) -> None:
-        vfs_files.fsync(self.vfs, handle.number, data_only=False)
+        self.vfs.files.fsync(handle.number, data_only=False)
 
     def ftruncate(self, handle: Handle, size: int) -> None:
-        vfs_write.setattr_(self.vfs, handle.nodeid, Changes(size=size), handle.number, self._caller)
+        self.vfs.attributes.setattr(handle.nodeid, Changes(size=size), handle.number, self._caller)
 
     def fstat(self, handle: Handle) -> Seen:
         return self._see(handle.nodeid)
 
     def fchmod(self, handle: Handle, mode: int) -> None:
-        vfs_write.setattr_(self.vfs, handle.nodeid, Changes(mode=mode), handle.number, self._caller)
+        self.vfs.attributes.setattr(handle.nodeid, Changes(mode=mode), handle.number, self._caller)
 
     # Looking.
 
@@ -223,26 +221,26 @@ class Player(Subject):
         with self._node(path) as nodeid:
             if not stat.S_ISLNK(self._attributes(nodeid).mode):
                 raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-            return self.vfs.readlink(nodeid, self._caller)
+            return self.vfs.attributes.readlink(nodeid, self._caller)
 
     def listdir(self, path: bytes) -> list[bytes]:
         with self._node(path, follow=True) as nodeid:
             if not stat.S_ISDIR(self._attributes(nodeid).mode):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-            fh = readdir.opendir(self.vfs, nodeid, self._caller)
+            fh = self.vfs.listings.opendir(nodeid, self._caller)
             try:
                 return sorted(self._list(fh))
             finally:
-                readdir.releasedir(self.vfs, fh)
+                self.vfs.listings.releasedir(fh)
 
     def _list(self, fh: int) -> Iterator[bytes]:
         """Names, a few an answer, so that every offset is a place to go on from."""
         offset = 0
         while True:
             n_taken = 0
-            readdir.prepare(self.vfs, fh, offset)
-            for listed in readdir.read(self.vfs, fh, offset):
-                readdir.told(self.vfs, fh, listed, is_taken=n_taken < _N_AN_ANSWER)
+            self.vfs.listings.prepare(fh, offset)
+            for listed in self.vfs.listings.read(fh, offset):
+                self.vfs.listings.told(fh, listed, is_taken=n_taken < _N_AN_ANSWER)
                 if n_taken == _N_AN_ANSWER:
                     break
                 n_taken, offset = n_taken + 1, listed.offset
@@ -254,7 +252,7 @@ class Player(Subject):
                 return
 
     def statvfs(self) -> tuple[int, ...]:
-        st = self.vfs.statfs()
+        st = self.vfs.attributes.statfs()
         return st.f_bsize, st.f_frsize, st.f_blocks, st.f_files, st.f_namemax
 
     def getxattr(self, path: bytes, name: str) -> bytes:
@@ -270,35 +268,35 @@ class Player(Subject):
 
     def mkdir(self, path: bytes, mode: int = 0o777) -> None:
         with self._parent(path) as (parent, name):
-            self._forget(self._count(vfs_write.mkdir(self.vfs, parent, name, mode, self._caller)))
+            self._forget(self._count(self.vfs.names.mkdir(parent, name, mode, self._caller)))
 
     def mknod(self, path: bytes, mode: int, rdev: int = 0) -> None:
         with self._parent(path) as (parent, name):
-            self._forget(self._count(vfs_write.mknod(self.vfs, parent, name, mode, rdev, self._caller)))
+            self._forget(self._count(self.vfs.names.mknod(parent, name, mode, rdev, self._caller)))
 
     def symlink(self, target: bytes, path: bytes) -> None:
         with self._parent(path) as (parent, name):
-            self._forget(self._count(vfs_write.symlink(self.vfs, parent, name, target, self._caller)))
+            self._forget(self._count(self.vfs.names.symlink(parent, name, target, self._caller)))
 
     def link(self, old: bytes, new: bytes) -> None:
         with self._node(old) as nodeid, self._parent(new) as (parent, name):
-            self._forget(self._count(vfs_write.link(self.vfs, nodeid, parent, name, self._caller)))
+            self._forget(self._count(self.vfs.names.link(nodeid, parent, name, self._caller)))
 
     def unlink(self, path: bytes) -> None:
         with self._parent(path) as (parent, name):
-            vfs_write.unlink(self.vfs, parent, name, self._caller)
+            self.vfs.names.unlink(parent, name, self._caller)
 
     def rmdir(self, path: bytes) -> None:
         with self._parent(path) as (parent, name):
-            vfs_write.rmdir(self.vfs, parent, name, self._caller)
+            self.vfs.names.rmdir(parent, name, self._caller)
 
     def rename(self, old: bytes, new: bytes, flags: int = 0) -> None:
         with self._parent(old) as (old_parent, old_name), self._parent(new) as (new_parent, new_name):
-            vfs_write.rename(self.vfs, old_parent, old_name, new_parent, new_name, flags, self._caller)
+            self.vfs.names.rename(old_parent, old_name, new_parent, new_name, flags, self._caller)
 
     def _change(self, path: bytes, changes: Changes, *, follow: bool = False) -> None:
         with self._node(path, follow=follow) as nodeid:
-            vfs_write.setattr_(self.vfs, nodeid, changes, None, self._caller)
+            self.vfs.attributes.setattr(nodeid, changes, None, self._caller)
 
     def chmod(self, path: bytes, mode: int) -> None:
         self._change(path, Changes(mode=mode), follow=True)
@@ -311,7 +309,7 @@ class Player(Subject):
                 killed = stat.S_ISUID | (stat.S_ISGID if mode & stat.S_IXGRP else 0)
                 if stat.S_ISREG(mode) and mode & killed:
                     changes = Changes(mode=mode & ~killed)
-            vfs_write.setattr_(self.vfs, nodeid, changes, None, self._caller)
+            self.vfs.attributes.setattr(nodeid, changes, None, self._caller)
 
     def utime(self, path: bytes, atime_ns: int, mtime_ns: int) -> None:
         self._change(path, Changes(atime_ns=atime_ns, mtime_ns=mtime_ns))
@@ -321,7 +319,7 @@ class Player(Subject):
             mode = self._attributes(nodeid).mode
             if not stat.S_ISREG(mode):
                 raise OSError(errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL, "")
-            vfs_write.setattr_(self.vfs, nodeid, Changes(size=size), None, self._caller)
+            self.vfs.attributes.setattr(nodeid, Changes(size=size), None, self._caller)
 
     def setxattr(self, path: bytes, name: str, value: bytes, flags: int = 0) -> None:
         _check_length(name)

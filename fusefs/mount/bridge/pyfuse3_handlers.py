@@ -29,11 +29,10 @@ from fusefs.mount.bridge.reply_patching import (
     omit_nodes,
     open_through,
 )
-from fusefs.mount.tree import cached_replies, readdir, vfs_files, vfs_write
+from fusefs.mount.tree.opening import OpenedFile
 from fusefs.mount.tree.validity import EntryParam
 from fusefs.mount.tree.vfs import Vfs
-from fusefs.mount.tree.vfs_files import OpenedFile
-from fusefs.mount.tree.xattr_operations import XattrOperations, value_of
+from fusefs.mount.tree.xattr_operations import value_of
 
 
 class Pyfuse3Handlers(pyfuse3.Operations):
@@ -43,29 +42,39 @@ class Pyfuse3Handlers(pyfuse3.Operations):
     enable_acl = True
     enable_writeback_cache = False
 
-    def __init__(self, vfs: Vfs, xattrs: XattrOperations, threads: Pyfuse3Threads, replies: ReplyPatching) -> None:
+    def __init__(self, vfs: Vfs, threads: Pyfuse3Threads, replies: ReplyPatching) -> None:
         super().__init__()
         self.lock = threads.lock
         self.threads = threads
         self.stats = threads.stats
-        self._vfs = vfs
-        self._xattrs = xattrs
+        self._lookups = vfs.lookups
+        self._recalls = vfs.recalls
+        self._references = vfs.references
+        self._names = vfs.names
+        self._attributes = vfs.attributes
+        self._xattrs = vfs.xattrs
+        self._files = vfs.files
+        self._opening = vfs.opening
+        self._handles = vfs.handles
+        self._listings = vfs.listings
+        self._retries = vfs.retries
+        self._timeouts = vfs.timeouts
         self._do = threads.do
         self._replies = replies
 
     def told_stale(self, caller: object) -> None:
         if isinstance(caller, RequestContext):
             with self.lock:
-                self._vfs.retries.add(caller.pid)
+                self._retries.add(caller.pid)
 
     # What the kernel is told of what was done, and what is remembered of what it asks.
 
     def _entry(self, known: EntryParam) -> EntryAttributes:
-        return entry_of(known if known.proof is None else self._vfs.still(known), self._vfs.timeouts)
+        return entry_of(known if known.proof is None else self._lookups.still(known), self._timeouts)
 
     async def _new(self, known: EntryParam) -> EntryAttributes:
         """Of what was just made. Checkpoint  rarely"""
-        return self._entry(await own_number(self._vfs, known))
+        return self._entry(await own_number(self.lock, self._references, known))
 
     def _handle(self, opened: OpenedFile) -> FileInfo:
         return self._told(opened, open_through)
@@ -77,13 +86,13 @@ class Pyfuse3Handlers(pyfuse3.Operations):
         return FileHandleT(fh)
 
     def _recall_name(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> EntryParam | None:
-        return cached_replies.lookup(self._vfs, parent_inode, name, ctx.pid)
+        return self._recalls.lookup(parent_inode, name, ctx.pid)
 
     def _recall_node(self, inode: InodeT, ctx: RequestContext) -> EntryParam | None:
-        return cached_replies.getattr_(self._vfs, inode)
+        return self._recalls.getattr(inode)
 
     def _recall_target(self, inode: InodeT, ctx: RequestContext) -> bytes | None:
-        return cached_replies.readlink(self._vfs, inode)
+        return self._recalls.readlink(inode)
 
     def _recall_xattr(self, inode: InodeT, name: bytes, ctx: RequestContext) -> bytes | None:
         answer = self._xattrs.recall(inode, name, ctx)
@@ -93,44 +102,44 @@ class Pyfuse3Handlers(pyfuse3.Operations):
         return self._xattrs.recall_names(inode, ctx)
 
     def _recall_opendir(self, inode: InodeT, ctx: RequestContext) -> tuple[int, bool] | None:
-        fh = readdir.recall_opendir(self._vfs, inode, ctx)
-        return None if fh is None else (fh, self._vfs.is_listing_kept(inode))
+        fh = self._listings.recall_opendir(inode, ctx)
+        return None if fh is None else (fh, self._listings.is_kept(inode))
 
     # Names.
 
     @told(_entry, recall=_recall_name)
     def lookup(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> EntryParam:
-        return self._vfs.lookup(parent_inode, name, ctx)
+        return self._lookups.lookup(parent_inode, name, ctx)
 
     @answered
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
-        await self.threads.forget(self._vfs.forget, inode_list)
+        await self.threads.forget(self._references.forget, inode_list)
 
     @answered
     async def mknod(
         self, parent_inode: InodeT, name: bytes, mode: ModeT, rdev: int, ctx: RequestContext
     ) -> EntryAttributes:
-        return await self._new(await self._do(vfs_write.mknod, self._vfs, parent_inode, name, mode, rdev, ctx))
+        return await self._new(await self._do(self._names.mknod, parent_inode, name, mode, rdev, ctx))
 
     @answered
     async def mkdir(self, parent_inode: InodeT, name: bytes, mode: ModeT, ctx: RequestContext) -> EntryAttributes:
-        return await self._new(await self._do(vfs_write.mkdir, self._vfs, parent_inode, name, mode, ctx))
+        return await self._new(await self._do(self._names.mkdir, parent_inode, name, mode, ctx))
 
     @answered
     async def symlink(self, parent_inode: InodeT, name: bytes, target: bytes, ctx: RequestContext) -> EntryAttributes:
-        return await self._new(await self._do(vfs_write.symlink, self._vfs, parent_inode, name, target, ctx))
+        return await self._new(await self._do(self._names.symlink, parent_inode, name, target, ctx))
 
     @told(_entry)
     def link(self, inode: InodeT, new_parent_inode: InodeT, new_name: bytes, ctx: RequestContext) -> EntryParam:
-        return vfs_write.link(self._vfs, inode, new_parent_inode, new_name, ctx)
+        return self._names.link(inode, new_parent_inode, new_name, ctx)
 
     @done
     def unlink(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> None:
-        vfs_write.unlink(self._vfs, parent_inode, name, ctx)
+        self._names.unlink(parent_inode, name, ctx)
 
     @done
     def rmdir(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> None:
-        vfs_write.rmdir(self._vfs, parent_inode, name, ctx)
+        self._names.rmdir(parent_inode, name, ctx)
 
     @done
     def rename(
@@ -142,13 +151,13 @@ class Pyfuse3Handlers(pyfuse3.Operations):
         flags: FlagT,
         ctx: RequestContext,
     ) -> None:
-        vfs_write.rename(self._vfs, parent_inode_old, name_old, parent_inode_new, name_new, flags, ctx)
+        self._names.rename(parent_inode_old, name_old, parent_inode_new, name_new, flags, ctx)
 
     # Attributes.
 
     @told(_entry, recall=_recall_node)
     def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryParam:
-        return self._vfs.getattr(inode, ctx)
+        return self._lookups.getattr(inode, ctx)
 
     @told(_entry)
     def setattr(
@@ -159,19 +168,19 @@ class Pyfuse3Handlers(pyfuse3.Operations):
         fh: FileHandleT | None,
         ctx: RequestContext,
     ) -> EntryParam:
-        return vfs_write.setattr_(self._vfs, inode, changes_of(attr, fields), fh, ctx)
+        return self._attributes.setattr(inode, changes_of(attr, fields), fh, ctx)
 
     @recalled(_recall_target)
     def readlink(self, inode: InodeT, ctx: RequestContext) -> bytes:
-        return self._vfs.readlink(inode, ctx)
+        return self._attributes.readlink(inode, ctx)
 
     @done
     def access(self, inode: InodeT, mode: ModeT, ctx: RequestContext) -> bool:
-        return self._vfs.access(inode, mode)
+        return self._attributes.access(inode, mode)
 
     @done
     def statfs(self, ctx: RequestContext) -> pyfuse3.StatvfsData:
-        return statvfs(self._vfs.statfs())
+        return statvfs(self._attributes.statfs())
 
     @recalled(_recall_xattr)
     def getxattr(self, inode: InodeT, name: bytes, ctx: RequestContext) -> bytes:
@@ -193,13 +202,13 @@ class Pyfuse3Handlers(pyfuse3.Operations):
 
     @told(_handle)
     def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> OpenedFile:
-        return vfs_files.open_(self._vfs, inode, flags, ctx)
+        return self._files.open(inode, flags, ctx)
 
     @answered
     async def create(
         self, parent_inode: InodeT, name: bytes, mode: ModeT, flags: FlagT, ctx: RequestContext
     ) -> tuple[FileInfo, EntryAttributes]:
-        opened, known = await self._do(vfs_write.create, self._vfs, parent_inode, name, mode, flags, ctx)
+        opened, known = await self._do(self._names.create, parent_inode, name, mode, flags, ctx)
         entry = await self._new(known)
         return self._told(opened, create_through), entry
 
@@ -207,56 +216,56 @@ class Pyfuse3Handlers(pyfuse3.Operations):
         """What the kernel is told of a handle, in the reply that goes out now."""
         if opened.backing_id:
             self._replies.patch_next(through(opened.backing_id), partial(self._lost, opened.fh))
-        is_direct = not opened.backing_id and self._vfs.handles.comes_whole(opened.fh)
+        is_direct = not opened.backing_id and self._handles.comes_whole(opened.fh)
         return FileInfo(fh=FileHandleT(opened.fh), keep_cache=opened.keeps, direct_io=is_direct)
 
     def _lost(self, fh: int) -> None:
         """Release a handle that no client has been told of: none will."""
-        self.threads.finish_soon(self._vfs.release, fh)
+        self.threads.finish_soon(self._opening.release, fh)
 
     @done
     def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
-        return vfs_files.read(self._vfs, fh, off, size)
+        return self._files.read(fh, off, size)
 
     @done
     def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
-        return vfs_files.write(self._vfs, fh, off, buf)
+        return self._files.write(fh, off, buf)
 
     @done
     def flush(self, fh: FileHandleT) -> None:
-        vfs_files.flush(self._vfs, fh)
+        self._files.flush(fh)
 
     @answered
     async def fsync(self, fh: FileHandleT, datasync: bool) -> None:
-        await self.threads.wait_for(vfs_files.fsync, self._vfs, fh, data_only=datasync)
+        await self.threads.wait_for(self._files.fsync, fh, data_only=datasync)
 
     @answered
     async def release(self, fh: FileHandleT) -> None:
         with self.lock:
-            self._vfs.handles.runs_no_more(fh)  # the next writer may be quicker than the thread that lets it go
-        await self.threads.finish(self._vfs.release, fh)
+            self._handles.runs_no_more(fh)  # the next writer may be quicker than the thread that lets it go
+        await self.threads.finish(self._opening.release, fh)
 
     # Listings.
 
     @told(_listing, recall=_recall_opendir)
     def opendir(self, inode: InodeT, ctx: RequestContext) -> tuple[int, bool]:
-        return readdir.opendir(self._vfs, inode, ctx), self._vfs.is_listing_kept(inode)
+        return self._listings.opendir(inode, ctx), self._listings.is_kept(inode)
 
     @answered
     async def readdir(self, fh: FileHandleT, start_id: int, token: pyfuse3.ReaddirToken) -> None:
-        if not self.threads.recall(readdir.advance, self._vfs, fh, start_id):
-            await self._do(readdir.prepare, self._vfs, fh, start_id)
+        if not self.threads.recall(self._listings.advance, fh, start_id):
+            await self._do(self._listings.prepare, fh, start_id)
         entry = EntryAttributes()
         has_names_only = False
-        with self._vfs.lock:
-            for listed in readdir.read(self._vfs, fh, start_id):
+        with self.lock:
+            for listed in self._listings.read(fh, start_id):
                 if listed.known is None:
                     has_names_only = True
                     name_only(entry, listed)
                 else:
-                    fill(entry, listed.known, self._vfs.timeouts)
+                    fill(entry, listed.known, self._timeouts)
                 is_taken = pyfuse3.readdir_reply(token, listed.name, entry, listed.offset)
-                readdir.told(self._vfs, fh, listed, is_taken=is_taken)
+                self._listings.told(fh, listed, is_taken=is_taken)
                 if not is_taken:
                     break
         if has_names_only:
@@ -264,8 +273,8 @@ class Pyfuse3Handlers(pyfuse3.Operations):
 
     @answered
     async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:
-        await self.threads.wait_for(readdir.fsyncdir, self._vfs, fh, data_only=datasync)
+        await self.threads.wait_for(self._listings.fsyncdir, fh, data_only=datasync)
 
     @answered
     async def releasedir(self, fh: FileHandleT) -> None:
-        await self.threads.finish(partial(readdir.releasedir, self._vfs), fh)
+        await self.threads.finish(self._listings.releasedir, fh)

@@ -21,8 +21,9 @@ from types import ModuleType
 import pyfuse3
 import trio
 
+from fusefs.mount.tables.tables_lock import TablesLock
+from fusefs.mount.tree.references import NodeReferences
 from fusefs.mount.tree.validity import EntryParam
-from fusefs.mount.tree.vfs import Vfs
 
 _TURN_S = 0.001
 """For which requests keep every other task waiting, at most (and for the one request that is under way then)."""
@@ -295,7 +296,7 @@ def serve_by(serve: Serve, *, rest_s: float = 0.0) -> None:
     lock.serve, lock.rest_s = serve, rest_s
 
 
-async def own_number(vfs: Vfs, known: EntryParam) -> EntryParam:
+async def own_number(lock: TablesLock, references: NodeReferences, known: EntryParam) -> EntryParam:
     """What was just made, with its own inode number for a nodeid wherever that can be had.
 
     It may be that of a file just deleted: the kernel lets go of that at once, but prefers to hand us requests. We
@@ -306,9 +307,9 @@ async def own_number(vfs: Vfs, known: EntryParam) -> EntryParam:
         return known
     end_s = thread_time() + _PATIENCE_S  # a busy machine may keep us from work for longer
     for _ in range(_PATIENCE):
-        with vfs.lock:
-            known = vfs.renumbered(known)
-            if not vfs.lacks_its_number(known) or thread_time() > end_s:
+        with lock:
+            known = references.renumbered(known)
+            if not references.lacks_its_number(known) or thread_time() > end_s:
                 break
         await trio.lowlevel.checkpoint()
     return known

@@ -15,9 +15,9 @@ from fusefs.mount.bridge.reply_patching import NAME_ONLY_GENERATION
 from fusefs.mount.places.counters import CELL_OF, Counters
 from fusefs.mount.requests.failures import errno_of
 from fusefs.mount.tables.tables_lock import TablesLock, WouldWait
+from fusefs.mount.tree.attribute_operations import Changes
 from fusefs.mount.tree.readdir import ReaddirEntry
 from fusefs.mount.tree.validity import AttrTimeouts, EntryParam, shown_number
-from fusefs.mount.tree.vfs_write import Changes
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -27,7 +27,6 @@ from contextlib import contextmanager, suppress
 
 import trio
 
-from fusefs.core.inode_table import ROOTS
 from fusefs.linux import syscalls
 from fusefs.linux.backing_fd_socket import FdRequest, answer, open_door, received, uid_of, visitor
 from fusefs.linux.child_processes import child
@@ -36,7 +35,7 @@ from fusefs.linux.mount_calls import clone_tree
 from fusefs.linux.mountinfo import read_mounts
 from fusefs.mount.bridge.pyfuse3_threads import Pyfuse3Threads
 from fusefs.mount.tree.act_as import RequestCaller
-from fusefs.mount.tree.vfs import Vfs
+from fusefs.mount.tree.node_access import NodeAccess
 
 _QUESTION = struct.Struct("=QQ")
 _N_OF_ONE, _N, _N_WAITING = 16, 256, 1024
@@ -175,7 +174,7 @@ def _found(daemon: socket.socket, who: FdRequest) -> Fd:
         return received(ours)
 
 
-async def serve(channel: socket.socket, vfs: Vfs, threads: Pyfuse3Threads) -> None:
+async def serve(channel: socket.socket, access: NodeAccess, threads: Pyfuse3Threads) -> None:
     """Tell that process what directories are, until cancelled. Checkpoint  everywhere"""
     async with trio.open_nursery() as nursery:
         while True:
@@ -185,27 +184,20 @@ async def serve(channel: socket.socket, vfs: Vfs, threads: Pyfuse3Threads) -> No
                 break
             asker = RequestCaller()
             asker.uid, ino = _QUESTION.unpack(question)
-            nursery.start_soon(_tell, socket.socket(fileno=fds[0]), vfs, threads, ino, asker)
+            nursery.start_soon(_tell, socket.socket(fileno=fds[0]), access, threads, ino, asker)
     _log.error("users' commands can't reach the backing tree any more: the process that gives it to them has ended")
 
 
-async def _tell(asking: socket.socket, vfs: Vfs, threads: Pyfuse3Threads, ino: int, asker: RequestCaller) -> None:
+async def _tell(
+    asking: socket.socket, access: NodeAccess, threads: Pyfuse3Threads, ino: int, asker: RequestCaller
+) -> None:
     """Checkpoint  if the backing filesystem is slow: as many may wait for it as of one user's requests"""
     with asking, suppress(BrokenPipeError):  # the visit was over before
         try:
-            act = threads.outwait if vfs.lock.is_slow else threads.do
-            found = await act(_look_up, vfs, ino, asker)
+            act = threads.outwait if threads.lock.is_slow else threads.do
+            found = await act(access.hold_shown, ino, asker)
         except OSError as error:
             answer(asking, error.errno or errno.EIO)
         else:
             with found:
                 answer(asking, found)
-
-
-def _look_up(vfs: Vfs, ino: int, _asker: RequestCaller) -> Fd:
-    """The backing directory of an inode of the mount that a client holds. Raises  OSError"""
-    root = vfs.nodes.root
-    node = root if ino in (*ROOTS, root.ino) else vfs.nodes.get(ino)
-    if node is None or not node.is_directory:
-        raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-    return vfs.directories.hold(node)

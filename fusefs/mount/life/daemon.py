@@ -28,7 +28,6 @@ from fusefs.linux.kernel import FUSE_MAGIC, Kernel
 from fusefs.linux.mountinfo import Mount, read_mounts
 from fusefs.linux.systemd import SystemdNotifier
 from fusefs.linux.uring_offer import enable, read_facts
-from fusefs.linux.xattrs import are_for_all
 from fusefs.mount.bridge import pyfuse3_loop
 from fusefs.mount.bridge.pyfuse3_handlers import Pyfuse3Handlers
 from fusefs.mount.bridge.pyfuse3_threads import Pyfuse3Threads
@@ -36,8 +35,8 @@ from fusefs.mount.bridge.reply_patching import INIT_BITS, MAPS_DIRECT, ReplyPatc
 from fusefs.mount.life import backing_fd_server
 from fusefs.mount.life.passthrough_probe import why_not_through
 from fusefs.mount.life.root_inode import show
-from fusefs.mount.notices.forget_stored import forget_stored
-from fusefs.mount.notices.invalidation import ChangeSource, notify, watching
+from fusefs.mount.notices.forget_stored import StoredNotices
+from fusefs.mount.notices.invalidation import ChangeNotices, ChangeSource, watching
 from fusefs.mount.places import runtime_dir
 from fusefs.mount.places.attach import ACCESS, Attached, UnmountMode, attach, attach_apart, detach, flags_of, numbers
 from fusefs.mount.places.counters import Counters, kept
@@ -53,7 +52,6 @@ from fusefs.mount.tree import no_opendir
 from fusefs.mount.tree.passthrough import stack_depth, why_not_here
 from fusefs.mount.tree.trashd_dir import prepare_store
 from fusefs.mount.tree.vfs import Vfs
-from fusefs.mount.tree.xattr_operations import XattrOperations
 
 _N_WORKERS = 512
 """Requests under way at a time: those that wait for a slow filesystem must leave room for others."""
@@ -76,11 +74,11 @@ class _MountDaemon(Pyfuse3Handlers):
     def __init__(
         self, vfs: Vfs, options: MountOptions, replies: ReplyPatching, states: FastPathStates, ready: Callable[[], None]
     ) -> None:
-        root = vfs.root_fd()
-        xattrs = XattrOperations(vfs, are_shown=options.has_xattrs, are_for_all=are_for_all(root))
         n_fds_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         n_threads = max(1, min(n_fds_max // _FDS_PER_THREAD, _N_THREADS_MAX))
-        super().__init__(vfs, xattrs, Pyfuse3Threads(vfs.lock, vfs.stats, n_threads), replies)
+        super().__init__(vfs, Pyfuse3Threads(vfs.lock, vfs.stats, n_threads), replies)
+        self._vfs = vfs
+        self._stored_notices = StoredNotices(vfs)
         self._pool = ThreadPool(n_threads)
         self._standby: StandbyReaders | None = None
         self._rings: RingServers | None = None
@@ -100,10 +98,10 @@ class _MountDaemon(Pyfuse3Handlers):
         super().init()
         if self._states.is_on(FastPath.SEAM) and not pyfuse3_loop.is_as_known():
             self._states.turn_off(FastPath.SEAM, "this pyfuse3 reads its requests otherwise than those that we know")
-            self._vfs.lock.stay_home()
+            self.lock.stay_home()
         if self._states.is_on(FastPath.URING):
             self._states.decide(FastPath.URING, self._why_no_rings())
-        depth = stack_depth(self._vfs.root_fd())
+        depth = stack_depth(self._vfs.root)
         self._replies.patch_next(beginning(self._states.on(), stack_depth=depth))
         if not self._states.is_on(FastPath.SEAM):
             self._replies.let_pass()  # all but this one
@@ -124,7 +122,7 @@ class _MountDaemon(Pyfuse3Handlers):
         async with self._moving:
             if apart is not None and not ended.is_set():
                 try:
-                    why_not = await show(self._vfs, mount, apart)
+                    why_not = await show(self.lock, self._vfs.nodes, self._timeouts, mount, apart)
                     self._states.decide(FastPath.ROOT_ACL, why_not)
                 except OSError as error:
                     hint = f"-o without={FastPath.ROOT_ACL.value} mounts it by mount(2)"
@@ -139,14 +137,14 @@ class _MountDaemon(Pyfuse3Handlers):
         """
         mount = attached.mount
         await self._has_begun.wait()
-        self._vfs.timeouts.connect(self._replies.device)
+        self._timeouts.connect(self._replies.device)
         self._vfs.passthrough.connect(self._replies.device)
         for path in (FastPath.REQUESTS, FastPath.LISTINGS):
             if not self._states.is_on(path):
                 self._states.turn_off(FastPath.UNOPENED, f"it takes {path.value}")
         if self._states.is_on(FastPath.REQUESTS):
             opens = not self._states.is_on(FastPath.UNOPENED)
-            requests = FuseRequests(self._vfs, self._xattrs, self._replies, self._pool, opens_directories=opens)
+            requests = FuseRequests(self._vfs, self._replies, self._pool, opens_directories=opens)
             if self._rings is not None and self._states.is_on(FastPath.URING):
                 self._states.decide(FastPath.URING, _why_not_begun(self._rings, requests))
             is_by_ring = self._states.is_on(FastPath.URING)
@@ -158,7 +156,7 @@ class _MountDaemon(Pyfuse3Handlers):
             self._standby = StandbyReaders(self.lock, requests, self._pool, SystemdNotifier().alive)
             self._standby.begin()
             pyfuse3_loop.serve_by(requests.serve, rest_s=_REST_S if is_by_ring else 0.0)
-            self._vfs.handles.appends_whole = self._maps_direct and self._vfs.is_shared
+            self._handles.appends_whole = self._maps_direct and self._options.coherence is Coherence.SHARED
         if not await self._has_shown(attached, ended):
             return
         if self._states.is_on(FastPath.PASSTHROUGH):
@@ -191,7 +189,7 @@ class _MountDaemon(Pyfuse3Handlers):
                         vfs.cache.has_news = watched.has_news
                     elif is_shared:
                         states.turn_off(FastPath.LISTINGS, "nothing tells of changes behind the mount")
-                    vfs.keeps_listings = states.is_on(FastPath.LISTINGS)
+                    vfs.listings.are_kept = states.is_on(FastPath.LISTINGS)
                     self._see_offer()
                     if states.is_on(FastPath.URING):
                         self._rings = stack.enter_context(_rings(attached, self.lock, self._replies.device, states))
@@ -231,11 +229,11 @@ class _MountDaemon(Pyfuse3Handlers):
             nursery.start_soon(self.stats.keep_gauges, self._vfs.gauges)
             nursery.start_soon(self._answer_from_now_on, attached, ended)
             nursery.start_soon(self.lock.submounts.keep)
-            nursery.start_soon(forget_stored, self._vfs, self._replies.device)
+            nursery.start_soon(self._stored_notices.run, self._replies.device)
             if watched is not None:
                 nursery.start_soon(self._notify, watched)
             if asked is not None:
-                nursery.start_soon(backing_fd_server.serve, asked, self._vfs, self.threads)
+                nursery.start_soon(backing_fd_server.serve, asked, self._vfs.access, self.threads)
             await pyfuse3_loop.answer_requests(_N_WORKERS)
             ended.set()
 
@@ -244,7 +242,7 @@ class _MountDaemon(Pyfuse3Handlers):
 
         Checkpoint  everywhere
         """
-        await notify(self._vfs, watched)
+        await ChangeNotices(self._vfs, self._stored_notices).run(watched)
         self._states.turn_off(FastPath.LISTINGS, "nothing tells of changes behind the mount any more")
 
 
@@ -388,6 +386,7 @@ def _vfs(root: Fd, options: MountOptions, stats: Counters, n_fds_max: int) -> Vf
         cache_bytes=options.cache_bytes,
         n_in_flight=options.n_in_flight,
         shows_trash=options.show_trash,
+        shows_xattrs=options.has_xattrs,
         is_shared=options.coherence is Coherence.SHARED,
         is_flushed=not is_local,
         is_checked=options.default_permissions,
@@ -431,7 +430,7 @@ def _collect_garbage_seldom() -> None:
 
 def _watching(attached: Attached, vfs: Vfs) -> AbstractContextManager[ChangeSource | None]:
     _major, _, connection = attached.mount.device.partition(b":")
-    return watching(vfs.root_fd(), attached.fd, int(connection))
+    return watching(vfs.root, attached.fd, int(connection))
 
 
 @contextmanager
@@ -463,7 +462,7 @@ def _ask(attached: Attached) -> None:
 def _door(attached: Attached, vfs: Vfs) -> AbstractContextManager[socket.socket | None]:
     """Where users ask for the backing tree of a mount over itself; others have their source for that."""
     mount, path = attached.mount, door_of(attached.mount.source)
-    return nullcontext() if path is None else backing_fd_server.backing_fd_server(path, vfs.root_fd(), mount.device)
+    return nullcontext() if path is None else backing_fd_server.backing_fd_server(path, vfs.root, mount.device)
 
 
 async def _tell_watchdog() -> None:

@@ -29,25 +29,27 @@ async def why_not_through(vfs: Vfs, mount_point: bytes) -> str | None:
     Checkpoint  while the process reads, which we have to answer meanwhile
     """
     name = b".trashd-probe-" + secrets.token_hex(8).encode()
-    with vfs.lock, _in_memory(_PASSED) as passed:
+    lock, nodes, handles, passthrough, opening = vfs.lock, vfs.nodes, vfs.handles, vfs.passthrough, vfs.opening
+    unlisted = vfs.lookups.unlisted
+    with lock, _in_memory(_PASSED) as passed:
         asked = _in_memory(_ASKED)
         seen = look_at(asked)
-        node = vfs.nodes.learn(source_key(seen, b""), seen, vfs.nodes.root, name)
-        fh = vfs.handles.add(node, asked, os.geteuid())
+        node = nodes.learn(source_key(seen, b""), seen, nodes.root, name)
+        fh = handles.add(node, asked, os.geteuid())
         try:
-            vfs.passthrough.begin_with(node, passed)
+            passthrough.begin_with(node, passed)
         except OSError as error:
-            vfs.release(fh)
+            opening.release(fh)
             return reason_of(error)
-        vfs.unlisted[name] = node
+        unlisted[name] = node
     try:
         with trio.move_on_after(_LIMIT_S):
             return await _try(node, mount_point + b"/" + name)
         return f"reading through took longer than {_LIMIT_S:.0f} s"
     finally:
-        with vfs.lock:
-            vfs.unlisted.pop(name, None)
-            vfs.release(fh)
+        with lock:
+            unlisted.pop(name, None)
+            opening.release(fh)
 
 
 async def _try(node: Node, path: bytes) -> str | None:

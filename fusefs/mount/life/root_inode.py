@@ -17,18 +17,20 @@ import signal
 
 import trio
 
+from fusefs.core.inode_table import InodeTable
 from fusefs.linux import mount_calls
 from fusefs.linux.child_processes import child
 from fusefs.linux.fd import Fd
 from fusefs.linux.mountinfo import TOP, Mount
 from fusefs.mount.places.mount_points import mount_of_device
-from fusefs.mount.tree.vfs import Vfs
+from fusefs.mount.tables.tables_lock import TablesLock
+from fusefs.mount.tree.validity import AttrTimeouts
 
 _LIMIT_S, _GRACE_S = 10.0, 1.0
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-async def show(vfs: Vfs, mount: Mount, apart: Fd) -> str | None:
+async def show(lock: TablesLock, nodes: InodeTable, timeouts: AttrTimeouts, mount: Mount, apart: Fd) -> str | None:
     """Have a mount that answers where people see it; why that shows its own root after all, or None.
 
     apart   the mount, which is closed then
@@ -36,16 +38,16 @@ async def show(vfs: Vfs, mount: Mount, apart: Fd) -> str | None:
     Checkpoint  while a process does that, which we have to answer
     """
     with apart, Fd(os.open(mount.point, _DIRECTORY)) as target:  # by us: an automount lets its own mount's daemon pass
-        with vfs.lock:
-            vfs.nodes.put_top(is_shown=True)
+        with lock:
+            nodes.put_top(is_shown=True)
         number = await _moved(mount, apart, target)
-        with vfs.lock:
+        with lock:
             if not number:
-                vfs.nodes.hide_root()
-                vfs.timeouts.renew_all()
+                nodes.hide_root()
+                timeouts.renew_all()
                 return None
-            vfs.nodes.put_top(is_shown=False)
-            vfs.timeouts.renew(vfs.nodes.root)  # what was told of it meanwhile is in the books as the top's
+            nodes.put_top(is_shown=False)
+            timeouts.renew(nodes.root)  # what was told of it meanwhile is in the books as the top's
         mount_calls.move_mount(apart, target)
     return f"another inode of it can't be mounted: {os.strerror(number)}"
 

@@ -25,7 +25,6 @@ from fusefs.linux.fuse_device import forget_unused
 from fusefs.linux.statx import look_at
 from fusefs.mount.tree.trashd_dir import holds_trash
 from fusefs.mount.tree.vfs import Vfs
-from fusefs.mount.tree.vfs_write import removed
 
 _log = logging.getLogger(__name__)
 
@@ -38,92 +37,102 @@ _N_AT_A_TIME = 128
 """Half a millisecond's work, for the kernel and for us, as it tells us what it has forgotten."""
 
 
-async def forget_stored(vfs: Vfs, device: int) -> None:
-    """Have the kernel forget what lies in stores, until cancelled.
+class StoredNotices:
+    """What is said of those of one mount."""
 
-    device      the connection's fd
-    Checkpoint  between parts of the table, and until something is moved or seen there
-    """
-    sends, news = trio.open_memory_channel[None](1)
+    def __init__(self, vfs: Vfs) -> None:
+        self._lock = vfs.lock
+        self._nodes = vfs.nodes
+        self._directories = vfs.directories
+        self._timeouts = vfs.timeouts
+        self._stored = vfs.stored
+        self._access = vfs.access
 
-    def tell() -> None:
-        with suppress(trio.WouldBlock):
-            sends.send_nowait(None)
+    async def run(self, device: int) -> None:
+        """Have the kernel forget what lies in stores, until cancelled.
 
-    token = trio.lowlevel.current_trio_token()
-    vfs.stored.tell = partial(token.run_sync_soon, tell, idempotent=True)
-    left: list[Node] = []
-    pause_s = _SETTLE_S
-    told_by: int | None = device
-    while True:
-        with trio.move_on_after(pause_s if left else math.inf) as waiting:
-            await news.receive()
-            await trio.sleep(_SETTLE_S)
-        with vfs.lock:
-            nodes = vfs.stored.take(left)
-        n_before = len(left)
-        try:
-            left = await _forget_all(vfs, told_by, nodes)
-        except OSError as error:
-            _log.info(
-                "the kernel forgets what lies in stores when memory is short, or when that name is used again: %s",
-                error.strerror,
-            )
-            told_by, left = None, nodes
-        else:
-            vfs.stored.looked_through()
-        goes_on = not waiting.cancelled_caught or len(left) < n_before
-        pause_s = _SETTLE_S if goes_on else min(2 * pause_s, _LONGEST_S)
+        device      the connection's fd
+        Checkpoint  between parts of the table, and until something is moved or seen there
+        """
+        sends, news = trio.open_memory_channel[None](1)
 
+        def tell() -> None:
+            with suppress(trio.WouldBlock):
+                sends.send_nowait(None)
 
-async def _forget_all(vfs: Vfs, device: int | None, nodes: list[Node]) -> list[Node]:
-    """Those of some nodes that are to be looked at again.
+        token = trio.lowlevel.current_trio_token()
+        self._stored.tell = partial(token.run_sync_soon, tell, idempotent=True)
+        left: list[Node] = []
+        pause_s = _SETTLE_S
+        told_by: int | None = device
+        while True:
+            with trio.move_on_after(pause_s if left else math.inf) as waiting:
+                await news.receive()
+                await trio.sleep(_SETTLE_S)
+            with self._lock:
+                nodes = self._stored.take(left)
+            n_before = len(left)
+            try:
+                left = await self._forget_all(told_by, nodes)
+            except OSError as error:
+                _log.info(
+                    "the kernel forgets what lies in stores when memory is short, or when that name is used again: %s",
+                    error.strerror,
+                )
+                told_by, left = None, nodes
+            else:
+                self._stored.looked_through()
+            goes_on = not waiting.cancelled_caught or len(left) < n_before
+            pause_s = _SETTLE_S if goes_on else min(2 * pause_s, _LONGEST_S)
 
-    device      None: the kernel doesn't know the message
-    Raises      OSError: that is so
-    Checkpoint  between parts
-    """
-    left: list[Node] = []
-    # From the newest: what is in a directory goes before it, or that is in use.
-    for end in range(len(nodes), 0, -_N_AT_A_TIME):
-        start_s = time.monotonic()
-        part = nodes[max(0, end - _N_AT_A_TIME) : end]
-        with vfs.lock:
-            stored = [node for node in reversed(part) if _is_stored(vfs, node)]
-            vfs.timeouts.renew_those([node.nodeid for node in stored])
-        if stored and device is not None:
-            forget_unused(device, [node.nodeid for node in stored])
-            left += stored
-        elif stored and vfs.lock.is_slow:
-            left += await trio.to_thread.run_sync(vfs.lock.run, close_removed, vfs, stored, abandon_on_cancel=True)
-        elif stored:
-            with vfs.lock:
-                left += close_removed(vfs, stored)
-        await trio.sleep((time.monotonic() - start_s) * _REST_PER_WORK)
-    return left[::-1]
+    async def _forget_all(self, device: int | None, nodes: list[Node]) -> list[Node]:
+        """Those of some nodes that are to be looked at again.
 
+        device      None: the kernel doesn't know the message
+        Raises      OSError: that is so
+        Checkpoint  between parts
+        """
+        left: list[Node] = []
+        # From the newest: what is in a directory goes before it, or that is in use.
+        for end in range(len(nodes), 0, -_N_AT_A_TIME):
+            start_s = time.monotonic()
+            part = nodes[max(0, end - _N_AT_A_TIME) : end]
+            with self._lock:
+                stored = [node for node in reversed(part) if self._is_stored(node)]
+                self._timeouts.renew_those([node.nodeid for node in stored])
+            if stored and device is not None:
+                forget_unused(device, [node.nodeid for node in stored])
+                left += stored
+            elif stored and self._lock.is_slow:
+                left += await trio.to_thread.run_sync(
+                    self._lock.run, self.close_removed, stored, abandon_on_cancel=True
+                )
+            elif stored:
+                with self._lock:
+                    left += self.close_removed(stored)
+            await trio.sleep((time.monotonic() - start_s) * _REST_PER_WORK)
+        return left[::-1]
 
-def _is_stored(vfs: Vfs, node: Node) -> bool:
-    """Whether the kernel knows a node that lies in a store, or did until a reaper was seen to take it from there."""
-    if vfs.nodes.get(node.nodeid) is not node:
-        return False
-    return node.last is not None if node.parent is None else holds_trash(vfs.nodes, node.parent)
+    def _is_stored(self, node: Node) -> bool:
+        """Whether the kernel knows a node that lies in a store, or did until a reaper was seen to take it away."""
+        if self._nodes.get(node.nodeid) is not node:
+            return False
+        return node.last is not None if node.parent is None else holds_trash(self._nodes, node.parent)
 
-
-def close_removed(vfs: Vfs, nodes: list[Node]) -> list[Node]:
-    """Let go of the directories that were removed behind the mount; those that are open yet."""
-    left = []
-    for node in nodes:
-        fd = vfs.directories.fd_if_open(node) if node.is_directory else None
-        if fd is None:
-            continue
-        try:
-            seen = vfs.lock.call(look_at, fd)
-        except OSError:
-            vfs.directories.drop(node)  # a request for it tells why
-            continue
-        if seen.nlink:
-            left.append(node)
-        else:
-            removed(vfs, node, seen)
-    return left
+    def close_removed(self, nodes: list[Node]) -> list[Node]:
+        """Let go of the directories that were removed behind the mount; those that are open yet."""
+        left = []
+        for node in nodes:
+            fd = self._directories.fd_if_open(node) if node.is_directory else None
+            if fd is None:
+                continue
+            try:
+                seen = self._lock.call(look_at, fd)
+            except OSError:
+                self._directories.drop(node)  # a request for it tells why
+                continue
+            if seen.nlink:
+                left.append(node)
+            else:
+                self._access.removed(node, seen)
+        return left

@@ -26,7 +26,7 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_device import INVAL_INODE, NOTIFY_INVAL_ENTRY, NOTIFY_INVAL_INODE
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.syscalls import handle_of
-from fusefs.mount.notices.forget_stored import close_removed
+from fusefs.mount.notices.forget_stored import StoredNotices
 from fusefs.mount.notices.invalidation_process import ANSWER, MESSAGE_MAX, invalidation_process
 from fusefs.mount.tree.trashd_dir import is_drop_folder
 from fusefs.mount.tree.vfs import Vfs
@@ -60,7 +60,7 @@ class ChangeSource(NamedTuple):
 
 @contextmanager
 def watching(root: int, device: int, connection: int) -> Iterator[ChangeSource | None]:
-    """What `notify` needs; None if nothing tells of changes: then the log says so.
+    """What `ChangeNotices.run` needs; None if nothing tells of changes: then the log says so.
 
     To be entered on the main thread, when it is mounted and before it is served, so that no change is missed.
 
@@ -82,27 +82,70 @@ def watching(root: int, device: int, connection: int) -> Iterator[ChangeSource |
         yield watched
 
 
-async def notify(vfs: Vfs, watched: ChangeSource) -> None:
-    """Let the kernel forget what changes behind the mount, until cancelled.
+class ChangeNotices:
+    """What is said of the changes behind one mount."""
 
-    Checkpoint  between two looks at the tables, which are asked for what is there then
-    """
-    own_pid = os.getpid()
-    try:
-        while True:
-            await trio.lowlevel.wait_readable(watched.changes)
-            start_s = time.monotonic()
-            changes = fanotify.read_changes(watched.changes, own_pid)
-            with vfs.lock:
-                notices = [notice for change in changes for notice in _notices(vfs, change)]
-            took_s = time.monotonic() - start_s
-            await _tell(watched.channel, notices)
-            if any(change.mask & fanotify.FAN_Q_OVERFLOW for change in changes):
-                await _forget_all(vfs, watched.channel)
-            await trio.sleep(max(_GATHER_S, took_s * _REST_PER_WORK))
-    except OSError as error:
-        vfs.keeps_listings = False
-        _log.error("changes behind the mount are seen when the timeout is over from now on: %s", error.strerror)
+    def __init__(self, vfs: Vfs, stored: StoredNotices) -> None:
+        """stored: what lets go of directories that were removed"""
+        self._lock = vfs.lock
+        self._nodes = vfs.nodes
+        self._cache = vfs.cache
+        self._passthrough = vfs.passthrough
+        self._listings = vfs.listings
+        self._stored = stored
+
+    async def run(self, watched: ChangeSource) -> None:
+        """Let the kernel forget what changes behind the mount, until cancelled.
+
+        Checkpoint  between two looks at the tables, which are asked for what is there then
+        """
+        own_pid = os.getpid()
+        try:
+            while True:
+                await trio.lowlevel.wait_readable(watched.changes)
+                start_s = time.monotonic()
+                changes = fanotify.read_changes(watched.changes, own_pid)
+                with self._lock:
+                    notices = [notice for change in changes for notice in self._notices(change)]
+                took_s = time.monotonic() - start_s
+                await _tell(watched.channel, notices)
+                if any(change.mask & fanotify.FAN_Q_OVERFLOW for change in changes):
+                    await self._forget_all(watched.channel)
+                await trio.sleep(max(_GATHER_S, took_s * _REST_PER_WORK))
+        except OSError as error:
+            self._listings.are_kept = False
+            _log.error("changes behind the mount are seen when the timeout is over from now on: %s", error.strerror)
+
+    def _notices(self, change: fanotify.FanotifyChange) -> Iterator[bytes]:
+        """What a change makes wrong of what the kernel knows."""
+        device = self._nodes.root.source[0]
+        subject = self._nodes.find((device, change.subject))
+        is_directory = bool(change.mask & fanotify.FAN_ONDIR)
+        self._cache.changed((device, change.subject))
+        if change.mask & _NAMES:
+            self._cache.changed((device, change.directory), change.name)
+            directory = self._nodes.find((device, change.directory))
+            if directory is not None:
+                is_taken = change.mask & fanotify.FAN_MOVED_FROM and is_drop_folder(self._nodes, directory)
+                yield _forget_name(directory, change.name, keeps_node=is_directory and not is_taken)
+                yield _forget_inode(directory)
+            if subject is not None and is_directory and change.mask & fanotify.FAN_DELETE:
+                self._stored.close_removed([subject])
+        if subject is not None and (change.mask != fanotify.FAN_MODIFY or not self._passthrough.is_unbelieved(subject)):
+            yield _forget_inode(subject, keeps_content=not change.mask & fanotify.FAN_MODIFY)
+
+    async def _forget_all(self, channel: socket.socket) -> None:
+        """Some changes were lost, with so much going on: forget everything.
+
+        And leave it at that for a while: it will be necessary again and again, and the timeout sees to what isn't told.
+        """
+        start_s = time.monotonic()
+        with self._lock:
+            self._cache.clear()
+            nodes = list(self._nodes)
+        for at in range(0, len(nodes), _N_AT_A_TIME):
+            await _tell(channel, [notice for node in nodes[at : at + _N_AT_A_TIME] for notice in _forget_node(node)])
+        await trio.sleep(max(_START_OVER_S, (time.monotonic() - start_s) * _REST_PER_WORK))
 
 
 async def _tell(channel: socket.socket, notices: Iterable[bytes]) -> None:
@@ -128,39 +171,6 @@ async def _send(channel: socket.socket, message: bytes) -> None:
     number = ANSWER.unpack(answer)[0] if answer else errno.EPIPE
     if number:
         raise OSError(number, os.strerror(number))
-
-
-def _notices(vfs: Vfs, change: fanotify.FanotifyChange) -> Iterator[bytes]:
-    """What a change makes wrong of what the kernel knows."""
-    device = vfs.nodes.root.source[0]
-    subject = vfs.nodes.find((device, change.subject))
-    is_directory = bool(change.mask & fanotify.FAN_ONDIR)
-    vfs.cache.changed((device, change.subject))
-    if change.mask & _NAMES:
-        vfs.cache.changed((device, change.directory), change.name)
-        directory = vfs.nodes.find((device, change.directory))
-        if directory is not None:
-            is_taken = change.mask & fanotify.FAN_MOVED_FROM and is_drop_folder(vfs.nodes, directory)
-            yield _forget_name(directory, change.name, keeps_node=is_directory and not is_taken)
-            yield _forget_inode(directory)
-        if subject is not None and is_directory and change.mask & fanotify.FAN_DELETE:
-            close_removed(vfs, [subject])
-    if subject is not None and (change.mask != fanotify.FAN_MODIFY or not vfs.passthrough.is_unbelieved(subject)):
-        yield _forget_inode(subject, keeps_content=not change.mask & fanotify.FAN_MODIFY)
-
-
-async def _forget_all(vfs: Vfs, channel: socket.socket) -> None:
-    """Some changes were lost, with so much going on: forget everything.
-
-    And leave it at that for a while: it will be necessary again and again, and the timeout sees to what isn't told.
-    """
-    start_s = time.monotonic()
-    with vfs.lock:
-        vfs.cache.metadata.clear()
-        nodes = list(vfs.nodes)
-    for at in range(0, len(nodes), _N_AT_A_TIME):
-        await _tell(channel, [notice for node in nodes[at : at + _N_AT_A_TIME] for notice in _forget_node(node)])
-    await trio.sleep(max(_START_OVER_S, (time.monotonic() - start_s) * _REST_PER_WORK))
 
 
 def _forget_node(node: Node) -> Iterator[bytes]:

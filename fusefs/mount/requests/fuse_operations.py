@@ -1,4 +1,4 @@
-"""The handlers of the kernel's requests, by opcode: what each means to the vfs, and what is answered.
+"""The handlers of the kernel's requests, by opcode: what each means to the tree, and what is answered.
 
 All of it is done with the tables' lock, which is let go for each call to the backing filesystem: by the loop's own
 thread, or by any other. An answer is put together when nothing waits any more, and written before the lock is let go
@@ -20,14 +20,12 @@ from fusefs.core.fuse_protocol import REQUEST_HEAD_SIZE, Opcode, Request
 from fusefs.linux.fuse_caller import Caller
 from fusefs.mount.places.counters import CELL_OF
 from fusefs.mount.tables.tables_lock import WouldWait
-from fusefs.mount.tree import cached_replies, no_opendir, readdir, vfs_files, vfs_write
 from fusefs.mount.tree.act_as import RequestCaller
+from fusefs.mount.tree.attribute_operations import Changes
+from fusefs.mount.tree.opening import OpenedFile
 from fusefs.mount.tree.readdir import DirectoryReader, ReaddirEntry, ReplySizes
 from fusefs.mount.tree.validity import EntryParam, shown_number
 from fusefs.mount.tree.vfs import Vfs
-from fusefs.mount.tree.vfs_files import OpenedFile
-from fusefs.mount.tree.vfs_write import Changes
-from fusefs.mount.tree.xattr_operations import XattrOperations
 
 _PATIENCE = 50
 """Requests that are read before what was just made is told by another number: what is deleted and in use keeps its own
@@ -73,12 +71,21 @@ class OpcodeHandler(NamedTuple):
 class FuseOperations:
     """One mount's."""
 
-    def __init__(self, vfs: Vfs, xattrs: XattrOperations, *, opens_directories: bool) -> None:
+    def __init__(self, vfs: Vfs, *, opens_directories: bool) -> None:
         """opens_directories: else the kernel is told at its first question to do that without us."""
-        self._vfs = vfs
+        self._lookups = vfs.lookups
+        self._recalls = vfs.recalls
+        self._references = vfs.references
+        self._names = vfs.names
+        self._attributes = vfs.attributes
+        self._xattrs = vfs.xattrs
+        self._files = vfs.files
+        self._opening = vfs.opening
+        self._handles = vfs.handles
+        self._listings = vfs.listings
+        self._unopened = vfs.unopened
         self._lifetimes = vfs.timeouts.lifetimes
         self._lock = vfs.lock
-        self._xattrs = xattrs
         self._opens_directories = opens_directories
         self._done = wire.answer()
         self._entry, self._missing, self._missing_s = wire.entry_answer(), wire.entry_answer(), -1.0
@@ -103,8 +110,8 @@ class FuseOperations:
             Opcode.MKDIR: ("mkdir", self._mkdir, WaitClass.CHANGE),
             Opcode.CREATE: ("create", self._create, WaitClass.CHANGE),
             Opcode.TMPFILE: ("tmpfile", self._tmpfile, WaitClass.LONG),
-            Opcode.UNLINK: ("unlink", partial(self._remove, vfs_write.unlink), WaitClass.CHANGE),
-            Opcode.RMDIR: ("rmdir", partial(self._remove, vfs_write.rmdir), WaitClass.CHANGE),
+            Opcode.UNLINK: ("unlink", partial(self._remove, self._names.unlink), WaitClass.CHANGE),
+            Opcode.RMDIR: ("rmdir", partial(self._remove, self._names.rmdir), WaitClass.CHANGE),
             Opcode.RENAME: ("rename", partial(self._rename, wire.RENAME_IN), WaitClass.CHANGE),
             Opcode.RENAME2: ("rename", partial(self._rename, wire.RENAME2_IN), WaitClass.CHANGE),
             Opcode.LINK: ("link", self._link, WaitClass.CHANGE),
@@ -115,9 +122,9 @@ class FuseOperations:
             Opcode.FALLOCATE: ("fallocate", self._fallocate, WaitClass.LONG),
             Opcode.COPY_FILE_RANGE: ("copy_file_range", partial(self._copy, wire.COPY_OUT.pack), WaitClass.LONG),
             Opcode.COPY_FILE_RANGE_64: ("copy_file_range", partial(self._copy, wire.COPY_64_OUT.pack), WaitClass.LONG),
-            Opcode.FLUSH: ("flush", partial(self._end, vfs_files.flush), WaitClass.CHANGE),
+            Opcode.FLUSH: ("flush", partial(self._end, self._files.flush), WaitClass.CHANGE),
             Opcode.FSYNC: ("fsync", self._fsync, WaitClass.LONG),
-            Opcode.RELEASE: ("release", partial(self._end, Vfs.release), WaitClass.LOOK),
+            Opcode.RELEASE: ("release", partial(self._end, self._opening.release), WaitClass.LOOK),
             Opcode.STATFS: ("statfs", self._statfs, WaitClass.LOOK),
             Opcode.ACCESS: ("access", self._access, WaitClass.LOOK),
             Opcode.SETXATTR: ("setxattr", self._setxattr, WaitClass.CHANGE),
@@ -127,7 +134,7 @@ class FuseOperations:
             Opcode.OPENDIR: ("opendir", self._opendir, WaitClass.LOOK),
             Opcode.READDIRPLUS: ("readdir", self._readdirplus, WaitClass.LOOK),
             Opcode.FSYNCDIR: ("fsyncdir", self._fsyncdir, WaitClass.LONG),
-            Opcode.RELEASEDIR: ("releasedir", partial(self._end, readdir.releasedir), WaitClass.LOOK),
+            Opcode.RELEASEDIR: ("releasedir", partial(self._end, self._listings.releasedir), WaitClass.LOOK),
         }
         return {int(opcode): OpcodeHandler(CELL_OF[name], act, sort) for opcode, (name, act, sort) in acts.items()}
 
@@ -156,10 +163,10 @@ class FuseOperations:
     # Names. Each takes the nodeid that is asked about and the whole request.
 
     def _lookup(self, parent: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        return self._named(self._vfs.lookup(parent, wire.name(request), caller))
+        return self._named(self._lookups.lookup(parent, wire.name(request), caller))
 
     def _recall_name(self, parent: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        known = cached_replies.lookup(self._vfs, parent, wire.name(request), caller.pid)
+        known = self._recalls.lookup(parent, wire.name(request), caller.pid)
         return self._named(_remembered(known))
 
     def _named(self, known: EntryParam) -> bytearray:
@@ -185,14 +192,14 @@ class FuseOperations:
         return answer
 
     def _forget(self, nodeid: int, request: Request, caller: RequestCaller) -> None:
-        self._vfs.forget(nodeid, *wire.FORGET_IN.unpack_from(request, REQUEST_HEAD_SIZE))
+        self._references.forget(nodeid, *wire.FORGET_IN.unpack_from(request, REQUEST_HEAD_SIZE))
 
     def _forget_many(self, _nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
         forgotten = wire.forgotten(request)
         if len(forgotten) > PART:
             return self._forget_parts(forgotten)
         for nodeid, n in forgotten:
-            self._vfs.forget(nodeid, n)
+            self._references.forget(nodeid, n)
         return None
 
     def _forget_parts(self, forgotten: Sequence[tuple[int, int]]) -> ReplyInSteps:
@@ -202,14 +209,14 @@ class FuseOperations:
                 if (yield):
                     break
             for nodeid, n in forgotten[at : at + PART]:
-                self._vfs.forget(nodeid, n)
+                self._references.forget(nodeid, n)
             again_s = time.monotonic() + _REST_S
         return None
 
     def _mkdir(self, parent: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
         mode, caller.umask = wire.MKDIR_IN.unpack_from(request, REQUEST_HEAD_SIZE)
         (name,) = wire.names(request, wire.MKDIR_IN)
-        known = vfs_write.mkdir(self._vfs, parent, name, mode, caller)
+        known = self._names.mkdir(parent, name, mode, caller)
         if known.nodeid != known.attributes.ino:
             return self._number(known, None)
         return self._put(self._entry, known)
@@ -217,29 +224,29 @@ class FuseOperations:
     def _create(self, parent: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
         flags, mode, caller.umask = wire.CREATE_IN.unpack_from(request, REQUEST_HEAD_SIZE)
         (name,) = wire.names(request, wire.CREATE_IN)
-        opened, known = vfs_write.create(self._vfs, parent, name, mode, flags, caller)
+        opened, known = self._names.create(parent, name, mode, flags, caller)
         if known.nodeid != known.attributes.ino:
             return self._number(known, opened)
         return self._put(self._handle(self._created, opened), known)
 
     def _tmpfile(self, parent: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
         flags, mode, caller.umask = wire.CREATE_IN.unpack_from(request, REQUEST_HEAD_SIZE)
-        opened, known = vfs_write.create_unnamed(self._vfs, parent, mode, flags, caller)
+        opened, known = self._names.create_unnamed(parent, mode, flags, caller)
         return self._number(known, opened)
 
     def _mknod(self, parent: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
         mode, rdev, caller.umask = wire.MKNOD_IN.unpack_from(request, REQUEST_HEAD_SIZE)
         (name,) = wire.names(request, wire.MKNOD_IN)
-        return self._number(vfs_write.mknod(self._vfs, parent, name, mode, rdev, caller), None)
+        return self._number(self._names.mknod(parent, name, mode, rdev, caller), None)
 
     def _symlink(self, parent: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
         name, target = wire.name(request).split(b"\0")
-        return self._number(vfs_write.symlink(self._vfs, parent, name, target, caller), None)
+        return self._number(self._names.symlink(parent, name, target, caller), None)
 
     def _link(self, parent: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
         (nodeid,) = wire.LINK_IN.unpack_from(request, REQUEST_HEAD_SIZE)
         (name,) = wire.names(request, wire.LINK_IN)
-        return self._put(self._entry, vfs_write.link(self._vfs, nodeid, parent, name, caller))
+        return self._put(self._entry, self._names.link(nodeid, parent, name, caller))
 
     def _number(self, known: EntryParam, opened: OpenedFile | None) -> ReplyInSteps:
         """Answer when it has its own inode number for a nodeid, or won't get it.
@@ -248,31 +255,31 @@ class FuseOperations:
         """
         is_idle: bool | None = False
         for _ in range(_PATIENCE):
-            known = self._vfs.renumbered(known)
-            if is_idle or not self._vfs.lacks_its_number(known):
+            known = self._references.renumbered(known)
+            if is_idle or not self._references.lacks_its_number(known):
                 break
             is_idle = yield
         return self._put(self._entry if opened is None else self._handle(self._created, opened), known)
 
     def _remove(
-        self, act: Callable[[Vfs, int, bytes, Caller], None], parent: int, request: Request, caller: RequestCaller
+        self, act: Callable[[int, bytes, Caller], None], parent: int, request: Request, caller: RequestCaller
     ) -> ReplyOrSteps:
-        act(self._vfs, parent, wire.name(request), caller)
+        act(parent, wire.name(request), caller)
         return self._done
 
     def _rename(self, numbers: Struct, parent: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
         new_parent, *flags = numbers.unpack_from(request, REQUEST_HEAD_SIZE)
         old, new = wire.names(request, numbers)
-        vfs_write.rename(self._vfs, parent, old, new_parent, new, sum(flags), caller)
+        self._names.rename(parent, old, new_parent, new, sum(flags), caller)
         return self._done
 
     # Attributes.
 
     def _getattr(self, nodeid: int, _request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        return self._tell(self._vfs.getattr(nodeid, caller))
+        return self._tell(self._lookups.getattr(nodeid, caller))
 
     def _recall_node(self, nodeid: int, _request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        return self._tell(_remembered(cached_replies.getattr_(self._vfs, nodeid)))
+        return self._tell(_remembered(self._recalls.getattr(nodeid)))
 
     def _tell(self, known: EntryParam) -> bytearray:
         known = self._still(known)
@@ -281,10 +288,10 @@ class FuseOperations:
 
     def _statx(self, nodeid: int, _request: Request, caller: RequestCaller) -> ReplyOrSteps:
         """A node's attributes with its birth, asked for once: the kernel keeps that as long as it knows the node."""
-        return self._tell_birth(self._vfs.getattr(nodeid, caller))
+        return self._tell_birth(self._lookups.getattr(nodeid, caller))
 
     def _recall_birth(self, nodeid: int, _request: Request, _caller: RequestCaller) -> ReplyOrSteps:
-        return self._tell_birth(_remembered(cached_replies.getattr_(self._vfs, nodeid)))
+        return self._tell_birth(_remembered(self._recalls.getattr(nodeid)))
 
     def _tell_birth(self, known: EntryParam) -> bytearray:
         known = self._still(known)
@@ -309,20 +316,20 @@ class FuseOperations:
             mtime_ns=mtime_ns if wanted & wire.FATTR_MTIME else None,
         )
         handle = fh if wanted & wire.FATTR_FH else None
-        return self._tell(vfs_write.setattr_(self._vfs, nodeid, changes, handle, caller))
+        return self._tell(self._attributes.setattr(nodeid, changes, handle, caller))
 
     def _readlink(self, nodeid: int, _request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        return self._vfs.readlink(nodeid, caller)
+        return self._attributes.readlink(nodeid, caller)
 
     def _recall_target(self, nodeid: int, _request: Request, _caller: RequestCaller) -> ReplyOrSteps:
-        return _remembered(cached_replies.readlink(self._vfs, nodeid))
+        return _remembered(self._recalls.readlink(nodeid))
 
     def _access(self, nodeid: int, request: Request, _caller: RequestCaller) -> ReplyOrSteps:
         (mask,) = wire.ACCESS_IN.unpack_from(request, REQUEST_HEAD_SIZE)
-        return self._done if self._vfs.access(nodeid, mask) else errno.EACCES
+        return self._done if self._attributes.access(nodeid, mask) else errno.EACCES
 
     def _statfs(self, _nodeid: int, _request: Request, _caller: RequestCaller) -> ReplyOrSteps:
-        found = self._vfs.statfs()
+        found = self._attributes.statfs()
         blocks = found.f_blocks, found.f_bfree, found.f_bavail, found.f_files, found.f_ffree
         return wire.STATFS_OUT.pack(*blocks, found.f_bsize, found.f_namemax, found.f_frsize)
 
@@ -367,52 +374,50 @@ class FuseOperations:
 
     def _open(self, nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
         (flags,) = wire.OPEN_IN.unpack_from(request, REQUEST_HEAD_SIZE)
-        return self._handle(self._opened, vfs_files.open_(self._vfs, nodeid, flags, caller))
+        return self._handle(self._opened, self._files.open(nodeid, flags, caller))
 
     def _handle(self, answer: bytearray, opened: OpenedFile) -> bytearray:
         """The kernel reads and writes the file of an id itself, and keeps no pages then."""
         fh, backing_id, keeps = opened
         flags = wire.FOPEN_PASSTHROUGH if backing_id else wire.FOPEN_KEEP_CACHE if keeps else 0
-        if not backing_id and self._vfs.handles.comes_whole(fh):
+        if not backing_id and self._handles.comes_whole(fh):
             flags |= wire.FOPEN_DIRECT_IO
         wire.put_opened(answer, fh, flags, backing_id)
         return answer
 
     def _read(self, _nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
         fh, offset, size = wire.READ_IN.unpack_from(request, REQUEST_HEAD_SIZE)
-        return vfs_files.read(self._vfs, fh, offset, size)
+        return self._files.read(fh, offset, size)
 
     def _write(self, _nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
         fh, offset, size, flags = wire.WRITE_IN.unpack_from(request, REQUEST_HEAD_SIZE)
         data = memoryview(request)[REQUEST_HEAD_SIZE + wire.WRITE_IN.size :][:size]
-        wire.put_written(self._written, vfs_files.write(self._vfs, fh, offset, data, flags))
+        wire.put_written(self._written, self._files.write(fh, offset, data, flags))
         return self._written
 
     def _lseek(self, _nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
         fh, offset, whence = wire.LSEEK_IN.unpack_from(request, REQUEST_HEAD_SIZE)
-        return wire.LSEEK_OUT.pack(vfs_files.seek(self._vfs, fh, offset, whence))
+        return wire.LSEEK_OUT.pack(self._files.seek(fh, offset, whence))
 
     def _fallocate(self, _nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
         fh, offset, size, mode = wire.FALLOCATE_IN.unpack_from(request, REQUEST_HEAD_SIZE)
-        vfs_files.allocate(self._vfs, fh, mode, offset, size, caller)
+        self._files.allocate(fh, mode, offset, size, caller)
         return self._done
 
     def _copy(
         self, tell: Callable[[int], bytes], _nodeid: int, request: Request, caller: RequestCaller
     ) -> ReplyOrSteps:
         fh, offset, to_fh, to_offset, size = wire.COPY_IN.unpack_from(request, REQUEST_HEAD_SIZE)
-        return tell(vfs_files.copy(self._vfs, fh, offset, to_fh, to_offset, size, caller))
+        return tell(self._files.copy(fh, offset, to_fh, to_offset, size, caller))
 
     def _fsync(self, _nodeid: int, request: Request, _caller: RequestCaller) -> ReplyOrSteps:
         fh, flags = wire.FSYNC_IN.unpack_from(request, REQUEST_HEAD_SIZE)
-        vfs_files.fsync(self._vfs, fh, data_only=bool(flags & wire.FSYNC_DATA_ONLY))
+        self._files.fsync(fh, data_only=bool(flags & wire.FSYNC_DATA_ONLY))
         return self._done
 
-    def _end(
-        self, act: Callable[[Vfs, int], None], _nodeid: int, request: Request, _caller: RequestCaller
-    ) -> ReplyOrSteps:
+    def _end(self, act: Callable[[int], None], _nodeid: int, request: Request, _caller: RequestCaller) -> ReplyOrSteps:
         """A client closes a file by a handle, or lets that go."""
-        act(self._vfs, *wire.HANDLE_IN.unpack_from(request, REQUEST_HEAD_SIZE))
+        act(*wire.HANDLE_IN.unpack_from(request, REQUEST_HEAD_SIZE))
         return self._done
 
     # Listings.
@@ -420,8 +425,8 @@ class FuseOperations:
     def _opendir(self, nodeid: int, _request: Request, caller: RequestCaller) -> ReplyOrSteps:
         if not self._opens_directories:
             return errno.ENOSYS
-        fh = readdir.opendir(self._vfs, nodeid, caller)
-        keeps = wire.FOPEN_KEEP_CACHE | wire.FOPEN_CACHE_DIR if self._vfs.is_listing_kept(nodeid) else 0
+        fh = self._listings.opendir(nodeid, caller)
+        keeps = wire.FOPEN_KEEP_CACHE | wire.FOPEN_CACHE_DIR if self._listings.is_kept(nodeid) else 0
         wire.put_opened(self._opened, fh, keeps)
         return self._opened
 
@@ -430,11 +435,11 @@ class FuseOperations:
         reader = DirectoryReader(nodeid, caller.pid)
         room = self._sizes.room(reader, offset, room)
         if fh:
-            readdir.prepare(self._vfs, fh, offset)
-            return self._entries(readdir.read(self._vfs, fh, offset, room), room, reader)
+            self._listings.prepare(fh, offset)
+            return self._entries(self._listings.read(fh, offset, room), room, reader)
         if self._lock.is_home:
-            return self._entries(no_opendir.read(self._vfs, nodeid, offset, room), room, reader)
-        found = no_opendir.read_names(self._vfs, nodeid, offset, room)
+            return self._entries(self._unopened.read(nodeid, offset, room), room, reader)
+        found = self._unopened.read_names(nodeid, offset, room)
         names = (ReaddirEntry(name, None, ino, kind, following, None) for name, ino, following, kind in found)
         return self._entries(names, room, reader)
 
@@ -444,7 +449,7 @@ class FuseOperations:
             entry = self._direntplus(listed)
             left -= len(entry)
             if listed.node is not None:
-                readdir.count(self._vfs, listed.node, is_taken=left >= 0)
+                self._listings.count(listed.node, is_taken=left >= 0)
             if left < 0:
                 break
             entries.append(entry)
@@ -457,9 +462,9 @@ class FuseOperations:
         fh, flags = wire.FSYNC_IN.unpack_from(request, REQUEST_HEAD_SIZE)
         data_only = bool(flags & wire.FSYNC_DATA_ONLY)
         if fh:
-            readdir.fsyncdir(self._vfs, fh, data_only=data_only)
+            self._listings.fsyncdir(fh, data_only=data_only)
         else:
-            no_opendir.fsyncdir(self._vfs, nodeid, data_only=data_only)
+            self._unopened.fsyncdir(nodeid, data_only=data_only)
         return self._done
 
     def _direntplus(self, listed: ReaddirEntry) -> bytes:

@@ -30,7 +30,6 @@ from fusefs.mount.requests.thread_pool import Key, PoolTask, ThreadPool
 from fusefs.mount.tables.tables_lock import WouldWait
 from fusefs.mount.tree.act_as import RequestCaller
 from fusefs.mount.tree.vfs import Vfs
-from fusefs.mount.tree.xattr_operations import XattrOperations
 
 GONE: Final = (errno.ENOENT, errno.ENODEV)
 """The process that waits for an answer; the connection."""
@@ -93,16 +92,16 @@ class _Unfinished(NamedTuple):
 class FuseRequests:
     """One mount's requests."""
 
-    def __init__(
-        self, vfs: Vfs, xattrs: XattrOperations, replies: WayToLibfuse, pool: ThreadPool, *, opens_directories: bool
-    ) -> None:
+    def __init__(self, vfs: Vfs, replies: WayToLibfuse, pool: ThreadPool, *, opens_directories: bool) -> None:
         """Begin.
 
         replies            the way to the kernel, and to libfuse
         pool               the threads that do what may wait
         opens_directories  else the kernel is told at its first question to do that without us
         """
-        self._vfs = vfs
+        self._handles = vfs.handles
+        self._opening = vfs.opening
+        self._retries = vfs.retries
         self._lock = vfs.lock
         self._replies = replies
         self._stats = vfs.stats
@@ -110,7 +109,7 @@ class FuseRequests:
         self.device = replies.device
         os.set_blocking(self.device, False)  # the request that is there may be gone when we read
         self._home = RequestReader()
-        self._answers = FuseOperations(vfs, xattrs, opens_directories=opens_directories)
+        self._answers = FuseOperations(vfs, opens_directories=opens_directories)
         self._acts, self._recalls = self._answers.acts(), self._answers.recalls()
         self._unfinished: deque[_Unfinished] = deque()
         self._left: deque[bytes] = deque()
@@ -297,7 +296,7 @@ class FuseRequests:
         _size, opcode, unique, _nodeid, _uid, _gid, pid = wire.read_head(request)
         if opcode == Opcode.RELEASE:  # the next writer may be quicker than the thread that lets it go
             with self._lock:
-                self._vfs.handles.runs_no_more(*wire.HANDLE_IN.unpack_from(request, REQUEST_HEAD_SIZE))
+                self._handles.runs_no_more(*wire.HANDLE_IN.unpack_from(request, REQUEST_HEAD_SIZE))
         self._stats.changed()
         copy = bytes(request)
         do = partial(self._do, act, copy, sort, give)
@@ -383,7 +382,7 @@ class FuseRequests:
 
     def _give(self, answer: wire.Answer, unique: int, pid: int, give: Give) -> None:
         if answer == errno.ESTALE and type(answer) is int:
-            self._vfs.retries.add(pid)
+            self._retries.add(pid)
         give(answer, unique)
 
     def _write(self, answer: wire.Answer, unique: int) -> None:
@@ -404,7 +403,7 @@ class FuseRequests:
                 self._pool.do(PoolTask((None, WaitClass.SHORT), partial(self._release, fh)))
 
     def _release(self, fh: int, _has_waited: bool) -> None:
-        self._lock.run_patiently(self._vfs.release, fh)
+        self._lock.run_patiently(self._opening.release, fh)
 
 
 def _is_ours_alone(act: OpcodeHandler, opcode: int, request: Request) -> bool:

@@ -166,6 +166,8 @@ class DaemonCache:
         self.is_kept = size_bytes > 0 and lifetime_s > 0
         self.lifetime_s = lifetime_s
         self.metadata = MetadataCache(size_bytes, lifetime_s)
+        self.largest_bytes = self.metadata.largest_bytes
+        """Of one listing that is remembered."""
         self.passed_by: set[SourceKey] = set()
         """What is read or written past us, or may be: of its attributes nothing is remembered."""
         self.unsteady: set[SourceKey] = set()
@@ -231,6 +233,18 @@ class DaemonCache:
         is_known = found is not None and not self.has_news()
         (self._stats.hit if is_known else self._stats.miss)(sort)
         return is_known
+
+    def __len__(self) -> int:
+        """How many things are remembered."""
+        return len(self.metadata)
+
+    def used_bytes(self) -> int:
+        """How much memory they take."""
+        return self.metadata.size_bytes if len(self.metadata) else 0
+
+    def clear(self) -> None:
+        """Forget all."""
+        self.metadata.clear()
 
     def changes(self, *sources: SourceKey, names: Sequence[NameIn] = ()) -> AbstractContextManager[None]:
         """What the block changes is looked at anew: these inodes, these names, and the directories that have them.

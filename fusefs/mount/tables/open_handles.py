@@ -22,10 +22,26 @@ FOR_EXECUTION = 0x20
 
 Source  include/linux/fs.h, __FMODE_EXEC
 """
-
-
 _NO_FD = 1 << 32
 """More than any fd."""
+_SPARE_FDS, _SPARE_FDS_MAX = 64, 2048
+"""For the daemon's own needs, and those that operations hold for a moment: many, where many wait."""
+LEAST_DIRECTORIES = 16
+
+
+def shares_of(max_fds: int, *, is_for_all: bool) -> FairShares:
+    """Of what a process that may have so many fds can have open for clients. is_for_all: for one user else"""
+    return FairShares(n_for_clients(max_fds) - LEAST_DIRECTORIES, is_for_all=is_for_all)
+
+
+def n_spare(max_fds: int) -> int:
+    """How many fds of a process that may have so many are the daemon's own."""
+    return max(_SPARE_FDS, min(max_fds // 4, _SPARE_FDS_MAX))
+
+
+def n_for_clients(max_fds: int) -> int:
+    """How many it can have open for clients."""
+    return max(max_fds - n_spare(max_fds), 2 * LEAST_DIRECTORIES)
 
 
 class DirHandle:

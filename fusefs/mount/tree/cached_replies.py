@@ -1,59 +1,76 @@
-"""Requests answered from memory, on the loop's own thread: nothing here asks the backing filesystem.
-
-None everywhere: it is not remembered, and has to be asked.
-"""
+"""Requests answered from memory, on the loop's own thread: nothing here asks the backing filesystem."""
 
 from __future__ import annotations
 
-from fusefs.core.inode_table import Node, NodeId
+from fusefs.core.inode_table import InodeTable, Node, NodeId
+from fusefs.mount.tables.daemon_cache import DaemonCache
+from fusefs.mount.tables.directory_fds import DirectoryFds
+from fusefs.mount.tables.estale_retries import EstaleRetries
+from fusefs.mount.tables.prefetch import Prefetch
 from fusefs.mount.tree import trashd_dir
+from fusefs.mount.tree.references import NodeReferences
 from fusefs.mount.tree.validity import NOTHING, EntryParam
-from fusefs.mount.tree.vfs import Vfs
 from fusefs.store.layout import is_stores_own
 
 
-def lookup(vfs: Vfs, parent: int, name: bytes, pid: int) -> EntryParam | None:
-    """What a name means to a thread of a client's; one more reference for the kernel."""
-    directory = vfs.nodes.get(parent)
-    if directory is None or directory.last is not None or pid in vfs.retries:
-        return None
-    known = remembered(vfs, directory, name)
-    if known is not None and known.nodeid:
-        vfs.prefetch.asked(directory, vfs.directories.fd_if_open(directory))
-        vfs.counted(known)
-    return known
+class CachedReplies:
+    """Those of one mount. None everywhere: it is not remembered, and has to be asked."""
 
+    def __init__(
+        self,
+        nodes: InodeTable,
+        cache: DaemonCache,
+        directories: DirectoryFds,
+        retries: EstaleRetries,
+        prefetch: Prefetch,
+        references: NodeReferences,
+    ) -> None:
+        self._nodes = nodes
+        self._cache = cache
+        self._directories = directories
+        self._retries = retries
+        self._prefetch = prefetch
+        self._references = references
 
-def remembered(vfs: Vfs, directory: Node, name: bytes) -> EntryParam | None:
-    """What a name means, not counted yet: `counted` or `not_taken` must follow."""
-    if is_stores_own(name) or trashd_dir.is_below(vfs.nodes, directory):
-        return None
-    found = vfs.cache.name(directory, name)
-    if found is None:
-        return None
-    source, left_s = found
-    if source is None:
-        return EntryParam(NodeId(0), NOTHING, left_s)
-    attributes = vfs.cache.attributes(source)
-    if attributes is None:
-        return None
-    seen, also_left_s = attributes
-    return EntryParam(vfs.nodes.learn(source, seen, directory, name).nodeid, seen, min(left_s, also_left_s))
+    def lookup(self, parent: int, name: bytes, pid: int) -> EntryParam | None:
+        """What a name means to a thread of a client's; one more reference for the kernel."""
+        directory = self._nodes.get(parent)
+        if directory is None or directory.last is not None or pid in self._retries:
+            return None
+        known = self.name(directory, name)
+        if known is not None and known.nodeid:
+            self._prefetch.asked(directory, self._directories.fd_if_open(directory))
+            self._references.counted(known)
+        return known
 
+    def name(self, directory: Node, name: bytes) -> EntryParam | None:
+        """What a name means, not counted yet: `counted` or `not_taken` must follow."""
+        if is_stores_own(name) or trashd_dir.is_below(self._nodes, directory):
+            return None
+        found = self._cache.name(directory, name)
+        if found is None:
+            return None
+        source, left_s = found
+        if source is None:
+            return EntryParam(NodeId(0), NOTHING, left_s)
+        attributes = self._cache.attributes(source)
+        if attributes is None:
+            return None
+        seen, also_left_s = attributes
+        return EntryParam(self._nodes.learn(source, seen, directory, name).nodeid, seen, min(left_s, also_left_s))
 
-def getattr_(vfs: Vfs, nodeid: int) -> EntryParam | None:
-    """What a node is."""
-    node = vfs.nodes.get(nodeid)
-    if node is None or node.last is not None or trashd_dir.is_below(vfs.nodes, node):
-        return None
-    attributes = vfs.cache.attributes(node.source)
-    if attributes is None:
-        return None
-    node.is_told = True
-    return EntryParam(node.nodeid, *attributes)
+    def getattr(self, nodeid: int) -> EntryParam | None:
+        """What a node is."""
+        node = self._nodes.get(nodeid)
+        if node is None or node.last is not None or trashd_dir.is_below(self._nodes, node):
+            return None
+        attributes = self._cache.attributes(node.source)
+        if attributes is None:
+            return None
+        node.is_told = True
+        return EntryParam(node.nodeid, *attributes)
 
-
-def readlink(vfs: Vfs, nodeid: int) -> bytes | None:
-    """Where a link leads."""
-    node = vfs.nodes.get(nodeid)
-    return None if node is None else vfs.cache.target(node)
+    def readlink(self, nodeid: int) -> bytes | None:
+        """Where a link leads."""
+        node = self._nodes.get(nodeid)
+        return None if node is None else self._cache.target(node)

@@ -17,10 +17,13 @@ from fusefs.core.packed_entries import Dirent
 from fusefs.linux.fd import Fd
 from fusefs.linux.getdents import Dirents
 from fusefs.linux.kernel import BTRFS_MAGIC, EXT_MAGIC, TMPFS_MAGIC, XFS_MAGIC, Kernel
+from fusefs.mount.tables.daemon_cache import DaemonCache
+from fusefs.mount.tables.directory_fds import DirectoryFds
 from fusefs.mount.tables.open_handles import DirHandle
-from fusefs.mount.tree import vfs_files
-from fusefs.mount.tree.readdir import BYTES_TOLD, ReaddirEntry, left_out, looked_at
-from fusefs.mount.tree.vfs import Vfs
+from fusefs.mount.tables.tables_lock import TablesLock
+from fusefs.mount.tree.file_operations import sync
+from fusefs.mount.tree.node_access import NodeAccess
+from fusefs.mount.tree.readdir import BYTES_TOLD, Listings, ReaddirEntry
 
 _WITH_LASTING_OFFSETS = frozenset({EXT_MAGIC, XFS_MAGIC, BTRFS_MAGIC, TMPFS_MAGIC})
 _SINCE = (6, 13)
@@ -41,30 +44,39 @@ def why_not(root: Fd, *, checks_permissions: bool) -> str | None:
     return None
 
 
-def read(vfs: Vfs, nodeid: int, offset: int, room: int) -> Iterator[ReaddirEntry]:
-    """The entries of a directory from an offset on, on the loop's own thread; `told` must follow each.
+class UnopenedListings:
+    """Those of one mount, by node. To be used with the tables' lock; all methods raise OSError only, and WouldWait."""
 
-    room  bytes of the answer: no more is read than it takes
-    """
-    node = vfs.node(nodeid)
-    with _open(vfs, node) as fd:
-        yield from looked_at(vfs, DirHandle(node, Dirents(fd)), offset, room)
+    def __init__(
+        self, lock: TablesLock, cache: DaemonCache, directories: DirectoryFds, access: NodeAccess, listings: Listings
+    ) -> None:
+        self._lock = lock
+        self._cache = cache
+        self._directories = directories
+        self._access = access
+        self._listings = listings
 
+    def read(self, nodeid: int, offset: int, room: int) -> Iterator[ReaddirEntry]:
+        """The entries of a directory from an offset on, on the loop's own thread; `told` must follow each.
 
-def read_names(vfs: Vfs, nodeid: int, offset: int, room: int) -> list[Dirent]:
-    """The entries of a directory from an offset on, without attributes: of a filesystem that has become slow."""
-    node = vfs.node(nodeid)
-    with vfs.cache.reads(node.source), _open(vfs, node) as fd:
-        hidden = left_out(vfs, node)
-        return [one for one in vfs.lock.call(Dirents(fd).block, offset, room // BYTES_TOLD) if one[0] != hidden]
+        room  bytes of the answer: no more is read than it takes
+        """
+        node = self._access.node(nodeid)
+        with self._open(node) as fd:
+            yield from self._listings.looked_at(DirHandle(node, Dirents(fd)), offset, room)
 
+    def read_names(self, nodeid: int, offset: int, room: int) -> list[Dirent]:
+        """The entries of a directory from an offset on, without attributes: of a filesystem that has become slow."""
+        node = self._access.node(nodeid)
+        with self._cache.reads(node.source), self._open(node) as fd:
+            hidden = self._listings.left_out(node)
+            return [one for one in self._lock.call(Dirents(fd).block, offset, room // BYTES_TOLD) if one[0] != hidden]
 
-def fsyncdir(vfs: Vfs, nodeid: int, *, data_only: bool) -> None:
-    """Make a directory's names durable."""
-    with _open(vfs, vfs.node(nodeid)) as fd:
-        vfs_files.sync(vfs.lock, fd, data_only=data_only)
+    def fsyncdir(self, nodeid: int, *, data_only: bool) -> None:
+        """Make a directory's names durable."""
+        with self._open(self._access.node(nodeid)) as fd:
+            sync(self._lock, fd, data_only=data_only)
 
-
-def _open(vfs: Vfs, node: Node) -> Fd:
-    """The reader may have it from another process that opened it: that was for the kernel to allow."""
-    return vfs.lock.owned(vfs.directories.open_to_read(node))
+    def _open(self, node: Node) -> Fd:
+        """The reader may have it from another process that opened it: that was for the kernel to allow."""
+        return self._lock.owned(self._directories.open_to_read(node))

@@ -14,19 +14,27 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from fusefs.core.inode_attributes import Attributes
-from fusefs.core.inode_table import Node, NodeId, source_key
+from fusefs.core.inode_table import InodeTable, Node, NodeId, source_key
 from fusefs.core.names import STORE
 from fusefs.core.packed_entries import Dirent, PackedEntries
 from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_caller import Caller
 from fusefs.linux.getdents import Dirents
-from fusefs.mount.tables.directory_fds import TO_READ
-from fusefs.mount.tables.open_handles import DirHandle
-from fusefs.mount.tree import trashd_dir, vfs_files
+from fusefs.mount.tables.daemon_cache import DaemonCache
+from fusefs.mount.tables.directory_fds import TO_READ, DirectoryFds
+from fusefs.mount.tables.open_handles import DirHandle, OpenHandles
+from fusefs.mount.tables.prefetch import Prefetch
+from fusefs.mount.tables.tables_lock import TablesLock
+from fusefs.mount.tree import trashd_dir
 from fusefs.mount.tree.act_as import by_mode_of
-from fusefs.mount.tree.cached_replies import remembered
-from fusefs.mount.tree.validity import EntryParam
-from fusefs.mount.tree.vfs import Vfs
+from fusefs.mount.tree.cached_replies import CachedReplies
+from fusefs.mount.tree.file_operations import sync
+from fusefs.mount.tree.inode_reader import InodeReader
+from fusefs.mount.tree.lookup_operations import LookupOperations
+from fusefs.mount.tree.node_access import NodeAccess
+from fusefs.mount.tree.opening import Opening
+from fusefs.mount.tree.references import NodeReferences
+from fusefs.mount.tree.validity import EntryParam, NameValidity
 from fusefs.store.layout import is_stores_own
 
 _DOTS = (b".", b"..")
@@ -95,120 +103,289 @@ class ReplySizes:
             del self._told[next(iter(self._told))]
 
 
-def opendir(vfs: Vfs, nodeid: int, caller: Caller) -> int:
-    """A handle of a directory, which is opened as the caller."""
-    node = vfs.node(nodeid)
-    if node.last is not None:
-        raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
-    vfs.make_room(caller.uid)
-    dir_fd = vfs.directories.fd_of(node)
-    opening = vfs.as_caller(caller, (by_mode_of(vfs.lock, dir_fd),), (node,))
-    fd = Fd(opening.call(os.open, dir_fd.path(), TO_READ))
-    return vfs.handles.add(node, fd, caller.uid, listing=DirHandle(node, Dirents(fd)))
+class Listings:
+    """Those of one mount. To be used with the tables' lock; all methods raise OSError only, and WouldWait."""
 
+    def __init__(
+        self,
+        lock: TablesLock,
+        nodes: InodeTable,
+        cache: DaemonCache,
+        directories: DirectoryFds,
+        handles: OpenHandles,
+        prefetch: Prefetch,
+        validity: NameValidity,
+        stored: trashd_dir.StoredNodes,
+        access: NodeAccess,
+        references: NodeReferences,
+        reader: InodeReader,
+        recalls: CachedReplies,
+        lookups: LookupOperations,
+        opening: Opening,
+        *,
+        are_kept: bool,
+        shows_trash: bool,
+        is_checked: bool,
+    ) -> None:
+        """Begin.
 
-def recall_opendir(vfs: Vfs, nodeid: int, caller: Caller) -> int | None:
-    """A handle of a directory whose entries are remembered: it need not be opened. None: it must be."""
-    node = vfs.nodes.get(nodeid)
-    if node is None or node.last is not None or not vfs.is_checked or vfs.cache.listing(node) is None:
+        are_kept     what the kernel keeps of a listing is right: it can't change, or we are told at once when it does
+        shows_trash  `.trashd` is in the root's listing too
+        is_checked   the kernel checks permissions; else the backing filesystem must, when something is opened
+        """
+        self._lock = lock
+        self._submounts = lock.submounts
+        self._nodes = nodes
+        self._cache = cache
+        self._directories = directories
+        self._handles = handles
+        self._prefetch = prefetch
+        self._validity = validity
+        self._stored = stored
+        self._access = access
+        self._references = references
+        self._reader = reader
+        self._recalls = recalls
+        self._lookups = lookups
+        self._opening = opening
+        self.are_kept = are_kept
+        self._shows_trash = shows_trash
+        self._is_checked = is_checked
+
+    def is_kept(self, nodeid: int) -> bool:
+        """Whether the kernel may keep a directory's listing."""
+        node = self._nodes.get(nodeid)
+        return self.are_kept and node is not None and not trashd_dir.is_below(self._nodes, node)
+
+    def opendir(self, nodeid: int, caller: Caller) -> int:
+        """A handle of a directory, which is opened as the caller."""
+        node = self._access.node(nodeid)
+        if node.last is not None:
+            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+        self._opening.make_room(caller.uid)
+        dir_fd = self._directories.fd_of(node)
+        opening = self._access.as_caller(caller, (by_mode_of(self._lock, dir_fd),), (node,))
+        fd = Fd(opening.call(os.open, dir_fd.path(), TO_READ))
+        return self._handles.add(node, fd, caller.uid, listing=DirHandle(node, Dirents(fd)))
+
+    def recall_opendir(self, nodeid: int, caller: Caller) -> int | None:
+        """A handle of a directory whose entries are remembered: it need not be opened. None: it must be."""
+        node = self._nodes.get(nodeid)
+        if node is None or node.last is not None or not self._is_checked or self._cache.listing(node) is None:
+            return None
+        self._opening.make_room(caller.uid)
+        return self._handles.add_late(node, caller.uid, DirHandle(node, None))
+
+    def _entries(self, listing: DirHandle) -> Dirents:
+        """Where to read them."""
+        return listing.entries or listing.opened(Dirents(self._directories.open_to_read(listing.node)))
+
+    def fsyncdir(self, fh: int, *, data_only: bool) -> None:
+        """Make the names of a directory durable."""
+        self._handles.node(fh)
+        sync(self._lock, self._entries(self._handles.listing(fh)).fd, data_only=data_only)
+
+    def releasedir(self, fh: int) -> None:
+        """Close a handle of a directory."""
+        listing = self._handles.listing(fh)
+        listing.close()
+        if not listing.is_late:
+            self._opening.release(fh)
+            return
+        self._handles.remove_late(fh)
+        if listing.entries is not None:
+            self._lock.call(listing.entries.fd.close)
+
+    def advance(self, fh: int, offset: int) -> bool:
+        """Go on with what is ready, if that is all that is needed; it never waits."""
+        listing = self._handles.listing(fh)
+        if listing.queue is None or listing.queue.is_asked or not _skip_to(listing, offset):
+            return False
+        return bool(listing.ready)
+
+    def prepare(self, fh: int, offset: int) -> None:
+        """Read what comes next from a slow filesystem, so that `read` won't wait; nothing on the loop's own thread."""
+        listing = self._handles.listing(fh)
+        listing.batches = ()
+        self._lock.enter(listing.node.source[0])
+        if self._lock.is_home:
+            listing.at = -1
+            return
+        node = listing.node
+        self._go_to(listing, offset)
+        if listing.recalled is None and self._is_not_remembered(listing):
+            listing.queue = listing.gathered = None
+            self._prefetch.drop(node)
+        queue = listing.queue
+        if queue is None or not queue.is_asked:
+            return
+        new = listing.ready[len(listing.ready) - listing.n_new :]
+        listing.n_new = 0
+        missing = self._prefetch.missing(queue, node, [name for name, *_ in new if name not in _DOTS])
+        if missing:
+            self._prefetch.fetch(queue, node, self._entries(listing).fd, missing)
+        listing.batches = queue.batches()
+        names = [name for name, *_ in listing.ready[:_N_TOLD]]
+        for batch in listing.batches:
+            self._lock.call(batch.wait_for, names)
+
+    def _is_not_remembered(self, listing: DirHandle) -> bool:
+        """Whether a directory's names change behind the mount, or may be spelled otherwise."""
+        return self._validity.are_fickle_in(listing.node, self._entries(listing).fd)
+
+    def _go_to(self, listing: DirHandle, offset: int) -> None:
+        """Have the entries ready that follow an offset: enough to fetch attributes of some while others are told."""
+        if offset == 0:
+            listing.close()
+            listing.look = self._cache.looking()
+            listing.gathered = PackedEntries()
+            listing.recalled, listing.n_passed = self._cache.listing(listing.node), 0
+            listing.ready, listing.is_complete, listing.n_new = (), False, 0
+        if offset == 0 or listing.queue is None:  # or the filesystem was quick before
+            listing.queue = self._prefetch.begin(listing.node)
+        if offset != 0 and not _skip_to(listing, offset):
+            self._go_back(listing, offset)
+            listing.ready, listing.is_complete, listing.n_new = (), False, 0
+        listing.at = offset
+        while len(listing.ready) < (_N_AHEAD if listing.queue.is_asked else _N_TOLD) and not listing.is_complete:
+            more = self._next(listing, listing.ready[-1][2] if listing.ready else offset)
+            listing.ready = [*listing.ready, *more]
+            listing.n_new += len(more)
+            listing.is_complete = not more
+
+    def _go_back(self, listing: DirHandle, offset: int) -> None:
+        """To what was told before: the kernel has lost what it kept of it. Or to anywhere."""
+        if listing.known is None:
+            listing.recalled = self._cache.listing(listing.node)
+        passed = None if listing.known is None else listing.known.after(offset)
+        if passed is None:
+            listing.close()
+        else:
+            listing.n_passed = passed
+
+    def _next(self, listing: DirHandle, offset: int) -> Sequence[Dirent]:
+        known = listing.known
+        if known is not None and (listing.recalled is not None or listing.n_passed < len(known)):
+            part = range(listing.n_passed, min(listing.n_passed + _N_RECALLED, len(known)))
+            listing.n_passed = part.stop
+            return [known[number] for number in part]
+        with self._cache.reads(listing.node.source):
+            entries = self._lock.call(self._entries(listing).block, offset)
+        if listing.look is not None and listing.gathered is not None:
+            if entries:
+                listing.gathered.extend(entries)
+                listing.n_passed = len(listing.gathered)
+            elif not self._is_not_remembered(listing):
+                listing.look.learn_listing(listing.node, listing.gathered)
+                with suppress(OSError):
+                    self._lookups.known(listing.node)  # so that it is remembered, too, with its new time of access
+            if not entries or listing.gathered.n_bytes > self._cache.largest_bytes:
+                listing.close()
+        return entries
+
+    def read(self, fh: int, offset: int, room: int = _ROOM) -> Iterator[ReaddirEntry]:
+        """The entries from an offset on; `told` must follow each. room: bytes of the answer"""
+        listing = self._handles.listing(fh)
+        return self._ready(listing) if listing.at == offset else self.looked_at(listing, offset, room)
+
+    def looked_at(self, listing: DirHandle, offset: int, room: int) -> Iterator[ReaddirEntry]:
+        """The entries from an offset on, each looked at when it is asked for.
+
+        An error after the first entry ends the listing there: the next call meets it again.
+        room: bytes of the answer, no more is read at a time than it takes
+        """
+        node, entries, learn, identify = (
+            listing.node,
+            self._entries(listing),
+            self._nodes.learn,
+            self._reader.identifying(),
+        )
+        fd = entries.fd
+        timeout_s = 0 if self._validity.are_fickle_in(node, fd) else self._cache.lifetime_s
+        hidden, dev, is_trash = self.left_out(node), node.source[0], trashd_dir.holds_trash(self._nodes, node)
+        unlooked = frozenset() if self._lock.stays_home else self._submounts.names
+        unsteady = self._cache.unsteady
+        began_ns, n = time.perf_counter_ns(), 0
+        try:
+            for name, ino, following, kind in entries.read_from(offset, room // BYTES_TOLD, self._lock.call):
+                if name in _DOTS:
+                    yield ReaddirEntry(name, _dot(ino), ino, kind, following, None)
+                elif name in unlooked:
+                    yield ReaddirEntry(name, None, ino, kind, following, None)  # a request for it waits
+                elif name != hidden:
+                    try:
+                        seen, handle = self._lock.call(identify, fd, name)
+                    except FileNotFoundError:
+                        continue  # it went meanwhile
+                    found = learn(source_key(seen, handle), seen, node, name)
+                    if is_trash:
+                        self._stored.add(found)
+                    is_steady = (not unsteady and seen.dev == dev) or self._lookups.is_steady(found.source)
+                    known = EntryParam(found.nodeid, seen, 0 if is_stores_own(name) else timeout_s, None, is_steady)
+                    yield ReaddirEntry(name, known, ino, kind, following, found)
+                n += 1
+                if n % _N_TIMED == 0:
+                    self._lock.took(time.perf_counter_ns() - began_ns, _N_TIMED)
+                    if self._lock.is_slow:
+                        return  # no other request has to wait for the rest
+                    began_ns = time.perf_counter_ns()
+        except OSError:
+            if not n:
+                raise
+
+    def _ready(self, listing: DirHandle) -> Iterator[ReaddirEntry]:
+        directory, hidden = listing.node, self.left_out(listing.node)
+        soon_s = time.monotonic() + _SOON_S
+        knows_none = trashd_dir.is_below(self._nodes, directory) or not (
+            listing.batches or self._cache.has_names(directory)
+        )
+        for name, ino, following, kind in listing.ready:
+            if name in _DOTS:
+                yield ReaddirEntry(name, _dot(ino), ino, kind, following, None)
+            elif name != hidden:
+                known = None if knows_none else self._recalls.name(directory, name) or self._just_seen(listing, name)
+                node = self._nodes.get(known.nodeid) if known is not None else None
+                if known is None or node is None or _is_told_already(node, known, directory, name, soon_s):
+                    yield ReaddirEntry(name, None, ino, kind, following, None)
+                else:
+                    yield ReaddirEntry(name, known, ino, kind, following, node)
+
+    def _just_seen(self, listing: DirHandle, name: bytes) -> EntryParam | None:
+        """What was looked at for this reply, and is not remembered: the cache is small, or there is none."""
+        for batch in listing.batches:
+            found = batch.found.get(name)
+            if found is not None and not is_stores_own(name):
+                seen, handle, _ = found
+                source = source_key(seen, handle)
+                left_s = batch.look.left_s(source, named=(listing.node, name))
+                if left_s:
+                    nodeid = self._nodes.learn(source, seen, listing.node, name).nodeid
+                    return EntryParam(nodeid, seen, left_s, None, source not in self._cache.unsteady)
         return None
-    vfs.make_room(caller.uid)
-    return vfs.handles.add_late(node, caller.uid, DirHandle(node, None))
 
+    def told(self, fh: int, listed: ReaddirEntry, *, is_taken: bool) -> None:
+        """Whether the kernel took an entry."""
+        name, known, *_, node = listed
+        if node is not None:
+            self.count(node, is_taken=is_taken)
+        queue = self._handles.listing(fh).queue
+        if queue is None or not is_taken or name in _DOTS:
+            return
+        if known is not None and node is not None:
+            node.told_until_s = time.monotonic() + known.timeout_s
+        if known is None or not queue.is_asked:  # a client that asks for more than that asks for it of all
+            queue.names.append(name)
 
-def _entries(vfs: Vfs, listing: DirHandle) -> Dirents:
-    """Where to read them."""
-    return listing.entries or listing.opened(Dirents(vfs.directories.open_to_read(listing.node)))
+    def count(self, node: Node, *, is_taken: bool) -> None:
+        """Count a reference to an entry's node if the kernel took it, on a filesystem that is not slow."""
+        if is_taken:
+            node.nlookup += 1
+        else:
+            self._references.not_taken(node)
 
-
-def fsyncdir(vfs: Vfs, fh: int, *, data_only: bool) -> None:
-    """Make the names of a directory durable."""
-    vfs.handles.node(fh)
-    vfs_files.sync(vfs.lock, _entries(vfs, vfs.handles.listing(fh)).fd, data_only=data_only)
-
-
-def releasedir(vfs: Vfs, fh: int) -> None:
-    """Close a handle of a directory."""
-    listing = vfs.handles.listing(fh)
-    listing.close()
-    if not listing.is_late:
-        vfs.release(fh)
-        return
-    vfs.handles.remove_late(fh)
-    if listing.entries is not None:
-        vfs.lock.call(listing.entries.fd.close)
-
-
-def advance(vfs: Vfs, fh: int, offset: int) -> bool:
-    """Go on with what is ready, if that is all that is needed; it never waits."""
-    listing = vfs.handles.listing(fh)
-    if listing.queue is None or listing.queue.is_asked or not _skip_to(listing, offset):
-        return False
-    return bool(listing.ready)
-
-
-def prepare(vfs: Vfs, fh: int, offset: int) -> None:
-    """Read what comes next from a slow filesystem, so that `read` need not wait; nothing on the loop's own thread."""
-    listing = vfs.handles.listing(fh)
-    listing.batches = ()
-    vfs.lock.enter(listing.node.source[0])
-    if vfs.lock.is_home:
-        listing.at = -1
-        return
-    node = listing.node
-    _go_to(vfs, listing, offset)
-    if listing.recalled is None and _is_not_remembered(vfs, listing):
-        listing.queue = listing.gathered = None
-        vfs.prefetch.drop(node)
-    queue = listing.queue
-    if queue is None or not queue.is_asked:
-        return
-    new = listing.ready[len(listing.ready) - listing.n_new :]
-    listing.n_new = 0
-    missing = vfs.prefetch.missing(queue, node, [name for name, *_ in new if name not in _DOTS])
-    if missing:
-        vfs.prefetch.fetch(queue, node, _entries(vfs, listing).fd, missing)
-    listing.batches = queue.batches()
-    names = [name for name, *_ in listing.ready[:_N_TOLD]]
-    for batch in listing.batches:
-        vfs.lock.call(batch.wait_for, names)
-
-
-def _is_not_remembered(vfs: Vfs, listing: DirHandle) -> bool:
-    """Whether a directory's names change behind the mount, or may be spelled otherwise."""
-    return vfs.names.are_fickle_in(listing.node, _entries(vfs, listing).fd)
-
-
-def _go_to(vfs: Vfs, listing: DirHandle, offset: int) -> None:
-    """Have the entries ready that follow an offset: enough to fetch attributes of some while others are told."""
-    if offset == 0:
-        listing.close()
-        listing.look = vfs.cache.looking()
-        listing.gathered = PackedEntries()
-        listing.recalled, listing.n_passed = vfs.cache.listing(listing.node), 0
-        listing.ready, listing.is_complete, listing.n_new = (), False, 0
-    if offset == 0 or listing.queue is None:  # or the filesystem was quick before
-        listing.queue = vfs.prefetch.begin(listing.node)
-    if offset != 0 and not _skip_to(listing, offset):
-        _go_back(vfs, listing, offset)
-        listing.ready, listing.is_complete, listing.n_new = (), False, 0
-    listing.at = offset
-    while len(listing.ready) < (_N_AHEAD if listing.queue.is_asked else _N_TOLD) and not listing.is_complete:
-        more = _next(vfs, listing, listing.ready[-1][2] if listing.ready else offset)
-        listing.ready = [*listing.ready, *more]
-        listing.n_new += len(more)
-        listing.is_complete = not more
-
-
-def _go_back(vfs: Vfs, listing: DirHandle, offset: int) -> None:
-    """To what was told before: the kernel has lost what it kept of it. Or to anywhere."""
-    if listing.known is None:
-        listing.recalled = vfs.cache.listing(listing.node)
-    passed = None if listing.known is None else listing.known.after(offset)
-    if passed is None:
-        listing.close()
-    else:
-        listing.n_passed = passed
+    def left_out(self, directory: Node) -> bytes | None:
+        """The name that a directory's listing leaves out."""
+        return STORE if trashd_dir.is_hidden(directory, STORE, shows_trash=self._shows_trash) else None
 
 
 def _skip_to(listing: DirHandle, offset: int) -> bool:
@@ -223,90 +400,6 @@ def _skip_to(listing: DirHandle, offset: int) -> bool:
     return True
 
 
-def _next(vfs: Vfs, listing: DirHandle, offset: int) -> Sequence[Dirent]:
-    known = listing.known
-    if known is not None and (listing.recalled is not None or listing.n_passed < len(known)):
-        part = range(listing.n_passed, min(listing.n_passed + _N_RECALLED, len(known)))
-        listing.n_passed = part.stop
-        return [known[number] for number in part]
-    with vfs.cache.reads(listing.node.source):
-        entries = vfs.lock.call(_entries(vfs, listing).block, offset)
-    if listing.look is not None and listing.gathered is not None:
-        if entries:
-            listing.gathered.extend(entries)
-            listing.n_passed = len(listing.gathered)
-        elif not _is_not_remembered(vfs, listing):
-            listing.look.learn_listing(listing.node, listing.gathered)
-            with suppress(OSError):
-                vfs.known(listing.node)  # so that it is remembered, too, with its new time of access
-        if not entries or listing.gathered.n_bytes > vfs.cache.metadata.largest_bytes:
-            listing.close()
-    return entries
-
-
-def read(vfs: Vfs, fh: int, offset: int, room: int = _ROOM) -> Iterator[ReaddirEntry]:
-    """The entries from an offset on; `told` must follow each. room: bytes of the answer"""
-    listing = vfs.handles.listing(fh)
-    return _ready(vfs, listing) if listing.at == offset else looked_at(vfs, listing, offset, room)
-
-
-def looked_at(vfs: Vfs, listing: DirHandle, offset: int, room: int) -> Iterator[ReaddirEntry]:
-    """The entries from an offset on, each looked at when it is asked for.
-
-    An error after the first entry ends the listing there: the next call meets it again.
-    room: bytes of the answer, no more is read at a time than it takes
-    """
-    node, entries, learn, identify = listing.node, _entries(vfs, listing), vfs.nodes.learn, vfs.identifying()
-    fd = entries.fd
-    timeout_s = 0 if vfs.names.are_fickle_in(node, fd) else vfs.cache.lifetime_s
-    hidden, dev, is_trash = left_out(vfs, node), node.source[0], trashd_dir.holds_trash(vfs.nodes, node)
-    unlooked = frozenset() if vfs.lock.stays_home else vfs.lock.submounts.names
-    unsteady = vfs.cache.unsteady
-    began_ns, n = time.perf_counter_ns(), 0
-    try:
-        for name, ino, following, kind in entries.read_from(offset, room // BYTES_TOLD, vfs.lock.call):
-            if name in _DOTS:
-                yield ReaddirEntry(name, _dot(ino), ino, kind, following, None)
-            elif name in unlooked:
-                yield ReaddirEntry(name, None, ino, kind, following, None)  # a request for it waits
-            elif name != hidden:
-                try:
-                    seen, handle = vfs.lock.call(identify, fd, name)
-                except FileNotFoundError:
-                    continue  # it went meanwhile
-                found = learn(source_key(seen, handle), seen, node, name)
-                if is_trash:
-                    vfs.stored.add(found)
-                is_steady = (not unsteady and seen.dev == dev) or vfs.is_steady(found.source)
-                known = EntryParam(found.nodeid, seen, 0 if is_stores_own(name) else timeout_s, None, is_steady)
-                yield ReaddirEntry(name, known, ino, kind, following, found)
-            n += 1
-            if n % _N_TIMED == 0:
-                vfs.lock.took(time.perf_counter_ns() - began_ns, _N_TIMED)
-                if vfs.lock.is_slow:
-                    return  # no other request has to wait for the rest
-                began_ns = time.perf_counter_ns()
-    except OSError:
-        if not n:
-            raise
-
-
-def _ready(vfs: Vfs, listing: DirHandle) -> Iterator[ReaddirEntry]:
-    directory, hidden = listing.node, left_out(vfs, listing.node)
-    soon_s = time.monotonic() + _SOON_S
-    knows_none = trashd_dir.is_below(vfs.nodes, directory) or not (listing.batches or vfs.cache.has_names(directory))
-    for name, ino, following, kind in listing.ready:
-        if name in _DOTS:
-            yield ReaddirEntry(name, _dot(ino), ino, kind, following, None)
-        elif name != hidden:
-            known = None if knows_none else remembered(vfs, directory, name) or _just_seen(vfs, listing, name)
-            node = vfs.nodes.get(known.nodeid) if known is not None else None
-            if known is None or node is None or _is_told_already(node, known, directory, name, soon_s):
-                yield ReaddirEntry(name, None, ino, kind, following, None)
-            else:
-                yield ReaddirEntry(name, known, ino, kind, following, node)
-
-
 def _is_told_already(node: Node, known: EntryParam, directory: Node, name: bytes, until_s: float) -> bool:
     """Whether the kernel has been told of a file, and may believe that until then, and longer.
 
@@ -316,47 +409,6 @@ def _is_told_already(node: Node, known: EntryParam, directory: Node, name: bytes
     is_believed = node.nlookup and node.told_until_s > until_s and known.is_steady
     is_one = known.attributes.nlink == 1 and not node.is_directory
     return bool(is_believed) and is_one and node.parent is directory and node.name == name
-
-
-def _just_seen(vfs: Vfs, listing: DirHandle, name: bytes) -> EntryParam | None:
-    """What was looked at for this reply, and is not remembered: the cache is small, or there is none."""
-    for batch in listing.batches:
-        found = batch.found.get(name)
-        if found is not None and not is_stores_own(name):
-            seen, handle, _ = found
-            source = source_key(seen, handle)
-            left_s = batch.look.left_s(source, named=(listing.node, name))
-            if left_s:
-                nodeid = vfs.nodes.learn(source, seen, listing.node, name).nodeid
-                return EntryParam(nodeid, seen, left_s, None, source not in vfs.cache.unsteady)
-    return None
-
-
-def told(vfs: Vfs, fh: int, listed: ReaddirEntry, *, is_taken: bool) -> None:
-    """Whether the kernel took an entry."""
-    name, known, *_, node = listed
-    if node is not None:
-        count(vfs, node, is_taken=is_taken)
-    queue = vfs.handles.listing(fh).queue
-    if queue is None or not is_taken or name in _DOTS:
-        return
-    if known is not None and node is not None:
-        node.told_until_s = time.monotonic() + known.timeout_s
-    if known is None or not queue.is_asked:  # a client that asks for more than that asks for it of all
-        queue.names.append(name)
-
-
-def count(vfs: Vfs, node: Node, *, is_taken: bool) -> None:
-    """Count a reference to an entry's node if the kernel took it, on a filesystem that is not slow."""
-    if is_taken:
-        node.nlookup += 1
-    else:
-        vfs.not_taken(node)
-
-
-def left_out(vfs: Vfs, directory: Node) -> bytes | None:
-    """The name that a directory's listing leaves out."""
-    return STORE if trashd_dir.is_hidden(directory, STORE, shows_trash=vfs.shows_trash) else None
 
 
 def _dot(ino: int) -> EntryParam:

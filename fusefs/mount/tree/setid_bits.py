@@ -14,51 +14,60 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_caller import Caller, is_capable, keeps_group
 from fusefs.linux.statx import look_at
 from fusefs.linux.thread_credentials import ThreadCredentials, call_as, in_group, in_no_group
+from fusefs.mount.tables.open_handles import OpenHandles
 from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.act_as import by_owner_alone
-from fusefs.mount.tree.vfs import Vfs
+from fusefs.mount.tree.node_access import NodeAccess
+from fusefs.mount.tree.validity import AttrTimeouts
 
 
-def take(vfs: Vfs, node: Node, fd: Fd, caller: Caller) -> None:
-    """Set-user-ID and set-group-ID go, as for any chown; before the write, or the kernel would believe in them still.
+class SetidBits:
+    """Those of one mount's files. To be used with the tables' lock."""
 
-    Raises  OSError EPERM for a caller that is not the owner, unless it may be writing
-    Source  setattr_should_drop_suidgid in the kernel's fs/attr.c; it has taken capabilities away itself
-    """
-    seen = vfs.lock.call(look_at, fd)
-    if seen.is_directory():
-        return
-    is_group_kept = not seen.mode & stat.S_IXGRP and keeps_group(caller, seen.uid, seen.gid)
-    if not seen.mode & (stat.S_ISUID if is_group_kept else stat.S_ISUID | stat.S_ISGID):
-        return
-    if not vfs.handles.has_writer(node):
-        gid = seen.gid if is_group_kept else None
-        vfs.as_caller(caller, (by_owner_alone(seen),), (node,), gid=gid).call(os.chown, fd.path(), -1, -1)
-        return
-    _take_away(vfs.lock, fd, in_group(seen.gid) if is_group_kept else in_no_group())
+    def __init__(self, lock: TablesLock, handles: OpenHandles, timeouts: AttrTimeouts, access: NodeAccess) -> None:
+        self._lock = lock
+        self._handles = handles
+        self._timeouts = timeouts
+        self._access = access
 
+    def take(self, node: Node, fd: Fd, caller: Caller) -> None:
+        """Set-user-ID and set-group-ID go, as for any chown; before the write, or the kernel would go by them.
 
-def take_unasked(vfs: Vfs, node: Node, fd: Fd) -> None:
-    """Take set-ID bits away before a write that the kernel passes on as it is, without taking or asking."""
-    if vfs.lock.call(look_at, fd).mode & (stat.S_ISUID | stat.S_ISGID):
-        _take_away(vfs.lock, fd, in_no_group())
-        vfs.timeouts.renew(node)
+        Raises  OSError EPERM for a caller that is not the owner, unless it may be writing
+        Source  setattr_should_drop_suidgid in the kernel's fs/attr.c; it has taken capabilities away itself
+        """
+        seen = self._lock.call(look_at, fd)
+        if seen.is_directory():
+            return
+        is_group_kept = not seen.mode & stat.S_IXGRP and keeps_group(caller, seen.uid, seen.gid)
+        if not seen.mode & (stat.S_ISUID if is_group_kept else stat.S_ISUID | stat.S_ISGID):
+            return
+        if not self._handles.has_writer(node):
+            gid = seen.gid if is_group_kept else None
+            self._access.as_caller(caller, (by_owner_alone(seen),), (node,), gid=gid).call(os.chown, fd.path(), -1, -1)
+            return
+        _take_away(self._lock, fd, in_group(seen.gid) if is_group_kept else in_no_group())
+
+    def take_unasked(self, node: Node, fd: Fd) -> None:
+        """Take set-ID bits away before a write that the kernel passes on as it is, without taking or asking."""
+        if self._lock.call(look_at, fd).mode & (stat.S_ISUID | stat.S_ISGID):
+            _take_away(self._lock, fd, in_no_group())
+            self._timeouts.renew(node)
+
+    def are_taken_by(self, node: Node, fd: Fd, mode: int) -> bool:
+        """Whether that mode takes such bits away alone, and a process may be writing that is not the owner's.
+
+        So the kernel asks for it that is not told that we see to that (`without=kill-privileges`).
+        """
+        before = stat.S_IMODE(self._lock.call(look_at, fd).mode)
+        return mode | stat.S_ISUID | stat.S_ISGID == before | stat.S_ISUID | stat.S_ISGID and (
+            not mode & ~before and self._handles.has_writer(node)
+        )
 
 
 def _take_away(lock: TablesLock, fd: Fd, who: ThreadCredentials) -> None:
     with suppress(PermissionError):  # in a user's own mount, to another's file: the write itself takes them away
         lock.call(call_as, who, os.chown, fd.path(), -1, -1)
-
-
-def are_taken_by(vfs: Vfs, node: Node, fd: Fd, mode: int) -> bool:
-    """Whether that mode takes such bits away, and nothing else, and a process may be writing that is not the owner's.
-
-    So the kernel asks for it that is not told that we see to that (`without=kill-privileges`).
-    """
-    before = stat.S_IMODE(vfs.lock.call(look_at, fd).mode)
-    return mode | stat.S_ISUID | stat.S_ISGID == before | stat.S_ISUID | stat.S_ISGID and (
-        not mode & ~before and vfs.handles.has_writer(node)
-    )
 
 
 def group_for(seen: Attributes, caller: Caller) -> int:

@@ -93,7 +93,7 @@ class StoredNodes:
         """nodes: of which it is told"""
         self._nodes = nodes
         self.tell: Callable[[], object] = lambda: None
-        """Called when there is something, on whatever thread; forget_stored.forget_stored wants to know."""
+        """Called when there is something, on whatever thread; forget_stored.StoredNotices wants to know."""
         self._has_moved = False
         self._seen: dict[Node, None] = {}
         self.is_known_anew = True

@@ -8,17 +8,22 @@ from contextlib import suppress
 
 from fusefs.core.common_xattrs import ACLS, CAPABILITY, LABEL, NAMES, UNSUPPORTED, is_asked_of_all
 from fusefs.core.inode_attributes import Attributes
-from fusefs.core.inode_table import Node
+from fusefs.core.inode_table import InodeTable, Node
 from fusefs.linux import selinux
 from fusefs.linux.capabilities import Capability
 from fusefs.linux.fuse_caller import Caller, is_capable
 from fusefs.linux.statx import look_at
 from fusefs.linux.thread_credentials import ITSELF, NO_ID, call_as
 from fusefs.linux.xattrs import get_at, get_of
-from fusefs.mount.tables.daemon_cache import CacheFill
+from fusefs.mount.tables.daemon_cache import CacheFill, DaemonCache
+from fusefs.mount.tables.directory_fds import DirectoryFds
+from fusefs.mount.tables.prefetch import Prefetch
+from fusefs.mount.tables.prefetch_xattrs import PrefetchXattrs
+from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree import setid_bits, trashd_dir
 from fusefs.mount.tree.act_as import AsCaller, NeededCapability, by_mode, by_owner_alone, identity_to_read_as
-from fusefs.mount.tree.vfs import Vfs
+from fusefs.mount.tree.node_access import NodeAccess
+from fusefs.mount.tree.validity import AttrTimeouts
 
 _TRUSTED, _USERS = b"trusted.", b"user."
 _ACL = b"system.posix_acl_"
@@ -31,14 +36,37 @@ class XattrOperations:
     without it `ls -l` asks for each entry's, unless it is told once that there are none.
     """
 
-    def __init__(self, vfs: Vfs, *, are_shown: bool, are_for_all: bool) -> None:
+    def __init__(
+        self,
+        lock: TablesLock,
+        nodes: InodeTable,
+        cache: DaemonCache,
+        directories: DirectoryFds,
+        prefetch: Prefetch,
+        wanted: PrefetchXattrs,
+        timeouts: AttrTimeouts,
+        access: NodeAccess,
+        *,
+        are_shown: bool,
+        are_for_all: bool,
+        is_shared: bool,
+    ) -> None:
         """Begin.
 
         are_shown    if not, the kernel is told at its first question that there are none, and asks no more
         are_for_all  the filesystem below tells every user the same; else each is asked for as the caller,
                      and what that user is told is remembered for that user alone
+        is_shared    names may change behind the mount at any time
         """
-        self._vfs = vfs
+        self._lock = lock
+        self._nodes = nodes
+        self._cache = cache
+        self._directories = directories
+        self._prefetch = prefetch
+        self._wanted = wanted
+        self._timeouts = timeouts
+        self._access = access
+        self._is_shared = is_shared
         self._are_shown = are_shown
         self._are_for_all = are_for_all
         self._are_ours = are_for_all or os.geteuid() != 0
@@ -55,12 +83,12 @@ class XattrOperations:
         Raises  OSError
         """
         self._require(name)
-        node = self._vfs.node(nodeid)
+        node = self._access.node(nodeid)
         uid = self._told_as(caller)
-        if self._vfs.lock.is_home:
+        if self._lock.is_home:
             answer = self._ask(node, name, caller, uid)
         else:
-            with self._vfs.cache.looking() as look:
+            with self._cache.looking() as look:
                 answer = self._ask(node, name, caller, uid)
                 self._learn(look, node, name, answer, uid)
         if answer in UNSUPPORTED:
@@ -75,14 +103,14 @@ class XattrOperations:
     def _ask(self, node: Node, name: bytes, caller: Caller, uid: int) -> bytes | int:
         answer = None if uid or not name else self._find_by_name(node, name)
         if answer is None:
-            who = identity_to_read_as(self._vfs.lock, caller) if uid else ITSELF
-            with self._vfs.hold(node) as fd:
-                answer = self._vfs.lock.call(call_as, who, get_of, fd, name)
+            who = identity_to_read_as(self._lock, caller) if uid else ITSELF
+            with self._access.hold(node) as fd:
+                answer = self._lock.call(call_as, who, get_of, fd, name)
         self._keep_from_kernel(node, name)
         return answer
 
     def _learn(self, look: CacheFill, node: Node, name: bytes, answer: bytes | int, uid: int) -> None:
-        if not trashd_dir.is_below(self._vfs.nodes, node):
+        if not trashd_dir.is_below(self._nodes, node):
             look.learn_xattrs(node.source, {name: answer}, uid)
             if isinstance(answer, bytes) or answer == errno.ENODATA:
                 self._ask_on(node, name, uid)
@@ -91,20 +119,20 @@ class XattrOperations:
         """An ACL that not every user is told: the kernel would tell the next one, unless it hears meanwhile that it has
         changed."""
         if not self._are_for_all and name in ACLS:
-            self._vfs.timeouts.renew(node)
+            self._timeouts.renew(node)
 
     def _note_refusal(self, node: Node, name: bytes) -> None:
-        with suppress(OSError), self._vfs.hold(node) as fd:
-            self._vfs.wanted.answered(self._vfs.lock.call(look_at, fd), [(name, errno.EOPNOTSUPP)])
+        with suppress(OSError), self._access.hold(node) as fd:
+            self._wanted.answered(self._lock.call(look_at, fd), [(name, errno.EOPNOTSUPP)])
 
     def _find_by_name(self, node: Node, name: bytes) -> bytes | int | None:
         """The value of one by the node's name in its directory, in a third of the calls; None: that is not certain."""
-        if node.parent is None or node.n_open or self._vfs.is_shared:
+        if node.parent is None or node.n_open or self._is_shared:
             return None
-        dir_fd, own_name = self._vfs.directories.fd_of(node.parent), node.name
-        value = self._vfs.lock.call(get_at, dir_fd, own_name, name)
+        dir_fd, own_name = self._directories.fd_of(node.parent), node.name
+        value = self._lock.call(get_at, dir_fd, own_name, name)
         try:
-            is_it = node.is_seen_in(self._vfs.lock.look(look_at, dir_fd, own_name))
+            is_it = node.is_seen_in(self._lock.look(look_at, dir_fd, own_name))
         except OSError:
             return None  # moved behind the mount
         return value if is_it else None
@@ -113,16 +141,16 @@ class XattrOperations:
         """The value of one, or an errno, from memory; None: not known."""
         if not self._are_shown or not self._shows(name):
             return None
-        vfs, node = self._vfs, self._vfs.nodes.get(nodeid)
+        node = self._nodes.get(nodeid)
         if node is None:
             return None
-        if vfs.wanted.refuses(node.dev, name, is_directory=node.is_directory):
+        if self._wanted.refuses(node.dev, name, is_directory=node.is_directory):
             return errno.EOPNOTSUPP
         if not is_asked_of_all(name):
             return None
         uid = self._told_as(caller)
-        answer = vfs.cache.xattr(node, name, uid)
-        if answer is not None or vfs.wanted.has(name, is_directory=node.is_directory):
+        answer = self._cache.xattr(node, name, uid)
+        if answer is not None or self._wanted.has(name, is_directory=node.is_directory):
             self._ask_on(node, name, uid)
         if answer is not None:
             self._keep_from_kernel(node, name)
@@ -130,9 +158,9 @@ class XattrOperations:
 
     def _ask_on(self, node: Node, name: bytes, uid: int) -> None:
         """Have one fetched with those of what is listed beside it, which is asked for next, as the daemon is told."""
-        if self._vfs.lock.is_slow and self._vfs.cache.is_kept and not uid:
-            fd = None if node.parent is None else self._vfs.directories.fd_if_open(node.parent)
-            self._vfs.prefetch.asked_xattr(name, node, fd)
+        if self._lock.is_slow and self._cache.is_kept and not uid:
+            fd = None if node.parent is None else self._directories.fd_if_open(node.parent)
+            self._prefetch.asked_xattr(name, node, fd)
 
     def recall_names(self, nodeid: int, caller: Caller) -> list[bytes] | None:
         """Their names from memory; None: look."""
@@ -156,24 +184,24 @@ class XattrOperations:
         flags  of setxattr(2)
         """
         self._require(name)
-        vfs, node = self._vfs, self._vfs.node(nodeid)
-        with vfs.cache.changes(node.source), vfs.hold(node) as fd:
-            seen = vfs.lock.call(look_at, fd)
+        node = self._access.node(nodeid)
+        with self._cache.changes(node.source), self._access.hold(node) as fd:
+            seen = self._lock.call(look_at, fd)
             gid = setid_bits.group_for(seen, caller) if name.startswith(_ACL) else None
             self._acting(node, seen, name, caller, gid).call(os.setxattr, fd.path(), name, value, flags)
-        self._vfs.timeouts.renew(node)  # an ACL is part of the mode
-        vfs.wanted.supported(name, is_directory=node.is_directory)
+        self._timeouts.renew(node)  # an ACL is part of the mode
+        self._wanted.supported(name, is_directory=node.is_directory)
 
     def remove(self, nodeid: int, name: bytes, caller: Caller) -> None:
         """Remove one."""
         self._require(name)
-        vfs, node = self._vfs, self._vfs.node(nodeid)
-        with vfs.cache.changes(node.source), vfs.hold(node) as fd:
+        node = self._access.node(nodeid)
+        with self._cache.changes(node.source), self._access.hold(node) as fd:
             if name == CAPABILITY:  # asked for by the kernel, before a write, or by a caller with the capability
-                vfs.lock.call(os.removexattr, fd.path(), name)
+                self._lock.call(os.removexattr, fd.path(), name)
             else:
-                self._acting(node, vfs.lock.call(look_at, fd), name, caller).call(os.removexattr, fd.path(), name)
-        vfs.timeouts.renew(node)
+                self._acting(node, self._lock.call(look_at, fd), name, caller).call(os.removexattr, fd.path(), name)
+        self._timeouts.renew(node)
 
     def _acting(self, node: Node, seen: Attributes, name: bytes, caller: Caller, gid: int | None = None) -> AsCaller:
         """The credentials to change one with. Source  xattr(7); capabilities(7)"""
@@ -185,7 +213,7 @@ class XattrOperations:
             needs = [NeededCapability(Capability.SETFCAP, seen.uid, seen.gid)]
         else:  # by which no other user namespace counts
             needs = [NeededCapability(Capability.SYS_ADMIN, NO_ID, None)]
-        return self._vfs.as_caller(caller, needs, (node,), gid=gid)
+        return self._access.as_caller(caller, needs, (node,), gid=gid)
 
     def _require(self, name: bytes) -> None:
         if not self._are_shown:

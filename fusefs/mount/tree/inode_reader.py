@@ -1,0 +1,122 @@
+"""What a name or a node is on the backing filesystem, just now."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+
+from fusefs.core.inode_attributes import Attributes
+from fusefs.core.inode_table import InodeTable, Node
+from fusefs.linux.fd import Fd
+from fusefs.linux.statx import StatxReaders
+from fusefs.mount.tables.directory_fds import DirectoryFds
+from fusefs.mount.tables.open_handles import OpenHandles
+from fusefs.mount.tables.tables_lock import TablesLock
+
+
+class InodeReader:
+    """That of one mount. To be used with the tables' lock; all methods raise OSError only, and WouldWait."""
+
+    def __init__(
+        self,
+        lock: TablesLock,
+        nodes: InodeTable,
+        directories: DirectoryFds,
+        handles: OpenHandles,
+        lookers: StatxReaders,
+        *,
+        is_shared: bool,
+    ) -> None:
+        """Begin.
+
+        lookers    one for each thread
+        is_shared  names may change behind the mount at any time: each look verifies what it sees
+        """
+        self._lock = lock
+        self._nodes = nodes
+        self._directories = directories
+        self._handles = handles
+        self._lookers = lookers
+        self._is_shared = is_shared
+
+    def find(self, fd: int, name: bytes) -> tuple[Attributes, bytes] | None:
+        """The attributes and the file handle of a name in a directory; None if nothing has it. Raises  WouldWait
+
+        Both are of one inode: where others work behind the mount, another may have the name at the next call.
+        """
+        lock = self._lock
+        lock.look_by(name)
+        if lock.is_home and not self._is_shared:
+            seen = lock.look(self._lookers.looker.find, fd, name)
+            return None if seen is None else (seen, self._handle_of(seen, fd, name))
+        try:
+            seen, handle = lock.look(self._lookers.looker.peek_name, fd, name)
+        except FileNotFoundError:
+            return None
+        return seen, self._directories.lasting(handle)
+
+    def identify(self, fd: int, name: bytes) -> tuple[Attributes, bytes]:
+        """The attributes and the file handle of a name in a directory. Raises  OSError ENOENT"""
+        found = self.find(fd, name)
+        if found is None:
+            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+        return found
+
+    def identify_made(self, fd: Fd) -> tuple[Attributes, bytes]:
+        """The attributes and the file handle of what was just made, by its own fd."""
+        lock = self._lock
+        seen, handle = lock.look(self._lookers.looker.peek, fd)
+        return seen, self._directories.lasting(handle)
+
+    def _handle_of(self, seen: Attributes, fd: int, name: bytes) -> bytes:
+        """The file handle of what was seen just now: that of the node that looks the same, if no other is at work.
+
+        Two incarnations may be born in one tick of the kernel's clock, but only the first one of them has ended then.
+        """
+        if not self._directories.has_handles:
+            return b""
+        node = self._nodes.get(seen.ino)
+        if node is not None and seen.btime_ns and node.last is None and node.is_seen_in(seen):
+            handle = node.source[1]
+            if isinstance(handle, bytes):
+                return handle
+        return self._lookers.looker.handle_of(fd, name)
+
+    def identifying(self) -> Callable[[int, bytes], tuple[Attributes, bytes]]:
+        """A function as `identify`, for many names, on the loop's own thread; `lock.took` must be told."""
+        if not self._directories.has_handles:
+            return self._identify_without_handle
+        return self._lookers.looker.peek_name if self._is_shared else self._lookers.looker.identify
+
+    def _identify_without_handle(self, fd: int, name: bytes) -> tuple[Attributes, bytes]:
+        return self._lookers.looker.look(fd, name), b""
+
+    def attributes(self, node: Node) -> Attributes:
+        """What a node is: what it was last, if it has ended."""
+        try:
+            return self._look_at(node)
+        except OSError:
+            if node.last is None:
+                raise
+            return node.last  # another operation has ended it meanwhile
+
+    def _look_at(self, node: Node) -> Attributes:
+        look = self._lock.look
+        ask = self._lookers.looker.look
+        if node.n_open:
+            return look(ask, self._handles.fd_of(node))
+        if node.last is not None:
+            return node.last
+        if node.is_directory:
+            return look(ask, self._directories.fd_of(node))
+        if node.parent is not None and not self._is_shared:
+            try:
+                seen = look(ask, self._directories.fd_of(node.parent), node.name)
+            except (FileNotFoundError, NotADirectoryError):
+                pass  # moved behind the mount
+            else:
+                if node.is_seen_in(seen):
+                    return seen
+        with self._directories.hold(node) as fd:
+            return look(ask, fd)

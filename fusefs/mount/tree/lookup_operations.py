@@ -1,0 +1,192 @@
+"""What names and nodeids mean, and how long that may be believed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from fusefs.core.inode_attributes import Attributes
+from fusefs.core.inode_table import ROOT, TOP, InodeTable, Node, NodeId, SourceKey, source_key
+from fusefs.linux.fd import Fd
+from fusefs.linux.fuse_caller import Caller
+from fusefs.linux.mountinfo import TOP as TOP_NAME
+from fusefs.linux.statx import look_at
+from fusefs.mount.tables.daemon_cache import CacheFill, DaemonCache
+from fusefs.mount.tables.directory_fds import DirectoryFds
+from fusefs.mount.tables.estale_retries import EstaleRetries
+from fusefs.mount.tables.open_handles import OpenHandles
+from fusefs.mount.tables.prefetch import Prefetch
+from fusefs.mount.tables.tables_lock import TablesLock
+from fusefs.mount.tree import trashd_dir
+from fusefs.mount.tree.inode_reader import InodeReader
+from fusefs.mount.tree.node_access import NodeAccess
+from fusefs.mount.tree.passthrough import Passthrough
+from fusefs.mount.tree.references import NodeReferences
+from fusefs.mount.tree.validity import NOTHING, EntryParam, NameValidity
+from fusefs.store.layout import DROP
+
+
+class LookupOperations:
+    """Those of one mount. To be used with the tables' lock; all methods raise OSError only, and WouldWait."""
+
+    def __init__(
+        self,
+        lock: TablesLock,
+        nodes: InodeTable,
+        cache: DaemonCache,
+        handles: OpenHandles,
+        directories: DirectoryFds,
+        retries: EstaleRetries,
+        prefetch: Prefetch,
+        validity: NameValidity,
+        passthrough: Passthrough,
+        drops: trashd_dir.DropLinks,
+        stored: trashd_dir.StoredNodes,
+        access: NodeAccess,
+        references: NodeReferences,
+        reader: InodeReader,
+    ) -> None:
+        """Begin; the cache says for how long anything may be believed."""
+        self._lock = lock
+        self._nodes = nodes
+        self._cache = cache
+        self._handles = handles
+        self._directories = directories
+        self._retries = retries
+        self._prefetch = prefetch
+        self._validity = validity
+        self._passthrough = passthrough
+        self._drops = drops
+        self._stored = stored
+        self._access = access
+        self._references = references
+        self._reader = reader
+        self._submounts = lock.submounts
+        self._missing = EntryParam(NodeId(0), NOTHING, cache.lifetime_s)
+        self.unlisted: dict[bytes, Node] = {}
+        """What is found, once, by a name that no directory has: for the test at the start (passthrough_probe.py)."""
+
+    # Names.
+
+    def lookup(self, parent: int, name: bytes, caller: Caller) -> EntryParam:
+        """What a name means; one more reference for the kernel.
+
+        Raises  OSError ENAMETOOLONG and so on; ENOENT where that must not be remembered
+        """
+        directory, fd = self._access.directory(parent)
+        if name == DROP and trashd_dir.is_drop(directory, name):
+            return self._drop(caller.uid, caller)
+        if parent == ROOT and name == TOP_NAME and self._nodes.root.nodeid == TOP:  # asked by mount/life/root_inode.py
+            return self._top(self._nodes.root)
+        if self.unlisted and (node := self.unlisted.pop(name, None)) is not None:
+            node.nlookup += 1
+            return EntryParam(node.nodeid, look_at(self._handles.fd_of(node)), 0)
+        if self._retries and (known := self._look_again(directory, fd, name, caller)):
+            return known
+        is_fickle = self._validity.is_fickle(directory, fd, name)
+        if not is_fickle and not self._lock.is_home:
+            self._prefetch.asked(directory, fd)
+        look = self._cache.looking()
+        try:
+            found = self._reader.find(fd, name)
+            if found is None:
+                if is_fickle:
+                    raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+                look.learn_missing(directory, name)
+                proof = look.proof(None, named=(directory, name))
+                return self._missing if proof is None else self._missing._replace(proof=proof)
+            known = self._learn(directory, name, *found, look, is_fickle=is_fickle)
+        finally:
+            look.end()
+        self._references.counted(known)
+        return known
+
+    def _top(self, root: Node) -> EntryParam:
+        root.nlookup += 1
+        return EntryParam(TOP, self._reader.attributes(root)._replace(ino=TOP), 0)
+
+    def _look_again(self, directory: Node, dir_fd: Fd, name: bytes, caller: Caller) -> EntryParam | None:
+        """What a name is to a client that was told ESTALE, and has it held; None: it was not, or nothing is there."""
+        fd = self._retries.open(caller.pid, dir_fd, name)
+        if fd is None:
+            return None
+        try:
+            known = self.see_made(directory, dir_fd, name, fd)
+        except BaseException:
+            self._lock.call(fd.close)
+            raise
+        self._references.counted(known)
+        self._retries.remove(caller.pid)
+        if stat.S_ISREG(known.attributes.mode):
+            self._retries.hold(caller.pid, self._access.node(known.nodeid), fd)
+        else:
+            self._retries.add(caller.pid)
+            self._lock.call(fd.close)
+        return known
+
+    def see(self, directory: Node, fd: Fd, name: bytes) -> EntryParam:
+        """What a name means, not counted yet: `counted` must follow."""
+        is_fickle = self._validity.is_fickle(directory, fd, name)
+        with self._cache.looking() as look:
+            return self._learn(directory, name, *self._reader.identify(fd, name), look, is_fickle=is_fickle)
+
+    def see_made(self, directory: Node, dir_fd: Fd, name: bytes, fd: Fd) -> EntryParam:
+        """What a name means that was just made, by its own fd, not counted yet."""
+        is_fickle = self._validity.is_fickle(directory, dir_fd, name)
+        with self._cache.looking() as look:
+            return self._learn(directory, name, *self._reader.identify_made(fd), look, is_fickle=is_fickle)
+
+    def _learn(
+        self, directory: Node, name: bytes, seen: Attributes, handle: bytes, look: CacheFill, *, is_fickle: bool
+    ) -> EntryParam:
+        """What was seen under a name, as a node."""
+        source = source_key(seen, handle)
+        node = self._nodes.learn(source, seen, directory, name)
+        if is_fickle:
+            self._stored.seen(directory, node)
+            return EntryParam(node.nodeid, seen, 0, is_fickle=True)
+        look.learn(directory, name, source, seen)
+        proof = look.proof(source, named=(directory, name))
+        return EntryParam(node.nodeid, seen, self._cache.lifetime_s, proof, self.is_steady(source))
+
+    def is_steady(self, source: SourceKey) -> bool:
+        """Whether attributes that were seen just now may be believed at all."""
+        device = source[0]
+        self._submounts.meet(device)
+        was_asked = not (self._lock.is_home and device in self._submounts.devices)
+        return was_asked and source not in self._cache.unsteady
+
+    # Nodes.
+
+    def getattr(self, nodeid: int, caller: Caller) -> EntryParam:
+        """The attributes of a node as they are now."""
+        uid = trashd_dir.user_of(nodeid)
+        if uid is not None:
+            return self._drop(uid, caller)
+        return self.known(self._access.node(nodeid))
+
+    def known(self, node: Node) -> EntryParam:
+        """What a node is now."""
+        self._passthrough.settle(node, self._directories)
+        look = self._cache.looking()
+        try:
+            seen = self._reader.attributes(node)
+            if trashd_dir.is_below(self._nodes, node):
+                return EntryParam(node.nodeid, seen, 0, is_fickle=True)
+            look.learn_attributes(node.source, seen)
+            is_steady = node.source not in self._cache.unsteady
+            node.is_told |= is_steady
+            return EntryParam(node.nodeid, seen, self._cache.lifetime_s, look.proof(node.source, named=None), is_steady)
+        finally:
+            look.end()
+
+    def still(self, known: EntryParam) -> EntryParam:
+        """What is known as the answer goes out: not to be believed if it has changed meanwhile. To be called once."""
+        if known.proof is None:
+            return known
+        with self._lock:
+            return known._replace(timeout_s=known.proof.left_s(), proof=None)
+
+    def _drop(self, uid: int, caller: Caller) -> EntryParam:
+        return EntryParam(NodeId((seen := self._lock.call(self._drops.look, uid, caller)).ino), seen, 0)

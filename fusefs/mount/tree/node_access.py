@@ -1,0 +1,116 @@
+"""How an operation gets at a node: found by its nodeid, held by an fd, and acted on as whoever asks."""
+
+from __future__ import annotations
+
+import errno
+import os
+from functools import partial
+from typing import NoReturn
+
+from fusefs.core.inode_attributes import Attributes
+from fusefs.core.inode_table import ROOTS, InodeTable, Node
+from fusefs.linux.fd import Fd
+from fusefs.linux.fuse_caller import Caller
+from fusefs.linux.statx import look_at
+from fusefs.mount.tables.daemon_cache import DaemonCache
+from fusefs.mount.tables.directory_fds import DirectoryFds
+from fusefs.mount.tables.open_handles import OpenHandles
+from fusefs.mount.tables.tables_lock import TablesLock
+from fusefs.mount.tree.act_as import AsCaller
+from fusefs.mount.tree.trashd_dir import is_drop, user_of
+from fusefs.mount.tree.validity import AttrTimeouts
+from fusefs.store.layout import DROP
+
+
+class NodeAccess:
+    """That of one mount. To be used with the tables' lock; all methods raise OSError only, and WouldWait."""
+
+    def __init__(
+        self,
+        lock: TablesLock,
+        nodes: InodeTable,
+        directories: DirectoryFds,
+        handles: OpenHandles,
+        cache: DaemonCache,
+        timeouts: AttrTimeouts,
+        *,
+        is_shared: bool,
+    ) -> None:
+        """is_shared: names may change behind the mount at any time"""
+        self._lock = lock
+        self._nodes = nodes
+        self._directories = directories
+        self._handles = handles
+        self._cache = cache
+        self._timeouts = timeouts
+        self._is_shared = is_shared
+        self.as_caller = partial(AsCaller, lock, self._mistaken)
+        """One act of a caller's: see AsCaller. If it is refused below, the nodes are not what they were taken for."""
+
+    def _mistaken(self, node: Node) -> None:
+        self._cache.changed(node.source)
+        self._timeouts.renew(node)
+
+    def node(self, nodeid: int) -> Node:
+        """The node of a nodeid, to be asked. Raises  OSError ESTALE: the kernel then looks again; WouldWait"""
+        node = self._nodes.get(nodeid)
+        if node is None:
+            _fail(errno.ESTALE if user_of(nodeid) is None else errno.EOPNOTSUPP)
+        self._lock.enter(node.source[0])
+        self._lock.look_by(node.name)
+        return node
+
+    def directory(self, nodeid: int) -> tuple[Node, Fd]:
+        """A directory and its fd, to be used at once. Raises  OSError ENOENT if it was removed."""
+        node = self.node(nodeid)
+        if node.last is not None:
+            _fail(errno.ENOENT)
+        return node, self._directories.fd_of(node)
+
+    def changeable(self, parent: int, name: bytes) -> tuple[Node, Fd]:
+        """A directory and its fd, for a change of that name in it. Raises  OSError EPERM for `.trashd/drop`"""
+        directory, fd = self.directory(parent)
+        self._lock.look_by(name)
+        if name == DROP and is_drop(directory, name):
+            _fail(errno.EPERM)
+        return directory, fd
+
+    def hold(self, node: Node) -> Fd:
+        """An fd of a node, the caller's own, to be asked and reopened; of an unlinked one as long as it is open."""
+        if node.n_open:
+            return self._lock.owned(Fd(os.dup(self._handles.fd_of(node))))
+        return self._directories.hold(node)
+
+    def hold_seen(self, node: Node, *, by_name: bool) -> tuple[Fd, Attributes]:
+        """An fd of a node, the caller's own, and its attributes. by_name: by its name, if that is quicker"""
+        held = self._directories.hold_by_name(node, is_alone=not self._is_shared) if by_name else None
+        if held is not None:
+            return held
+        fd = self.hold(node)
+        try:
+            return fd, self._lock.call(look_at, fd)
+        except BaseException:
+            fd.close()
+            raise
+
+    def hold_shown(self, number: int, _asker: Caller) -> Fd:
+        """An fd of a directory by its inode number in the mount, of which a client has an fd, too.
+
+        Raises  OSError ENOTDIR
+        """
+        root = self._nodes.root
+        node = root if number in (*ROOTS, root.ino) else self._nodes.get(number)
+        if node is None or not node.is_directory:
+            _fail(errno.ENOTDIR)
+        return self._directories.hold(node)
+
+    def removed(self, node: Node, seen: Attributes) -> None:
+        """A node lost its last link: what it was is all that is told of it, but to those that have it open."""
+        if not node.n_open:
+            self._nodes.detach(node, seen)
+        if node.is_directory:
+            self._directories.drop(node)
+
+
+def _fail(number: int) -> NoReturn:
+    raise OSError(number, os.strerror(number))

@@ -1,0 +1,122 @@
+"""Handles of nodes: room for one, a file opened as the caller, and what is left when one is released."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import NamedTuple
+
+from fusefs.core.inode_attributes import Attributes
+from fusefs.core.inode_table import InodeTable, Node
+from fusefs.linux.fd import Fd
+from fusefs.linux.fuse_caller import Caller
+from fusefs.linux.statx import look_at
+from fusefs.mount.tables.directory_fds import DirectoryFds
+from fusefs.mount.tables.open_handles import FOR_EXECUTION, LEAST_DIRECTORIES, OpenHandles
+from fusefs.mount.tables.tables_lock import TablesLock
+from fusefs.mount.tree.act_as import by_mode, by_owner_alone
+from fusefs.mount.tree.node_access import NodeAccess
+from fusefs.mount.tree.passthrough import Passthrough
+from fusefs.mount.tree.references import NodeReferences
+from fusefs.mount.tree.validity import NOTHING
+
+
+class OpenedFile(NamedTuple):
+    """A handle of a file.
+
+    backing_id  by which the kernel passes its reads and writes through; 0: they come to us
+    keeps       whether the kernel may keep what it has of the content
+    """
+
+    fh: int
+    backing_id: int
+    keeps: bool
+
+
+class Opening:
+    """What one mount's clients open. To be used with the tables' lock."""
+
+    def __init__(
+        self,
+        lock: TablesLock,
+        nodes: InodeTable,
+        handles: OpenHandles,
+        directories: DirectoryFds,
+        passthrough: Passthrough,
+        references: NodeReferences,
+        access: NodeAccess,
+        n_fds: int,
+    ) -> None:
+        """n_fds: for handles and directories together"""
+        self._lock = lock
+        self._nodes = nodes
+        self._handles = handles
+        self._directories = directories
+        self._passthrough = passthrough
+        self._references = references
+        self._access = access
+        self._shares = handles.shares
+        self._n_fds = n_fds
+
+    def make_room(self, opener: int) -> None:
+        """Before a handle of a uid's: the fds are shared between handles and directories, which give way.
+
+        Raises  OSError EMFILE: the opener has its share
+        """
+        if not self._shares.may_have(opener):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        self._directories.limit(max(LEAST_DIRECTORIES, self._n_fds - len(self._handles) - 1))
+
+    def open_as(self, caller: Caller, node: Node, held: Fd, seen: Attributes, flags: int) -> Fd:
+        """An fd of the file that an O_PATH fd holds, as the caller, when no lease on it is in the way.
+
+        Raises  WouldWait, and OSError EINTR: see TablesLock.patiently; EACCES, EPERM: the filesystem below refuses it;
+                ESTALE: it is a FIFO, a socket or a device by now: to open these may wait, or do something
+        """
+        if stat.S_IFMT(seen.mode) not in (stat.S_IFREG, stat.S_IFDIR):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        lock = self._lock
+        acting = self._access.as_caller(caller, (by_mode(seen), by_owner_alone(seen)), (node,))
+        if flags & FOR_EXECUTION:
+            acting.call(_execute, held)
+            return Fd(lock.patiently(caller.pid, lock.call, os.open, held.path(), flags | os.O_NONBLOCK))
+        return Fd(lock.patiently(caller.pid, acting.call, os.open, held.path(), flags | os.O_NONBLOCK))
+
+    def opened(
+        self, node: Node, fd: Fd, opener: int, flags: int, size: int | None = None, writer: int | None = None
+    ) -> int:
+        """Have a handle of a node by an fd, which is ours now; the id by which it is passed through, or 0."""
+        try:
+            backing_id = self._passthrough.opened(node, fd, flags, size, writer)
+        except BaseException:
+            self._lock.call(fd.close)
+            raise
+        node.last = None  # if its last link went while it was being opened
+        self._handles.add(node, fd, opener, flags)
+        return backing_id
+
+    def release(self, fh: int) -> None:
+        """Close a handle of a file or a directory; with the last one of what has no name any more, that has ended."""
+        node = self._handles.node(fh)
+        if node.n_open == 1 and node.parent is None and node is not self._nodes.root:
+            try:
+                seen = self._lock.call(look_at, self._handles.file(fh))
+            except OSError:
+                seen = NOTHING  # what it is can't be told any more
+            if node.n_open == 1 and (node.is_directory or not seen.nlink):
+                self._nodes.detach(node, seen)
+        fd = self._handles.remove(fh)
+        backing_id = self._passthrough.released(node, fd)
+        self._references.released(node)
+        try:
+            if backing_id:
+                self._passthrough.close_id(backing_id)
+        finally:
+            self._lock.close(fd)
+
+
+def _execute(held: Fd) -> None:
+    """Whether a program may be run, which need not be readable. Raises  OSError EACCES"""
+    if not os.access(held.path(), os.X_OK, effective_ids=True):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))

@@ -1,0 +1,78 @@
+"""The kernel's references to nodes: a node of which it has none, and of which nothing is open, has ended."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from fusefs.core.inode_table import InodeTable, Node
+from fusefs.mount.tables.tables_lock import TablesLock
+from fusefs.mount.tree.validity import EntryParam
+
+
+class KnowsNodes(Protocol):
+    """A table that has something of nodes."""
+
+    def drop(self, node: Node, /) -> None:
+        """A node has ended."""
+
+
+class NodeReferences:
+    """Those to the nodes of one mount. To be used with the tables' lock."""
+
+    def __init__(self, lock: TablesLock, nodes: InodeTable, tables: Sequence[KnowsNodes]) -> None:
+        """tables: told in this order when a node has ended"""
+        self._lock = lock
+        self._nodes = nodes
+        self._tables = tables
+
+    def counted(self, known: EntryParam) -> None:
+        """The kernel was told: it has one more reference. Raises  OSError ESTALE"""
+        if (node := self._nodes.get(known.nodeid)) is None:
+            raise _stale()
+        node.nlookup += 1
+        node.is_told = True
+        if self._lock.is_slow:
+            node.told_until_s = time.monotonic() + known.timeout_s
+
+    def not_taken(self, node: Node) -> None:
+        """The kernel was not told of a node after all."""
+        self._forget(node, 0)
+
+    def forget(self, nodeid: int, n: int) -> None:
+        """The kernel lets go of n references."""
+        if (node := self._nodes.get(nodeid)) is not None:
+            self._forget(node, n)
+
+    def released(self, node: Node) -> None:
+        """A handle of a node was released."""
+        if not node.nlookup:
+            self._forget(node, 0)
+
+    def _forget(self, node: Node, n: int) -> None:
+        if self._nodes.forget(node, n):
+            for table in self._tables:
+                table.drop(node)
+
+    def lacks_its_number(self, known: EntryParam) -> bool:
+        """Whether the kernel's next messages may free the nodeid that what was just made should have."""
+        node = self._nodes.get(known.nodeid)
+        return node is not None and self._nodes.lacks_its_number(node)
+
+    def renumbered(self, known: EntryParam) -> EntryParam:
+        """What was just made, by its own number if that is free by now; the kernel must not know it yet.
+
+        Raises  OSError ESTALE
+        """
+        node = self._nodes.get(known.nodeid)
+        if node is None:
+            raise _stale()
+        self._nodes.renumber(node)
+        return known._replace(nodeid=node.nodeid)
+
+
+def _stale() -> OSError:
+    return OSError(errno.ESTALE, os.strerror(errno.ESTALE))
