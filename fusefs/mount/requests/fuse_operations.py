@@ -445,11 +445,12 @@ class FuseOperations:
 
     def _entries(self, all_listed: Iterable[ReaddirEntry], room: int, reader: DirectoryReader) -> bytes:
         entries, end, left = [], 0, room
+        now_s = time.monotonic()
         for listed in all_listed:
-            entry = self._direntplus(listed)
+            entry, lasts_s = self._direntplus(listed)
             left -= len(entry)
             if listed.node is not None:
-                self._listings.count(listed.node, is_taken=left >= 0)
+                self._listings.count(listed.node, now_s + lasts_s, is_taken=left >= 0)
             if left < 0:
                 break
             entries.append(entry)
@@ -467,12 +468,15 @@ class FuseOperations:
             self._unopened.fsyncdir(nodeid, data_only=data_only)
         return self._done
 
-    def _direntplus(self, listed: ReaddirEntry) -> bytes:
+    def _direntplus(self, listed: ReaddirEntry) -> tuple[bytes, float]:
+        """An entry, and for how long all that it tells may be believed, in seconds."""
         name, known, ino, kind, offset, node = listed
         if known is None or node is None:
-            return wire.dirent_alone(name, offset, ino, kind)
+            return wire.dirent_alone(name, offset, ino, kind), 0
         known = self._still(known)
-        return wire.direntplus(name, offset, known.nodeid, known.nodeid, known.attributes, *self._lifetimes(known))
+        entry_s, attr_s = self._lifetimes(known)
+        number = known.nodeid
+        return wire.direntplus(name, offset, number, number, known.attributes, entry_s, attr_s), min(entry_s, attr_s)
 
 
 def _remembered(found: R | None) -> R:

@@ -141,6 +141,7 @@ class NameOperations:
             needs = by_mode_of(self._lock, dir_fd), by_mode(seen), by_owner(seen)  # of the file: fs.protected_hardlinks
             linking = self._access.as_caller(caller, needs, (node, directory))
             linking.call(os.link, fd.path(), name, dst_dir_fd=dir_fd, follow_symlinks=True)
+        node.told_until_s = 0.0  # of what has more names attributes last for less
         return self._made(directory, dir_fd, name)
 
     def _creating(self, directory: Node, dir_fd: Fd, mode: int, caller: Caller) -> AsCaller:

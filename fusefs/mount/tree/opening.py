@@ -93,6 +93,8 @@ class Opening:
             self._lock.call(fd.close)
             raise
         node.last = None  # if its last link went while it was being opened
+        if flags & os.O_ACCMODE != os.O_RDONLY:
+            node.told_until_s = 0.0  # the kernel forgets what it was told of what it writes
         self._handles.add(node, fd, opener, flags)
         return backing_id
 

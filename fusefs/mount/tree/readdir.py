@@ -305,14 +305,20 @@ class Listings:
         hidden, dev, is_trash = self.left_out(node), node.source[0], trashd_dir.holds_trash(self._nodes, node)
         unlooked = frozenset() if self._lock.stays_home else self._submounts.names
         unsteady = self._cache.unsteady
-        began_ns, n = time.perf_counter_ns(), 0
+        soon_s, node_of = time.monotonic() + _SOON_S, self._nodes.get
+        began_ns = n = n_looked = 0
         try:
             for name, ino, following, kind in entries.read_from(offset, room // BYTES_TOLD, self._lock.call):
                 if name in _DOTS:
                     yield ReaddirEntry(name, _dot(ino), ino, kind, following, None)
                 elif name in unlooked:
                     yield ReaddirEntry(name, None, ino, kind, following, None)  # a request for it waits
+                elif timeout_s and (told := node_of(ino)) and _is_told_already(told, node, name, soon_s):
+                    yield ReaddirEntry(name, None, ino, kind, following, None)
+                    n_looked = 0
                 elif name != hidden:
+                    if not n_looked:
+                        began_ns = time.perf_counter_ns()
                     try:
                         seen, handle = self._lock.call(identify, fd, name)
                     except FileNotFoundError:
@@ -323,12 +329,13 @@ class Listings:
                     is_steady = (not unsteady and seen.dev == dev) or self._lookups.is_steady(found.source)
                     known = EntryParam(found.nodeid, seen, 0 if is_stores_own(name) else timeout_s, None, is_steady)
                     yield ReaddirEntry(name, known, ino, kind, following, found)
+                    n_looked += 1
                 n += 1
-                if n % _N_TIMED == 0:
+                if n_looked == _N_TIMED:
                     self._lock.took(time.perf_counter_ns() - began_ns, _N_TIMED)
                     if self._lock.is_slow:
                         return  # no other request has to wait for the rest
-                    began_ns = time.perf_counter_ns()
+                    n_looked = 0
         except OSError:
             if not n:
                 raise
@@ -345,7 +352,8 @@ class Listings:
             elif name != hidden:
                 known = None if knows_none else self._recalls.name(directory, name) or self._just_seen(listing, name)
                 node = self._nodes.get(known.nodeid) if known is not None else None
-                if known is None or node is None or _is_told_already(node, known, directory, name, soon_s):
+                is_told = node is not None and _is_told_already(node, directory, name, soon_s)
+                if known is None or node is None or (is_told and known.is_steady and known.attributes.nlink == 1):
                     yield ReaddirEntry(name, None, ino, kind, following, None)
                 else:
                     yield ReaddirEntry(name, known, ino, kind, following, node)
@@ -367,7 +375,7 @@ class Listings:
         """Whether the kernel took an entry."""
         name, known, *_, node = listed
         if node is not None:
-            self.count(node, is_taken=is_taken)
+            self.count(node, 0, is_taken=is_taken)
         queue = self._handles.listing(fh).queue
         if queue is None or not is_taken or name in _DOTS:
             return
@@ -376,10 +384,14 @@ class Listings:
         if known is None or not queue.is_asked:  # a client that asks for more than that asks for it of all
             queue.names.append(name)
 
-    def count(self, node: Node, *, is_taken: bool) -> None:
-        """Count a reference to an entry's node if the kernel took it, on a filesystem that is not slow."""
+    def count(self, node: Node, told_until_s: float, *, is_taken: bool) -> None:
+        """Count a reference to an entry's node if the kernel took it, and believes it until then.
+
+        What is open is told again each time: the kernel does not believe it once it has been written.
+        """
         if is_taken:
             node.nlookup += 1
+            node.told_until_s = 0 if node.n_open else told_until_s
         else:
             self._references.not_taken(node)
 
@@ -400,15 +412,14 @@ def _skip_to(listing: DirHandle, offset: int) -> bool:
     return True
 
 
-def _is_told_already(node: Node, known: EntryParam, directory: Node, name: bytes, until_s: float) -> bool:
-    """Whether the kernel has been told of a file, and may believe that until then, and longer.
+def _is_told_already(node: Node, directory: Node, name: bytes, until_s: float) -> bool:
+    """Whether the kernel has been told what has a name, which is no directory, and may believe that for longer than
+    until then.
 
-    Told again, it would drop the file's ACL, and ask for that again. A directory may have been told for less long, and
-    so may what has more names.
+    Told again, it would drop the file's ACL, and ask for that again. A directory may have been told for less long.
     """
-    is_believed = node.nlookup and node.told_until_s > until_s and known.is_steady
-    is_one = known.attributes.nlink == 1 and not node.is_directory
-    return bool(is_believed) and is_one and node.parent is directory and node.name == name
+    is_believed = node.told_until_s > until_s and node.nlookup and not node.is_directory
+    return bool(is_believed) and node.parent is directory and node.name == name
 
 
 def _dot(ino: int) -> EntryParam:

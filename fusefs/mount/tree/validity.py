@@ -154,7 +154,7 @@ class AttrTimeouts:
 
     def renew(self, node: Node) -> None:
         """What was told of any node is void, and what it is told while this is under way."""
-        node.is_told = False
+        node.is_told, node.told_until_s = False, 0.0
         if self._device >= 0:
             forget_attributes(self._device, node.nodeid)
 
