@@ -8,7 +8,21 @@ from typing import NamedTuple
 from bench.listing_scenes import SLOW
 from bench.listing_steps import OF_SIZE
 from bench.operations import AGAIN
-from bench.subjects import EXAMPLE, HP, LL, NATIVE, OURS, SINGLE, Row
+from bench.subjects import (
+    BINDFS,
+    DEVICE,
+    EXAMPLE,
+    HP,
+    HP_NO_XATTR,
+    HP_URING,
+    LL,
+    LL_CHECKED,
+    MERGERFS,
+    NATIVE,
+    OURS,
+    SINGLE,
+    Row,
+)
 
 PARTS = ("sizes", "sizes on slow")
 
@@ -19,11 +33,15 @@ COLOURS = MappingProxyType(
         NATIVE: "#7f8c8d",
         OURS: "#c0392b",
         SINGLE: "#e59866",
-        "bindfs": "#2471a3",
-        "mergerfs": "#1e8449",
+        BINDFS: "#2471a3",
+        MERGERFS: "#1e8449",
         EXAMPLE: "#7d3c98",
         HP: "#b9770e",
         LL: "#17202a",
+        DEVICE: "#f1948a",
+        HP_URING: "#f4d03f",
+        HP_NO_XATTR: "#7e5109",
+        LL_CHECKED: "#5d6d7e",
     }
 )
 

@@ -28,14 +28,15 @@ class Server(NamedTuple):
 
 SLOW = "slow"
 """Without extended attributes, as many a network's."""
-_KINDS = (("a tenth", Xattrs.ALL, 10), ("absent", Xattrs.ALL, 0), ("unsupported", Xattrs.NONE, 0))
+N_PER_ACL = 10
+_KINDS = (("a tenth", Xattrs.ALL, N_PER_ACL), ("absent", Xattrs.ALL, 0), ("unsupported", Xattrs.NONE, 0))
 SERVERS = MappingProxyType(
     {SLOW: Server(1, Xattrs.NONE, delays_all=False)}
     | {f"{told}, {s} s": Server(s, xattrs, n) for s in (5, 0) for told, xattrs, n in _KINDS}
 )
 ABOUT_XATTRS = tuple(name for name in SERVERS if name != SLOW)
 """How many files have one, and for how long the server is believed."""
-_ACL = acl((USER_OBJ, 6, NOBODY), (USER, 6, 1000), (GROUP_OBJ, 4, NOBODY), (MASK, 6, NOBODY), (OTHER, 4, NOBODY))
+SOMEBODYS = acl((USER_OBJ, 6, NOBODY), (USER, 6, 1000), (GROUP_OBJ, 4, NOBODY), (MASK, 6, NOBODY), (OTHER, 4, NOBODY))
 
 
 @contextlib.contextmanager
@@ -47,7 +48,7 @@ def scene(name: str, make: Callable[[Path], None]) -> Iterator[Path]:
         make(source)
         if server and server.n_per_acl:
             for file in sorted(source.rglob("f[0-9]*"))[:: server.n_per_acl]:
-                os.setxattr(file, ACCESS, _ACL)
+                os.setxattr(file, ACCESS, SOMEBODYS)
         yield source
 
 

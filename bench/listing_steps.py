@@ -10,7 +10,24 @@ from typing import NamedTuple
 
 from bench.listing_scenes import seen
 from bench.operations import AGAIN, MISS, OPERATIONS, SCAN, Worker, drop_caches
-from bench.subjects import CPU, HP, LL, NATIVE, OURS, Unable, Words, all_subjects, cpu_s, served
+from bench.subjects import (
+    BINDFS,
+    CPU,
+    DEVICE,
+    HP,
+    HP_NO_XATTR,
+    HP_URING,
+    LL,
+    LL_CHECKED,
+    MERGERFS,
+    NATIVE,
+    OURS,
+    Unable,
+    Words,
+    all_subjects,
+    cpu_s,
+    served,
+)
 from bench.support import make_files, time_command
 from tests.support.fuse_watchdog import FuseMount
 
@@ -50,15 +67,18 @@ class Work(NamedTuple):
 
 
 def without_xattrs() -> Words:
-    """Who can do without extended attributes, so that ls -l has less to ask; libfuse's examples have none anyhow."""
+    """Who can do without extended attributes, so that ls -l has less to ask.
+
+    Of libfuse's examples it depends on how they were built: `traits` tells.
+    """
     words = all_subjects()
     found = {
         NATIVE: (),
-        OURS: (*words[OURS], "--no-xattr"),
-        "bindfs": (*words["bindfs"], "--xattr-none"),
-        "mergerfs": tuple(f"{word},xattr=nosys" if "," in word else word for word in words["mergerfs"]),
+        BINDFS: (*words[BINDFS], "--xattr-none"),
+        MERGERFS: tuple(f"{word},xattr=nosys" if "," in word else word for word in words[MERGERFS]),
     }
-    return found | {name: words[name] for name in (HP, LL) if name in words}
+    found |= {name: (*words[name], "--no-xattr") for name in (OURS, DEVICE) if name in words}
+    return found | {name: words[name] for name in (HP_URING, HP, HP_NO_XATTR, LL, LL_CHECKED) if name in words}
 
 
 def command(name: str, *words: str, at: str = FLAT) -> Step:
@@ -243,5 +263,18 @@ def taking_part(work: Work, words: Words) -> Iterator[tuple[Path, FuseMount | No
             )
             drop_caches()
             yield path, fuse
+    except (OSError, RuntimeError) as error:
+        raise Unable("failed", str(error)) from error
+
+
+@contextlib.contextmanager
+def mounted(work: Work, tree: Path, limit_s: float = LIMIT_S) -> Iterator[tuple[Path, FuseMount | None]]:
+    """A tree as a subject shows it, and its mount.
+
+    Raises  Unable: also for what fails in the body
+    """
+    try:
+        with served(work.subject, tree, work.example, words=all_subjects(), limit_s=limit_s) as found:
+            yield found
     except (OSError, RuntimeError) as error:
         raise Unable("failed", str(error)) from error

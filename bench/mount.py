@@ -1,28 +1,36 @@
 """`trashd mount` against the filesystem below it and against other FUSE daemons that pass everything through.
 
-    python -m bench.mount                       all parts, in four places; an hour
+    python -m bench.mount                       all parts, on tmpfs and ext4; hours, see docs/performance.md
     python -m bench.mount --quick               all parts in small, one round, on tmpfs and all cores; minutes
-    python -m bench.mount --part data --scene ext4 --cores one
-    python -m bench.mount --table               the tables and verdicts of docs/performance.md
+    python -m bench.mount --part names --scene ext4 --cores one --rounds 9
+    python -m bench.mount --table               the tables and verdicts of docs/performance.md; --json: the same
     python -m bench.mount --plot docs/mount.svg
 
-listing  `ls -l` of 10,000 entries, as people type it and as a loop of system calls; plain listing again
-files    small files opened, read, and appended to; a held one appended to; names that are not there
-changes  create, rename, unlink, mkdir, rmdir; also by a mount for one user
+names    eight operations on names and files, each call timed in C: by root, by a user in his own directory, and by one
+         who may use another's by a group; processor time of daemon and client; on one core, too; in a user's own mount
+clients  1, 2, 4 and 8 of them do all eight at a time: an operation's share of the time
+busy     the eight beside 8 processes that compute
+listing  `ls -l` of 16,000 and 100,000 files, a tenth with an ACL, first and again; a loop of its system calls
 data     1 MiB at a time, mapped, and by fio 4 KiB at random, on files that are open and lie in memory; a new file, and
-         one that does not lie there
+         one that does not lie there; small files opened and read
 tree     find -newer, du and git status on a repository of 50,000 files, the first, second and third run
+projects tar -x of 100,000 files, git clone, make -j2, and npm ci from a cache (bench/projects.py makes what they need)
 
 A swap through the mount, and how long others wait meanwhile, is bench/swap_through.py; --table shows that, too.
 
-All subjects take turns in one run, and the order rotates; the figures are medians of five rounds. Each turn has a fresh
-mount. Places are tmpfs and ext4, each on all cores and on one, where client and daemon share it. A subject whose turns
-of a part have taken more than --patience seconds gets no more of them. A subject that is not installed, or has failed,
-is left out and named. One more turn of each counts what the kernel asks the daemon.
+All subjects take turns in one run, and the order rotates; the figures are means over five rounds, with the median call
+beside them (of a command, the median round). Each turn has a fresh mount. A subject whose turns of a part have taken
+more than --patience seconds gets no more of them; long parts have a multiple. A subject that is not installed, or has
+failed, is left out and named. One more mount of each tells what its messages come by, whether the kernel checks
+permissions, whether it answers GETXATTR, and counts what the kernel asks it.
+
+FUSE over io_uring is switched on for the machine meanwhile (enable_uring, as root), and put back; both are said.
+Processor time is that of control groups, made below the benchmark's own and removed at its end.
 
 bindfs and mergerfs are Debian's packages, mergerfs with its caches on. passthroughfs is the example in pyfuse3's
-source: pip fetches it into ~/.cache/trashd-bench, or --example names it. libfuse's examples passthrough_hp and
-passthrough_ll take part where TRASHD_BENCH_PASSTHROUGH_HP and TRASHD_BENCH_PASSTHROUGH_LL name them.
+source: pip fetches it into ~/.cache/trashd-bench, or --example names it. libfuse's examples take part where the
+environment names them: TRASHD_BENCH_PASSTHROUGH_HP (of 3.18 or later, it also runs over io_uring),
+TRASHD_BENCH_PASSTHROUGH_HP_NO_XATTR (of a libfuse without extended attributes) and TRASHD_BENCH_PASSTHROUGH_LL.
 
 Each part appends a line for each place to bench/results/mount.jsonl. As root only; in a mount namespace of its own, so
 that nothing stays mounted, however it ends.
@@ -30,6 +38,7 @@ that nothing stays mounted, however it ends.
 
 import argparse
 import contextlib
+import json
 import os
 import resource
 import shutil
@@ -37,26 +46,27 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import command, swap_through
+from bench import command, processor_time, projects, swap_through, uring
 from bench.listing_scenes import scene
 from bench.listing_steps import Work
-from bench.messages import can_count
-from bench.mount_parts import PARTS, Part, count_turn, time_turn
+from bench.mount_parts import ALL_CORES, ONE_CORE, PARTS, Part, look, time_turn
 from bench.mount_plot import draw
-from bench.mount_targets import N_ROUNDS, judged_cpu, newest, table, tables, verdicts
-from bench.subjects import Row, Unable, all_subjects, take_turns, versions
+from bench.mount_tables import as_json, in_all, table, tables, verdicts
+from bench.mount_targets import N_ROUNDS, newest
+from bench.subjects import DEVICE, Row, Unable, all_subjects, take_turns, versions
 from bench.support import keep, kept_in_memory, measuring, tell
 from tests.support.mount_namespaces import see_own_mounts_only
 
 RESULTS = Path(__file__).with_name("results") / "mount.jsonl"
 SCENES = ("tmpfs", "ext4")
-ALL_CORES, ONE_CORE = "all cores", "one core"
 CORES = {"all": ALL_CORES, "one": ONE_CORE}
 N_ROUNDS_QUICK = 1
 PATIENCE_S = 40.0
 SWAP_TOLD = "A tree of 200,000 entries that the kernel knows, swapped through the mount (`bench/swap_through.py`):"
 # libfuse's examples keep every file open that the kernel knows.
 N_FDS = 200_000
+NO_OPTION = "this trashd has no -o uring="
+NOT_NAMED = "the environment does not name it"
 
 
 @contextlib.contextmanager
@@ -72,7 +82,7 @@ def on(cores: str) -> Iterator[None]:
 
 
 def compete(part: Part, asked: argparse.Namespace, where: str, n_rounds: int) -> dict[str, Any]:
-    """What each subject took in a scene and what it was asked, or why it is left out."""
+    """What each subject took in a scene and what is known of it, or why it is left out."""
     words = all_subjects()
     names = [name for name in asked.subject or part.subjects if name in words and name in part.subjects]
     with (
@@ -80,12 +90,11 @@ def compete(part: Part, asked: argparse.Namespace, where: str, n_rounds: int) ->
         kept_in_memory([source / name for name in part.kept]),
     ):
         works = {name: Work(name, where, source, part.n, asked.example) for name in names}
-        found = take_turns(names, n_rounds, asked.patience, lambda name: time_turn(part, works[name]))
-        if part.counts() and can_count():
-            for name in (name for name in names if "medians" in found[name]):
-                tell(f"counting: {name}")
-                with contextlib.suppress(Unable):
-                    found[name]["messages"] = count_turn(part, works[name])
+        found = take_turns(names, n_rounds, asked.patience * part.patience, lambda name: time_turn(part, works[name]))
+        for name in (name for name in names if "medians" in found[name]):
+            tell(f"looking at {name}")
+            with contextlib.suppress(Unable):
+                found[name]["traits"] = look(part, works[name])
     return found
 
 
@@ -117,9 +126,12 @@ def measure(name: str, where: str, cores: str, asked: argparse.Namespace) -> Row
 
 def _left_out(part: str) -> str:
     """Who would have taken part, and what would have been measured."""
-    found = [f"{name}: the environment does not name it" for name in PARTS[part].subjects if name not in all_subjects()]
+    absent = [name for name in PARTS[part].subjects if name not in all_subjects()]
+    found = [f"{name}: {NO_OPTION if name == DEVICE else NOT_NAMED}" for name in absent]
     if part == "data" and not shutil.which("fio"):
         found.append("fio: it is not installed")
+    if part == "projects":
+        found += [f"{name}: it is not installed" for name in projects.missing()]
     return "; ".join(found)
 
 
@@ -127,36 +139,42 @@ def parse() -> argparse.Namespace:
     """What the command line asks for."""
     parser = command.parser(__doc__, PARTS, SCENES, PATIENCE_S)
     parser.add_argument("--cores", choices=list(CORES), help="only on as many")
+    parser.add_argument("--json", action="store_true", help="verdicts and figures as JSON on standard output")
     return command.asked_of(parser)
 
 
 def run(asked: argparse.Namespace) -> None:
-    """Measure what is asked for, append the results, print them."""
+    """Measure what is asked for, append the results, print them and what they say of the targets."""
     scenes = [asked.scene] if asked.scene else SCENES[:1] if asked.quick else SCENES
     cores = [CORES[asked.cores]] if asked.cores else [ALL_CORES] if asked.quick else CORES.values()
+    rows = []
     for where, how_many in [(where, how_many) for where in scenes for how_many in cores]:
-        rows = []
         for name in asked.part or PARTS:
-            row = keep(RESULTS, measure(name, where, how_many, asked))
-            rows.append(row)
-            print("\n".join([table([row]), "", *verdicts(row), ""]), flush=True)
-        if cpu := judged_cpu(rows):
-            print(f"{where}, {how_many}: {cpu.told}\n", flush=True)
+            if how_many in PARTS[name].cores:
+                rows.append(keep(RESULTS, measure(name, where, how_many, asked)))
+                if not asked.json:
+                    print(table(rows[-1]), end="\n\n", flush=True)
+    print(json.dumps(as_json(rows, []), indent=1) if asked.json else "\n\n".join([verdicts(rows), in_all(rows, [])]))
 
 
 def tell_all(rows: Sequence[Row]) -> str:
     """The Markdown of docs/performance.md, with what a swap costs."""
     swaps = swap_through.newest()
-    return "\n\n".join([tables(rows), *([SWAP_TOLD, swap_through.table(swaps)] if swaps else [])])
+    return "\n\n".join([tables(rows, swaps), *([SWAP_TOLD, swap_through.table(swaps)] if swaps else [])])
+
+
+def told_as_json(rows: Sequence[Row]) -> str:
+    """The same, for programs."""
+    return json.dumps(as_json(rows, swap_through.newest()), indent=1)
 
 
 def main() -> None:
     """Measure, or show what was measured."""
     asked = parse()
     if command.is_to_show(asked):
-        command.show(asked, newest(RESULTS), tell_all, draw)
+        command.show(asked, newest(RESULTS), told_as_json if asked.json else tell_all, draw)
         return
-    with measuring():
+    with measuring(), uring.switched_on(), processor_time.groups():
         see_own_mounts_only()
         with contextlib.suppress(ValueError):  # not every root may
             resource.setrlimit(resource.RLIMIT_NOFILE, (N_FDS, N_FDS))

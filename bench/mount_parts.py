@@ -6,28 +6,30 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from bench import names, projects
+from bench.listing_scenes import N_PER_ACL, SOMEBODYS
 from bench.listing_steps import (
-    FLAT,
-    LIMIT_S,
     NO_XATTRS,
+    OF_SIZE,
     Course,
     Step,
     Work,
     list_long,
     make_repository,
+    mounted,
     take_courses,
     tree_courses,
     twice,
 )
-from bench.messages import counted
+from bench.messages import can_count, counted
 from bench.operations import (
     AGAIN,
-    CHANGES,
     DATA,
     DATA_DIRECTORY,
     DATA_FILE,
@@ -39,12 +41,35 @@ from bench.operations import (
     Worker,
     prepare,
 )
-from bench.subjects import CPU, EXAMPLE, HP, LL, NATIVE, OURS, SINGLE, USER, Unable, all_subjects, cpu_s, served
+from bench.subjects import (
+    BINDFS,
+    CPU,
+    DEVICE,
+    EXAMPLE,
+    HP,
+    HP_NO_XATTR,
+    HP_URING,
+    LL,
+    LL_CHECKED,
+    MERGERFS,
+    NATIVE,
+    OURS,
+    SINGLE,
+    cpu_s,
+    traits,
+)
 from bench.support import make_flat
+from tests.support.acls import ACCESS
 from tests.support.fuse_watchdog import FuseMount
 
 SHARE_QUICK = SHARE_COUNTED = 0.25
-PEERS = (NATIVE, OURS, HP, LL, "bindfs", "mergerfs", EXAMPLE)
+PEERS = (HP_URING, HP, HP_NO_XATTR, LL, LL_CHECKED, BINDFS, MERGERFS, EXAMPLE)
+EVERYBODY = (NATIVE, OURS, DEVICE, *PEERS)
+"""Who takes part in a mount for all."""
+QUICK_ONES = (NATIVE, OURS, DEVICE, HP_URING, HP, BINDFS, MERGERFS)
+"""Who does large things in a minute, and says what the others would."""
+ALL_CORES, ONE_CORE = "all cores", "one core"
+SIZES = (16_000, 100_000)
 THIRD = ", a third time"
 TREE_STEPS = ("find -newer", "du -s", "git status")
 FIO_STEPS = MappingProxyType({"fio randread, 4 KiB": "read", "fio randwrite, 4 KiB": "write"})
@@ -63,7 +88,11 @@ class Part(NamedTuple):
     operations: Sequence[Operation] = ()  # in a fresh tree
     held: Sequence[Operation] = ()  # in those that stay
     kept: tuple[str, ...] = ()  # files of those that stay in memory
-    subjects: tuple[str, ...] = PEERS
+    subjects: tuple[str, ...] = EVERYBODY
+    turn: Callable[[Work], dict[str, float]] | None = None  # what else is timed
+    messages: Callable[[Work, int], Mapping[str, Counter[str]]] | None = None  # of that, for so many of each
+    cores: tuple[str, ...] = (ALL_CORES,)
+    patience: float = 1.0  # so many times as much as other parts get
 
     def of(self, share: float) -> "Part":
         """This part with its operations done less often."""
@@ -85,6 +114,8 @@ def time_turn(part: Part, work: Work) -> dict[str, float]:
     Raises  Unable
     """
     found = take_courses(part.courses(work.n), work)
+    if part.turn:
+        found = _together(found, part.turn(work))
     for operations, place in _places(part, work):
         with place as (worker, fuse):
             before_s = cpu_s(fuse)
@@ -93,13 +124,32 @@ def time_turn(part: Part, work: Work) -> dict[str, float]:
     return found
 
 
-def count_turn(part: Part, work: Work) -> dict[str, dict[str, float]]:
-    """The messages that each operation takes, by opcode, the most frequent first.
+def _together(found: dict[str, float], also: dict[str, float]) -> dict[str, float]:
+    return found | also | {CPU: found[CPU] + also[CPU]}
+
+
+def look(part: Part, work: Work) -> dict[str, Any]:
+    """What must be known of a subject, and the messages that each operation takes, where this kernel tells.
+
+    Raises  Unable
+    """
+    with mounted(work, work.source) as (path, fuse):
+        with contextlib.suppress(PermissionError):  # a mount of one user's
+            os.listdir(path)  # it has begun to serve
+        found = traits(path, fuse)
+    return found | ({"messages": _messages(part, work)} if can_count() else {})
+
+
+def _messages(part: Part, work: Work) -> dict[str, dict[str, float]]:
+    """Of each operation, by opcode, the most frequent first.
 
     What comes once or twice a pass, however often the operation is done in it, does not count.
     Raises  Unable
     """
     found = {}
+    if part.messages:
+        n = max(1, round(work.n * SHARE_COUNTED))
+        found = {name: _often(messages, n) for name, messages in part.messages(work, n).items()}
     for operations, place in _places(part.of(SHARE_COUNTED), work):
         with place as (worker, fuse):
             if fuse is None:
@@ -107,12 +157,14 @@ def count_turn(part: Part, work: Work) -> dict[str, dict[str, float]]:
             with counted(int(fuse.connection.name)) as messages:
                 for operation in operations:
                     worker.do(operation)
-                    found[operation.name] = {
-                        opcode: round(count / operation.n_passes / operation.n, 5)
-                        for opcode, count in messages.take().most_common()
-                        if count > 2 * operation.n_passes
-                    }
+                    found[operation.name] = _often(messages.take(), operation.n, operation.n_passes)
     return found
+
+
+def _often(messages: Counter[str], n: int, n_passes: int = 1) -> dict[str, float]:
+    """For each of n."""
+    most = messages.most_common()
+    return {opcode: round(count / n_passes / n, 5) for opcode, count in most if count > 2 * n_passes}
 
 
 Place = contextlib.AbstractContextManager[tuple[Worker, FuseMount | None]]
@@ -130,27 +182,18 @@ def _places(part: Part, work: Work) -> Iterator[tuple[Sequence[Operation], Place
 def _fresh(operations: Sequence[Operation], work: Work) -> Iterator[tuple[Worker, FuseMount | None]]:
     tree = work.source.with_name(_TURN)
     prepare(tree, operations)
-    uid = USER if work.subject == SINGLE else 0
-    for directory in (tree, *tree.iterdir()):
-        os.chown(directory, uid, uid)
     try:
-        with _at(tree, work, uid) as at_work:
+        with _at(tree, work) as at_work:
             yield at_work
     finally:
         shutil.rmtree(tree)
 
 
 @contextlib.contextmanager
-def _at(tree: Path, work: Work, uid: int = 0) -> Iterator[tuple[Worker, FuseMount | None]]:
+def _at(tree: Path, work: Work) -> Iterator[tuple[Worker, FuseMount | None]]:
     """Raises  Unable: also for what fails in the body"""
-    try:
-        with (
-            served(work.subject, tree, work.example, words=all_subjects(), limit_s=LIMIT_S) as (path, fuse),
-            Worker(path, uid) as worker,
-        ):
-            yield worker, fuse
-    except (OSError, RuntimeError) as error:
-        raise Unable("failed", str(error)) from error
+    with mounted(work, tree) as (path, fuse), Worker(path) as worker:
+        yield worker, fuse
 
 
 def _nothing(_n: int) -> Sequence[Course]:
@@ -162,13 +205,30 @@ def _make_nothing(source: Path, _n: int) -> None:
 
 
 def _make_listing(source: Path, n: int) -> None:
+    """A directory of each size; of its files a tenth have an ACL."""
     source.mkdir()
-    make_flat(source / FLAT, n)
+    for size in sizes(n):
+        directory = source / _of(size)
+        make_flat(directory, size)
+        for number in range(0, size, N_PER_ACL):
+            os.setxattr(directory / f"f{number}", ACCESS, SOMEBODYS)
 
 
-def _listing_courses(_n: int) -> Sequence[Course]:
+def sizes(n: int) -> list[int]:
+    """Of the directories that are listed, where the largest has so many files."""
+    return [size * n // SIZES[-1] for size in SIZES]
+
+
+def _of(size: int) -> str:
+    return f"n{size}"
+
+
+def _listing_courses(n: int) -> Sequence[Course]:
     """`ls -l` as people type it, and where there are no extended attributes to ask for."""
-    return [twice(list_long()), twice(list_long()._replace(name=NO_XATTRS), has_xattrs=False)]
+    smallest, *_ = found = sizes(n)
+    no_xattrs = list_long(at=_of(smallest))._replace(name=NO_XATTRS)
+    by_size = [twice(list_long(at=_of(size))._replace(name=OF_SIZE.format(f"{size:,}"))) for size in found]
+    return [*by_size, twice(no_xattrs, has_xattrs=False)]
 
 
 def _tree_courses(n: int) -> Sequence[Course]:
@@ -212,10 +272,20 @@ def _fio(name: str, kind: str, n_ios: int) -> Step:
 
 PARTS = MappingProxyType(
     {
-        "listing": Part(_make_listing, 10_000, 1000, _listing_courses, LISTING),
-        "files": Part(_make_nothing, 0, 0, _nothing, FILES),
-        "changes": Part(_make_nothing, 0, 0, _nothing, CHANGES, subjects=(*PEERS[:2], SINGLE, *PEERS[2:])),
-        "data": Part(_make_data, _N_IOS, _N_IOS_QUICK, _data_courses, NEW_DATA, DATA, _DATA_KEPT),
-        "tree": Part(make_repository, 50_000, 5000, _tree_courses),
+        "names": Part(
+            *(_make_nothing, 1500, 200, _nothing),
+            subjects=(*EVERYBODY, SINGLE),
+            turn=names.take_names,
+            messages=names.count_names,
+            cores=(ALL_CORES, ONE_CORE),
+        ),
+        "clients": Part(_make_nothing, 2000, 300, _nothing, turn=names.take_clients, patience=2),
+        "busy": Part(_make_nothing, 500, 100, _nothing, subjects=QUICK_ONES, turn=names.take_beside_busy, patience=4),
+        "listing": Part(_make_listing, SIZES[-1], SIZES[-1] // 20, _listing_courses, LISTING, patience=4),
+        "data": Part(_make_data, _N_IOS, _N_IOS_QUICK, _data_courses, (*FILES, *NEW_DATA), DATA, _DATA_KEPT),
+        "tree": Part(make_repository, 50_000, 5000, _tree_courses, patience=3),
+        "projects": Part(
+            *(projects.make, 100_000, 5000, _nothing), subjects=QUICK_ONES, turn=projects.take, patience=8
+        ),
     }
 )

@@ -4,22 +4,25 @@ import math
 from collections.abc import Iterator, Sequence
 
 from bench.listing_plot import COLOURS
-from bench.mount_targets import Medians, Place, medians_of, place, told
+from bench.mount_tables import told
+from bench.mount_targets import Place, Seconds, means_of, place
+from bench.names import P50, USED
 from bench.subjects import CPU, NATIVE, OURS, Row
 
 _WIDTH, _LINE, _LEFT, _TOP, _GAP = 400, 16, 160, 64, 50
-_PER_ROW = 2
+_PER_ROW, _PER_LINE = 2, 5
 _POWERS = (-3, 1)  # of ten: of native's speed
 _FONT = 'font-family="sans-serif" font-size="11" fill="#333"'
 
 
-def draw(rows: Sequence[Row]) -> str:
+def draw(all_rows: Sequence[Row]) -> str:
     """A panel for each place; a line for each step, and a dot for each subject."""
+    rows = [row for row in all_rows if row["part"] != "busy"]  # its steps are those of another part
     places = list(dict.fromkeys(map(place, rows)))
-    steps = list(dict.fromkeys(step for row in rows for step in medians_of(row).get(NATIVE, ()) if step != CPU))
+    steps = list(dict.fromkeys(step for row in rows for step in means_of(row).get(NATIVE, ()) if _is_drawn(step)))
     row_height = len(steps) * _LINE + _TOP
     width = _LEFT + _PER_ROW * (_WIDTH + _GAP)
-    height = math.ceil(len(places) / _PER_ROW) * row_height + 60
+    height = math.ceil(len(places) / _PER_ROW) * row_height + 80
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" {_FONT}>',
         f'<rect width="{width}" height="{height}" fill="#fff"/>',
@@ -30,11 +33,15 @@ def draw(rows: Sequence[Row]) -> str:
         top = _TOP + row * row_height
         if column == 0:
             parts += _names(top, steps)
-        found = [medians_of(one) for one in rows if place(one) == where]
+        found = [means_of(one) for one in rows if place(one) == where]
         parts += _panel(_LEFT + column * (_WIDTH + _GAP), top, where, steps, found)
-    names = dict.fromkeys(name for row in rows for name in medians_of(row) if name != NATIVE)
-    parts += _legend(height - 14, list(names))
+    names = dict.fromkeys(name for row in rows for name in means_of(row) if name != NATIVE)
+    parts += _legend(height - 46, list(names))
     return "\n".join([*parts, "</svg>", ""])
+
+
+def _is_drawn(step: str) -> bool:
+    return step != CPU and not step.endswith(P50) and USED not in step
 
 
 def _names(top: float, steps: Sequence[str]) -> Iterator[str]:
@@ -51,7 +58,7 @@ def _x(left: float, ratio: float) -> float:
     return left + (min(max(math.log10(ratio), least), most) - least) / (most - least) * _WIDTH
 
 
-def _panel(left: float, top: float, where: Place, steps: Sequence[str], found: Sequence[Medians]) -> Iterator[str]:
+def _panel(left: float, top: float, where: Place, steps: Sequence[str], found: Sequence[Seconds]) -> Iterator[str]:
     bottom = top + len(steps) * _LINE
     yield f'<rect x="{left}" y="{top}" width="{_WIDTH}" height="{bottom - top}" fill="#f7f7f7"/>'
     yield f'<text x="{left}" y="{top - 8}" font-weight="bold">{told(where)}</text>'
@@ -64,14 +71,14 @@ def _panel(left: float, top: float, where: Place, steps: Sequence[str], found: S
         # Ours last: on top of the others.
         for name in sorted((name for name in medians if name != NATIVE), key=lambda name: name == OURS):
             for step, seconds in medians[name].items():
-                if step in native and step != CPU:
+                if step in native and _is_drawn(step):
                     x, y = _x(left, native[step] / seconds), _y(top, steps.index(step))
                     radius = 5 if name == OURS else 3.5
                     yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="{COLOURS[name]}"/>'
 
 
-def _legend(y: float, names: Sequence[str]) -> Iterator[str]:
+def _legend(top: float, names: Sequence[str]) -> Iterator[str]:
     for at, name in enumerate(names):
-        x = _LEFT + at * 118
+        x, y = _LEFT + at % _PER_LINE * 174, top + at // _PER_LINE * _LINE
         yield f'<circle cx="{x + 5}" cy="{y - 4}" r="5" fill="{COLOURS[name]}"/>'
         yield f'<text x="{x + 15}" y="{y}">{name}</text>'

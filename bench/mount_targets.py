@@ -1,267 +1,273 @@
-"""What the rows of bench/results/mount.jsonl say: the verdict on each target, and the tables of docs/performance.md."""
+"""How good the mount must be, and what the rows of bench/results/mount.jsonl say of each target.
+
+There are two columns: for the daemon in Python, and for one with a native core. What is judged are means over rounds.
+"""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
-from bench.listing_steps import NO_XATTRS
-from bench.mount_parts import FIO_STEPS, PARTS, PEERS, TREE_STEPS
-from bench.operations import AGAIN, CHANGES, MISS, NAMES, SCAN
-from bench.subjects import CPU, HP, NATIVE, OURS, SINGLE, Row, conditions, markdown
+from bench.listing_steps import OF_SIZE
+from bench.mount_parts import ALL_CORES, FIO_STEPS, ONE_CORE, PARTS, TREE_STEPS, sizes
+from bench.names import ALL_USED, N_CLIENTS, OPERATIONS, told_clients
+from bench.operations import AGAIN, MISS
+from bench.projects import STEPS
+from bench.subjects import (
+    BINDFS,
+    DEVICE,
+    EXAMPLE,
+    HP,
+    HP_NO_XATTR,
+    HP_URING,
+    LL,
+    LL_CHECKED,
+    MERGERFS,
+    NATIVE,
+    OURS,
+    Row,
+)
 
-Medians = Mapping[str, Mapping[str, float]]
+Seconds = Mapping[str, Mapping[str, float]]
 """Of a subject, by step."""
 Place = tuple[str, str]
 """A filesystem, and how many cores."""
+Rival = Callable[[Row, str], tuple[str, float] | None]
+"""Who is compared in a row and a step, and the seconds; None: nobody did it."""
 
-BEST_PEER = "the best peer"
+PYTHON, CORE = "Python", "native core"
+COLUMNS = (PYTHON, CORE)
 N_ROUNDS = 5
 """Of a complete run, at least."""
-EVERYBODY = (NATIVE, OURS, SINGLE, *PEERS[2:])
-_REASON_LENGTH = 160
-_LISTINGS = ("ls -l", NO_XATTRS, SCAN)
+ON_DEVICE = (HP, HP_NO_XATTR, LL, LL_CHECKED, BINDFS, MERGERFS, EXAMPLE)
+"""Peers who read /dev/fuse."""
+SINGLE_THREADED = (BINDFS, EXAMPLE)
+_US = 1e-6
+TODAY = MappingProxyType(
+    dict(zip(OPERATIONS, (us * _US for us in (10.9, 78, 23.2, 43.0, 52, 39, 57, 40)), strict=True))
+)
+"""What each took on one core before there was io_uring: means, of open and append the median call."""
+TODAYS_SCENE = "tmpfs"
+_BEFORE = "what one core took before"
+_NAMES = tuple(OPERATIONS)
+_TREES_AGAIN = tuple(step + AGAIN for step in TREE_STEPS)
+
+
+def means_of(row: Row) -> Seconds:
+    """Over all rounds."""
+    return {
+        name: {step: statistics.mean(each) for step, each in found["seconds"].items()}
+        for name, found in row["subjects"].items()
+        if "seconds" in found
+    }
+
+
+def medians_of(row: Row) -> Seconds:
+    """Over all rounds."""
+    return {name: found["medians"] for name, found in row["subjects"].items() if "medians" in found}
+
+
+def traits_of(row: Row, name: str) -> dict[str, Any]:
+    """What is known of a subject; nothing, of one that is not there or of an old row."""
+    found: dict[str, Any] = row["subjects"].get(name, {}).get("traits", {})
+    return found
+
+
+def one(name: str) -> Rival:
+    """Only this one. The peer over io_uring is none if it had to do without."""
+
+    def rival(row: Row, step: str) -> tuple[str, float] | None:
+        seconds = means_of(row).get(name, {}).get(step)
+        is_itself = name != HP_URING or traits_of(row, name).get("transport") == "io_uring"
+        return (name, seconds) if seconds is not None and is_itself else None
+
+    return rival
+
+
+def best(names: Sequence[str], trait: str | None = None) -> Rival:
+    """The quickest of some, or of those among them who have a trait."""
+
+    def rival(row: Row, step: str) -> tuple[str, float] | None:
+        found = [one(name)(row, step) for name in names if trait is None or traits_of(row, name).get(trait)]
+        return min((each for each in found if each), key=lambda each: each[1], default=None)
+
+    return rival
+
+
+def today(_row: Row, step: str) -> tuple[str, float]:
+    """What it took before."""
+    return _BEFORE, TODAY[step]
 
 
 class Target(NamedTuple):
-    """How fast one subject is to be, beside another."""
+    """How long ours may take, beside somebody else.
+
+    columns   for which of the two it is
+    steps     of the part; of listings, what follows their sizes
+    rival     beside whom; told: whom that is, for people
+    limit     at most so many times his time
+    n_needed  in so many of the steps; None: in all
+    is_below  not as long, either
+    """
 
     part: str
     steps: tuple[str, ...]
-    rival: str
+    columns: tuple[str, ...]
+    told: str
+    rival: Rival
     limit: float
-    who: str = OURS
-    is_time: bool = False  # at most so many times the rival's time, not at least so many times its speed
+    cores: str = ALL_CORES
+    n_needed: int | None = None
+    is_below: bool = False
 
     @property
-    def told(self) -> str:
-        """Such as `at least 0.9 of native's speed`."""
-        return f"at {'most' if self.is_time else 'least'} {self.limit:g} of {_whose(self.rival, self.is_time)}"
+    def wanted(self) -> str:
+        """Such as `at most 0.5 of bindfs`."""
+        how = "below" if self.is_below else "at most"
+        many = "" if self.n_needed is None else f", in {self.n_needed} of {len(self.steps)}"
+        times = "" if self.limit == 1 else f"{self.limit:.3g} of "
+        return f"{how} {times}{self.told}{many}"
+
+    def steps_in(self, row: Row) -> Sequence[str]:
+        """Those that a row is to have."""
+        if self.part != "listing":
+            return self.steps
+        return [OF_SIZE.format(f"{size:,}") + suffix for size in sizes(row["n_files"]) for suffix in self.steps]
 
 
 class Verdict(NamedTuple):
     """What a row says of a target, for one of its steps."""
 
     target: Target
+    place: Place
     step: str
-    ratio: float
-    rival: str  # the best of the peers has a name
+    seconds: float
+    rival: str
+    rival_seconds: float
+    of_native: float | None  # times native's time
+
+    @property
+    def ratio(self) -> float:
+        """Times the rival's time."""
+        return self.seconds / self.rival_seconds
+
+    @property
+    def is_met(self) -> bool:
+        """By this step."""
+        return self.ratio < self.target.limit if self.target.is_below else self.ratio <= self.target.limit
+
+
+_PEERS = (HP_URING, *ON_DEVICE)
+_BOTH, _PY, _NATIVE_CORE = COLUMNS, (PYTHON,), (CORE,)
+_OTHERS = tuple(step for step in _NAMES if step != MISS)
+_SHARED = tuple(map(told_clients, N_CLIENTS[1:]))
+_EACH_ON_DEVICE, _CHECKED = "every /dev/fuse peer's", "the best that checks permissions"
+TARGETS = (
+    Target("names", _NAMES, _PY, _BEFORE, today, 1, is_below=True),
+    Target("names", _NAMES, _PY, _EACH_ON_DEVICE, best(ON_DEVICE), 1, n_needed=6, is_below=True),
+    Target("names", _OTHERS, _NATIVE_CORE, _EACH_ON_DEVICE, best(ON_DEVICE), 0.8),
+    Target("names", (MISS,), _NATIVE_CORE, _EACH_ON_DEVICE, best(ON_DEVICE), 1.1),
+    Target("names", _NAMES, _NATIVE_CORE, HP_URING, one(HP_URING), 1.2),
+    Target("names", _NAMES, _NATIVE_CORE, HP_URING, one(HP_URING), 1, is_below=True),
+    Target("names", _NAMES, _PY, _CHECKED, best(_PEERS, "checks"), 2, ONE_CORE),
+    Target("names", _NAMES, _NATIVE_CORE, _CHECKED, best(_PEERS, "checks"), 1.2, ONE_CORE),
+    Target("names", _NAMES, _NATIVE_CORE, _CHECKED, best(_PEERS, "checks"), 1, ONE_CORE, is_below=True),
+    Target("names", (ALL_USED,), _PY, BINDFS, one(BINDFS), 1),
+    Target("names", (ALL_USED,), _NATIVE_CORE, HP, one(HP), 1),
+    Target("clients", _SHARED, _PY, "every single-threaded peer's", best(SINGLE_THREADED), 1, is_below=True),
+    Target("clients", _SHARED, _NATIVE_CORE, "every peer's", best(_PEERS), 1, is_below=True),
+    Target("busy", _NAMES, _BOTH, DEVICE, one(DEVICE), 1),
+    Target("listing", ("",), _PY, "the best that is asked for ACLs", best(_PEERS, "getxattr"), 1),
+    Target("listing", ("",), _NATIVE_CORE, "the best that is asked for ACLs", best(_PEERS, "getxattr"), 0.5),
+    Target("listing", (AGAIN,), _BOTH, NATIVE, one(NATIVE), 1.15),
+    Target("tree", _TREES_AGAIN, _BOTH, NATIVE, one(NATIVE), 1.15),
+    Target("data", ("read", "write", "mmap read", *FIO_STEPS), _BOTH, NATIVE, one(NATIVE), 1 / 0.95),
+    Target("projects", tuple(STEPS), _BOTH, BINDFS, one(BINDFS), 0.5),
+    Target("projects", tuple(STEPS), _NATIVE_CORE, HP_URING, one(HP_URING), 1, is_below=True),
+)
+
+
+class Finding(NamedTuple):
+    """What a row says of a target."""
+
+    target: Target
+    place: Place
+    verdicts: list[Verdict]  # one for each step that both have done
+    not_judged: list[str]  # the others
 
     @property
     def word(self) -> str:
         """The answer."""
-        is_met = self.ratio <= self.target.limit if self.target.is_time else self.ratio >= self.target.limit
-        return "met" if is_met else "MISSED"
+        n_steps = len(self.verdicts) + len(self.not_judged)
+        n_needed = self.target.n_needed or n_steps
+        n_met = sum(verdict.is_met for verdict in self.verdicts)
+        if n_met >= n_needed:
+            return "met"
+        return "MISSED" if n_met + len(self.not_judged) < n_needed else "not judged"
 
     @property
     def told(self) -> str:
-        """All of it but where."""
-        who = "" if self.target.who == OURS else f", {self.target.who}"
-        found = f"{self.ratio:.3g} of {_whose(self.rival, self.target.is_time)}"
-        return f"{self.step}{who}: {found} ({self.target.told}): {self.word}"
+        """What was found: the ratios, and who was the rival where it is the best of some."""
+        ratios = ", ".join(f"{verdict.step} {verdict.ratio:.2f}{self._whose(verdict)}" for verdict in self.verdicts)
+        return "; ".join([ratios, *(f"{step}: not done by both" for step in self.not_judged)])
+
+    def _whose(self, verdict: Verdict) -> str:
+        native = f" ({verdict.of_native:.2f} of native)" if self.target.part == "projects" and verdict.of_native else ""
+        return ("" if verdict.rival == self.target.told else f" of {verdict.rival}") + native
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it."""
+        figures = {
+            verdict.step: {
+                "seconds": verdict.seconds,
+                "rival": verdict.rival,
+                "rival_seconds": verdict.rival_seconds,
+                "ratio": round(verdict.ratio, 4),
+                "of_native": verdict.of_native and round(verdict.of_native, 4),
+                "met": verdict.is_met,
+            }
+            for verdict in self.verdicts
+        }
+        target, (where, cores) = self.target, self.place
+        return {
+            "part": target.part,
+            "scene": where,
+            "cores": cores,
+            "columns": target.columns,
+            "target": target.wanted,
+            "verdict": self.word,
+            "figures": figures,
+            "not_judged": self.not_judged,
+        }
 
 
-def _whose(rival: str, is_time: bool) -> str:
-    return f"{rival}'s {'time' if is_time else 'speed'}"
-
-
-TARGETS = (
-    Target("listing", _LISTINGS, BEST_PEER, 1.8),
-    Target("listing", tuple(step + AGAIN for step in _LISTINGS), NATIVE, 0.9),
-    Target("listing", (NAMES + AGAIN,), NATIVE, 1.5),
-    Target("files", ("open, read 4 KiB, close", "open, append, close"), BEST_PEER, 1.1),
-    Target("files", ("append 128 bytes",), NATIVE, 0.8),
-    Target("files", (MISS,), BEST_PEER, 0.65),
-    Target("data", ("read", "write", "mmap read", *FIO_STEPS), NATIVE, 0.95),
-    Target("changes", tuple(one.name for one in CHANGES), BEST_PEER, 0.9, SINGLE),
-    Target("changes", tuple(one.name for one in CHANGES), BEST_PEER, 0.6),
-    Target("tree", tuple(step + AGAIN for step in TREE_STEPS), NATIVE, 1.15, is_time=True),
-)
-CPU_TARGET = Target("", (CPU,), HP, 1.0, is_time=True)
-_CPU_TOLD = "the daemon's processor time"
-
-
-def judged(row: Row) -> Iterator[Verdict]:
-    """Of each step that a target is about, and that was measured."""
-    medians = medians_of(row)
+def judged(row: Row) -> Iterator[Finding]:
+    """Each target that is about a row."""
+    means = means_of(row)
+    ours, native = means.get(OURS, {}), means.get(NATIVE, {})
     for target in TARGETS:
-        for step in target.steps if target.part == row["part"] else ():
-            rival = _best_peer(medians, step) if target.rival == BEST_PEER else target.rival
-            mine, its = (medians.get(name or "", {}).get(step) for name in (target.who, rival))
-            if rival is not None and mine is not None and its is not None:
-                yield Verdict(target, step, mine / its if target.is_time else its / mine, rival)
-
-
-def _best_peer(medians: Medians, step: str) -> str | None:
-    peers = [name for name in medians if name not in (NATIVE, OURS, SINGLE) and step in medians[name]]
-    return min(peers, key=lambda name: medians[name][step], default=None)
-
-
-def judged_cpu(rows: Sequence[Row]) -> Verdict | None:
-    """Of the whole benchmark in one place; None: not all of it has run there."""
-    used = _cpu(rows)
-    return Verdict(CPU_TARGET, _CPU_TOLD, used[OURS] / used[HP], HP) if used else None
-
-
-def _cpu(rows: Sequence[Row]) -> dict[str, float]:
-    """Seconds of the daemons, over all parts that passthrough_hp got done (it needs an fd for each file)."""
-    if {row["part"] for row in rows} != set(PARTS):
-        return {}
-    found = [medians for medians in map(medians_of, rows) if OURS in medians and HP in medians]
-    names = [name for name in found[0] if all(name in one for one in found)] if found else []
-    return {name: sum(one[name][CPU] for one in found) for name in names}
-
-
-def verdicts(row: Row) -> Iterator[str]:
-    """Each target that this row can judge, met or MISSED; and what it can't."""
-    for name in (OURS, SINGLE):
-        if "failed" in row["subjects"].get(name, {}):
-            yield f"{title(row)}: {name} failed, every target MISSED: {row['subjects'][name]['failed']}"
-    found = list(judged(row))
-    yield from (f"{title(row)}: {verdict.told}" for verdict in found)
-    seen = {(verdict.target, verdict.step) for verdict in found}
-    for target in TARGETS:
-        for step in target.steps if target.part == row["part"] else ():
-            if (target, step) not in seen:
-                yield f"{title(row)}: {step}, {target.who}: not judged: somebody did not do it"
-
-
-def title(row: Row) -> str:
-    """Its part and its place."""
-    return f"{row['part']}, {told((row['scene'], row['cores']))}"
+        if target.part != row["part"] or target.cores != row["cores"]:
+            continue
+        steps = target.steps_in(row)
+        if target.rival is today and row["scene"] != TODAYS_SCENE:
+            continue
+        rivals = {step: target.rival(row, step) for step in steps}
+        verdicts = [
+            Verdict(
+                target, place(row), step, ours[step], *rival, ours[step] / native[step] if native.get(step) else None
+            )
+            for step, rival in rivals.items()
+            if rival and step in ours
+        ]
+        found = {verdict.step for verdict in verdicts}
+        yield Finding(target, place(row), verdicts, [step for step in steps if step not in found])
 
 
 def place(row: Row) -> Place:
     """Where a row was measured."""
     return row["scene"], row["cores"]
-
-
-def told(where: Place) -> str:
-    return f"{where[0]}, {where[1]}"
-
-
-def medians_of(row: Row) -> Medians:
-    return {name: found["medians"] for name, found in row["subjects"].items() if "medians" in found}
-
-
-def table(rows: Sequence[Row]) -> str:
-    """All medians of one place, who is left out, and who had fewer turns than the others."""
-    names = [name for name in EVERYBODY if any(name in medians_of(row) for row in rows)]
-    lines = [line for row in rows for line in _lines(row, names)]
-    used = _cpu(rows)
-    if used:
-        lines.append(_cpu_line(f"{_CPU_TOLD}, all parts", used, names))
-    remarks = [remark for row in rows for remark in _remarks(row)]
-    heads = [told(place(rows[0])), *names, f"{OURS} / best peer"]
-    return "\n".join([markdown(heads, lines), *(["", *remarks] if remarks else [])])
-
-
-def _lines(row: Row, names: Sequence[str]) -> Iterator[list[str]]:
-    medians = medians_of(row)
-    for step in dict.fromkeys(step for found in medians.values() for step in found if step != CPU):
-        n, unit = (row["counts"].get(step, {}).get(key) for key in ("n", "unit"))
-        native = medians.get(NATIVE, {}).get(step)
-        cells = [step if unit in (None, "ops") else f"{step}, {'a MiB' if unit == 'MiB' else 'an entry'}"]
-        for name in names:
-            found = medians.get(name, {}).get(step)
-            ratio = f" ({native / found:.2g})" if found and native and name != NATIVE else ""
-            cells.append("-" if found is None else _time(found / (n or 1)) + ratio)
-        best, ours = _best_peer(medians, step), medians.get(OURS, {}).get(step)
-        cells.append(f"{medians[best][step] / ours:.2f}" if best and ours else "-")
-        yield cells
-    yield _cpu_line(f"{_CPU_TOLD}, {row['part']}", {name: found[CPU] for name, found in medians.items()}, names)
-
-
-def _cpu_line(what: str, used: Mapping[str, float], names: Sequence[str]) -> list[str]:
-    return [what, *(_time(used[name]) if used.get(name) else "-" for name in names), "-"]
-
-
-def _time(seconds: float) -> str:
-    """Three digits."""
-    unit, size = next(
-        ((unit, size) for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)) if seconds >= size), ("ns", 1e-9)
-    )
-    return f"{seconds / size:.3g} {unit}"
-
-
-def _remarks(row: Row) -> Iterator[str]:
-    n_rounds = row["options"]["n_rounds"]
-    fewer = []
-    for name, found in row["subjects"].items():
-        for kind in ("missing", "failed"):
-            if kind in found:
-                yield f"- {row['part']}: {name}: {kind}: {found[kind][:_REASON_LENGTH]}"
-        n_turns = len(found["seconds"][CPU]) if "seconds" in found else n_rounds
-        if n_turns < n_rounds:
-            fewer.append(f"{name} {n_turns}")
-    if fewer:
-        yield f"- {row['part']}: fewer turns than {n_rounds}, long as they are: {', '.join(fewer)}"
-    if row["left_out"]:
-        yield f"- {row['part']}: left out: {row['left_out']}"
-
-
-def tables(rows: Sequence[Row]) -> str:
-    """The Markdown of docs/performance.md: verdicts, times, messages, and what it was measured on."""
-    places = list(dict.fromkeys(map(place, rows)))
-    by_place = [[row for row in rows if place(row) == where] for where in places]
-    parts = [
-        "The targets. What was found is a ratio of speeds, or of times where it is to be at most so much:",
-        _verdict_table(by_place),
-        "Medians; in brackets how many times as fast as native:",
-        *map(table, by_place),
-        "Messages for each operation, entry or MiB, without those that come once or twice in all:",
-        *_messages(by_place[0]),
-        "Measured on:",
-        "\n".join(line for of_place in by_place for line in _conditions(of_place)),
-    ]
-    return "\n\n".join(parts)
-
-
-def _conditions(rows: Sequence[Row]) -> Iterator[str]:
-    """Of one place; more than one line if the programs changed between its parts."""
-    for commit in dict.fromkeys(row["versions"]["commit"] for row in rows):
-        of_commit = [row for row in rows if row["versions"]["commit"] == commit]
-        busiest = max(of_commit, key=lambda row: float(row["load_before"]))
-        parts = ", ".join(row["part"] for row in of_commit)
-        yield f"- {told(place(busiest))}: {conditions(busiest, parts)}"
-
-
-def _verdict_table(by_place: Sequence[Sequence[Row]]) -> str:
-    cells: dict[tuple[str, str], dict[Place, str]] = {}
-    for rows in by_place:
-        cpu = judged_cpu(rows)
-        for verdict in (*(one for row in rows for one in judged(row)), *([cpu] if cpu else [])):
-            who = "" if verdict.target.who == OURS else f", {verdict.target.who}"
-            word = "met" if verdict.word == "met" else "**MISSED**"
-            of_step = cells.setdefault((verdict.step + who, verdict.target.told), {})
-            of_step[place(rows[0])] = f"{verdict.ratio:.2f} {word}"
-    places = [place(rows[0]) for rows in by_place]
-    lines = ([*key, *(found.get(where, "-") for where in places)] for key, found in cells.items())
-    return markdown(["work", "target", *map(told, places)], lines)
-
-
-def _messages(rows: Sequence[Row]) -> Iterator[str]:
-    found = [
-        (row, {name: of["messages"] for name, of in row["subjects"].items() if of.get("messages")}) for row in rows
-    ]
-    names = list(dict.fromkeys(name for _, asked in found for name in asked))
-    lines = [
-        [step, *(_asked(asked[name].get(step)) if name in asked else "-" for name in names)]
-        for row, asked in found
-        if asked
-        for step in row["counts"]
-    ]
-    if lines:
-        yield markdown(["operation", *names], lines)
-
-
-def _asked(counts: Mapping[str, float] | None) -> str:
-    """Such as `lookup, read 8`."""
-    return ", ".join(_count(opcode.lower(), each) for opcode, each in (counts or {}).items()) or "none"
-
-
-def _count(opcode: str, each: float) -> str:
-    return opcode if f"{each:.2g}" == "1" else f"{opcode} {each:.2g}" if each < 100 else f"{opcode} {each:.0f}"
 
 
 def newest(results: Path) -> list[Row]:

@@ -1,6 +1,7 @@
 """Who takes part in the benchmarks of the mount: what each runs, where it is found, and how its figures are told."""
 
 import contextlib
+import errno
 import importlib.metadata
 import os
 import shutil
@@ -14,15 +15,26 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from bench import uring
+from bench.processor_time import DAEMON, counted_by, in_group, used_s
 from bench.support import PYTHON, TRASHD, tell
+from fusefs.core.mount_options import MountOptions
 from tests.support.fuse_watchdog import FuseMount, device_for_all, fuse_mount
 from tests.support.machine_capabilities import SFTP_SERVER
+from tests.support.real_filesystems import mount_of
 
 NATIVE, OURS, EXAMPLE = "native", "trashd", "passthroughfs"
+BINDFS, MERGERFS = "bindfs", "mergerfs"
+DEVICE = "trashd, /dev/fuse"
+"""Ours without io_uring; what ours comes by otherwise, `traits` tells."""
 SINGLE = "trashd, one user"
 """Mounted by a user, for himself: the filesystem below checks permissions, not the kernel."""
-HP, LL = "passthrough_hp", "passthrough_ll"
+HP_URING, HP, LL = "passthrough_hp, io_uring", "passthrough_hp", "passthrough_ll"
 """Examples of libfuse's, where the environment says where they are."""
+HP_NO_XATTR = "passthrough_hp, no getxattr"
+"""Of a libfuse built without extended attributes: it is asked for one once, and then never again."""
+LL_CHECKED = "passthrough_ll, checked"
+"""The kernel checks permissions; as it ships, nobody does."""
 SSHFS = "sshfs"
 USER = 1000
 MERGERFS_OPTIONS = (
@@ -39,15 +51,20 @@ SUBJECTS = MappingProxyType[str, tuple[str, ...]](
     {
         NATIVE: (),
         OURS: (TRASHD, "mount", "{source}", "{point}", "--foreground", "--coherence", "exclusive"),
-        "bindfs": ("bindfs", "-f", "{source}", "{point}"),
-        "mergerfs": ("mergerfs", "-f", "-o", MERGERFS_OPTIONS, "{source}", "{point}"),
+        BINDFS: ("bindfs", "-f", "{source}", "{point}"),
+        MERGERFS: ("mergerfs", "-f", "-o", MERGERFS_OPTIONS, "{source}", "{point}"),
         EXAMPLE: (PYTHON, "{example}", "{source}", "{point}"),
     }
 )
+_HP_PROGRAM, _LL_PROGRAM = "TRASHD_BENCH_PASSTHROUGH_HP", "TRASHD_BENCH_PASSTHROUGH_LL"
+_HP_WORDS = ("--foreground", "-o", "allow_other", "{source}", "{point}")  # it has the kernel check by itself
 _PROGRAMS = MappingProxyType[str, tuple[str, tuple[str, ...]]](
     {
-        HP: ("TRASHD_BENCH_PASSTHROUGH_HP", ("--foreground", "{source}", "{point}")),
-        LL: ("TRASHD_BENCH_PASSTHROUGH_LL", ("-f", "-o", "source={source}", "{point}")),
+        HP_URING: (_HP_PROGRAM, ("--foreground", "-o", "allow_other,io_uring", "{source}", "{point}")),
+        HP: (_HP_PROGRAM, _HP_WORDS),
+        HP_NO_XATTR: ("TRASHD_BENCH_PASSTHROUGH_HP_NO_XATTR", _HP_WORDS),
+        LL: (_LL_PROGRAM, ("-f", "-o", "allow_other,source={source}", "{point}")),
+        LL_CHECKED: (_LL_PROGRAM, ("-f", "-o", "allow_other,default_permissions,source={source}", "{point}")),
     }
 )
 CPU = "cpu"
@@ -72,6 +89,8 @@ def all_subjects() -> Words:
     """What each runs, with those that the environment names, and those that take part here and there."""
     found = dict(SUBJECTS)
     found[SSHFS] = ("sshfs", "-f", "-o", SSHFS_OPTIONS, "localhost:{source}", "{point}")
+    if hasattr(MountOptions, "uring"):
+        found[DEVICE] = (*SUBJECTS[OURS], "-o", "uring=off")
     found[SINGLE] = ("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", *SUBJECTS[OURS])
     for name, (variable, words) in _PROGRAMS.items():
         if program := os.environ.get(variable):
@@ -126,17 +145,32 @@ def served(
         command = [word.format(source=source, point=point, example=example) for word in words[name]]
         if not shutil.which(command[0]):
             raise Unable("missing", command[0])
-        with fuse_mount(command, Path(point), limit_s) as fuse:
+        with fuse_mount(in_group(DAEMON, command), Path(point), limit_s) as fuse:
             yield fuse.path, fuse
 
 
 def cpu_s(fuse: FuseMount | None) -> float:
     """Seconds of processor time that a mount's daemon has used so far, all its threads together; native has none."""
+    return 0.0 if fuse is None else used_s(DAEMON, fuse.pid)
+
+
+def traits(path: Path, fuse: FuseMount | None) -> dict[str, Any]:
+    """What must be known of a subject that serves a directory to compare its figures.
+
+    transport   what messages come by, "" if there are none
+    checks      whether the kernel checks permissions
+    getxattr    whether it answers a question for an extended attribute, which `ls -l` has for each file
+    """
+    getxattr = True
+    try:
+        os.getxattr(path, "user.trashd-bench")
+    except OSError as error:
+        getxattr = error.errno != errno.ENOTSUP
     if fuse is None:
-        return 0.0
-    # pid (name) state …: the name may hold anything; user and system time are the 14th and 15th field.
-    fields = Path(f"/proc/{fuse.pid}/stat").read_bytes().rpartition(b")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return {"transport": "", "checks": True, "getxattr": getxattr}
+    mount = mount_of(path)
+    checks = mount is not None and "default_permissions" in mount.options
+    return {"transport": uring.transport(fuse.pid), "checks": checks, "getxattr": getxattr}
 
 
 def take_turns(
@@ -167,23 +201,34 @@ def take_turns(
 
 
 def summary(turns: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """All turns of one subject: the medians, and each."""
-    seconds = {key: [round(turn[key], 9) for turn in turns] for key in turns[0]}
+    """All turns of one subject: the medians, and each; without what was not done in all of them."""
+    keys = [key for key in turns[0] if all(key in turn for turn in turns)]
+    seconds = {key: [round(turn[key], 9) for turn in turns] for key in keys}
     return {"medians": {key: statistics.median(values) for key, values in seconds.items()}, "seconds": seconds}
 
 
 def versions() -> dict[str, str]:
-    """Of what takes part and is there."""
+    """Of what takes part and is there, and of what counts its processor time."""
     told = {name: importlib.metadata.version(name) for name in ("trashd", "pyfuse3", "trio")}
     commands = {"commit": ["git", "describe", "--always", "--dirty"]}
-    commands |= {name: [name, "--version"] for name in ("bindfs", "mergerfs", "git", "fio")}
+    commands |= {name: [name, "--version"] for name in (BINDFS, MERGERFS, "git", "fio", "npm")}
     commands |= {"coreutils": ["ls", "--version"], "libfuse": ["fusermount3", "--version"]}
     commands["sshfs"] = ["sh", "-c", "sshfs -V | grep SSHFS"]  # tells fusermount3's version first
     for name, command in commands.items():
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             said = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent)
             told[name] = said.stdout.splitlines()[0].rpartition(" ")[2].removeprefix("fio-")
-    return told
+    for name, (variable, _) in _PROGRAMS.items():
+        if program := os.environ.get(variable):
+            told[name] = f"libfuse {_libfuse_of(program)}"
+    return told | {"processor time": counted_by()}
+
+
+def _libfuse_of(program: str) -> str:
+    """The version of the library that an example finds, as the library's own file is named."""
+    said = subprocess.run(["ldd", program], capture_output=True, text=True, check=False).stdout.splitlines()
+    paths = [words[2] for words in map(str.split, said) if words[0].startswith("libfuse3") and len(words) > 2]
+    return Path(paths[0]).resolve().name.partition(".so.")[2] if paths else "unknown"
 
 
 def conditions(row: Row, where: str) -> str:

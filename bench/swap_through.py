@@ -25,10 +25,12 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any, NamedTuple
 
+from bench import processor_time, uring
 from bench.listing_scenes import scene
 from bench.listing_steps import Work, taking_part
-from bench.subjects import NATIVE, OURS, Row, Words, all_subjects, conditions, markdown, summary, versions
+from bench.subjects import DEVICE, NATIVE, OURS, Row, Words, all_subjects, conditions, markdown, summary, versions
 from bench.support import compiled, keep, make_flat, measuring, tell
 from bench.swap_clients import KINDS, clients_in, make_room, watching, worst_s
 from fusefs.linux.kernel import Kernel
@@ -52,12 +54,13 @@ TakeBack = Callable[[], object]
 
 
 def words() -> Words:
-    """What each subject runs; ours also where the tree may change behind it."""
+    """What each subject runs; ours also where the tree may change behind it, and without io_uring."""
     found = all_subjects()
     return {
         NATIVE: (),
         OURS: found[OURS],
         SHARED: tuple("shared" if word == "exclusive" else word for word in found[OURS]),
+        **{name: found[name] for name in (DEVICE,) if name in found},
     }
 
 
@@ -175,20 +178,58 @@ def _told(way: str) -> list[str]:
     return [named(way, figure) for figure in (EMPTY, STALL, STALL_ALONE)]
 
 
-def verdicts(row: Row) -> Iterator[str]:
-    """Each target, met or MISSED."""
+class Line(NamedTuple):
+    """What a row says of one target."""
+
+    row: Row
+    subject: str
+    way: str
+    figure: str
+
+    @property
+    def most_s(self) -> float:
+        """The target."""
+        return LIMITS_S[self.figure]
+
+    @property
+    def median_s(self) -> float:
+        """Of all turns."""
+        return float(self.row["subjects"][self.subject]["medians"][named(self.way, self.figure)])
+
+    @property
+    def worst_s(self) -> float:
+        """Of all turns."""
+        return float(max(self.row["subjects"][self.subject]["seconds"][named(self.way, self.figure)]))
+
+    @property
+    def is_met(self) -> bool:
+        """By the median."""
+        return self.median_s <= self.most_s
+
+    @property
+    def told(self) -> str:
+        """For people."""
+        alone_s = self.row["subjects"][self.subject]["medians"][named(self.way, STALL_ALONE)]
+        alone = f", alone {alone_s * 1e3:.2f}" if self.figure == STALL else ""
+        return (
+            f"{self.row['scene']}, {self.row['n_files']:,} files, {self.subject}, {self.way}: {self.figure} "
+            f"{self.median_s * 1e3:.2f} ms (at most {self.most_s * 1e3:g}{alone}; worst {self.worst_s * 1e3:.2f}): "
+            f"{'met' if self.is_met else 'MISSED'}"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it."""
+        names = {"scene": self.row["scene"], "subject": self.subject, "way": self.way, "figure": self.figure}
+        found = {"seconds": self.median_s, "worst_s": self.worst_s, "most_s": self.most_s}
+        return names | found | {"verdict": "met" if self.is_met else "MISSED"}
+
+
+def judged(row: Row) -> Iterator[Line]:
+    """Each target: eight of a scene."""
     for subject in (OURS, SHARED):
         for way in (SWAP, MV):
-            for figure, most_s in LIMITS_S.items():
-                found = row["subjects"][subject]
-                key = named(way, figure)
-                seconds, worst = found["medians"][key], max(found["seconds"][key])
-                alone = f", alone {found['medians'][named(way, STALL_ALONE)] * 1e3:.2f}" if figure == STALL else ""
-                yield (
-                    f"{row['scene']}, {row['n_files']:,} files, {subject}, {way}: {figure} {seconds * 1e3:.2f} ms "
-                    f"(at most {most_s * 1e3:g}{alone}; worst {worst * 1e3:.2f}): "
-                    f"{'met' if seconds <= most_s else 'MISSED'}"
-                )
+            for figure in LIMITS_S:
+                yield Line(row, subject, way, figure)
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -200,9 +241,9 @@ def table(rows: Sequence[Row]) -> str:
         for subject, found in row["subjects"].items()
         for way in (SWAP, MV)
     ]
-    judged = [f"- {line}" for row in rows for line in verdicts(row)]
+    verdicts = [f"- {line.told}" for row in rows for line in judged(row)]
     measured = [f"- {conditions(row, row['scene'])}" for row in rows]
-    return "\n\n".join([markdown(heads, lines), "\n".join(judged), "\n".join(measured)])
+    return "\n\n".join([markdown(heads, lines), "\n".join(verdicts), "\n".join(measured)])
 
 
 def _cell(found: Row, key: str) -> str:
@@ -234,7 +275,7 @@ def main() -> None:
         return
     if os.geteuid():
         sys.exit("only root may mount for all, and drop caches")
-    with measuring(), compiled():
+    with measuring(), compiled(), uring.switched_on(), processor_time.groups():
         see_own_mounts_only()
         for where in (asked.scene,) if asked.scene else ("tmpfs", "ext4"):
             row = keep(RESULTS, measure(where, asked))
