@@ -164,7 +164,7 @@ def tell_all(rows: Sequence[Row]) -> str:
 
 
 def told_as_json(rows: Sequence[Row]) -> str:
-    """The same, for programs."""
+    """What was measured, and how far it meets the targets, for programs."""
     return json.dumps(as_json(rows, swap_through.newest()), indent=1)
 
 

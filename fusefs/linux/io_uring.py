@@ -33,7 +33,7 @@ _SQE = struct.Struct("=BBHiQQIIQ8xQ8x")
 """struct io_uring_sqe: operation, flags, priority, fd, offset, address, length, the operation's flags, token, and a
 third address."""
 _WIDE_SQE = struct.Struct("=BBHiQQIIQ8xQQH62x")
-"""The same of twice the size, with what a command of FUSE's takes: flags, number to commit by, queue."""
+"""struct io_uring_sqe of twice the size, with what a command of FUSE's takes: flags, number to commit by, queue."""
 _CQE = struct.Struct("=QiI")
 """struct io_uring_cqe: token, result, flags."""
 _MOST = struct.Struct("=II")
