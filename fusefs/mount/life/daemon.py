@@ -448,6 +448,7 @@ def _rings(attached: Attached, lock: TablesLock, device: int, states: FastPathSt
         yield rings
     finally:
         rings.give_up()
+        abort(abort_fd)  # the rings keep /dev/fuse open as long as a call of theirs hangs, and so who waits for it
         abort_fd.close()
 
 

@@ -436,20 +436,26 @@ class FuseOperations:
         room = self._sizes.room(reader, offset, room)
         if fh:
             self._listings.prepare(fh, offset)
-            return self._entries(self._listings.read(fh, offset, room), room, reader)
+            is_slow = self._lock.is_slow
+            return self._entries(self._listings.read(fh, offset, room), room, reader, fh if is_slow else None)
         if self._lock.is_home:
             return self._entries(self._unopened.read(nodeid, offset, room), room, reader)
         found = self._unopened.read_names(nodeid, offset, room)
         names = (ReaddirEntry(name, None, ino, kind, following, None) for name, ino, following, kind in found)
         return self._entries(names, room, reader)
 
-    def _entries(self, all_listed: Iterable[ReaddirEntry], room: int, reader: DirectoryReader) -> bytes:
+    def _entries(
+        self, all_listed: Iterable[ReaddirEntry], room: int, reader: DirectoryReader, fh: int | None = None
+    ) -> bytes:
+        """What is told of entries. fh: of a listing on a slow filesystem, of whose entries more is fetched then"""
         entries, end, left = [], 0, room
         now_s = time.monotonic()
         for listed in all_listed:
             entry, lasts_s = self._direntplus(listed)
             left -= len(entry)
-            if listed.node is not None:
+            if fh is not None:
+                self._listings.told(fh, listed, is_taken=left >= 0)
+            elif listed.node is not None:
                 self._listings.count(listed.node, now_s + lasts_s, is_taken=left >= 0)
             if left < 0:
                 break
