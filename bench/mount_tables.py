@@ -29,9 +29,7 @@ def table(row: Row) -> str:
     heads += [_SHARE] if has_callers else []
     lines = list(_lines(row, names, has_callers=has_callers))
     remarks = [*_known(row), *_remarks(row)]
-    return "\n".join(
-        [markdown([*heads, *([_SHARE] if has_callers else [])], lines), *(["", *remarks] if remarks else [])]
-    )
+    return "\n".join([markdown(heads, lines), *(["", *remarks] if remarks else [])])
 
 
 def _lines(row: Row, names: Sequence[str], *, has_callers: bool) -> Iterator[list[str]]:

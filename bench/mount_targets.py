@@ -210,8 +210,9 @@ class Finding(NamedTuple):
     @property
     def told(self) -> str:
         """What was found: the ratios, and who was the rival where it is the best of some."""
-        ratios = ", ".join(f"{verdict.step} {verdict.ratio:.2f}{self._whose(verdict)}" for verdict in self.verdicts)
-        return "; ".join([ratios, *(f"{step}: not done by both" for step in self.not_judged)])
+        found = [f"{verdict.step} {verdict.ratio:.2f}{self._whose(verdict)}" for verdict in self.verdicts]
+        missing = f"not done by both: {', '.join(self.not_judged)}" if self.not_judged else ""
+        return "; ".join(filter(None, [", ".join(found), missing]))
 
     def _whose(self, verdict: Verdict) -> str:
         native = f" ({verdict.of_native:.2f} of native)" if self.target.part == "projects" and verdict.of_native else ""
@@ -277,7 +278,7 @@ def newest(results: Path) -> list[Row]:
         row = json.loads(line)
         options = row["options"]
         is_complete = not options["quick"] and not options["subjects"] and options["n_rounds"] >= N_ROUNDS
-        if row.get("part") in PARTS and is_complete:  # the first rows had no parts
+        if row.get("part") in PARTS and is_complete and traits_of(row, OURS):  # older rows have other steps, no traits
             found[row["part"], place(row)] = row
     parts = list(PARTS)
     return sorted(found.values(), key=lambda row: (row["scene"] != "tmpfs", row["cores"], parts.index(row["part"])))
