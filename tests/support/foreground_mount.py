@@ -178,8 +178,4 @@ def has_begun(mount_point: Path) -> bool:
 
 
 def _list_fds(pid: int) -> list[str]:
-    found = []
-    for fd in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(OSError):
-            found.append(f"{fd.name} -> {fd.readlink()}")
-    return sorted(found)
+    return sorted(f"{fd} -> {target}" for fd, target in links(f"/proc/{pid}/fd"))

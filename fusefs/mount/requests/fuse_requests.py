@@ -114,8 +114,6 @@ class FuseRequests:
         self._unfinished: deque[_Unfinished] = deque()
         self._left: deque[bytes] = deque()
         """What was read by others, and is pyfuse3's."""
-        self.is_by_ring = False
-        """Whether requests come by io_uring, and here only what the kernel forgets, and who need not wait any more."""
         self.is_careful = False
         """Whether changes go to threads, as a client waits for one: set by standby_readers.py."""
 
@@ -215,12 +213,12 @@ class FuseRequests:
             reader.n += 1
         return True
 
-    def answer_here(self, request: Request, caller: RequestCaller, reader: RequestReader, give: Give) -> None:
+    def answer_here(self, request: Request, reader: RequestReader, give: Give) -> None:
         """Answer a request that has come by io_uring, in the thread that has got it, or have that done.
 
         reader  of that thread, for what comes otherwise
         """
-        lock = self._lock
+        lock, caller = self._lock, reader.caller
         _size, opcode, unique, nodeid, caller.uid, caller.gid, caller.pid = wire.read_head(request)
         known = act = self._acts.get(opcode)
         if lock.is_slow:

@@ -28,7 +28,6 @@ from fusefs.linux.fuse_ring import ConnectionGone, FuseRing, RingEntry
 from fusefs.linux.uring_offer import split_cores
 from fusefs.mount.requests.fuse_requests import FuseRequests, Give, RequestReader
 from fusefs.mount.tables.tables_lock import TablesLock
-from fusefs.mount.tree.act_as import RequestCaller
 
 PAYLOAD_BYTES = 1 << 20
 """Of an entry: no request, and no answer, may be larger."""
@@ -137,13 +136,13 @@ class RingServer:
             ring.wake()
 
     def _serve(self, ring: FuseRing, requests: FuseRequests) -> None:
-        caller, reader, gives, answered = RequestCaller(), RequestReader(), self._gives, self._answered
+        reader, gives, answered = RequestReader(), self._gives, self._answered
         self._servers.lock.own_turn().was_taken = self._was_taken
         if self._is_late:
             self._servers.go_on(*self.cores)
         while True:
             for entry in ring.wait():
-                requests.answer_here(entry.request(), caller, reader, gives[entry])
+                requests.answer_here(entry.request(), reader, gives[entry])
                 self.is_held_up = False
                 if entry.is_ours and not answered:
                     self._servers.relieve(self, entry.queue)
