@@ -17,6 +17,7 @@ import mmap
 import os
 import struct
 from math import inf
+from typing import Protocol
 
 from fusefs.core.fuse_protocol import REQUEST_HEAD_SIZE, Request
 from fusefs.linux.fd import Fd
@@ -51,7 +52,7 @@ class ConnectionGone(Exception):
 class RingEntry:
     """Memory for one request and its answer; for whoever answers it, from when it has come to when it is committed."""
 
-    __slots__ = ("_iovec", "_large", "_memory", "iovec_at", "is_ours", "queue", "token", "unique")
+    __slots__ = ("_iovec", "_large", "_memory", "address", "iovec_at", "is_ours", "queue", "token", "unique")
 
     def __init__(self, queue: int, token: int, payload_bytes: int, large: set[RingEntry]) -> None:
         """An entry of a queue. large: is to hold those that have much memory in use. Raises  OSError ENOMEM"""
@@ -63,7 +64,7 @@ class RingEntry:
         self._memory = mmap.mmap(-1, _PAGE + payload_bytes)
         self._memory.madvise(mmap.MADV_DONTFORK)
         self._large = large
-        at = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self.address = at = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         self._iovec = ctypes.create_string_buffer(_IOVEC.pack(at, _HEADERS_SIZE, at + _PAGE, payload_bytes))
         self.iovec_at = ctypes.addressof(self._iovec)
 
@@ -102,6 +103,16 @@ class RingEntry:
         self._large.discard(self)
 
 
+class Answering(Protocol):
+    """What answers some requests when they come, without Python."""
+
+    def enter(self, n_results: int, timeout_s: float, /) -> list[tuple[int, int]]:
+        """As IoUring's; what it returns is left to be answered, or is no request."""
+
+    def add(self, token: int, address: int, queue: int, /) -> None:
+        """An entry, from now on, and where its memory is; the first token is 1."""
+
+
 class FuseRing(IoUring):
     """For the thread alone that makes it, but for `wake`."""
 
@@ -119,6 +130,7 @@ class FuseRing(IoUring):
         self._entries: list[RingEntry] = []
         self._large: set[RingEntry] = set()
         self._come: list[RingEntry] = []
+        self._answering: Answering | None = None
         self._woken = ctypes.create_string_buffer(8)
         self._wakes = Fd(os.eventfd(0, os.EFD_CLOEXEC))
         self._await_wake()
@@ -132,6 +144,20 @@ class FuseRing(IoUring):
         """An entry of a queue, to be registered. Raises  OSError ENOMEM"""
         entry = RingEntry(queue, len(self._entries) + 1, self._payload_bytes, self._large)
         self._entries.append(entry)
+        if self._answering is not None:
+            self._answering.add(entry.token, entry.address, queue)
+        return entry
+
+    def answer_with(self, answering: Answering) -> None:
+        """Have some requests answered by that from now on."""
+        for entry in self._entries:
+            answering.add(entry.token, entry.address, entry.queue)
+        self._answering = answering
+
+    def done(self, token: int, unique: int) -> RingEntry:
+        """An entry whose request has been done, but not answered yet."""
+        entry = self._entries[token - 1]
+        entry.is_ours, entry.unique = True, unique
         return entry
 
     def register(self, entry: RingEntry) -> None:
@@ -180,7 +206,8 @@ class FuseRing(IoUring):
         if self._come:
             come, self._come = self._come, []
             return come
-        found = self.enter(1, _REST_S if self._large else inf)
+        enter = self.enter if self._answering is None else self._answering.enter
+        found = enter(1, _REST_S if self._large else inf)
         if not found:
             self._give_back()
         return self._sorted(found)

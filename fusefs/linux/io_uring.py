@@ -13,7 +13,7 @@ import errno
 import math
 import mmap
 import struct
-from typing import Self
+from typing import NamedTuple, Self
 
 from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd
@@ -44,6 +44,19 @@ _WAIT = struct.Struct("=QIIQ")
 _WORD_SIZE = 4
 _ONES = (1 << 32) - 1
 _TO_TRY_AGAIN = (errno.ETIME, errno.EINTR, errno.EAGAIN, errno.EBUSY)
+
+
+class RingLayout(NamedTuple):
+    """Addresses: of words, and of the first submission and the first result; and masks of indexes."""
+
+    sq_head: int
+    sq_tail: int
+    cq_head: int
+    cq_tail: int
+    sqes: int
+    cqes: int
+    sq_mask: int
+    cq_mask: int
 
 
 class IoUring:
@@ -86,6 +99,16 @@ class IoUring:
         )
         for number in range(n_sqes):
             words[sq_array // _WORD_SIZE + number] = number
+
+    def layout(self) -> RingLayout:
+        """Where it is in memory, for who submits to it, and takes results, without Python."""
+        rings, words = _address_of(self._rings), (self._sq_head, self._sq_tail, self._cq_head, self._cq_tail)
+        heads_tails = (rings + at * _WORD_SIZE for at in words)
+        return RingLayout(*heads_tails, _address_of(self._sqes), rings + self._cqes_at, self._sq_mask, self._cq_mask)
+
+    def fileno(self) -> int:
+        """Its fd, which stays its own."""
+        return self._fd
 
     def __enter__(self) -> Self:
         return self
@@ -163,3 +186,7 @@ class IoUring:
             head = (head + 1) & _ONES
         words[self._cq_head] = head
         return found
+
+
+def _address_of(mapped: mmap.mmap) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(mapped))

@@ -119,6 +119,7 @@ class StatxReaders(threading.local):
 
     def __init__(self, *, asks: bool = True) -> None:
         """asks: as StatxReader's."""
+        self.asks = asks
         self.looker = StatxReader(asks=asks)
 
 

@@ -35,6 +35,7 @@ from fusefs.mount.bridge.reply_patching import INIT_BITS, MAPS_DIRECT, ReplyPatc
 from fusefs.mount.life import backing_fd_server
 from fusefs.mount.life.passthrough_probe import why_not_through
 from fusefs.mount.life.root_inode import show
+from fusefs.mount.native.native_core import native_core
 from fusefs.mount.notices.forget_stored import StoredNotices
 from fusefs.mount.notices.invalidation import ChangeNotices, ChangeSource, watching
 from fusefs.mount.places import runtime_dir
@@ -44,7 +45,7 @@ from fusefs.mount.places.fast_path_states import FastPathStates, publishing
 from fusefs.mount.places.find_mounts import forget_earlier
 from fusefs.mount.places.mount_points import check, is_followed, mount_of_device, top_mount
 from fusefs.mount.requests.fuse_requests import FuseRequests
-from fusefs.mount.requests.ring_servers import RingServers
+from fusefs.mount.requests.ring_servers import Core, RingServers
 from fusefs.mount.requests.standby_readers import StandbyReaders
 from fusefs.mount.requests.thread_pool import ThreadPool
 from fusefs.mount.tables.tables_lock import TablesLock
@@ -146,7 +147,8 @@ class _MountDaemon(Pyfuse3Handlers):
             opens = not self._states.is_on(FastPath.UNOPENED)
             requests = FuseRequests(self._vfs, self._replies, self._pool, opens_directories=opens)
             if self._rings is not None and self._states.is_on(FastPath.URING):
-                self._states.decide(FastPath.URING, _why_not_begun(self._rings, requests))
+                core = native_core(self._vfs, requests, self._replies.device)
+                self._states.decide(FastPath.URING, _why_not_begun(self._rings, requests, core))
             is_by_ring = self._states.is_on(FastPath.URING)
             if not is_by_ring:
                 # libfuse opens a pipe when it reads its second request: now, or one day when a file takes the last fds.
@@ -246,10 +248,10 @@ class _MountDaemon(Pyfuse3Handlers):
         self._states.turn_off(FastPath.LISTINGS, "nothing tells of changes behind the mount any more")
 
 
-def _why_not_begun(rings: RingServers, requests: FuseRequests) -> str | None:
+def _why_not_begun(rings: RingServers, requests: FuseRequests, core: Core | None) -> str | None:
     """Have the kernel hand requests to the rings from now on."""
     try:
-        rings.begin(requests)
+        rings.begin(requests, core)
     except OSError as error:
         return f"the kernel has not taken it: {error.strerror}"
     return None

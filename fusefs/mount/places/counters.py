@@ -30,6 +30,8 @@ CELL_OF: Final = _LAYOUT.operations
 _FAILED, _TOTAL_NS, _MAX_NS, _BUCKETS = _LAYOUT.failed, _LAYOUT.total_ns, _LAYOUT.max_ns, _LAYOUT.buckets
 _FIRST_BITS = BOUNDS_NS[0].bit_length() - 1
 _LAST = N_BUCKETS - 1
+LAYOUT: Final = (N_BUCKETS, _FIRST_BITS, _FAILED, _TOTAL_NS, _MAX_NS, _BUCKETS)
+"""For who counts without Python."""
 _LAG_S = 0.1
 """From a change to the gauges that tell it: counting everything at each operation would cost more than most of them."""
 
@@ -44,7 +46,7 @@ class Counters:
 
     def __init__(self, cells: memoryview) -> None:
         """cells: of `core.mountstats.encode`, as numbers that can be changed; in_memory() has some of its own."""
-        self._cells = cells
+        self.cells = cells
         self._has_changed = trio.Event()
         self._rests = False
         self._token: trio.lowlevel.TrioToken | None = None
@@ -56,7 +58,7 @@ class Counters:
 
     def count(self, cell: int, took_ns: int, *, has_failed: bool) -> None:
         """An operation has ended. cell: of CELL_OF"""
-        cells = self._cells
+        cells = self.cells
         bucket = (took_ns >> _FIRST_BITS).bit_length()
         if bucket > _LAST:
             bucket = _LAST
@@ -71,11 +73,11 @@ class Counters:
 
     def hit(self, sort: Remembering) -> None:
         """Something was remembered when it was needed."""
-        self._cells[_LAYOUT.sorts + 2 * sort] += 1
+        self.cells[_LAYOUT.sorts + 2 * sort] += 1
 
     def miss(self, sort: Remembering) -> None:
         """Something was not."""
-        self._cells[_LAYOUT.sorts + 2 * sort + 1] += 1
+        self.cells[_LAYOUT.sorts + 2 * sort + 1] += 1
 
     def changed(self) -> None:
         """A gauge has changed, and no operation has ended; on any thread."""
@@ -86,7 +88,7 @@ class Counters:
 
     def mounted(self, device: int) -> None:
         """From now on these are the numbers of the mount that has this st_dev."""
-        self._cells[_LAYOUT.device] = device
+        self.cells[_LAYOUT.device] = device
 
     async def keep_gauges(self, look: Callable[[], Gauges]) -> None:
         """Set the gauges a moment after something happened, and on while threads work; never while nothing happens.
@@ -98,7 +100,7 @@ class Counters:
         while True:
             gauges = look()
             self._set_gauges(gauges)
-            self._cells[_LAYOUT.updated_ns] = updated_ns  # a reader that sees this sees those, too
+            self.cells[_LAYOUT.updated_ns] = updated_ns  # a reader that sees this sees those, too
             if not gauges.n_threads and not gauges.n_prefetches:  # nothing tells of their end
                 self._has_changed = trio.Event()
                 self._rests = True
@@ -108,7 +110,7 @@ class Counters:
 
     def _set_gauges(self, gauges: Gauges) -> None:
         for at, value in enumerate(gauges, _LAYOUT.gauges):
-            self._cells[at] = value
+            self.cells[at] = value
 
 
 @contextmanager

@@ -218,7 +218,7 @@ class FuseOperations:
         (name,) = wire.names(request, wire.MKDIR_IN)
         known = self._names.mkdir(parent, name, mode, caller)
         if known.nodeid != known.attributes.ino:
-            return self._number(known, None)
+            return self.number(known, None)
         return self._put(self._entry, known)
 
     def _create(self, parent: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
@@ -226,29 +226,29 @@ class FuseOperations:
         (name,) = wire.names(request, wire.CREATE_IN)
         opened, known = self._names.create(parent, name, mode, flags, caller)
         if known.nodeid != known.attributes.ino:
-            return self._number(known, opened)
+            return self.number(known, opened)
         return self._put(self._handle(self._created, opened), known)
 
     def _tmpfile(self, parent: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
         flags, mode, caller.umask = wire.CREATE_IN.unpack_from(request, REQUEST_HEAD_SIZE)
         opened, known = self._names.create_unnamed(parent, mode, flags, caller)
-        return self._number(known, opened)
+        return self.number(known, opened)
 
     def _mknod(self, parent: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
         mode, rdev, caller.umask = wire.MKNOD_IN.unpack_from(request, REQUEST_HEAD_SIZE)
         (name,) = wire.names(request, wire.MKNOD_IN)
-        return self._number(self._names.mknod(parent, name, mode, rdev, caller), None)
+        return self.number(self._names.mknod(parent, name, mode, rdev, caller), None)
 
     def _symlink(self, parent: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
         name, target = wire.name(request).split(b"\0")
-        return self._number(self._names.symlink(parent, name, target, caller), None)
+        return self.number(self._names.symlink(parent, name, target, caller), None)
 
     def _link(self, parent: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
         (nodeid,) = wire.LINK_IN.unpack_from(request, REQUEST_HEAD_SIZE)
         (name,) = wire.names(request, wire.LINK_IN)
         return self._put(self._entry, self._names.link(nodeid, parent, name, caller))
 
-    def _number(self, known: EntryParam, opened: OpenedFile | None) -> ReplyInSteps:
+    def number(self, known: EntryParam, opened: OpenedFile | None) -> ReplyInSteps:
         """Answer when it has its own inode number for a nodeid, or won't get it.
 
         It may be that of a file just deleted: the kernel lets go of that at once, but prefers to hand us requests.

@@ -117,6 +117,10 @@ class FuseRequests:
         self.is_careful = False
         """Whether changes go to threads, as a client waits for one: set by standby_readers.py."""
 
+    def native_parts(self) -> dict[str, object]:
+        """What the native core works on (core.h)."""
+        return {"requests": self, "numbered": self._answers.number}
+
     def serve(self) -> bool | None:
         """Read a request, and answer it; on the trio thread.
 
@@ -238,6 +242,23 @@ class FuseRequests:
             self._help(known, request, _sort(known, opcode, request) if lock.is_slow else WaitClass.OTHERS, give)
             return
         if unfinished is not None:
+            self._finish_soon(unfinished, reader)
+
+    def finish_soon(
+        self,
+        steps: ReplyInSteps,
+        unique: int,
+        pid: int,
+        opcode: int,
+        begun_ns: int,
+        give: Give,
+        reader: RequestReader,
+    ) -> None:
+        """Have answered what has come by io_uring and been done, but takes several steps to be told."""
+        unfinished = _Unfinished(steps, unique, pid, self._acts[opcode].cell, begun_ns, give)
+        with self._lock:
+            is_done = self._step(unfinished, None)
+        if not is_done:
             self._finish_soon(unfinished, reader)
 
     def _finish_soon(self, unfinished: _Unfinished, reader: RequestReader) -> None:

@@ -24,16 +24,22 @@ from queue import SimpleQueue
 
 from fusefs.core.fuse_protocol import ANSWER_HEAD_SIZE, Answer
 from fusefs.linux.fuse_caller import have_own_umask
-from fusefs.linux.fuse_ring import ConnectionGone, FuseRing, RingEntry
+from fusefs.linux.fuse_ring import Answering, ConnectionGone, FuseRing, RingEntry
 from fusefs.linux.uring_offer import split_cores
+from fusefs.mount.requests.fuse_operations import ReplyInSteps
 from fusefs.mount.requests.fuse_requests import FuseRequests, Give, RequestReader
-from fusefs.mount.tables.tables_lock import TablesLock
+from fusefs.mount.tables.tables_lock import TablesLock, Turn
 
 PAYLOAD_BYTES = 1 << 20
 """Of an entry: no request, and no answer, may be larger."""
 _N_OF_A_CORE = 4
 """Threads: more requests than that wait in one thread's entries."""
 _LIMIT_S = 10.0
+
+Later = Callable[[int, ReplyInSteps, int, int, int, int], None]
+"""Has a request answered in the end that has been done: token, steps, number, pid, opcode, and when it began, in ns."""
+Core = Callable[[FuseRing, Turn, Later], Answering]
+"""The native core (mount/native), for a thread's ring and its turns."""
 
 _log = logging.getLogger(__name__)
 
@@ -137,7 +143,10 @@ class RingServer:
 
     def _serve(self, ring: FuseRing, requests: FuseRequests) -> None:
         reader, gives, answered = RequestReader(), self._gives, self._answered
-        self._servers.lock.own_turn().was_taken = self._was_taken
+        turn = self._servers.lock.own_turn()
+        turn.was_taken = self._was_taken
+        if self._servers.core is not None:
+            ring.answer_with(self._servers.core(ring, turn, partial(self._finish, ring, requests, reader)))
         if self._is_late:
             self._servers.go_on(*self.cores)
         while True:
@@ -153,6 +162,22 @@ class RingServer:
                 ring.register(self._new_entry(ring, core))
                 ring.flush()
                 self._servers.go_on(core)
+
+    def _finish(
+        self,
+        ring: FuseRing,
+        requests: FuseRequests,
+        reader: RequestReader,
+        token: int,
+        steps: ReplyInSteps,
+        unique: int,
+        pid: int,
+        opcode: int,
+        begun_ns: int,
+    ) -> None:
+        """Have answered what the native core has done."""
+        give = self._gives[ring.done(token, unique)]
+        requests.finish_soon(steps, unique, pid, opcode, begun_ns, give, reader)
 
     def _was_taken(self) -> None:
         """It has been in a call for long, and others have the tables; by another thread."""
@@ -190,6 +215,8 @@ class RingServers:
         self.may_begin = threading.Event()
         self.requests: FuseRequests | None = None
         """What answers; None: there is nothing to answer after all."""
+        self.core: Core | None = None
+        """What answers most of it, if there is such."""
         self._mutex = threading.Lock()
         self._of_core: dict[int, list[RingServer]] = {}
         self._n_servers = 0
@@ -211,12 +238,12 @@ class RingServers:
             self.give_up()
             raise
 
-    def begin(self, requests: FuseRequests) -> None:
+    def begin(self, requests: FuseRequests, core: Core | None) -> None:
         """Answer from now on, when the kernel has been told yes.
 
         Raises  OSError: the kernel has not taken it, and goes on with /dev/fuse
         """
-        self.requests = requests
+        self.requests, self.core = requests, core
         self.may_begin.set()
         self._await()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
+from fusefs.core.inode_table import Node
 from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_caller import Caller
 from fusefs.linux.statx import look_at
@@ -81,15 +82,17 @@ class FileOperations:
                 fd = self._opening.open_as(caller, node, held, seen, flags & ~_KERNELS_OWN | os.O_CLOEXEC)
         backing_id = self._opening.opened(node, fd, caller.uid, flags, seen.size, file_writer(seen.uid, seen.mode))
         try:
-            keeps = not self._is_shared or (
-                not backing_id and self._pages.are_right(node, self._lock.call(look_at, fd))
-            )
+            keeps = not self._is_shared or (not backing_id and self.keeps_pages(node, fd))
         except BaseException:
             self._opening.release(fd)
             raise
         if self._retries:
             self._retries.remove(caller.pid)
         return OpenedFile(fd, backing_id, keeps)
+
+    def keeps_pages(self, node: Node, fd: Fd) -> bool:
+        """Whether the kernel may keep its pages of a file that was just opened, and may have changed behind the mount."""
+        return self._pages.are_right(node, self._lock.call(look_at, fd))
 
     def read(self, fh: int, offset: int, size: int) -> bytes:
         """Some bytes; fewer at the end."""

@@ -38,7 +38,8 @@ class InodeReader:
         self._directories = directories
         self._handles = handles
         self._lookers = lookers
-        self._is_shared = is_shared
+        self.asks = lookers.asks
+        self.is_shared = is_shared
 
     def find(self, fd: int, name: bytes) -> tuple[Attributes, bytes] | None:
         """The attributes and the file handle of a name in a directory; None if nothing has it. Raises  WouldWait
@@ -47,7 +48,7 @@ class InodeReader:
         """
         lock = self._lock
         lock.look_by(name)
-        if lock.is_home and not self._is_shared:
+        if lock.is_home and not self.is_shared:
             seen = lock.look(self._lookers.looker.find, fd, name)
             return None if seen is None else (seen, self._handle_of(seen, fd, name))
         try:
@@ -87,7 +88,7 @@ class InodeReader:
         """A function as `identify`, for many names, on the loop's own thread; `lock.took` must be told."""
         if not self._directories.has_handles:
             return self._identify_without_handle
-        return self._lookers.looker.peek_name if self._is_shared else self._lookers.looker.identify
+        return self._lookers.looker.peek_name if self.is_shared else self._lookers.looker.identify
 
     def _identify_without_handle(self, fd: int, name: bytes) -> tuple[Attributes, bytes]:
         return self._lookers.looker.look(fd, name), b""
@@ -110,7 +111,7 @@ class InodeReader:
             return node.last
         if node.is_directory:
             return look(ask, self._directories.fd_of(node))
-        if node.parent is not None and not self._is_shared:
+        if node.parent is not None and not self.is_shared:
             try:
                 seen = look(ask, self._directories.fd_of(node.parent), node.name)
             except (FileNotFoundError, NotADirectoryError):

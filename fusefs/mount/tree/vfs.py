@@ -86,7 +86,7 @@ class Vfs:
         self.handles = OpenHandles(lock, shares_of(max_fds, is_for_all=is_checked))
         wanted = PrefetchXattrs(seen.dev, has_handles=self.directories.has_handles)
         self.prefetch = Prefetch(lock, self.cache, wanted, n_in_flight, n_spare(max_fds))
-        validity = NameValidity(self.nodes, root, seen.dev, lock)
+        self._validity = validity = NameValidity(self.nodes, root, seen.dev, lock)
         pages = PageValidity()
         self.timeouts = AttrTimeouts()
         self.passthrough = Passthrough(lock, self.cache, root, is_shared=is_shared)
@@ -137,6 +137,25 @@ class Vfs:
             are_kept=not is_shared, shows_trash=shows_trash, is_checked=is_checked,
         )  # fmt: skip
         self.unopened = UnopenedListings(lock, self.cache, self.directories, self.access, self.listings)
+
+    def native_parts(self) -> dict[str, object]:
+        """What the native core works on (native/core.h): tables that are changed in place, and methods."""
+        lock, nodes, validity = self.lock, self.nodes, self._validity
+        return {
+            "lock": lock, "submounts": lock.submounts, "acquire": lock.mutex.acquire, "release": lock.mutex.release,
+            "counters": self.stats,
+            "nodes": nodes, "by_nodeid": nodes._by_nodeid, "by_source": nodes._by_source, "learn": nodes.learn,
+            "zone_of": nodes.zone_of,
+            "open_directories": self.directories._open, "used": self.directories._open.move_to_end,
+            "open_files": self.handles._fds, "comes_whole": self.handles.comes_whole,
+            "mapped": self.passthrough._mapped,
+            "metadata": self.cache.metadata, "forget": self.cache._forget, "unsteady": self.cache.unsteady,
+            "timeouts": self.timeouts, "told": self.timeouts._told, "changed_s": self.timeouts._changed_s,
+            "validity": validity, "folding": validity._known,
+            "retries": self.retries._held, "told_stale": self.retries.add, "unlisted": self.lookups.unlisted,
+            "make_room": self.opening.make_room, "opened": self.opening.opened, "released": self.opening.release,
+            "lost": self.names._lost, "moved": self.names._moved, "keeps_pages": self.files.keeps_pages,
+        }  # fmt: skip
 
     def close(self) -> None:
         """Close all fds; what clients have open is lost to them."""

@@ -73,6 +73,11 @@ class XattrOperations:
         """Whether the daemon is told what any caller would be: a user's own does all as that user, and asks so, too."""
         self._hides_labels = not selinux.is_enabled()
 
+    @property
+    def are_told_alike(self) -> bool:
+        """Whether there are any, and each user is told the same."""
+        return self._are_shown and self._are_for_all
+
     def get(self, nodeid: int, name: bytes, caller: Caller) -> bytes:
         """The value of one."""
         return value_of(self.find(nodeid, name, caller))

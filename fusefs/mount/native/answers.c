@@ -1,0 +1,97 @@
+/* Answers, put into the entry's memory: struct fuse_entry_out and fuse_attr_out, and for how long they are believed. */
+#include "core.h"
+
+static const double SHORT_S = 1.0; /* as in validity.py */
+
+static void put32(char *to, uint32_t value) { memcpy(to, &value, sizeof value); }
+static void put64(char *to, uint64_t value) { memcpy(to, &value, sizeof value); }
+
+static void put_time(char *seconds, char *ns, double lifetime_s) {
+    uint64_t all_ns = (uint64_t)(lifetime_s * 1e9);
+    put64(seconds, all_ns / 1000000000u);
+    put32(ns, (uint32_t)(all_ns % 1000000000u));
+}
+
+/* struct fuse_attr: 88 bytes. */
+static void put_attributes(char *to, uint64_t number, const Seen *seen) {
+    const uint64_t longs[] = {number, seen->size, seen->blocks, seen->atime_s, seen->mtime_s, seen->ctime_s};
+    const uint32_t words[] = {seen->atime_ns, seen->mtime_ns, seen->ctime_ns,       seen->mode,    seen->nlink,
+                              seen->uid,      seen->gid,      (uint32_t)seen->rdev, seen->blksize, 0};
+    memcpy(to, longs, sizeof longs);
+    memcpy(to + sizeof longs, words, sizeof words);
+}
+
+/* Whether what a directory is may be believed for the whole time, as AttrTimeouts._lasts; -1: an exception. */
+static int lasts(Core *core, PyObject *nodeid) {
+    if (core->device < 0)
+        return 0;
+    PyObject *changed = PyDict_GetItemWithError(core->changed_s, nodeid);
+    if (changed != NULL && now_ns() / 1e9 - PyFloat_AsDouble(changed) < SHORT_S)
+        return PySet_Discard(core->told, nodeid) < 0 ? -1 : 0;
+    return PyErr_Occurred() || PySet_Add(core->told, nodeid) < 0 ? -1 : 1;
+}
+
+/* For how long attributes may be believed, as AttrTimeouts.lifetimes; below 0: an exception. */
+static double attr_s(Core *core, PyObject *nodeid, const Seen *seen, double timeout_s, bool is_steady) {
+    bool is_set = seen->mode & S_ISUID || (seen->mode & S_ISGID && seen->mode & S_IXGRP);
+    if (!is_steady || (is_set && S_ISREG(seen->mode)))
+        return 0;
+    if (timeout_s <= SHORT_S)
+        return timeout_s;
+    if (S_ISDIR(seen->mode)) {
+        int does_last = lasts(core, nodeid);
+        return does_last < 0 ? -1 : does_last ? timeout_s : SHORT_S;
+    }
+    return seen->nlink > 1 ? SHORT_S : timeout_s;
+}
+
+/* Whether attributes that were seen just now may be believed; -1: an exception. */
+int is_steady(Core *core, PyObject *source) {
+    int is_unsteady = PySet_Contains(core->unsteady, source);
+    return is_unsteady < 0 ? -1 : !is_unsteady;
+}
+
+/* struct fuse_entry_out. Returns how many bytes, or RAISED. */
+int put_entry(Request *request, char *to, PyObject *node, const Seen *seen, bool is_steady) {
+    Core *core = request->core;
+    PyObject *number = PyObject_GetAttr(node, names.nodeid);
+    if (number == NULL)
+        return RAISED;
+    uint64_t nodeid = PyLong_AsUnsignedLongLong(number);
+    double name_s = request->was_away ? 0 : core->lifetime_s;
+    double attributes_s = attr_s(core, number, seen, name_s, is_steady && !request->was_away);
+    Py_DECREF(number);
+    if (attributes_s < 0 || PyErr_Occurred())
+        return RAISED;
+    put64(to, nodeid);
+    put64(to + 8, 0);
+    put_time(to + 16, to + 32, name_s);
+    put_time(to + 24, to + 36, attributes_s);
+    put_attributes(to + 40, is_root(core, nodeid) ? seen->ino : nodeid, seen);
+    return ENTRY_BYTES;
+}
+
+/* That nothing has a name. */
+int put_missing(Request *request) {
+    memset(request->answer, 0, ENTRY_BYTES);
+    put_time(request->answer + 16, request->answer + 32, request->was_away ? 0 : request->core->lifetime_s);
+    return ENTRY_BYTES;
+}
+
+/* struct fuse_attr_out. Returns how many bytes, or RAISED. */
+int put_attr(Request *request, PyObject *node, const Seen *seen, bool is_steady) {
+    Core *core = request->core;
+    PyObject *number = PyObject_GetAttr(node, names.nodeid);
+    if (number == NULL)
+        return RAISED;
+    uint64_t nodeid = PyLong_AsUnsignedLongLong(number);
+    double timeout_s = request->was_away ? 0 : core->lifetime_s;
+    double attributes_s = attr_s(core, number, seen, timeout_s, is_steady && !request->was_away);
+    Py_DECREF(number);
+    if (attributes_s < 0 || PyErr_Occurred())
+        return RAISED;
+    put_time(request->answer, request->answer + 8, attributes_s);
+    put32(request->answer + 12, 0);
+    put_attributes(request->answer + 16, is_root(core, nodeid) ? seen->ino : nodeid, seen);
+    return ATTR_BYTES;
+}

@@ -1,0 +1,253 @@
+/* The native core: the commonest requests that come by io_uring, answered without a line of Python.
+ *
+ * It works on the tables that the Python code works on, under the same lock, and does of each operation what is done
+ * most often: a name in a plain directory, by its owner, on a local filesystem. All else it leaves alone, before it
+ * has changed anything: NOT_OURS, and fuse_operations.py does it. So that is the reference, and this is its shortcut.
+ *
+ * The interpreter's lock is held for the tables, and let go for system calls (`calls_begin`, `calls_end`).
+ */
+#ifndef TRASHD_CORE_H
+#define TRASHD_CORE_H
+
+#define _GNU_SOURCE
+#define PY_SSIZE_T_CLEAN
+#ifndef Py_LIMITED_API
+#define Py_LIMITED_API 0x030B0000
+#endif
+#include <Python.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+/* What an operation says beside the number of bytes of its answer, and a negative errno. */
+enum {
+    NOT_OURS = INT_MIN, /* nothing was changed: Python does it */
+    RAISED,             /* a Python exception is set */
+    LATER,              /* done, and Python finds out how it is to be told: `steps` */
+};
+
+/* Objects that a mount's core works on; module.c takes them from its parts by these names. */
+#define PARTS(X)                                                                                                       \
+    X(lock)             /* TablesLock */                                                                               \
+    X(submounts)        /* its Submounts */                                                                            \
+    X(acquire)          /* its mutex's */                                                                              \
+    X(release)                                                                                                         \
+    X(requests)         /* FuseRequests */                                                                             \
+    X(counters)         /* Counters */                                                                                 \
+    X(nodes)            /* InodeTable */                                                                               \
+    X(by_nodeid)        /* its dict */                                                                                 \
+    X(by_source)        /* its dict */                                                                                 \
+    X(learn)            /* its method */                                                                               \
+    X(zone_of)          /* its method */                                                                               \
+    X(outside)          /* NodeZone.OUTSIDE */                                                                         \
+    X(open_directories) /* DirectoryFds' OrderedDict */                                                                \
+    X(used)             /* its move_to_end */                                                                          \
+    X(open_files)       /* OpenHandles' dict: fds by node */                                                           \
+    X(mapped)           /* Passthrough's set */                                                                        \
+    X(metadata)         /* MetadataCache */                                                                            \
+    X(forget)           /* DaemonCache's method */                                                                     \
+    X(unsteady)         /* its set */                                                                                  \
+    X(timeouts)         /* AttrTimeouts */                                                                             \
+    X(told)             /* its set */                                                                                  \
+    X(changed_s)        /* its dict */                                                                                 \
+    X(validity)         /* NameValidity */                                                                             \
+    X(folding)          /* its dict: by directory */                                                                   \
+    X(retries)          /* EstaleRetries' dict */                                                                      \
+    X(unlisted)         /* LookupOperations' dict */                                                                   \
+    X(make_room)        /* Opening's method */                                                                         \
+    X(opened)           /* Opening's method */                                                                         \
+    X(released)         /* Opening's method */                                                                         \
+    X(lost)             /* NameOperations' method */                                                                   \
+    X(moved)            /* NameOperations' method */                                                                   \
+    X(numbered)         /* FuseOperations' method: its steps */                                                        \
+    X(comes_whole)      /* OpenHandles' method */                                                                      \
+    X(keeps_pages)      /* FileOperations' method */                                                                   \
+    X(told_stale)       /* EstaleRetries' method */                                                                    \
+    X(WouldWait)                                                                                                       \
+    X(fails)            /* failures.errno_of */                                                                        \
+    X(Attributes)                                                                                                      \
+    X(EntryParam)                                                                                                      \
+    X(OpenedFile)                                                                                                      \
+    X(Fd)
+
+/* Names of attributes, made once. */
+#define NAMES(X)                                                                                                       \
+    X(is_slow) X(is_careful) X(is_watched) X(is_used) X(rests) X(wakes) X(turn) X(was_away) X(calls) X(borrowed)       \
+    X(_n_begun) X(_left_open) X(_away) X(_close_left) X(_come_back) X(_latency) X(is_in_doubt) X(took) X(names)        \
+    X(devices) X(_rests) X(_epoch) X(source) X(zone) X(epoch) X(last) X(nlookup) X(is_told) X(told_until_s) X(n_open)  \
+    X(parent) X(name) X(nodeid) X(is_directory) X(btime_ns) X(ino) X(_device) X(_everywhere) X(changed) X(set)         \
+    X(is_idle)
+
+#define FIELD(name) PyObject *name;
+extern struct names {
+    NAMES(FIELD)
+} names;
+
+/* One mount's. */
+typedef struct {
+    PyObject_HEAD
+    PARTS(FIELD)
+    PyObject *new_attributes; /* (Attributes, tuple) -> Attributes */
+    Py_buffer cells;
+    uint64_t *cell;                /* the counters */
+    uint32_t cell_of[64];          /* where those of an opcode begin; 0: not ours */
+    int n_buckets, first_bits;     /* of the histogram */
+    int n_failed, n_total, n_max, n_first_bucket;
+    int device;                    /* /dev/fuse */
+    int root_fd;
+    uint64_t top, root_dev;        /* the root's other nodeid; its st_dev */
+    int statx_flags;               /* AT_STATX_DONT_SYNC or 0 */
+    bool is_shared, tells_xattrs, hides_labels, acts_as_others;
+    double lifetime_s;
+    uint64_t quick_ns;             /* a look that takes longer is told */
+    char at_rest[24], no_capabilities[24];
+} Core;
+
+/* An entry of a queue: memory that the kernel and we share. */
+typedef struct {
+    char *memory;
+    uint16_t queue;
+} Slot;
+
+/* One thread's ring, and its turns with the tables. */
+typedef struct {
+    PyObject_HEAD
+    Core *core;
+    PyObject *ring; /* the FuseRing, which owns the memory */
+    PyObject *turn, *calls, *borrowed;
+    PyObject *later; /* told of what is done, and answered in steps */
+    int fd;
+    bool was_taken; /* the tables, since the last request */
+    uint32_t *sq_head, *sq_tail, *cq_head, *cq_tail, sq_mask, cq_mask;
+    char *sqes, *cqes;
+    Slot *slots; /* by token - 1 */
+    int n_slots;
+} CoreRing;
+
+/* A request that is being answered. */
+typedef struct {
+    CoreRing *ring;
+    Core *core;
+    uint32_t opcode, uid, gid, pid, umask;
+    uint64_t unique, nodeid;
+    const char *own;     /* its operation's own part */
+    const char *payload; /* names, each ended by a NUL */
+    uint32_t n_payload;
+    char *answer;        /* where its body goes: the payload's memory, so names are copied before */
+    PyThreadState *released;
+    bool was_away;
+    PyObject *steps;     /* LATER: what answers in the end */
+} Request;
+
+/* What was seen of an inode: by statx, and its file handle. */
+#define HANDLE_BYTES 128
+typedef struct {
+    uint64_t dev, ino, size, blocks, rdev;
+    uint32_t mode, nlink, uid, gid, blksize;
+    int64_t atime_s, mtime_s, ctime_s, btime_ns;
+    uint32_t atime_ns, mtime_ns, ctime_ns;
+    struct {
+        uint32_t n_bytes;
+        int32_t type;
+        char bytes[HANDLE_BYTES];
+    } handle;
+} Seen;
+
+/* A directory, and a name in it. */
+typedef struct {
+    PyObject *node; /* owned */
+    PyObject *name; /* bytes, owned; NULL: none */
+    const char *text;
+    int fd;
+} Place;
+
+typedef int (*Operation)(Request *);
+
+/* tables.c */
+bool is_root(const Core *core, uint64_t nodeid);
+int turn_begin(CoreRing *ring);
+void turn_end(CoreRing *ring);
+int calls_begin(Request *request);
+int calls_end(Request *request);
+int is_at_rest(Core *core);
+PyObject *node_of(Request *request, uint64_t nodeid);
+int open_place(Request *request, uint64_t nodeid, const char *name, Place *place);
+void close_place(Place *place);
+int directory_fd(Request *request, PyObject *node, uint64_t nodeid);
+bool is_outside(Core *core, PyObject *node);
+int number_of(PyObject *object, PyObject *name, uint64_t *value);
+bool is_true(PyObject *object, PyObject *name);
+PyObject *source_of(const Seen *seen);
+PyObject *attributes_of(Core *core, const Seen *seen);
+PyObject *learn(Request *request, const Place *place, const Seen *seen, PyObject *source);
+int changed(Core *core, PyObject *node);
+int forget_changed(Request *request, PyObject *source, const Place *place, const Place *other);
+int fd_of_open(Request *request, PyObject *node);
+int counted(PyObject *node, bool is_told);
+int tell_took(Request *request, uint64_t took_ns);
+int failed(Core *core);
+uint64_t now_ns(void);
+
+/* answers.c */
+int put_entry(Request *request, char *to, PyObject *node, const Seen *seen, bool is_steady);
+int put_missing(Request *request);
+int put_attr(Request *request, PyObject *node, const Seen *seen, bool is_steady);
+int is_steady(Core *core, PyObject *source);
+enum { ENTRY_BYTES = 128, ATTR_BYTES = 104, OPEN_BYTES = 16 };
+
+/* calls.c: without the interpreter's lock */
+int look(int fd, const char *name, int flags, Seen *seen);
+int handle_of(int fd, const char *name, int flags, Seen *seen);
+int peek(int dir_fd, const char *name, int flags, Seen *seen);
+typedef struct {
+    uint32_t uid, gid;
+    bool makes; /* something, with this umask */
+    uint32_t umask, umask_before, uid_before, gid_before;
+} Actor;
+int act_begin(const Core *core, Actor *actor);
+void act_end(const Core *core, const Actor *actor);
+int owner_of(int fd, uint32_t *uid);
+
+/* lookups.c */
+typedef struct {
+    PyObject *node, *source; /* owned */
+    uint64_t nodeid;
+    PyObject *name;       /* owned: in `dir_fd`; NULL: `fd` is of the node itself */
+    int fd, dir_fd;
+    const char *handle;   /* as it is in its source */
+    Py_ssize_t n_handle;
+    uint64_t ino, dev;
+    int64_t btime_ns;
+} Known;
+int open_known(Request *request, uint64_t nodeid, Known *known);
+void close_known(Known *known);
+int reach(const Core *core, const Known *known, Seen *seen, int *fd);
+
+/* lookups.c, names.c, files.c: the operations */
+int do_lookup(Request *request);
+int do_getattr(Request *request);
+int do_getxattr(Request *request);
+int do_create(Request *request);
+int do_mkdir(Request *request);
+int do_unlink(Request *request);
+int do_rmdir(Request *request);
+int do_rename(Request *request);
+int do_rename2(Request *request);
+int do_open(Request *request);
+int do_release(Request *request);
+int make_room(Request *request);
+PyObject *put_handle(Request *request, PyObject *node, PyObject *handle, uint32_t flags, int64_t size,
+                     const Seen *seen, char *to, bool keeps);
+
+/* ring.c */
+extern PyType_Spec core_ring_spec;
+int answer(CoreRing *ring, uint64_t token);
+
+#endif

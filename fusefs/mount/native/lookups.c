@@ -1,0 +1,215 @@
+/* What names and nodes are: LOOKUP, GETATTR, GETXATTR. */
+#include "core.h"
+
+#include <sys/syscall.h>
+#include <sys/xattr.h>
+
+static const int GETXATTRAT = 464;
+enum { VALUE_BYTES = 4096 };
+
+/* The node of a nodeid, and how it is reached: it is open, a directory of which an fd is, or has a name in such a one.
+ * Returns 0, or -1: not ours, or an exception. */
+int open_known(Request *request, uint64_t nodeid, Known *known) {
+    Core *core = request->core;
+    uint64_t n_open, dev, btime_ns;
+    memset(known, 0, sizeof *known);
+    known->fd = known->dir_fd = -1;
+    known->nodeid = nodeid;
+    known->node = node_of(request, nodeid);
+    if (known->node == NULL)
+        return -1;
+    known->source = PyObject_GetAttr(known->node, names.source);
+    PyObject *handle = known->source == NULL ? NULL : PyTuple_GetItem(known->source, 1);
+    PyObject *device = known->source == NULL ? NULL : PyTuple_GetItem(known->source, 0);
+    if (handle == NULL || device == NULL || PySet_Contains(core->mapped, known->node))
+        goto not_ours;
+    char *bytes;
+    if (!PyBytes_Check(handle) || PyBytes_AsStringAndSize(handle, &bytes, &known->n_handle) < 0)
+        goto not_ours;
+    known->handle = bytes;
+    dev = PyLong_AsUnsignedLongLong(device);
+    if (dev != core->root_dev || number_of(known->node, names.n_open, &n_open) < 0 ||
+        number_of(known->node, names.ino, &known->ino) < 0 || number_of(known->node, names.btime_ns, &btime_ns) < 0)
+        goto not_ours;
+    known->dev = dev;
+    known->btime_ns = (int64_t)btime_ns;
+    if (n_open)
+        known->fd = fd_of_open(request, known->node);
+    else if (is_true(known->node, names.is_directory))
+        known->fd = directory_fd(request, known->node, nodeid);
+    else {
+        PyObject *parent = PyObject_GetAttr(known->node, names.parent);
+        uint64_t above;
+        if (parent != NULL && parent != Py_None && number_of(parent, names.nodeid, &above) == 0)
+            known->dir_fd = directory_fd(request, parent, above);
+        Py_XDECREF(parent);
+        known->name = PyObject_GetAttr(known->node, names.name);
+    }
+    if ((known->fd < 0 && known->dir_fd < 0) || PyErr_Occurred())
+        goto not_ours;
+    return 0;
+not_ours:
+    close_known(known);
+    return -1;
+}
+
+void close_known(Known *known) {
+    Py_CLEAR(known->node);
+    Py_CLEAR(known->source);
+    Py_CLEAR(known->name);
+}
+
+static bool is_it(const Core *core, const Known *known, Seen *seen, int fd) {
+    if (seen->ino != known->ino || seen->dev != known->dev)
+        return false;
+    if (!core->is_shared && seen->btime_ns)
+        return seen->btime_ns == known->btime_ns;
+    return handle_of(fd, "", AT_EMPTY_PATH, seen) == 0 &&
+           known->n_handle == (Py_ssize_t)(2 * sizeof(uint32_t) + seen->handle.n_bytes) &&
+           !memcmp(known->handle, &seen->handle, known->n_handle);
+}
+
+/* Look at a node, of which an fd is the caller's then, if it is another than `known->fd`; without the interpreter's
+ * lock. Returns 0, or an errno: ESTALE, if it is to be found otherwise. */
+int reach(const Core *core, const Known *known, Seen *seen, int *fd) {
+    *fd = -1;
+    if (known->fd >= 0)
+        return look(known->fd, "", core->statx_flags, seen);
+    int held = openat(known->dir_fd, PyBytes_AsString(known->name), O_PATH | O_NOFOLLOW | O_CLOEXEC);
+    if (held < 0)
+        return ESTALE;
+    int error = look(held, "", core->statx_flags, seen);
+    if (!error && !is_it(core, known, seen, held))
+        error = ESTALE;
+    if (error)
+        close(held);
+    else
+        *fd = held;
+    return error;
+}
+
+int do_lookup(Request *request) {
+    Core *core = request->core;
+    Place place;
+    Seen seen;
+    int result = NOT_OURS;
+    if (open_place(request, request->nodeid, request->payload, &place) < 0)
+        return PyErr_Occurred() ? RAISED : NOT_OURS;
+    if (calls_begin(request) < 0) {
+        close_place(&place);
+        return RAISED;
+    }
+    uint64_t began_ns = now_ns();
+    int error = peek(place.fd, place.text, core->statx_flags, &seen);
+    uint64_t took_ns = now_ns() - began_ns;
+    PyObject *source = NULL, *node = NULL;
+    if (calls_end(request) < 0 || tell_took(request, took_ns) < 0)
+        result = RAISED;
+    else if (error == ENOENT)
+        result = put_missing(request);
+    else if (!error && seen.dev == core->root_dev) {
+        source = source_of(&seen);
+        node = source == NULL ? NULL : learn(request, &place, &seen, source);
+        int steady = node == NULL ? -1 : is_steady(core, source);
+        if (steady < 0 || counted(node, true) < 0)
+            result = RAISED;
+        else
+            result = put_entry(request, request->answer, node, &seen, steady);
+    }
+    Py_XDECREF(source);
+    Py_XDECREF(node);
+    close_place(&place);
+    return result;
+}
+
+int do_getattr(Request *request) {
+    Core *core = request->core;
+    Known known;
+    Seen seen;
+    int fd, result = NOT_OURS;
+    if (open_known(request, request->nodeid, &known) < 0)
+        return PyErr_Occurred() ? RAISED : NOT_OURS;
+    if (!is_outside(core, known.node)) {
+        result = PyErr_Occurred() ? RAISED : NOT_OURS;
+        goto end;
+    }
+    if (calls_begin(request) < 0) {
+        result = RAISED;
+        goto end;
+    }
+    uint64_t began_ns = now_ns();
+    int error = reach(core, &known, &seen, &fd);
+    if (fd >= 0)
+        close(fd);
+    uint64_t took_ns = now_ns() - began_ns;
+    if (calls_end(request) < 0 || tell_took(request, took_ns) < 0)
+        result = RAISED;
+    else if (!error) {
+        int steady = is_steady(core, known.source);
+        if (steady < 0 || (steady && PyObject_SetAttr(known.node, names.is_told, Py_True) < 0))
+            result = RAISED;
+        else
+            result = put_attr(request, known.node, &seen, steady);
+    }
+end:
+    close_known(&known);
+    return result;
+}
+
+/* struct xattr_args of getxattrat(2), Linux 6.13. */
+struct room {
+    uint64_t value;
+    uint32_t size, flags;
+};
+
+/* The value of an attribute of what an fd holds, O_PATH or not. Returns how many bytes, or a negative errno. */
+static int value_of(int fd, const char *name, char *value) {
+    struct room room = {(uint64_t)(uintptr_t)value, VALUE_BYTES, 0};
+    long n = syscall(GETXATTRAT, fd, "", AT_EMPTY_PATH, name, &room, sizeof room);
+    return n < 0 ? -errno : (int)n;
+}
+
+int do_getxattr(Request *request) {
+    Core *core = request->core;
+    Known known;
+    Seen seen;
+    char name[XATTR_NAME_MAX + 1], value[VALUE_BYTES];
+    uint32_t room;
+    int fd, n = 0, result = NOT_OURS;
+    if (!core->tells_xattrs || strlen(request->payload) > XATTR_NAME_MAX)
+        return NOT_OURS;
+    strcpy(name, request->payload);
+    if (core->hides_labels && !strcmp(name, "security.selinux"))
+        return NOT_OURS;
+    memcpy(&room, request->own, sizeof room);
+    if (open_known(request, request->nodeid, &known) < 0)
+        return PyErr_Occurred() ? RAISED : NOT_OURS;
+    if (calls_begin(request) < 0) {
+        result = RAISED;
+        goto end;
+    }
+    int error = reach(core, &known, &seen, &fd);
+    if (!error)
+        n = value_of(fd < 0 ? known.fd : fd, name, value);
+    if (fd >= 0)
+        close(fd);
+    if (calls_end(request) < 0)
+        result = RAISED;
+    else if (error || (n < 0 && n != -ENODATA))
+        result = NOT_OURS;
+    else if (n < 0)
+        result = n;
+    else if (!room) {
+        uint32_t told[2] = {(uint32_t)n, 0};
+        memcpy(request->answer, told, sizeof told);
+        result = sizeof told;
+    } else if ((uint32_t)n > room)
+        result = -ERANGE;
+    else {
+        memcpy(request->answer, value, n);
+        result = n;
+    }
+end:
+    close_known(&known);
+    return result;
+}

@@ -1,0 +1,113 @@
+/* The module: Core, one mount's, and CoreRing, one thread's. */
+#include "core.h"
+
+struct names names;
+
+#define TAKE(part)                                                                                                     \
+    self->part = PyDict_GetItemString(parts, #part);                                                                   \
+    if (self->part == NULL) {                                                                                          \
+        PyErr_SetString(PyExc_KeyError, #part);                                                                        \
+        goto error;                                                                                                    \
+    }                                                                                                                  \
+    Py_INCREF(self->part);
+#define RELEASE(part) Py_XDECREF(self->part);
+
+static int take_cells(Core *self, PyObject *cells, PyObject *cell_of) {
+    PyObject *opcode, *at;
+    Py_ssize_t position = 0;
+    if (PyObject_GetBuffer(cells, &self->cells, PyBUF_WRITABLE) < 0)
+        return -1;
+    self->cell = self->cells.buf;
+    while (PyDict_Next(cell_of, &position, &opcode, &at)) {
+        long number = PyLong_AsLong(opcode);
+        if (number < 0 || number >= (long)(sizeof self->cell_of / sizeof *self->cell_of)) {
+            PyErr_SetString(PyExc_ValueError, "no such opcode");
+            return -1;
+        }
+        self->cell_of[number] = (uint32_t)PyLong_AsLong(at);
+    }
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+static PyObject *core_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
+    static char *words[] = {"parts", "cells", "cell_of", "layout", "device", "root_fd", "top", "root_dev",
+                            "statx_flags", "is_shared", "tells_xattrs", "hides_labels", "acts_as_others",
+                            "lifetime_s", "quick_ns", "at_rest", "no_capabilities", NULL};
+    PyObject *parts, *cells, *cell_of;
+    int is_shared, tells_xattrs, hides_labels, acts_as_others;
+    unsigned long long top, root_dev, quick_ns;
+    const char *at_rest, *no_capabilities;
+    Py_ssize_t n_at_rest, n_none;
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    Core *self = (Core *)allocate(type, 0);
+    if (self == NULL)
+        return NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!OO!(iiiiii)iiKKippppdKy#y#", words, &PyDict_Type, &parts,
+                                     &cells, &PyDict_Type, &cell_of, &self->n_buckets, &self->first_bits,
+                                     &self->n_failed, &self->n_total, &self->n_max, &self->n_first_bucket,
+                                     &self->device, &self->root_fd, &top, &root_dev, &self->statx_flags, &is_shared,
+                                     &tells_xattrs, &hides_labels, &acts_as_others, &self->lifetime_s, &quick_ns,
+                                     &at_rest, &n_at_rest, &no_capabilities, &n_none))
+        goto error;
+    self->top = top, self->root_dev = root_dev, self->quick_ns = quick_ns;
+    self->is_shared = is_shared, self->tells_xattrs = tells_xattrs, self->hides_labels = hides_labels;
+    self->acts_as_others = acts_as_others;
+    if (n_at_rest != sizeof self->at_rest || n_none != sizeof self->no_capabilities) {
+        PyErr_SetString(PyExc_ValueError, "capabilities have another size");
+        goto error;
+    }
+    memcpy(self->at_rest, at_rest, sizeof self->at_rest);
+    memcpy(self->no_capabilities, no_capabilities, sizeof self->no_capabilities);
+    PARTS(TAKE)
+    if (take_cells(self, cells, cell_of) < 0)
+        goto error;
+    return (PyObject *)self;
+error:
+    Py_DECREF(self);
+    return NULL;
+}
+
+static void core_free(Core *self) {
+    PyTypeObject *type = Py_TYPE((PyObject *)self);
+    if (self->cells.buf != NULL)
+        PyBuffer_Release(&self->cells);
+    PARTS(RELEASE)
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF(type);
+}
+
+static PyType_Slot core_slots[] = {
+    {Py_tp_doc, "What answers the commonest requests of one mount, on the tables that the Python code works on."},
+    {Py_tp_new, core_new},
+    {Py_tp_dealloc, core_free},
+    {0, NULL},
+};
+static PyType_Spec core_spec = {
+    .name = "fusefs.mount.native._core.Core",
+    .basicsize = sizeof(Core),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = core_slots,
+};
+
+#define MAKE_NAME(name)                                                                                                \
+    if ((names.name = PyUnicode_InternFromString(#name)) == NULL)                                                      \
+        return -1;
+
+static int begin(PyObject *module) {
+    NAMES(MAKE_NAME)
+    PyType_Spec *specs[] = {&core_spec, &core_ring_spec};
+    for (int at = 0; at < 2; at++) {
+        PyObject *type = PyType_FromSpec(specs[at]);
+        if (type == NULL || PyModule_AddType(module, (PyTypeObject *)type) < 0)
+            return -1;
+        Py_DECREF(type);
+    }
+    return 0;
+}
+
+static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, begin}, {0, NULL}};
+static PyModuleDef module = {
+    PyModuleDef_HEAD_INIT, .m_name = "_core", .m_doc = "The native core; see core.h.", .m_slots = module_slots,
+};
+
+PyMODINIT_FUNC PyInit__core(void) { return PyModuleDef_Init(&module); }

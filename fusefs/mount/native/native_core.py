@@ -1,0 +1,67 @@
+"""What the native core works on: the parts of a mount, handed over once. docs/decisions/0033 says what it does."""
+
+from __future__ import annotations
+
+import os
+
+from fusefs.core.fuse_protocol import Opcode
+from fusefs.core.inode_attributes import Attributes
+from fusefs.core.inode_table import TOP, NodeZone
+from fusefs.core.latency import QUICK_NS
+from fusefs.linux import selinux, syscalls
+from fusefs.linux.capabilities import at_rest, with_effective
+from fusefs.linux.fd import Fd
+from fusefs.linux.fuse_ring import Answering, FuseRing
+from fusefs.linux.xattrs import has_getxattrat
+from fusefs.mount.places.counters import CELL_OF, LAYOUT
+from fusefs.mount.requests.failures import errno_of
+from fusefs.mount.requests.fuse_requests import FuseRequests
+from fusefs.mount.requests.ring_servers import Core, Later
+from fusefs.mount.tables.tables_lock import Turn, WouldWait
+from fusefs.mount.tree.opening import OpenedFile
+from fusefs.mount.tree.validity import EntryParam
+from fusefs.mount.tree.vfs import Vfs
+
+_OPERATIONS = {
+    Opcode.LOOKUP: "lookup", Opcode.GETATTR: "getattr", Opcode.MKDIR: "mkdir", Opcode.UNLINK: "unlink",
+    Opcode.RMDIR: "rmdir", Opcode.RENAME: "rename", Opcode.RENAME2: "rename", Opcode.OPEN: "open",
+    Opcode.RELEASE: "release", Opcode.GETXATTR: "getxattr", Opcode.CREATE: "create",
+}  # fmt: skip
+"""What it answers, and where that is counted."""
+
+
+def native_core(vfs: Vfs, requests: FuseRequests, device: int) -> Core | None:
+    """What answers the commonest requests of a mount; None where there is no such, or the mount is not for it."""
+    try:
+        from fusefs.mount.native import _core
+    except ImportError:
+        return None
+    if not vfs.directories.has_handles:
+        return None  # a node is told by its handle
+    core = _core.Core(
+        parts=vfs.native_parts() | requests.native_parts() | {
+            "fails": errno_of, "WouldWait": WouldWait, "outside": NodeZone.OUTSIDE,
+            "Attributes": Attributes, "EntryParam": EntryParam, "OpenedFile": OpenedFile, "Fd": Fd,
+        },
+        cells=vfs.stats.cells,
+        cell_of={int(opcode): CELL_OF[name] for opcode, name in _OPERATIONS.items()},
+        layout=LAYOUT,
+        device=device,
+        root_fd=vfs.root,
+        top=TOP,
+        root_dev=vfs.nodes.root.dev,
+        statx_flags=0 if vfs.reader.asks else syscalls.AT_STATX_DONT_SYNC,
+        is_shared=vfs.reader.is_shared,
+        tells_xattrs=vfs.xattrs.are_told_alike and has_getxattrat(),
+        hides_labels=not selinux.is_enabled(),
+        acts_as_others=os.geteuid() == 0,
+        lifetime_s=vfs.cache.lifetime_s,
+        quick_ns=QUICK_NS,
+        at_rest=at_rest(),
+        no_capabilities=with_effective(0),
+    )  # fmt: skip
+
+    def for_ring(ring: FuseRing, turn: Turn, later: Later) -> Answering:
+        return _core.CoreRing(core, ring, turn, later, ring.fileno(), ring.layout())
+
+    return for_ring

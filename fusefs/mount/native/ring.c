@@ -1,0 +1,283 @@
+/* A thread's ring: what has come is answered if it is ours, and the next is waited for, without a line of Python. */
+#include "core.h"
+
+#include <sys/syscall.h>
+
+/* struct fuse_uring_req_header: where the operation's own part and the entry's are; the payload follows a page later */
+enum { OWN_AT = 128, ENTRY_AT = 256, SIZE_AT = ENTRY_AT + 16, PAYLOAD_AT = 4096 };
+enum { COMMIT_AND_FETCH = 2, URING_CMD = 46, SQE_BYTES = 128, CQE_BYTES = 16 };
+enum { GETEVENTS = 1 << 0, EXT_ARG = 1 << 3 };
+enum { ANSWER_HEAD_BYTES = 16 };
+
+struct head { /* fuse_in_header */
+    uint32_t size, opcode;
+    uint64_t unique, nodeid;
+    uint32_t uid, gid, pid, more;
+};
+
+typedef struct {
+    Operation act;
+    uint32_t n_own;   /* bytes of its own part that it takes */
+    uint32_t n_names; /* that follow */
+    bool changes;
+} Handler;
+
+static const Handler handlers[] = {
+    [1] = {do_lookup, 0, 1, false},     [3] = {do_getattr, 0, 0, false},  [9] = {do_mkdir, 8, 1, true},
+    [10] = {do_unlink, 0, 1, true},     [11] = {do_rmdir, 0, 1, true},    [12] = {do_rename, 8, 2, true},
+    [14] = {do_open, 8, 0, false},      [18] = {do_release, 8, 0, false}, [22] = {do_getxattr, 8, 1, false},
+    [35] = {do_create, 16, 1, true},    [45] = {do_rename2, 16, 2, true},
+};
+enum { N_HANDLERS = sizeof handlers / sizeof *handlers };
+
+/* Whether a payload is so many names, each ended by a NUL, and none of them empty. */
+static bool are_names(const char *payload, uint32_t n_payload, uint32_t n_names) {
+    uint32_t begin = 0, n = 0;
+    for (uint32_t at = 0; at < n_payload; at++)
+        if (!payload[at]) {
+            if (at == begin)
+                return false;
+            begin = at + 1;
+            n++;
+        }
+    return n == n_names && begin == n_payload;
+}
+
+static int count(Core *core, uint32_t opcode, uint64_t took_ns, bool has_failed) {
+    uint64_t *cell = core->cell + core->cell_of[opcode];
+    uint64_t parts = took_ns >> core->first_bits;
+    int bucket = parts ? 64 - __builtin_clzll(parts) : 0;
+    cell[core->n_first_bucket + (bucket < core->n_buckets ? bucket : core->n_buckets - 1)]++;
+    cell[core->n_total] += took_ns;
+    if (took_ns > cell[core->n_max])
+        cell[core->n_max] = took_ns;
+    if (has_failed)
+        cell[core->n_failed]++;
+    if (!is_true(core->counters, names._rests))
+        return 0;
+    PyObject *nothing = PyObject_CallMethodObjArgs(core->counters, names.changed, NULL);
+    Py_XDECREF(nothing);
+    return nothing == NULL ? -1 : 0;
+}
+
+static void put_head(Slot *slot, uint64_t unique, int result) {
+    uint32_t n = result > 0 ? (uint32_t)result : 0;
+    int32_t error = result < 0 ? result : 0;
+    uint32_t size = ANSWER_HEAD_BYTES + n;
+    memcpy(slot->memory, &size, sizeof size);
+    memcpy(slot->memory + 4, &error, sizeof error);
+    memcpy(slot->memory + 8, &unique, sizeof unique);
+    memcpy(slot->memory + SIZE_AT, &n, sizeof n);
+}
+
+static void commit(CoreRing *ring, uint64_t token) {
+    Slot *slot = &ring->slots[token - 1];
+    uint32_t tail = *ring->sq_tail, command = COMMIT_AND_FETCH;
+    char *sqe = ring->sqes + (size_t)(tail & ring->sq_mask) * SQE_BYTES;
+    int32_t device = ring->core->device;
+    memset(sqe, 0, SQE_BYTES);
+    sqe[0] = URING_CMD;
+    memcpy(sqe + 4, &device, sizeof device);
+    memcpy(sqe + 8, &command, sizeof command);
+    memcpy(sqe + 32, &token, sizeof token);
+    memcpy(sqe + 56, slot->memory + ENTRY_AT + 8, sizeof(uint64_t)); /* the number to commit by */
+    memcpy(sqe + 64, &slot->queue, sizeof slot->queue);
+    *ring->sq_tail = tail + 1;
+}
+
+/* Have what is done answered in the end by its steps. */
+static int tell_later(CoreRing *ring, uint64_t token, const Request *request, uint64_t began_ns) {
+    PyObject *nothing =
+        PyObject_CallFunction(ring->later, "KOKIIK", (unsigned long long)token, request->steps,
+                              (unsigned long long)request->unique, request->pid, request->opcode,
+                              (unsigned long long)began_ns);
+    Py_XDECREF(nothing);
+    return nothing == NULL ? -1 : 0;
+}
+
+/* Answer what has come in an entry. Returns 1: it is; 0: Python has to; -1: an exception. */
+int answer(CoreRing *ring, uint64_t token) {
+    Core *core = ring->core;
+    Slot *slot = &ring->slots[token - 1];
+    struct head head;
+    uint32_t n_payload;
+    memcpy(&head, slot->memory, sizeof head);
+    memcpy(&n_payload, slot->memory + SIZE_AT, sizeof n_payload);
+    if (head.opcode >= N_HANDLERS || handlers[head.opcode].act == NULL || !core->cell_of[head.opcode])
+        return 0;
+    const Handler *handler = &handlers[head.opcode];
+    Request request = {
+        .ring = ring, .core = core, .opcode = head.opcode, .uid = head.uid, .gid = head.gid, .pid = head.pid,
+        .unique = head.unique, .nodeid = head.nodeid, .own = slot->memory + OWN_AT,
+        .payload = slot->memory + PAYLOAD_AT, .n_payload = n_payload, .answer = slot->memory + PAYLOAD_AT,
+    };
+    if (head.size < sizeof head + handler->n_own + n_payload ||
+        (handler->n_names && !are_names(request.payload, n_payload, handler->n_names)))
+        return 0;
+    uint64_t began_ns = now_ns();
+    if (turn_begin(ring) < 0)
+        return -1;
+    int result = is_at_rest(core) ? handler->act(&request) : NOT_OURS;
+    if (result == RAISED)
+        result = -failed(core);
+    if (result > NOT_OURS && result != LATER) {
+        if (result == -ESTALE) {
+            PyObject *nothing = PyObject_CallFunction(core->told_stale, "I", request.pid);
+            Py_XDECREF(nothing);
+        }
+        if (count(core, head.opcode, now_ns() - began_ns, result < 0) < 0)
+            result = -failed(core);
+        put_head(slot, head.unique, result);
+    }
+    turn_end(ring);
+    int is_answered = 1;
+    if (result == LATER)
+        is_answered = tell_later(ring, token, &request, began_ns);
+    else if (result == NOT_OURS)
+        is_answered = 0;
+    else
+        commit(ring, token);
+    Py_XDECREF(request.steps);
+    if (PyErr_Occurred())
+        return -1;
+    return is_answered < 0 ? -1 : result != NOT_OURS;
+}
+
+/* What has come that we have not answered: pairs of token and result. NULL: an exception. */
+static PyObject *take(CoreRing *ring, bool answers) {
+    PyObject *found = PyList_New(0);
+    uint32_t head = *ring->cq_head;
+    while (found != NULL && head != *ring->cq_tail) {
+        const char *cqe = ring->cqes + (size_t)(head & ring->cq_mask) * CQE_BYTES;
+        uint64_t token;
+        int32_t result;
+        memcpy(&token, cqe, sizeof token);
+        memcpy(&result, cqe + 8, sizeof result);
+        *ring->cq_head = ++head;
+        int is_answered = 0;
+        if (answers && !result && token && token <= (uint64_t)ring->n_slots)
+            is_answered = answer(ring, token);
+        if (is_answered > 0)
+            continue;
+        PyObject *one = is_answered < 0 ? NULL : Py_BuildValue("Ki", (unsigned long long)token, (int)result);
+        if (one == NULL || PyList_Append(found, one) < 0)
+            Py_CLEAR(found);
+        Py_XDECREF(one);
+    }
+    return found;
+}
+
+PyDoc_STRVAR(enter_doc, "As IoUring.enter, but that what has come is answered if it is ours; the rest is returned.");
+
+static PyObject *core_ring_enter(CoreRing *ring, PyObject *args) {
+    unsigned n_wanted;
+    double timeout_s;
+    if (!PyArg_ParseTuple(args, "Id", &n_wanted, &timeout_s))
+        return NULL;
+    ring->was_taken = false;
+    for (;;) {
+        int64_t time[2];
+        struct {
+            uint64_t mask;
+            uint32_t size, padding;
+            uint64_t time;
+        } wait = {0, 0, 0, (uint64_t)(uintptr_t)time};
+        bool is_timed = timeout_s < 1e9;
+        if (is_timed)
+            time[0] = (int64_t)timeout_s, time[1] = (int64_t)((timeout_s - (double)time[0]) * 1e9);
+        uint32_t n_new = *ring->sq_tail - *ring->sq_head;
+        PyThreadState *released = PyEval_SaveThread();
+        long n = syscall(SYS_io_uring_enter, ring->fd, n_new, n_wanted, GETEVENTS | (is_timed ? EXT_ARG : 0),
+                         is_timed ? &wait : NULL, is_timed ? sizeof wait : 0);
+        int error = n < 0 ? errno : 0;
+        PyEval_RestoreThread(released);
+        if (error && error != ETIME && error != EINTR && error != EAGAIN && error != EBUSY) {
+            errno = error;
+            return PyErr_SetFromErrno(PyExc_OSError);
+        }
+        PyObject *found = take(ring, n_wanted > 0);
+        if (found == NULL || error || !n_wanted || PyList_Size(found) || ring->was_taken)
+            return found;
+        Py_DECREF(found);
+    }
+}
+
+PyDoc_STRVAR(add_doc, "Answer what comes in an entry: its number from 1 on, the address of its memory, its queue.");
+
+static PyObject *core_ring_add(CoreRing *ring, PyObject *args) {
+    unsigned long long address;
+    int token, queue;
+    if (!PyArg_ParseTuple(args, "iKi", &token, &address, &queue))
+        return NULL;
+    if (token != ring->n_slots + 1) {
+        PyErr_SetString(PyExc_ValueError, "entries come one after the other");
+        return NULL;
+    }
+    Slot *slots = PyMem_Realloc(ring->slots, (size_t)token * sizeof *slots);
+    if (slots == NULL)
+        return PyErr_NoMemory();
+    slots[token - 1] = (Slot){(char *)(uintptr_t)address, (uint16_t)queue};
+    ring->slots = slots;
+    ring->n_slots = token;
+    Py_RETURN_NONE;
+}
+
+static PyObject *core_ring_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(keywords)) {
+    PyObject *core, *ring, *turn, *later;
+    int fd;
+    unsigned long long at[6];
+    unsigned sq_mask, cq_mask;
+    if (!PyArg_ParseTuple(args, "OOOOi(KKKKKKII)", &core, &ring, &turn, &later, &fd, &at[0], &at[1], &at[2], &at[3],
+                          &at[4], &at[5], &sq_mask, &cq_mask))
+        return NULL;
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    CoreRing *self = (CoreRing *)allocate(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->core = (Core *)Py_NewRef(core);
+    self->ring = Py_NewRef(ring);
+    self->turn = Py_NewRef(turn);
+    self->later = Py_NewRef(later);
+    self->calls = PyObject_GetAttr(turn, names.calls);
+    self->borrowed = PyObject_GetAttr(turn, names.borrowed);
+    self->fd = fd;
+    self->sq_head = (uint32_t *)(uintptr_t)at[0], self->sq_tail = (uint32_t *)(uintptr_t)at[1];
+    self->cq_head = (uint32_t *)(uintptr_t)at[2], self->cq_tail = (uint32_t *)(uintptr_t)at[3];
+    self->sqes = (char *)(uintptr_t)at[4], self->cqes = (char *)(uintptr_t)at[5];
+    self->sq_mask = sq_mask, self->cq_mask = cq_mask;
+    if (self->calls == NULL || self->borrowed == NULL)
+        Py_CLEAR(self);
+    return (PyObject *)self;
+}
+
+static void core_ring_free(CoreRing *self) {
+    PyTypeObject *type = Py_TYPE((PyObject *)self);
+    Py_XDECREF((PyObject *)self->core);
+    Py_XDECREF(self->ring);
+    Py_XDECREF(self->turn);
+    Py_XDECREF(self->later);
+    Py_XDECREF(self->calls);
+    Py_XDECREF(self->borrowed);
+    PyMem_Free(self->slots);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF(type);
+}
+
+static PyMethodDef core_ring_methods[] = {
+    {"enter", (PyCFunction)core_ring_enter, METH_VARARGS, enter_doc},
+    {"add", (PyCFunction)core_ring_add, METH_VARARGS, add_doc},
+    {NULL, NULL, 0, NULL},
+};
+static PyType_Slot core_ring_slots[] = {
+    {Py_tp_doc, "One thread's ring, whose requests a core answers."},
+    {Py_tp_new, core_ring_new},
+    {Py_tp_dealloc, core_ring_free},
+    {Py_tp_methods, core_ring_methods},
+    {0, NULL},
+};
+PyType_Spec core_ring_spec = {
+    .name = "fusefs.mount.native._core.CoreRing",
+    .basicsize = sizeof(CoreRing),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = core_ring_slots,
+};

@@ -1,0 +1,373 @@
+/* The tables: taken in turns, read, and changed as the Python code changes them; with the interpreter's lock. */
+#include "core.h"
+
+static const uint64_t ROOT = 1;
+static const char STORE[] = ".trashd"; /* and what begins so: no such name is ours */
+
+uint64_t now_ns(void) {
+    struct timespec at;
+    clock_gettime(CLOCK_MONOTONIC, &at);
+    return (uint64_t)at.tv_sec * 1000000000u + (uint64_t)at.tv_nsec;
+}
+
+bool is_true(PyObject *object, PyObject *name) {
+    PyObject *value = PyObject_GetAttr(object, name);
+    bool is_it = value != NULL && PyObject_IsTrue(value) == 1;
+    Py_XDECREF(value);
+    return is_it;
+}
+
+/* Returns 0, or -1 with an exception. */
+int number_of(PyObject *object, PyObject *name, uint64_t *value) {
+    PyObject *number = PyObject_GetAttr(object, name);
+    if (number == NULL)
+        return -1;
+    *value = PyLong_AsUnsignedLongLongMask(number);
+    Py_DECREF(number);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+static bool is_none(PyObject *object, PyObject *name) {
+    PyObject *value = PyObject_GetAttr(object, name);
+    Py_XDECREF(value);
+    return value == Py_None;
+}
+
+static bool is_empty(PyObject *object, PyObject *name) {
+    PyObject *value = PyObject_GetAttr(object, name);
+    bool is_it = value != NULL && PyObject_Size(value) == 0;
+    Py_XDECREF(value);
+    return is_it;
+}
+
+/* Call something with one argument, for what it does. Returns 0, or -1 with an exception. */
+static int tell(PyObject *function, PyObject *argument) {
+    PyObject *nothing = PyObject_CallFunctionObjArgs(function, argument, NULL);
+    Py_XDECREF(nothing);
+    return nothing == NULL ? -1 : 0;
+}
+
+/* The errno of the exception that is set, which is none any more. */
+int failed(Core *core) {
+    PyObject *type, *error, *trace;
+    PyErr_Fetch(&type, &error, &trace);
+    PyErr_NormalizeException(&type, &error, &trace);
+    if (trace != NULL)
+        PyException_SetTraceback(error, trace);
+    PyObject *number = PyObject_CallFunctionObjArgs(core->fails, error, core->requests, NULL);
+    long value = number == NULL ? EIO : PyLong_AsLong(number);
+    Py_XDECREF(number);
+    Py_XDECREF(type);
+    Py_XDECREF(error);
+    Py_XDECREF(trace);
+    PyErr_Clear();
+    return (int)value;
+}
+
+/* Turns. */
+
+/* Have the tables, as TablesLock.__enter__. Returns 0, or -1 with an exception. */
+int turn_begin(CoreRing *ring) {
+    Core *core = ring->core;
+    uint64_t n_begun;
+    PyObject *got = PyObject_CallNoArgs(core->acquire);
+    if (got == NULL)
+        return -1;
+    Py_DECREF(got);
+    if (number_of(core->lock, names._n_begun, &n_begun) < 0)
+        goto error;
+    PyObject *more = PyLong_FromUnsignedLongLong(n_begun + 1);
+    if (more == NULL || PyObject_SetAttr(core->lock, names._n_begun, more) < 0 ||
+        PyObject_SetAttr(core->lock, names.turn, ring->turn) < 0 ||
+        PyObject_SetAttr(ring->turn, names.was_away, Py_False) < 0 ||
+        PyList_SetSlice(ring->borrowed, 0, PyList_Size(ring->borrowed), NULL) < 0) {
+        Py_XDECREF(more);
+        goto error;
+    }
+    Py_DECREF(more);
+    if (!is_empty(core->lock, names._left_open) && is_empty(core->lock, names._away)) {
+        PyObject *nothing = PyObject_CallMethodObjArgs(core->lock, names._close_left, NULL);
+        if (nothing == NULL)
+            return -1; /* it has let go */
+        Py_DECREF(nothing);
+    }
+    return 0;
+error:
+    turn_end(ring);
+    return -1;
+}
+
+void turn_end(CoreRing *ring) {
+    PyObject *type, *error, *trace;
+    PyErr_Fetch(&type, &error, &trace);
+    PyObject *nothing = PyObject_CallNoArgs(ring->core->release);
+    Py_XDECREF(nothing);
+    if (type != NULL)
+        PyErr_Restore(type, error, trace);
+}
+
+/* Calls to the backing filesystem follow, of which others may have to take the tables. Returns 0, or -1. */
+int calls_begin(Request *request) {
+    Core *core = request->core;
+    if (is_true(core->lock, names.is_watched)) {
+        PyObject *call = PyLong_FromUnsignedLongLong(request->unique);
+        if (call == NULL || PyList_Append(request->ring->calls, call) < 0) {
+            Py_XDECREF(call);
+            return -1;
+        }
+        Py_DECREF(call);
+        if (PyObject_SetAttr(core->lock, names.is_used, Py_True) < 0)
+            return -1;
+        if (is_true(core->lock, names.rests)) {
+            PyObject *wakes = PyObject_GetAttr(core->lock, names.wakes);
+            if (PyObject_SetAttr(core->lock, names.rests, Py_False) < 0 || wakes == NULL)
+                return -1;
+            PyObject *nothing = PyObject_CallMethodObjArgs(wakes, names.set, NULL);
+            Py_DECREF(wakes);
+            if (nothing == NULL)
+                return -1;
+            Py_DECREF(nothing);
+        }
+    }
+    request->released = PyEval_SaveThread();
+    return 0;
+}
+
+/* They are done, and we have the tables again. Returns 0, or -1. */
+int calls_end(Request *request) {
+    Core *core = request->core;
+    PyObject *calls = request->ring->calls;
+    PyEval_RestoreThread(request->released);
+    if (!is_true(core->lock, names.is_watched))
+        return 0;
+    Py_ssize_t n = PyList_Size(calls);
+    if (n > 0)
+        return PyList_SetSlice(calls, n - 1, n, NULL);
+    PyObject *nothing = PyObject_CallMethodObjArgs(core->lock, names._come_back, request->ring->turn, NULL);
+    if (nothing == NULL)
+        return -1;
+    Py_DECREF(nothing);
+    request->ring->was_taken = true;
+    request->was_away = is_true(request->ring->turn, names.was_away);
+    return 0;
+}
+
+/* Tell how long a look has taken, if that says anything of the filesystem. */
+int tell_took(Request *request, uint64_t took_ns) {
+    Core *core = request->core;
+    if (took_ns <= core->quick_ns)
+        return 0;
+    PyObject *ns = PyLong_FromUnsignedLongLong(took_ns), *one = PyLong_FromLong(1), *nothing = NULL;
+    if (ns != NULL && one != NULL)
+        nothing = PyObject_CallMethodObjArgs(core->lock, names.took, ns, one, NULL);
+    Py_XDECREF(ns);
+    Py_XDECREF(one);
+    Py_XDECREF(nothing);
+    return nothing == NULL ? -1 : 0;
+}
+
+/* Whether all is as it is most of the time: local, nothing mounted inside, nobody told ESTALE. */
+int is_at_rest(Core *core) {
+    if (is_true(core->lock, names.is_slow) || is_true(core->requests, names.is_careful) ||
+        PyObject_Size(core->retries) || PyObject_Size(core->unlisted) || !is_empty(core->submounts, names.names) ||
+        !is_empty(core->submounts, names.devices))
+        return false;
+    PyObject *latency = PyObject_GetAttr(core->lock, names._latency);
+    bool is_known = latency == Py_None || (latency != NULL && !is_true(latency, names.is_in_doubt));
+    Py_XDECREF(latency);
+    return is_known && is_true(core->metadata, names.is_idle);
+}
+
+/* Nodes. */
+
+/* The live node of a nodeid, the caller's own; NULL: not ours, or an exception. */
+PyObject *node_of(Request *request, uint64_t nodeid) {
+    PyObject *key = PyLong_FromUnsignedLongLong(nodeid);
+    if (key == NULL)
+        return NULL;
+    PyObject *node = PyDict_GetItemWithError(request->core->by_nodeid, key);
+    Py_DECREF(key);
+    if (node == NULL || !is_none(node, names.last))
+        return NULL;
+    Py_INCREF(node);
+    return node;
+}
+
+/* Whether a node lies outside of all stores. */
+bool is_outside(Core *core, PyObject *node) {
+    uint64_t epoch, now;
+    PyObject *zone;
+    if (number_of(node, names.epoch, &epoch) < 0 || number_of(core->nodes, names._epoch, &now) < 0)
+        return false;
+    zone = epoch == now ? PyObject_GetAttr(node, names.zone) : PyObject_CallFunctionObjArgs(core->zone_of, node, NULL);
+    Py_XDECREF(zone);
+    return zone == core->outside;
+}
+
+/* Whether a directory is on the volume's own filesystem, outside of all stores, and its letter case matters. */
+static bool is_plain(Core *core, PyObject *directory) {
+    if (!is_outside(core, directory))
+        return false;
+    PyObject *source = PyObject_GetAttr(directory, names.source);
+    PyObject *device = source == NULL ? NULL : PyTuple_GetItem(source, 0);
+    bool is_here = device != NULL && PyLong_AsUnsignedLongLong(device) == core->root_dev;
+    Py_XDECREF(source);
+    if (!is_here)
+        return false;
+    PyObject *everywhere = PyObject_GetAttr(core->validity, names._everywhere);
+    Py_XDECREF(everywhere);
+    if (everywhere != Py_None)
+        return everywhere == Py_False;
+    return PyDict_GetItemWithError(core->folding, directory) == Py_False;
+}
+
+bool is_root(const Core *core, uint64_t nodeid) { return nodeid == ROOT || nodeid == core->top; }
+
+/* The fd of a directory, of the tables' own; -1: none is open. */
+int directory_fd(Request *request, PyObject *node, uint64_t nodeid) {
+    Core *core = request->core;
+    if (is_root(core, nodeid))
+        return core->root_fd;
+    PyObject *fd = PyDict_GetItemWithError(core->open_directories, node);
+    if (fd == NULL || tell(core->used, node) < 0)
+        return -1;
+    if (PyList_Append(request->ring->borrowed, fd) < 0)
+        return -1;
+    return (int)PyLong_AsLong(fd);
+}
+
+/* A directory, and a name in it if there is one; both plain. Returns 0, or -1: not ours, or an exception. */
+int open_place(Request *request, uint64_t nodeid, const char *name, Place *place) {
+    memset(place, 0, sizeof *place);
+    if (name != NULL && !strncmp(name, STORE, sizeof STORE - 1))
+        return -1;
+    place->node = node_of(request, nodeid);
+    if (place->node == NULL || !is_plain(request->core, place->node))
+        goto not_ours;
+    place->fd = directory_fd(request, place->node, nodeid);
+    if (place->fd < 0)
+        goto not_ours;
+    if (name != NULL) {
+        place->name = PyBytes_FromString(name);
+        if (place->name == NULL)
+            goto not_ours;
+        place->text = PyBytes_AsString(place->name);
+    }
+    return 0;
+not_ours:
+    close_place(place);
+    return -1;
+}
+
+void close_place(Place *place) {
+    Py_CLEAR(place->node);
+    Py_CLEAR(place->name);
+}
+
+/* Which incarnation was seen, as `source_key`. */
+PyObject *source_of(const Seen *seen) {
+    return Py_BuildValue("Ky#", (unsigned long long)seen->dev, (const char *)&seen->handle,
+                         (Py_ssize_t)(2 * sizeof(uint32_t) + seen->handle.n_bytes));
+}
+
+static PyObject *in_ns(int64_t seconds, uint32_t ns) {
+    return PyLong_FromLongLong(seconds * 1000000000ll + ns);
+}
+
+PyObject *attributes_of(Core *core, const Seen *seen) {
+    PyObject *fields = PyTuple_New(14), *told = NULL;
+    if (fields == NULL)
+        return NULL;
+    const uint64_t numbers[] = {seen->dev, seen->ino,  seen->mode, seen->nlink,  seen->uid,
+                                seen->gid, seen->rdev, seen->size, seen->blocks, seen->blksize};
+    for (int at = 0; at < 10; at++)
+        PyTuple_SetItem(fields, at, PyLong_FromUnsignedLongLong(numbers[at]));
+    PyTuple_SetItem(fields, 10, in_ns(seen->atime_s, seen->atime_ns));
+    PyTuple_SetItem(fields, 11, in_ns(seen->mtime_s, seen->mtime_ns));
+    PyTuple_SetItem(fields, 12, in_ns(seen->ctime_s, seen->ctime_ns));
+    PyTuple_SetItem(fields, 13, PyLong_FromLongLong(seen->btime_ns));
+    PyObject *arguments = PyErr_Occurred() ? NULL : PyTuple_Pack(1, fields);
+    if (arguments != NULL) {
+        newfunc new_tuple = (newfunc)PyType_GetSlot(&PyTuple_Type, Py_tp_new);
+        told = new_tuple((PyTypeObject *)core->Attributes, arguments, NULL);
+        Py_DECREF(arguments);
+    }
+    Py_DECREF(fields);
+    return told;
+}
+
+/* The node of what was seen under a name, as InodeTable.learn; the caller's own. NULL: an exception. */
+PyObject *learn(Request *request, const Place *place, const Seen *seen, PyObject *source) {
+    Core *core = request->core;
+    PyObject *node = PyDict_GetItemWithError(core->by_source, source);
+    if (node != NULL) {
+        PyObject *parent = PyObject_GetAttr(node, names.parent), *name = PyObject_GetAttr(node, names.name);
+        bool is_known = parent == place->node && name != NULL && PyObject_RichCompareBool(name, place->name, Py_EQ) == 1;
+        Py_XDECREF(parent);
+        Py_XDECREF(name);
+        if (is_known) {
+            Py_INCREF(node);
+            return node;
+        }
+    }
+    PyObject *told = PyErr_Occurred() ? NULL : attributes_of(core, seen);
+    if (told == NULL)
+        return NULL;
+    node = PyObject_CallFunctionObjArgs(core->learn, source, told, place->node, place->name, NULL);
+    Py_DECREF(told);
+    return node;
+}
+
+/* Something in a directory has changed, as AttrTimeouts.changed. Returns 0, or -1 with an exception. */
+int changed(Core *core, PyObject *node) {
+    PyObject *nodeid = PyObject_GetAttr(node, names.nodeid), *now = PyFloat_FromDouble(now_ns() / 1e9);
+    int is_told = -1;
+    if (nodeid != NULL && now != NULL && PyDict_SetItem(core->changed_s, nodeid, now) == 0)
+        is_told = PySet_Contains(core->told, nodeid);
+    Py_XDECREF(nodeid);
+    Py_XDECREF(now);
+    if (is_told != 1)
+        return is_told;
+    PyObject *nothing = PyObject_CallMethodObjArgs(core->timeouts, names.changed, node, NULL);
+    Py_XDECREF(nothing);
+    return nothing == NULL ? -1 : 0;
+}
+
+/* What was changed is to be forgotten, if others have learnt anything meanwhile; as DaemonCache.changes.
+ * source, other: may be NULL. Returns 0, or -1 with an exception. */
+int forget_changed(Request *request, PyObject *source, const Place *place, const Place *other) {
+    Core *core = request->core;
+    if (!request->was_away || is_true(core->metadata, names.is_idle))
+        return 0;
+    PyObject *sources = source == NULL ? PyTuple_New(0) : PyTuple_Pack(1, source), *places, *nothing = NULL;
+    if (other == NULL)
+        places = Py_BuildValue("((OO))", place->node, place->name);
+    else
+        places = Py_BuildValue("((OO)(OO))", place->node, place->name, other->node, other->name);
+    if (sources != NULL && places != NULL)
+        nothing = PyObject_CallFunctionObjArgs(core->forget, sources, places, NULL);
+    Py_XDECREF(sources);
+    Py_XDECREF(places);
+    Py_XDECREF(nothing);
+    return nothing == NULL ? -1 : 0;
+}
+
+/* The kernel has one more reference. Returns 0, or -1 with an exception. */
+int counted(PyObject *node, bool is_told) {
+    uint64_t n;
+    if (number_of(node, names.nlookup, &n) < 0)
+        return -1;
+    PyObject *more = PyLong_FromUnsignedLongLong(n + 1);
+    int error = more == NULL ? -1 : PyObject_SetAttr(node, names.nlookup, more);
+    Py_XDECREF(more);
+    return error < 0 || !is_told ? error : PyObject_SetAttr(node, names.is_told, Py_True);
+}
+
+/* An fd of some handle of a node that is open, as OpenHandles.fd_of; -1: none. Returns 0, or -1 with an exception. */
+int fd_of_open(Request *request, PyObject *node) {
+    PyObject *fds = PyDict_GetItemWithError(request->core->open_files, node);
+    PyObject *fd = fds == NULL ? NULL : PyList_GetItem(fds, 0);
+    if (fd == NULL || PyList_Append(request->ring->borrowed, fd) < 0)
+        return -1;
+    return (int)PyLong_AsLong(fd);
+}
