@@ -14,6 +14,7 @@ class Core:
         layout: tuple[int, int, int, int, int, int],
         device: int,
         root_fd: int,
+        n_fds: int,
         top: int,
         root_dev: int,
         statx_flags: int,

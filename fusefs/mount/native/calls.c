@@ -74,7 +74,7 @@ int act_begin(const Core *core, Actor *actor) {
         actor->gid_before = setfsgid(actor->gid);
     if (actor->uid)
         actor->uid_before = setfsuid(actor->uid);
-    else if (take_up(core->no_capabilities) < 0)
+    else if (!actor->keeps_capabilities && take_up(core->no_capabilities) < 0)
         return errno;
     if ((actor->gid && (uint32_t)setfsgid(-1) != actor->gid) || (actor->uid && (uint32_t)setfsuid(-1) != actor->uid))
         return EPERM;
@@ -90,7 +90,7 @@ void act_end(const Core *core, const Actor *actor) {
             setfsuid(actor->uid_before);
         if (actor->gid)
             setfsgid(actor->gid_before);
-        if (!actor->uid)
+        if (!actor->uid && !actor->keeps_capabilities)
             is_itself = take_up(core->at_rest) == 0;
         is_itself &= !(actor->gid && (uint32_t)setfsgid(-1) != actor->gid_before);
         is_itself &= !(actor->uid && (uint32_t)setfsuid(-1) != actor->uid_before);

@@ -63,14 +63,30 @@ enum {
     X(unlisted)         /* LookupOperations' dict */                                                                   \
     X(make_room)        /* Opening's method */                                                                         \
     X(opened)           /* Opening's method */                                                                         \
-    X(released)         /* Opening's method */                                                                         \
+    X(handles)          /* OpenHandles' dict: nodes by handle */                                                       \
+    X(openers)          /* its dict */                                                                                 \
+    X(executed)         /* its set */                                                                                  \
+    X(to_append)        /* its set */                                                                                  \
+    X(shares)           /* FairShares */                                                                               \
+    X(shares_of_uids)   /* its dict */                                                                                 \
+    X(shares_of_blocks) /* its dict */                                                                                 \
+    X(directories)      /* DirectoryFds */                                                                             \
+    X(passthrough)      /* Passthrough */                                                                              \
+    X(modes)            /* its dict */                                                                                 \
+    X(was_written)      /* its dict */                                                                                 \
+    X(passing_writers)  /* its set */                                                                                  \
+    X(unbelieved)       /* its set */                                                                                  \
+    X(passed_by)        /* DaemonCache's set */                                                                        \
+    X(writers_of)       /* ContentWriters' method */                                                                   \
+    X(OpenMode)                                                                                                        \
+    X(writers)          /* a dict: credentials by uid */                                                               \
+    X(never)            /* 0.0 */                                                                                      \
     X(lost)             /* NameOperations' method */                                                                   \
     X(moved)            /* NameOperations' method */                                                                   \
     X(numbered)         /* FuseOperations' method: its steps */                                                        \
     X(comes_whole)      /* OpenHandles' method */                                                                      \
     X(keeps_pages)      /* FileOperations' method */                                                                   \
     X(told_stale)       /* EstaleRetries' method */                                                                    \
-    X(WouldWait)                                                                                                       \
     X(fails)            /* failures.errno_of */                                                                        \
     X(Attributes)                                                                                                      \
     X(EntryParam)                                                                                                      \
@@ -83,7 +99,7 @@ enum {
     X(_n_begun) X(_left_open) X(_away) X(_close_left) X(_come_back) X(_latency) X(is_in_doubt) X(took) X(names)        \
     X(devices) X(_rests) X(_epoch) X(source) X(zone) X(epoch) X(last) X(nlookup) X(is_told) X(told_until_s) X(n_open)  \
     X(parent) X(name) X(nodeid) X(is_directory) X(btime_ns) X(ino) X(_device) X(_everywhere) X(changed) X(set)         \
-    X(is_idle)
+    X(is_idle) X(_n_given) X(_n) X(_n_fds) X(_give_up) X(_keeps_small) X(backing_id)
 
 #define FIELD(name) PyObject *name;
 extern struct names {
@@ -102,6 +118,7 @@ typedef struct {
     int n_failed, n_total, n_max, n_first_bucket;
     int device;                    /* /dev/fuse */
     int root_fd;
+    int n_fds;                     /* for handles and directories together */
     uint64_t top, root_dev;        /* the root's other nodeid; its st_dev */
     int statx_flags;               /* AT_STATX_DONT_SYNC or 0 */
     bool is_shared, tells_xattrs, hides_labels, acts_as_others;
@@ -184,6 +201,8 @@ int directory_fd(Request *request, PyObject *node, uint64_t nodeid);
 bool is_outside(Core *core, PyObject *node);
 int number_of(PyObject *object, PyObject *name, uint64_t *value);
 bool is_true(PyObject *object, PyObject *name);
+bool is_none(PyObject *object, PyObject *name);
+bool is_empty(PyObject *object, PyObject *name);
 PyObject *source_of(const Seen *seen);
 PyObject *attributes_of(Core *core, const Seen *seen);
 PyObject *learn(Request *request, const Place *place, const Seen *seen, PyObject *source);
@@ -208,12 +227,28 @@ int handle_of(int fd, const char *name, int flags, Seen *seen);
 int peek(int dir_fd, const char *name, int flags, Seen *seen);
 typedef struct {
     uint32_t uid, gid;
+    bool keeps_capabilities; /* as root, which has none of them else */
     bool makes; /* something, with this umask */
     uint32_t umask, umask_before, uid_before, gid_before;
 } Actor;
 int act_begin(const Core *core, Actor *actor);
 void act_end(const Core *core, const Actor *actor);
 int owner_of(int fd, uint32_t *uid);
+
+/* handles.c */
+typedef struct {
+    bool passes;
+    PyObject *writers[2]; /* the credentials that it is written with: of the owner; of nobody. Borrowed */
+    Actor actors[2];
+    int which;            /* of them */
+    int32_t id;           /* by which it is passed through; 0: none */
+} Opening;
+int make_room(Request *request);
+int prepare_opening(Request *request, PyObject *node, uint32_t flags, Opening *opening);
+void open_backing(const Request *request, int fd, const Seen *seen, Opening *opening);
+PyObject *put_handle(Request *request, PyObject *node, PyObject *source, int fd, uint32_t flags, const Seen *seen,
+                     bool is_new, Opening *opening, char *to);
+int let_go(Request *request, PyObject *handle);
 
 /* lookups.c */
 typedef struct {
@@ -242,9 +277,7 @@ int do_rename(Request *request);
 int do_rename2(Request *request);
 int do_open(Request *request);
 int do_release(Request *request);
-int make_room(Request *request);
-PyObject *put_handle(Request *request, PyObject *node, PyObject *handle, uint32_t flags, int64_t size,
-                     const Seen *seen, char *to, bool keeps);
+void write_anywhere(int fd);
 
 /* ring.c */
 extern PyType_Spec core_ring_spec;

@@ -30,7 +30,7 @@ static int take_cells(Core *self, PyObject *cells, PyObject *cell_of) {
 }
 
 static PyObject *core_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-    static char *words[] = {"parts", "cells", "cell_of", "layout", "device", "root_fd", "top", "root_dev",
+    static char *words[] = {"parts", "cells", "cell_of", "layout", "device", "root_fd", "n_fds", "top", "root_dev",
                             "statx_flags", "is_shared", "tells_xattrs", "hides_labels", "acts_as_others",
                             "lifetime_s", "quick_ns", "at_rest", "no_capabilities", NULL};
     PyObject *parts, *cells, *cell_of;
@@ -42,10 +42,10 @@ static PyObject *core_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     Core *self = (Core *)allocate(type, 0);
     if (self == NULL)
         return NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!OO!(iiiiii)iiKKippppdKy#y#", words, &PyDict_Type, &parts,
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!OO!(iiiiii)iiiKKippppdKy#y#", words, &PyDict_Type, &parts,
                                      &cells, &PyDict_Type, &cell_of, &self->n_buckets, &self->first_bits,
                                      &self->n_failed, &self->n_total, &self->n_max, &self->n_first_bucket,
-                                     &self->device, &self->root_fd, &top, &root_dev, &self->statx_flags, &is_shared,
+                                     &self->device, &self->root_fd, &self->n_fds, &top, &root_dev, &self->statx_flags, &is_shared,
                                      &tells_xattrs, &hides_labels, &acts_as_others, &self->lifetime_s, &quick_ns,
                                      &at_rest, &n_at_rest, &no_capabilities, &n_none))
         goto error;

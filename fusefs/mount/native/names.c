@@ -55,8 +55,9 @@ int do_create(Request *request) {
         return PyErr_Occurred() ? RAISED : NOT_OURS;
     Actor actor = actor_of(request);
     actor.makes = true, actor.umask = in[2];
-    PyObject *source = NULL, *node = NULL, *handle = NULL, *opened = NULL, *backing = NULL;
-    if (calls_begin(request) < 0) {
+    PyObject *source = NULL, *node = NULL, *handle = NULL, *opened = NULL;
+    Opening opening;
+    if (prepare_opening(request, NULL, in[0], &opening) < 0 || calls_begin(request) < 0) {
         result = RAISED;
         goto end;
     }
@@ -71,6 +72,10 @@ int do_create(Request *request) {
             error = look(fd, "", core->statx_flags, &seen);
         if (!error)
             error = handle_of(fd, "", AT_EMPTY_PATH, &seen);
+        if (!error)
+            open_backing(request, fd, &seen, &opening);
+        if (!error && opening.id && in[0] & O_APPEND)
+            write_anywhere(fd);
     }
     if (calls_end(request) < 0) {
         result = RAISED;
@@ -89,14 +94,9 @@ int do_create(Request *request) {
     node = source == NULL ? NULL : learn(request, &place, &seen, source);
     if (node == NULL || counted(node, false) < 0)
         goto end;
-    handle = PyObject_CallFunction(core->Fd, "i", fd);
-    if (handle == NULL)
-        goto end;
-    fd = -1; /* `opened` takes it over, and closes it if it fails */
-    backing = put_handle(request, node, handle, in[0], -1, &seen, request->answer + ENTRY_BYTES, true);
-    if (backing == NULL)
-        goto end;
-    opened = PyObject_CallFunctionObjArgs(core->OpenedFile, handle, backing, Py_True, NULL);
+    handle = put_handle(request, node, source, fd, in[0], &seen, true, &opening, request->answer + ENTRY_BYTES);
+    fd = -1; /* the tables have it, or it is closed */
+    opened = handle == NULL ? NULL : PyObject_CallFunction(core->OpenedFile, "OiO", handle, opening.id, Py_True);
     if (opened == NULL)
         goto end;
     result = tell_made(request, node, source, &seen, opened);
@@ -109,7 +109,6 @@ end:
     Py_XDECREF(node);
     Py_XDECREF(handle);
     Py_XDECREF(opened);
-    Py_XDECREF(backing);
     close_place(&place);
     return result;
 }

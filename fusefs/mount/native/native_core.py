@@ -17,7 +17,7 @@ from fusefs.mount.places.counters import CELL_OF, LAYOUT
 from fusefs.mount.requests.failures import errno_of
 from fusefs.mount.requests.fuse_requests import FuseRequests
 from fusefs.mount.requests.ring_servers import Core, Later
-from fusefs.mount.tables.tables_lock import Turn, WouldWait
+from fusefs.mount.tables.tables_lock import Turn
 from fusefs.mount.tree.opening import OpenedFile
 from fusefs.mount.tree.validity import EntryParam
 from fusefs.mount.tree.vfs import Vfs
@@ -40,7 +40,7 @@ def native_core(vfs: Vfs, requests: FuseRequests, device: int) -> Core | None:
         return None  # a node is told by its handle
     core = _core.Core(
         parts=vfs.native_parts() | requests.native_parts() | {
-            "fails": errno_of, "WouldWait": WouldWait, "outside": NodeZone.OUTSIDE,
+            "fails": errno_of, "writers": {}, "never": 0.0, "outside": NodeZone.OUTSIDE,
             "Attributes": Attributes, "EntryParam": EntryParam, "OpenedFile": OpenedFile, "Fd": Fd,
         },
         cells=vfs.stats.cells,
@@ -48,6 +48,7 @@ def native_core(vfs: Vfs, requests: FuseRequests, device: int) -> Core | None:
         layout=LAYOUT,
         device=device,
         root_fd=vfs.root,
+        n_fds=vfs.opening.n_fds,
         top=TOP,
         root_dev=vfs.nodes.root.dev,
         statx_flags=0 if vfs.reader.asks else syscalls.AT_STATX_DONT_SYNC,

@@ -27,13 +27,13 @@ int number_of(PyObject *object, PyObject *name, uint64_t *value) {
     return PyErr_Occurred() ? -1 : 0;
 }
 
-static bool is_none(PyObject *object, PyObject *name) {
+bool is_none(PyObject *object, PyObject *name) {
     PyObject *value = PyObject_GetAttr(object, name);
     Py_XDECREF(value);
     return value == Py_None;
 }
 
-static bool is_empty(PyObject *object, PyObject *name) {
+bool is_empty(PyObject *object, PyObject *name) {
     PyObject *value = PyObject_GetAttr(object, name);
     bool is_it = value != NULL && PyObject_Size(value) == 0;
     Py_XDECREF(value);

@@ -57,7 +57,7 @@ class Opening:
         self._references = references
         self._access = access
         self._shares = handles.shares
-        self._n_fds = n_fds
+        self.n_fds = n_fds
 
     def make_room(self, opener: int) -> None:
         """Before a handle of a uid's: the fds are shared between handles and directories, which give way.
@@ -66,7 +66,7 @@ class Opening:
         """
         if not self._shares.may_have(opener):
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        self._directories.limit(max(LEAST_DIRECTORIES, self._n_fds - len(self._handles) - 1))
+        self._directories.limit(max(LEAST_DIRECTORIES, self.n_fds - len(self._handles) - 1))
 
     def open_as(self, caller: Caller, node: Node, held: Fd, seen: Attributes, flags: int) -> Fd:
         """An fd of the file that an O_PATH fd holds, as the caller, when no lease on it is in the way.

@@ -68,7 +68,7 @@ def reason_of(error: OSError) -> str:
 
 
 @dataclass(slots=True, eq=False)
-class _OpenMode:
+class OpenMode:
     """How a node is open.
 
     backing_id  0: the kernel keeps its pages, and asks us for them
@@ -106,7 +106,7 @@ class Passthrough:
         self._device = -1
         self._give_up: Callable[[str], None] | None = None  # None: nothing is passed through (any more)
         self._keeps_small = False
-        self._modes: dict[Node, _OpenMode] = {}
+        self._modes: dict[Node, OpenMode] = {}
         self._writers: set[int] = set()
         self._was_written: dict[Node, bool] = {}  # what was open since the kernel knows it: for writing, too?
         self._mapped: set[Node] = set()
@@ -159,7 +159,7 @@ class Passthrough:
         if mode is None:
             passes = is_direct and (writes or not self._is_read_again(node, size))
             written_as = self._writers_of.of(node.source[0], fh, writer)
-            mode = self._modes[node] = _OpenMode(self._open(node, fh, written_as) if passes else 0, written_as)
+            mode = self._modes[node] = OpenMode(self._open(node, fh, written_as) if passes else 0, written_as)
         mode.n_open += 1
         if writes or node not in self._was_written:
             self._was_written[node] = writes
@@ -215,7 +215,7 @@ class Passthrough:
 
         Raises  OSError: see open_backing
         """
-        self._modes[node] = _OpenMode(open_backing(self._device, fd), n_open=1)
+        self._modes[node] = OpenMode(open_backing(self._device, fd), n_open=1)
 
     def released(self, node: Node, fh: int) -> int:
         """A handle is released; an id to be let go, by `close_id`, or 0."""

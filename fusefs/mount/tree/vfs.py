@@ -31,7 +31,7 @@ from fusefs.mount.tree.name_operations import NameOperations
 from fusefs.mount.tree.no_opendir import UnopenedListings
 from fusefs.mount.tree.node_access import NodeAccess
 from fusefs.mount.tree.opening import Opening
-from fusefs.mount.tree.passthrough import Passthrough
+from fusefs.mount.tree.passthrough import OpenMode, Passthrough
 from fusefs.mount.tree.readdir import Listings
 from fusefs.mount.tree.references import NodeReferences
 from fusefs.mount.tree.setid_bits import SetidBits
@@ -153,7 +153,14 @@ class Vfs:
             "timeouts": self.timeouts, "told": self.timeouts._told, "changed_s": self.timeouts._changed_s,
             "validity": validity, "folding": validity._known,
             "retries": self.retries._held, "told_stale": self.retries.add, "unlisted": self.lookups.unlisted,
-            "make_room": self.opening.make_room, "opened": self.opening.opened, "released": self.opening.release,
+            "make_room": self.opening.make_room, "opened": self.opening.opened,
+            "handles": self.handles._nodes, "openers": self.handles._openers, "executed": self.handles._executed,
+            "to_append": self.handles._to_append, "shares": self.handles.shares,
+            "shares_of_uids": self.handles.shares._of_uids, "shares_of_blocks": self.handles.shares._of_blocks,
+            "directories": self.directories, "passthrough": self.passthrough, "modes": self.passthrough._modes,
+            "was_written": self.passthrough._was_written, "passing_writers": self.passthrough._writers,
+            "unbelieved": self.passthrough._unbelieved, "passed_by": self.cache.passed_by,
+            "writers_of": self.passthrough._writers_of.of, "OpenMode": OpenMode,
             "lost": self.names._lost, "moved": self.names._moved, "keeps_pages": self.files.keeps_pages,
         }  # fmt: skip
 
