@@ -102,9 +102,12 @@ class IoUring:
 
     def layout(self) -> RingLayout:
         """Where it is in memory, for who submits to it, and takes results, without Python."""
-        rings, words = _address_of(self._rings), (self._sq_head, self._sq_tail, self._cq_head, self._cq_tail)
-        heads_tails = (rings + at * _WORD_SIZE for at in words)
-        return RingLayout(*heads_tails, _address_of(self._sqes), rings + self._cqes_at, self._sq_mask, self._cq_mask)
+        rings, sqes = _address_of(self._rings), _address_of(self._sqes)
+        return RingLayout(
+            rings + self._sq_head * _WORD_SIZE, rings + self._sq_tail * _WORD_SIZE,
+            rings + self._cq_head * _WORD_SIZE, rings + self._cq_tail * _WORD_SIZE,
+            sqes, rings + self._cqes_at, self._sq_mask, self._cq_mask,
+        )  # fmt: skip
 
     def fileno(self) -> int:
         """Its fd, which stays its own."""

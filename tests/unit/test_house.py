@@ -18,7 +18,7 @@ FLOORS = {
     "core": 0, "linux": 1, "store": 2, "engine": 3, "reaper": 4, "sweep": 4, "mount": 4, "service": 5, "plan": 5,
     "waiting": 6, "cli": 7,
 }  # fmt: skip
-WINGS = {"places": 0, "tables": 1, "tree": 2, "requests": 3, "notices": 3, "bridge": 4, "life": 5}
+WINGS = {"places": 0, "tables": 1, "tree": 2, "requests": 3, "notices": 3, "native": 4, "bridge": 4, "life": 5}
 """The parts of the mount, by floors of their own."""
 LATE_FROM = FLOORS["engine"]
 """From here up commands import when they are called: `trashd swap` needs none of it."""

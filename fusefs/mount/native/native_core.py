@@ -1,4 +1,4 @@
-"""What the native core works on: the parts of a mount, handed over once. docs/decisions/0033 says what it does."""
+"""What the native core works on: the parts of a mount, handed over once."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class FileOperations:
         return OpenedFile(fd, backing_id, keeps)
 
     def keeps_pages(self, node: Node, fd: Fd) -> bool:
-        """Whether the kernel may keep its pages of a file that was just opened, and may have changed behind the mount."""
+        """Whether the kernel may keep its pages of a file that was just opened, and may change behind the mount."""
         return self._pages.are_right(node, self._lock.call(look_at, fd))
 
     def read(self, fh: int, offset: int, size: int) -> bytes:
