@@ -22,6 +22,7 @@ class Core:
         tells_xattrs: bool,
         hides_labels: bool,
         acts_as_others: bool,
+        hides_trash: bool,
         lifetime_s: float,
         quick_ns: int,
         at_rest: bytes,

@@ -13,7 +13,7 @@ static void put_time(char *seconds, char *ns, double lifetime_s) {
 }
 
 /* struct fuse_attr: 88 bytes. */
-static void put_attributes(char *to, uint64_t number, const Seen *seen) {
+void put_attributes(char *to, uint64_t number, const Seen *seen) {
     const uint64_t longs[] = {number, seen->size, seen->blocks, seen->atime_s, seen->mtime_s, seen->ctime_s};
     const uint32_t words[] = {seen->atime_ns, seen->mtime_ns, seen->ctime_ns,       seen->mode,    seen->nlink,
                               seen->uid,      seen->gid,      (uint32_t)seen->rdev, seen->blksize, 0};
@@ -51,24 +51,32 @@ int is_steady(Core *core, PyObject *source) {
     return is_unsteady < 0 ? -1 : !is_unsteady;
 }
 
-/* struct fuse_entry_out. Returns how many bytes, or RAISED. */
-int put_entry(Request *request, char *to, PyObject *node, const Seen *seen, bool is_steady) {
+/* struct fuse_entry_out, of a name that is believed for so long. Returns for how long all of it is, or below 0: an
+ * exception. */
+double put_entry_for(Request *request, char *to, PyObject *node, const Seen *seen, bool is_steady, double name_s) {
     Core *core = request->core;
     PyObject *number = PyObject_GetAttr(node, names.nodeid);
     if (number == NULL)
-        return RAISED;
+        return -1;
     uint64_t nodeid = PyLong_AsUnsignedLongLong(number);
-    double name_s = request->was_away ? 0 : core->lifetime_s;
+    if (request->was_away)
+        name_s = 0;
     double attributes_s = attr_s(core, number, seen, name_s, is_steady && !request->was_away);
     Py_DECREF(number);
-    if (attributes_s < 0 || PyErr_Occurred())
-        return RAISED;
+    if (PyErr_Occurred())
+        return -1;
     put64(to, nodeid);
     put64(to + 8, 0);
     put_time(to + 16, to + 32, name_s);
     put_time(to + 24, to + 36, attributes_s);
     put_attributes(to + 40, is_root(core, nodeid) ? seen->ino : nodeid, seen);
-    return ENTRY_BYTES;
+    return attributes_s < name_s ? attributes_s : name_s;
+}
+
+/* The same of any other name. Returns how many bytes, or RAISED. */
+int put_entry(Request *request, char *to, PyObject *node, const Seen *seen, bool is_steady) {
+    double believed_s = put_entry_for(request, to, node, seen, is_steady, request->core->lifetime_s);
+    return believed_s < 0 ? RAISED : ENTRY_BYTES;
 }
 
 /* That nothing has a name. */

@@ -81,6 +81,11 @@ enum {
     X(OpenMode)                                                                                                        \
     X(writers)          /* a dict: credentials by uid */                                                               \
     X(never)            /* 0.0 */                                                                                      \
+    X(meets)            /* LookupOperations' method: is_steady */                                                      \
+    X(room_for)         /* ReplySizes' method */                                                                       \
+    X(told_reader)      /* its method */                                                                               \
+    X(DirectoryReader)                                                                                                 \
+    X(Node)                                                                                                            \
     X(lost)             /* NameOperations' method */                                                                   \
     X(moved)            /* NameOperations' method */                                                                   \
     X(numbered)         /* FuseOperations' method: its steps */                                                        \
@@ -99,7 +104,7 @@ enum {
     X(_n_begun) X(_left_open) X(_away) X(_close_left) X(_come_back) X(_latency) X(is_in_doubt) X(took) X(names)        \
     X(devices) X(_rests) X(_epoch) X(source) X(zone) X(epoch) X(last) X(nlookup) X(is_told) X(told_until_s) X(n_open)  \
     X(parent) X(name) X(nodeid) X(is_directory) X(btime_ns) X(ino) X(_device) X(_everywhere) X(changed) X(set)         \
-    X(is_idle) X(_n_given) X(_n) X(_n_fds) X(_give_up) X(_keeps_small) X(backing_id)
+    X(is_idle) X(_n_given) X(_n) X(_n_fds) X(_give_up) X(_keeps_small) X(stays_home) X(others) X(backing_id)
 
 #define FIELD(name) PyObject *name;
 extern struct names {
@@ -121,7 +126,7 @@ typedef struct {
     int n_fds;                     /* for handles and directories together */
     uint64_t top, root_dev;        /* the root's other nodeid; its st_dev */
     int statx_flags;               /* AT_STATX_DONT_SYNC or 0 */
-    bool is_shared, tells_xattrs, hides_labels, acts_as_others;
+    bool is_shared, tells_xattrs, hides_labels, acts_as_others, hides_trash;
     double lifetime_s;
     uint64_t quick_ns;             /* a look that takes longer is told */
     char at_rest[24], no_capabilities[24];
@@ -160,6 +165,7 @@ typedef struct {
     char *answer;        /* where its body goes: the payload's memory, so names are copied before */
     PyThreadState *released;
     bool was_away;
+    int error;           /* that Python is to meet */
     PyObject *steps;     /* LATER: what answers in the end */
 } Request;
 
@@ -210,12 +216,18 @@ int changed(Core *core, PyObject *node);
 int forget_changed(Request *request, PyObject *source, const Place *place, const Place *other);
 int fd_of_open(Request *request, PyObject *node);
 int counted(PyObject *node, bool is_told);
-int tell_took(Request *request, uint64_t took_ns);
+int tell_took(Request *request, uint64_t took_ns, int n);
+int is_so(PyObject *said);
+int is_at(PyObject *node, const Place *place, PyObject *name);
+bool is_stores(const char *name);
+int set_number(PyObject *object, PyObject *name, int64_t value);
 int failed(Core *core);
 uint64_t now_ns(void);
 
 /* answers.c */
 int put_entry(Request *request, char *to, PyObject *node, const Seen *seen, bool is_steady);
+double put_entry_for(Request *request, char *to, PyObject *node, const Seen *seen, bool is_steady, double name_s);
+void put_attributes(char *to, uint64_t number, const Seen *seen);
 int put_missing(Request *request);
 int put_attr(Request *request, PyObject *node, const Seen *seen, bool is_steady);
 int is_steady(Core *core, PyObject *source);
@@ -265,7 +277,8 @@ int open_known(Request *request, uint64_t nodeid, Known *known);
 void close_known(Known *known);
 int reach(const Core *core, const Known *known, Seen *seen, int *fd);
 
-/* lookups.c, names.c, files.c: the operations */
+/* lookups.c, names.c, files.c, listings.c: the operations */
+int do_readdirplus(Request *request);
 int do_lookup(Request *request);
 int do_getattr(Request *request);
 int do_getxattr(Request *request);

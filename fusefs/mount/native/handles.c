@@ -8,7 +8,7 @@ enum { LEAST_DIRECTORIES = 16 }; /* as in open_handles.py */
 static const unsigned long BACKING_OPEN = 0x4010E501, BACKING_CLOSE = 0x4004E502; /* FUSE_DEV_IOC_* */
 static const uint32_t NOBODY = 65534;
 
-static int set_number(PyObject *object, PyObject *name, int64_t value) {
+int set_number(PyObject *object, PyObject *name, int64_t value) {
     PyObject *number = PyLong_FromLongLong(value);
     int error = number == NULL ? -1 : PyObject_SetAttr(object, name, number);
     Py_XDECREF(number);
@@ -180,13 +180,6 @@ static int open_by_python(Request *request, PyObject *node, PyObject *handle, ui
     Py_XDECREF(size);
     Py_XDECREF(backing);
     return id;
-}
-
-/* What a call of Python's has said: 1, 0, or -1 with an exception. */
-static int is_so(PyObject *said) {
-    int is_it = said == NULL ? -1 : PyObject_IsTrue(said);
-    Py_XDECREF(said);
-    return is_it;
 }
 
 /* Have a handle of a node, by an fd that is the tables' from now on, and put struct fuse_open_out. Returns it, the

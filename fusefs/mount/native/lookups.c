@@ -103,7 +103,7 @@ int do_lookup(Request *request) {
     int error = peek(place.fd, place.text, core->statx_flags, &seen);
     uint64_t took_ns = now_ns() - began_ns;
     PyObject *source = NULL, *node = NULL;
-    if (calls_end(request) < 0 || tell_took(request, took_ns) < 0)
+    if (calls_end(request) < 0 || tell_took(request, took_ns, 1) < 0)
         result = RAISED;
     else if (error == ENOENT)
         result = put_missing(request);
@@ -142,7 +142,7 @@ int do_getattr(Request *request) {
     if (fd >= 0)
         close(fd);
     uint64_t took_ns = now_ns() - began_ns;
-    if (calls_end(request) < 0 || tell_took(request, took_ns) < 0)
+    if (calls_end(request) < 0 || tell_took(request, took_ns, 1) < 0)
         result = RAISED;
     else if (!error) {
         int steady = is_steady(core, known.source);

@@ -6,7 +6,7 @@ import os
 
 from fusefs.core.fuse_protocol import Opcode
 from fusefs.core.inode_attributes import Attributes
-from fusefs.core.inode_table import TOP, NodeZone
+from fusefs.core.inode_table import TOP, Node, NodeZone
 from fusefs.core.latency import QUICK_NS
 from fusefs.linux import selinux, syscalls
 from fusefs.linux.capabilities import at_rest, with_effective
@@ -19,6 +19,7 @@ from fusefs.mount.requests.fuse_requests import FuseRequests
 from fusefs.mount.requests.ring_servers import Core, Later
 from fusefs.mount.tables.tables_lock import Turn
 from fusefs.mount.tree.opening import OpenedFile
+from fusefs.mount.tree.readdir import DirectoryReader
 from fusefs.mount.tree.validity import EntryParam
 from fusefs.mount.tree.vfs import Vfs
 
@@ -26,6 +27,7 @@ _OPERATIONS = {
     Opcode.LOOKUP: "lookup", Opcode.GETATTR: "getattr", Opcode.MKDIR: "mkdir", Opcode.UNLINK: "unlink",
     Opcode.RMDIR: "rmdir", Opcode.RENAME: "rename", Opcode.RENAME2: "rename", Opcode.OPEN: "open",
     Opcode.RELEASE: "release", Opcode.GETXATTR: "getxattr", Opcode.CREATE: "create",
+    Opcode.READDIRPLUS: "readdir",
 }  # fmt: skip
 """What it answers, and where that is counted."""
 
@@ -41,7 +43,7 @@ def native_core(vfs: Vfs, requests: FuseRequests, device: int) -> Core | None:
     core = _core.Core(
         parts=vfs.native_parts() | requests.native_parts() | {
             "fails": errno_of, "writers": {}, "never": 0.0, "outside": NodeZone.OUTSIDE,
-            "Attributes": Attributes, "EntryParam": EntryParam, "OpenedFile": OpenedFile, "Fd": Fd,
+            "Attributes": Attributes, "EntryParam": EntryParam, "Node": Node, "DirectoryReader": DirectoryReader, "OpenedFile": OpenedFile, "Fd": Fd,
         },
         cells=vfs.stats.cells,
         cell_of={int(opcode): CELL_OF[name] for opcode, name in _OPERATIONS.items()},
@@ -56,6 +58,7 @@ def native_core(vfs: Vfs, requests: FuseRequests, device: int) -> Core | None:
         tells_xattrs=vfs.xattrs.are_told_alike and has_getxattrat(),
         hides_labels=not selinux.is_enabled(),
         acts_as_others=os.geteuid() == 0,
+        hides_trash=not vfs.listings.shows_trash,
         lifetime_s=vfs.cache.lifetime_s,
         quick_ns=QUICK_NS,
         at_rest=at_rest(),

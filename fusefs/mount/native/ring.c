@@ -26,7 +26,8 @@ static const Handler handlers[] = {
     [1] = {do_lookup, 0, 1, false},     [3] = {do_getattr, 0, 0, false},  [9] = {do_mkdir, 8, 1, true},
     [10] = {do_unlink, 0, 1, true},     [11] = {do_rmdir, 0, 1, true},    [12] = {do_rename, 8, 2, true},
     [14] = {do_open, 8, 0, false},      [18] = {do_release, 8, 0, false}, [22] = {do_getxattr, 8, 1, false},
-    [35] = {do_create, 16, 1, true},    [45] = {do_rename2, 16, 2, true},
+    [35] = {do_create, 16, 1, true},    [44] = {do_readdirplus, 40, 0, false},
+    [45] = {do_rename2, 16, 2, true},
 };
 enum { N_HANDLERS = sizeof handlers / sizeof *handlers };
 

@@ -1,7 +1,7 @@
 /* The tables: taken in turns, read, and changed as the Python code changes them; with the interpreter's lock. */
 #include "core.h"
 
-static const uint64_t ROOT = 1;
+static const uint64_t ROOT = 1, PRIVATE = 1ull << 62; /* as in inode_table.py */
 static const char STORE[] = ".trashd"; /* and what begins so: no such name is ours */
 
 uint64_t now_ns(void) {
@@ -152,16 +152,16 @@ int calls_end(Request *request) {
     return 0;
 }
 
-/* Tell how long a look has taken, if that says anything of the filesystem. */
-int tell_took(Request *request, uint64_t took_ns) {
+/* Tell how long some looks have taken together, if that says anything of the filesystem. */
+int tell_took(Request *request, uint64_t took_ns, int n) {
     Core *core = request->core;
-    if (took_ns <= core->quick_ns)
+    if (took_ns <= n * core->quick_ns)
         return 0;
-    PyObject *ns = PyLong_FromUnsignedLongLong(took_ns), *one = PyLong_FromLong(1), *nothing = NULL;
-    if (ns != NULL && one != NULL)
-        nothing = PyObject_CallMethodObjArgs(core->lock, names.took, ns, one, NULL);
+    PyObject *ns = PyLong_FromUnsignedLongLong(took_ns), *looks = PyLong_FromLong(n), *nothing = NULL;
+    if (ns != NULL && looks != NULL)
+        nothing = PyObject_CallMethodObjArgs(core->lock, names.took, ns, looks, NULL);
     Py_XDECREF(ns);
-    Py_XDECREF(one);
+    Py_XDECREF(looks);
     Py_XDECREF(nothing);
     return nothing == NULL ? -1 : 0;
 }
@@ -223,6 +223,9 @@ static bool is_plain(Core *core, PyObject *directory) {
 
 bool is_root(const Core *core, uint64_t nodeid) { return nodeid == ROOT || nodeid == core->top; }
 
+/* Whether a name may be a store's own. */
+bool is_stores(const char *name) { return !strncmp(name, STORE, sizeof STORE - 1); }
+
 /* The fd of a directory, of the tables' own; -1: none is open. */
 int directory_fd(Request *request, PyObject *node, uint64_t nodeid) {
     Core *core = request->core;
@@ -239,7 +242,7 @@ int directory_fd(Request *request, PyObject *node, uint64_t nodeid) {
 /* A directory, and a name in it if there is one; both plain. Returns 0, or -1: not ours, or an exception. */
 int open_place(Request *request, uint64_t nodeid, const char *name, Place *place) {
     memset(place, 0, sizeof *place);
-    if (name != NULL && !strncmp(name, STORE, sizeof STORE - 1))
+    if (name != NULL && is_stores(name))
         return -1;
     place->node = node_of(request, nodeid);
     if (place->node == NULL || !is_plain(request->core, place->node))
@@ -296,19 +299,60 @@ PyObject *attributes_of(Core *core, const Seen *seen) {
     return told;
 }
 
-/* The node of what was seen under a name, as InodeTable.learn; the caller's own. NULL: an exception. */
+/* Whether a node is known by that name in that directory: 1, 0, or -1 with an exception. */
+int is_at(PyObject *node, const Place *place, PyObject *name) {
+    PyObject *parent = PyObject_GetAttr(node, names.parent), *known = PyObject_GetAttr(node, names.name);
+    int is_it = known == NULL || parent == NULL ? -1 : parent == place->node ? PyObject_RichCompareBool(known, name, Py_EQ) : 0;
+    Py_XDECREF(parent);
+    Py_XDECREF(known);
+    return is_it;
+}
+
+/* A new node by its own inode number, as Node makes it; NULL: that number is not to be had, or an exception. */
+static PyObject *new_node(Core *core, const Place *place, const Seen *seen, PyObject *source) {
+    PyObject *nodeid, *node = NULL, *empty = NULL, *epoch = NULL;
+    if (seen->dev != core->root_dev || seen->ino <= ROOT || seen->ino >= PRIVATE || is_stores(place->text))
+        return NULL;
+    nodeid = PyLong_FromUnsignedLongLong(seen->ino);
+    if (nodeid == NULL || PyDict_Contains(core->by_nodeid, nodeid))
+        goto error;
+    empty = PyTuple_New(0);
+    epoch = PyObject_GetAttr(core->nodes, names._epoch);
+    if (empty == NULL || epoch == NULL)
+        goto error;
+    node = ((newfunc)PyType_GetSlot((PyTypeObject *)core->Node, Py_tp_new))((PyTypeObject *)core->Node, empty, NULL);
+    if (node == NULL || PyObject_SetAttr(node, names.nodeid, nodeid) < 0 ||
+        PyObject_SetAttr(node, names.source, source) < 0 || PyObject_SetAttr(node, names.ino, nodeid) < 0 ||
+        set_number(node, names.btime_ns, seen->btime_ns) < 0 ||
+        PyObject_SetAttr(node, names.is_directory, S_ISDIR(seen->mode) ? Py_True : Py_False) < 0 ||
+        PyObject_SetAttr(node, names.parent, place->node) < 0 || PyObject_SetAttr(node, names.name, place->name) < 0 ||
+        PyObject_SetAttr(node, names.others, Py_None) < 0 || set_number(node, names.nlookup, 0) < 0 ||
+        set_number(node, names.n_open, 0) < 0 || PyObject_SetAttr(node, names.last, Py_None) < 0 ||
+        PyObject_SetAttr(node, names.is_told, Py_False) < 0 ||
+        PyObject_SetAttr(node, names.told_until_s, core->never) < 0 ||
+        PyObject_SetAttr(node, names.zone, core->outside) < 0 || PyObject_SetAttr(node, names.epoch, epoch) < 0 ||
+        PyDict_SetItem(core->by_nodeid, nodeid, node) < 0 || PyDict_SetItem(core->by_source, source, node) < 0)
+        Py_CLEAR(node);
+error:
+    Py_XDECREF(nodeid);
+    Py_XDECREF(empty);
+    Py_XDECREF(epoch);
+    return node;
+}
+
+/* The node of what was seen under a name in a plain directory, as InodeTable.learn; the caller's own. NULL: an
+ * exception. */
 PyObject *learn(Request *request, const Place *place, const Seen *seen, PyObject *source) {
     Core *core = request->core;
     PyObject *node = PyDict_GetItemWithError(core->by_source, source);
     if (node != NULL) {
-        PyObject *parent = PyObject_GetAttr(node, names.parent), *name = PyObject_GetAttr(node, names.name);
-        bool is_known = parent == place->node && name != NULL && PyObject_RichCompareBool(name, place->name, Py_EQ) == 1;
-        Py_XDECREF(parent);
-        Py_XDECREF(name);
-        if (is_known) {
-            Py_INCREF(node);
+        int is_known = is_at(node, place, place->name);
+        if (is_known)
+            return is_known < 0 ? NULL : Py_NewRef(node);
+    } else if (!PyErr_Occurred()) {
+        node = new_node(core, place, seen, source);
+        if (node != NULL)
             return node;
-        }
     }
     PyObject *told = PyErr_Occurred() ? NULL : attributes_of(core, seen);
     if (told == NULL)
@@ -316,6 +360,13 @@ PyObject *learn(Request *request, const Place *place, const Seen *seen, PyObject
     node = PyObject_CallFunctionObjArgs(core->learn, source, told, place->node, place->name, NULL);
     Py_DECREF(told);
     return node;
+}
+
+/* What a call of Python's has said: 1, 0, or -1 with an exception. */
+int is_so(PyObject *said) {
+    int is_it = said == NULL ? -1 : PyObject_IsTrue(said);
+    Py_XDECREF(said);
+    return is_it;
 }
 
 /* Something in a directory has changed, as AttrTimeouts.changed. Returns 0, or -1 with an exception. */

@@ -93,7 +93,7 @@ class FuseOperations:
         self._opened = wire.open_answer()
         self._created = wire.create_answer()
         self._written = wire.write_answer()
-        self._sizes = ReplySizes()
+        self.sizes = ReplySizes()
 
     def acts(self) -> dict[int, OpcodeHandler]:
         """What is done for each request, by its opcode."""
@@ -433,7 +433,7 @@ class FuseOperations:
     def _readdirplus(self, nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
         fh, offset, room = wire.READ_IN.unpack_from(request, REQUEST_HEAD_SIZE)
         reader = DirectoryReader(nodeid, caller.pid)
-        room = self._sizes.room(reader, offset, room)
+        room = self.sizes.room(reader, offset, room)
         if fh:
             self._listings.prepare(fh, offset)
             is_slow = self._lock.is_slow
@@ -462,7 +462,7 @@ class FuseOperations:
             entries.append(entry)
             end = listed.offset
         if entries:
-            self._sizes.told(reader, end, room)
+            self.sizes.told(reader, end, room)
         return b"".join(entries)
 
     def _fsyncdir(self, nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:

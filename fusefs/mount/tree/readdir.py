@@ -149,7 +149,7 @@ class Listings:
         self._lookups = lookups
         self._opening = opening
         self.are_kept = are_kept
-        self._shows_trash = shows_trash
+        self.shows_trash = shows_trash
         self._is_checked = is_checked
 
     def is_kept(self, nodeid: int) -> bool:
@@ -397,7 +397,7 @@ class Listings:
 
     def left_out(self, directory: Node) -> bytes | None:
         """The name that a directory's listing leaves out."""
-        return STORE if trashd_dir.is_hidden(directory, STORE, shows_trash=self._shows_trash) else None
+        return STORE if trashd_dir.is_hidden(directory, STORE, shows_trash=self.shows_trash) else None
 
 
 def _skip_to(listing: DirHandle, offset: int) -> bool:

@@ -153,6 +153,7 @@ class Vfs:
             "timeouts": self.timeouts, "told": self.timeouts._told, "changed_s": self.timeouts._changed_s,
             "validity": validity, "folding": validity._known,
             "retries": self.retries._held, "told_stale": self.retries.add, "unlisted": self.lookups.unlisted,
+            "meets": self.lookups.is_steady,
             "make_room": self.opening.make_room, "opened": self.opening.opened,
             "handles": self.handles._nodes, "openers": self.handles._openers, "executed": self.handles._executed,
             "to_append": self.handles._to_append, "shares": self.handles.shares,

@@ -1,0 +1,259 @@
+/* READDIRPLUS of a directory that nobody has opened: names, and what each of them is. */
+#include "core.h"
+
+#include <dirent.h>
+#include <sys/syscall.h>
+
+enum {
+    BLOCK_BYTES = 32768,
+    N_LOOKED = 64, /* names that are looked at in one go; a slow filesystem is noticed after that */
+    HEAD_BYTES = ENTRY_BYTES + 24,
+};
+static const double SOON_S = 1.0;   /* as in readdir.py */
+static const uint32_t BYTES_TOLD = 4; /* as in readdir.py: of an answer, for one that the kernel tells us of a name */
+
+struct name_told {
+    uint64_t ino, next;
+    uint16_t size;
+    uint8_t kind;
+    char name[];
+} __attribute__((packed));
+
+/* One name of a block. */
+typedef struct {
+    const struct name_told *found;
+    PyObject *name; /* owned; NULL: . and .. */
+    bool is_told;   /* and still believed: its inode number is enough */
+    int error;      /* of the look */
+    Seen seen;
+} Listed;
+
+typedef struct {
+    Request *request;
+    Place place;      /* the directory */
+    int fd;           /* of it, to be read */
+    uint32_t room, n; /* bytes of the answer, and those that are used */
+    uint64_t end, at; /* where what was told ends; and what was read */
+    double now_s;
+    bool is_full;
+} Listing;
+
+/* Whether the kernel has been told what has a name, which is no directory, and believes it for longer than a moment. */
+static int is_told_already(const Listing *listing, uint64_t ino, PyObject *name) {
+    PyObject *key = PyLong_FromUnsignedLongLong(ino);
+    PyObject *node = key == NULL ? NULL : PyDict_GetItemWithError(listing->request->core->by_nodeid, key);
+    Py_XDECREF(key);
+    if (node == NULL)
+        return PyErr_Occurred() ? -1 : 0;
+    uint64_t nlookup;
+    PyObject *until = PyObject_GetAttr(node, names.told_until_s);
+    double until_s = until == NULL ? -1 : PyFloat_AsDouble(until);
+    Py_XDECREF(until);
+    if (PyErr_Occurred() || number_of(node, names.nlookup, &nlookup) < 0)
+        return -1;
+    if (until_s <= listing->now_s + SOON_S || !nlookup || is_true(node, names.is_directory))
+        return 0;
+    return is_at(node, &listing->place, name);
+}
+
+static void put(char *to, const void *from, size_t n) { memcpy(to, from, n); }
+
+/* The end of struct fuse_direntplus: fuse_dirent, its name, and what fills it up. */
+static void put_dirent(Listing *listing, const struct name_told *found, uint64_t number, uint32_t kind) {
+    char *to = listing->request->answer + listing->n;
+    uint32_t n_name = (uint32_t)strlen(found->name), n_all = HEAD_BYTES + ((n_name + 7) & ~7u);
+    put(to + ENTRY_BYTES, &number, sizeof number);
+    put(to + ENTRY_BYTES + 8, &found->next, sizeof found->next);
+    put(to + ENTRY_BYTES + 16, &n_name, sizeof n_name);
+    put(to + ENTRY_BYTES + 20, &kind, sizeof kind);
+    memset(to + n_all - 8, 0, 8);
+    put(to + HEAD_BYTES, found->name, n_name);
+    listing->n += n_all;
+    listing->end = found->next;
+}
+
+static bool has_room(const Listing *listing, const struct name_told *found) {
+    return listing->n + HEAD_BYTES + ((strlen(found->name) + 7) & ~7u) <= listing->room;
+}
+
+/* A name with all that is known of what it means; the kernel has one more reference. Returns 0, or -1. */
+static int tell_known(Listing *listing, const Listed *listed) {
+    Request *request = listing->request;
+    Core *core = request->core;
+    Place place = {.node = listing->place.node, .name = listed->name, .text = listed->found->name};
+    PyObject *source = source_of(&listed->seen);
+    PyObject *node = source == NULL ? NULL : learn(request, &place, &listed->seen, source);
+    int steady = node == NULL                           ? -1
+                 : listed->seen.dev == core->root_dev ? is_steady(core, source)
+                                                        : is_so(PyObject_CallFunctionObjArgs(core->meets, source, NULL));
+    double name_s = is_stores(listed->found->name) ? 0 : core->lifetime_s, believed_s = -1;
+    uint64_t nodeid = 0, n_open = 0;
+    if (steady >= 0)
+        believed_s = put_entry_for(request, request->answer + listing->n, node, &listed->seen, steady, name_s);
+    int error = believed_s < 0 || number_of(node, names.nodeid, &nodeid) < 0 ||
+                        number_of(node, names.n_open, &n_open) < 0 || counted(node, false) < 0
+                    ? -1
+                    : 0;
+    if (!error) {
+        PyObject *until = PyFloat_FromDouble(n_open ? 0 : listing->now_s + believed_s);
+        error = until == NULL ? -1 : PyObject_SetAttr(node, names.told_until_s, until);
+        Py_XDECREF(until);
+    }
+    if (!error)
+        put_dirent(listing, listed->found, nodeid, listed->seen.mode >> 12);
+    Py_XDECREF(source);
+    Py_XDECREF(node);
+    return error;
+}
+
+/* A name alone. `.` and `..` come with their number. */
+static void tell_name(Listing *listing, const Listed *listed) {
+    char *to = listing->request->answer + listing->n;
+    memset(to, 0, ENTRY_BYTES);
+    if (listed->name == NULL) {
+        static const Seen dot = {.mode = S_IFDIR | 0755, .nlink = 1, .blksize = 4096};
+        put(to, &listed->found->ino, sizeof listed->found->ino);
+        put_attributes(to + 40, listed->found->ino, &dot);
+    }
+    put_dirent(listing, listed->found, listed->found->ino, listed->name == NULL ? DT_DIR : listed->found->kind);
+}
+
+/* Tell of some names. Returns 0, or -1: an exception. */
+static int tell_some(Listing *listing, Listed *some, int n) {
+    Request *request = listing->request;
+    Core *core = request->core;
+    int n_looked = 0;
+    if (calls_begin(request) < 0)
+        return -1;
+    uint64_t began_ns = now_ns();
+    for (int at = 0; at < n; at++)
+        if (some[at].name != NULL && !some[at].is_told) {
+            some[at].error = peek(listing->place.fd, some[at].found->name, core->statx_flags, &some[at].seen);
+            n_looked++;
+        }
+    uint64_t took_ns = now_ns() - began_ns;
+    if (calls_end(request) < 0 || (n_looked && tell_took(request, took_ns, n_looked) < 0))
+        return -1;
+    for (int at = 0; at < n && !listing->is_full; at++) {
+        const Listed *listed = &some[at];
+        bool is_known = listed->name != NULL && !listed->is_told;
+        if (is_known && listed->error == ENOENT)
+            continue; /* it went meanwhile */
+        if (is_known && listed->error) {
+            listing->is_full = true; /* the next call meets it again, and Python tells */
+            if (!listing->n)
+                listing->request->error = listed->error;
+        } else if (!has_room(listing, listed->found))
+            listing->is_full = true;
+        else if (!is_known)
+            tell_name(listing, listed);
+        else if (tell_known(listing, listed) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* Tell of a block of names. Returns 0, or -1: an exception. */
+static int tell_block(Listing *listing, const char *block, int n_bytes) {
+    Core *core = listing->request->core;
+    static const char hidden[] = ".trashd";
+    uint64_t nodeid;
+    int at = 0, error = 0;
+    if (number_of(listing->place.node, names.nodeid, &nodeid) < 0)
+        return -1;
+    bool hides = core->hides_trash && is_root(core, nodeid);
+    Listed *some = PyMem_Malloc(N_LOOKED * sizeof *some);
+    if (some == NULL)
+        return -1;
+    while (at < n_bytes && !listing->is_full && !error) {
+        int n = 0;
+        for (; at < n_bytes && n < N_LOOKED && !error; n++) {
+            const struct name_told *found = (const struct name_told *)(block + at);
+            at += found->size;
+            listing->at = found->next;
+            some[n] = (Listed){.found = found};
+            bool is_dot = !strcmp(found->name, ".") || !strcmp(found->name, "..");
+            if (hides && !strcmp(found->name, hidden))
+                n--;
+            else if (!is_dot) {
+                some[n].name = PyBytes_FromString(found->name);
+                int is_told = some[n].name == NULL ? -1 : is_told_already(listing, found->ino, some[n].name);
+                some[n].is_told = is_told > 0;
+                error = is_told < 0 ? -1 : 0;
+            }
+        }
+        if (!error)
+            error = tell_some(listing, some, n);
+        while (n--)
+            Py_XDECREF(some[n].name);
+        if (listing->n && is_true(core->lock, names.is_slow))
+            listing->is_full = true; /* no other request has to wait for the rest */
+    }
+    PyMem_Free(some);
+    return error;
+}
+
+/* How many bytes to fill, as ReplySizes.room. Returns 0: none, or an exception. */
+static uint32_t room_of(Request *request, PyObject *reader, uint64_t offset, uint32_t room) {
+    PyObject *said = PyObject_CallFunction(request->core->room_for, "OKI", reader, (unsigned long long)offset, room);
+    uint32_t bytes = said == NULL ? 0 : (uint32_t)PyLong_AsUnsignedLong(said);
+    Py_XDECREF(said);
+    return PyErr_Occurred() ? 0 : bytes;
+}
+
+static int read_all(Listing *listing, uint64_t offset) {
+    Request *request = listing->request;
+    char *block = PyMem_Malloc(BLOCK_BYTES);
+    uint32_t size = listing->room / BYTES_TOLD;
+    long n = 1;
+    int error = block == NULL ? -1 : 0;
+    size = size < 512 ? 512 : size > BLOCK_BYTES ? BLOCK_BYTES : size;
+    listing->end = listing->at = offset;
+    while (n > 0 && !error && !listing->is_full) {
+        if (calls_begin(request) < 0) {
+            error = -1;
+            break;
+        }
+        if (listing->fd < 0)
+            listing->fd = openat(listing->place.fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        n = listing->fd < 0 || lseek(listing->fd, (off_t)listing->at, SEEK_SET) < 0
+                ? -1
+                : syscall(SYS_getdents64, listing->fd, block, size);
+        error = calls_end(request);
+        if (n > 0 && !error)
+            error = tell_block(listing, block, (int)n);
+    }
+    PyMem_Free(block);
+    if (n < 0 && !listing->n)
+        request->error = ENOENT; /* Python finds out which */
+    return error;
+}
+
+int do_readdirplus(Request *request) {
+    struct {
+        uint64_t fh, offset;
+        uint32_t size;
+    } in;
+    memcpy(&in, request->own, 20);
+    Core *core = request->core;
+    Listing listing = {.request = request, .fd = -1, .now_s = now_ns() / 1e9};
+    PyObject *reader = NULL, *nothing = NULL;
+    int result = NOT_OURS;
+    if (in.fh || is_true(core->lock, names.stays_home) || open_place(request, request->nodeid, NULL, &listing.place) < 0)
+        return PyErr_Occurred() ? RAISED : NOT_OURS;
+    result = RAISED;
+    reader = PyObject_CallFunction(core->DirectoryReader, "KI", (unsigned long long)request->nodeid, request->pid);
+    listing.room = reader == NULL ? 0 : room_of(request, reader, in.offset, in.size);
+    if (!PyErr_Occurred() && read_all(&listing, in.offset) == 0)
+        result = request->error ? NOT_OURS : (int)listing.n;
+    if (result > 0)
+        nothing = PyObject_CallFunction(core->told_reader, "OKI", reader, (unsigned long long)listing.end, listing.room);
+    if (result > 0 && nothing == NULL)
+        result = RAISED;
+    if (listing.fd >= 0)
+        close(listing.fd);
+    Py_XDECREF(reader);
+    Py_XDECREF(nothing);
+    close_place(&listing.place);
+    return result;
+}
