@@ -183,6 +183,11 @@ typedef struct {
     } handle;
 } Seen;
 
+/* Whether its ids are of our user namespace. */
+static inline bool is_known(const Request *request) {
+    return request->uid != UINT32_MAX && request->gid != UINT32_MAX;
+}
+
 /* A directory, and a name in it. */
 typedef struct {
     PyObject *node; /* owned */
@@ -279,6 +284,7 @@ int reach(const Core *core, const Known *known, Seen *seen, int *fd);
 
 /* lookups.c, names.c, files.c, listings.c: the operations */
 int do_readdirplus(Request *request);
+int do_setattr(Request *request);
 int do_lookup(Request *request);
 int do_getattr(Request *request);
 int do_getxattr(Request *request);

@@ -5,14 +5,11 @@
 #include <stdio.h>
 #include <sys/syscall.h>
 
-static const uint32_t NO_ID = UINT32_MAX;
 static const int ANEW = O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, NOT_BELOW = O_DIRECT | O_TRUNC;
 
 static Actor actor_of(const Request *request) {
     return (Actor){.uid = request->uid, .gid = request->gid, .umask = request->umask};
 }
-
-static bool is_known(const Request *request) { return request->uid != NO_ID && request->gid != NO_ID; }
 
 static bool is_owner(const Request *request, int fd) {
     uint32_t uid;

@@ -24,7 +24,8 @@ from fusefs.mount.tree.validity import EntryParam
 from fusefs.mount.tree.vfs import Vfs
 
 _OPERATIONS = {
-    Opcode.LOOKUP: "lookup", Opcode.GETATTR: "getattr", Opcode.MKDIR: "mkdir", Opcode.UNLINK: "unlink",
+    Opcode.LOOKUP: "lookup", Opcode.GETATTR: "getattr", Opcode.SETATTR: "setattr",
+    Opcode.MKDIR: "mkdir", Opcode.UNLINK: "unlink",
     Opcode.RMDIR: "rmdir", Opcode.RENAME: "rename", Opcode.RENAME2: "rename", Opcode.OPEN: "open",
     Opcode.RELEASE: "release", Opcode.GETXATTR: "getxattr", Opcode.CREATE: "create",
     Opcode.READDIRPLUS: "readdir",

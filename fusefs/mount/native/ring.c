@@ -19,15 +19,14 @@ typedef struct {
     Operation act;
     uint32_t n_own;   /* bytes of its own part that it takes */
     uint32_t n_names; /* that follow */
-    bool changes;
 } Handler;
 
 static const Handler handlers[] = {
-    [1] = {do_lookup, 0, 1, false},     [3] = {do_getattr, 0, 0, false},  [9] = {do_mkdir, 8, 1, true},
-    [10] = {do_unlink, 0, 1, true},     [11] = {do_rmdir, 0, 1, true},    [12] = {do_rename, 8, 2, true},
-    [14] = {do_open, 8, 0, false},      [18] = {do_release, 8, 0, false}, [22] = {do_getxattr, 8, 1, false},
-    [35] = {do_create, 16, 1, true},    [44] = {do_readdirplus, 40, 0, false},
-    [45] = {do_rename2, 16, 2, true},
+    [1] = {do_lookup, 0, 1},     [3] = {do_getattr, 0, 0},  [4] = {do_setattr, 88, 0}, [9] = {do_mkdir, 8, 1},
+    [10] = {do_unlink, 0, 1},     [11] = {do_rmdir, 0, 1},    [12] = {do_rename, 8, 2},
+    [14] = {do_open, 8, 0},      [18] = {do_release, 8, 0}, [22] = {do_getxattr, 8, 1},
+    [35] = {do_create, 16, 1},    [44] = {do_readdirplus, 40, 0},
+    [45] = {do_rename2, 16, 2},
 };
 enum { N_HANDLERS = sizeof handlers / sizeof *handlers };
 

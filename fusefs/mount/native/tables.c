@@ -385,13 +385,15 @@ int changed(Core *core, PyObject *node) {
 }
 
 /* What was changed is to be forgotten, if others have learnt anything meanwhile; as DaemonCache.changes.
- * source, other: may be NULL. Returns 0, or -1 with an exception. */
+ * source, place, other: may be NULL. Returns 0, or -1 with an exception. */
 int forget_changed(Request *request, PyObject *source, const Place *place, const Place *other) {
     Core *core = request->core;
     if (!request->was_away || is_true(core->metadata, names.is_idle))
         return 0;
     PyObject *sources = source == NULL ? PyTuple_New(0) : PyTuple_Pack(1, source), *places, *nothing = NULL;
-    if (other == NULL)
+    if (place == NULL)
+        places = PyTuple_New(0);
+    else if (other == NULL)
         places = Py_BuildValue("((OO))", place->node, place->name);
     else
         places = Py_BuildValue("((OO)(OO))", place->node, place->name, other->node, other->name);
