@@ -39,8 +39,8 @@ def native_core(vfs: Vfs, requests: FuseRequests, device: int) -> Core | None:
         from fusefs.mount.native import _core
     except ImportError:
         return None
-    if not vfs.directories.has_handles:
-        return None  # a node is told by its handle
+    if not vfs.directories.handle_of(vfs.root):
+        return None  # a node is known by its handle
     core = _core.Core(
         parts=vfs.native_parts() | requests.native_parts() | {
             "fails": errno_of, "writers": {}, "never": 0.0, "outside": NodeZone.OUTSIDE,

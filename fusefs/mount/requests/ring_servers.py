@@ -150,7 +150,9 @@ class RingServer:
         if self._is_late:
             self._servers.go_on(*self.cores)
         while True:
-            for entry in ring.wait():
+            come = ring.wait()
+            self.is_held_up = False
+            for entry in come:
                 requests.answer_here(entry.request(), reader, gives[entry])
                 self.is_held_up = False
                 if entry.is_ours and not answered:
