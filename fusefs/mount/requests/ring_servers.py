@@ -13,6 +13,7 @@ Source  docs/decisions/0030-io-uring.md
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import threading
@@ -22,7 +23,7 @@ from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 
-from fusefs.core.fuse_protocol import ANSWER_HEAD_SIZE, Answer
+from fusefs.core.fuse_protocol import ANSWER_HEAD_SIZE, Answer, Request, read_head
 from fusefs.linux.fuse_caller import have_own_umask
 from fusefs.linux.fuse_ring import Answering, ConnectionGone, FuseRing, RingEntry
 from fusefs.linux.uring_offer import split_cores
@@ -153,7 +154,12 @@ class RingServer:
             come = ring.wait()
             self.is_held_up = False
             for entry in come:
-                requests.answer_here(entry.request(), reader, gives[entry])
+                request = entry.request()
+                if self._servers.is_of_ours(request):
+                    entry.refuse(errno.ECANCELED)
+                    ring.commit(entry)
+                    continue
+                requests.answer_here(request, reader, gives[entry])
                 self.is_held_up = False
                 if entry.is_ours and not answered:
                     self._servers.relieve(self, entry.queue)
@@ -212,8 +218,8 @@ class RingServers:
         self.device = device
         self.abort = abort
         self._ask = ask
-        self._asking: set[int] = set()
-        """Cores from which that is being done."""
+        self._askers: set[int] = set()
+        """Threads that ask so, by the numbers that the kernel tells."""
         self.may_begin = threading.Event()
         self.requests: FuseRequests | None = None
         """What answers; None: there is nothing to answer after all."""
@@ -282,23 +288,26 @@ class RingServers:
     def go_on(self, core: int) -> None:
         """Have the kernel hand out what waits for an entry of a core's: a new one alone doesn't make it, but an answer.
 
-        So a thread becomes a client there; the answer that it gets is of no interest.
+        So a thread becomes a client there, which is refused at once. One for each new entry: another's request may come
+        first and take it, and then this one waits with the others.
         """
-        if core not in self._asking:
-            self._asking.add(core)
-            try:
-                threading.Thread(target=self._ask_from, args=(core,), daemon=True, name="ask").start()
-            except RuntimeError:  # no more threads for us: the next answer there does it
-                self._asking.discard(core)
+        with suppress(RuntimeError):  # no more threads for us: the next answer there does it
+            threading.Thread(target=self._ask_from, args=(core,), daemon=True, name="ask").start()
 
     def _ask_from(self, core: int) -> None:
+        ident = threading.get_native_id()
+        self._askers.add(ident)
         try:
             os.sched_setaffinity(0, {core})
             self._ask()
         except OSError:
-            pass  # the core is not online, or the mount is not to be reached: nobody waits there
+            pass  # refused; or the core is not online, or the mount is not to be reached: nobody waits there
         finally:
-            self._asking.discard(core)
+            self._askers.discard(ident)
+
+    def is_of_ours(self, request: Request) -> bool:
+        """Whether such a thread has asked: it must not have to wait itself, and would have the next one ask."""
+        return bool(self._askers) and read_head(request)[-1] in self._askers
 
     def _started(self, server: RingServer, core: int, error: Exception | None) -> None:
         """A further one has begun, or has not: then another one has to do."""
