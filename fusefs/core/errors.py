@@ -319,6 +319,7 @@ BY_NAME: dict[str, type[TrashdError]] = {
 """Every class by its name: an error that crosses from a process with another uid comes back as itself."""
 
 
+_GONE = "its daemon is gone: trashd mount --replace SRC MNT brings a mount of trashd back"
 _FREE = "trashd reap frees what has expired, trashd reap --now ID one that trashd list shows"
 _HINTS = {
     _errno.ENOSPC: f"the volume is full: {_FREE} (a reap needs no space itself)",
@@ -326,7 +327,8 @@ _HINTS = {
     _errno.EROFS: "the filesystem is mounted read-only",
     _errno.EIO: "the disk reported an error: look at the kernel's log (dmesg) before anything else",
     _errno.EMFILE: "too many open files: raise ulimit -n",
-    _errno.ENOTCONN: "its daemon is gone: trashd mount --replace SRC MNT brings a mount of trashd back",
+    _errno.ENOTCONN: _GONE,
+    _errno.ECONNABORTED: _GONE,
     _errno.ENAMETOOLONG: "change into a directory nearer to it and use a relative path",
 }
 

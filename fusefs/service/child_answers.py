@@ -40,9 +40,8 @@ from fusefs.store.list_orphans import explain_first
 
 _LOG = logging.getLogger(__name__)
 
-TROUBLE = frozenset(
-    {errno.EIO, errno.EROFS, errno.ENODEV, errno.ENXIO, errno.EUCLEAN, errno.ESTALE, errno.ESHUTDOWN, errno.ENOTCONN}
-)
+_DEAD_MOUNT = (errno.ESHUTDOWN, errno.ENOTCONN, errno.ECONNABORTED)
+TROUBLE = frozenset({errno.EIO, errno.EROFS, errno.ENODEV, errno.ENXIO, errno.EUCLEAN, errno.ESTALE, *_DEAD_MOUNT})
 """What says that the volume is not well, not one user's folder."""
 _MOST_IO_ERRORS = 3
 """Orphans in a row that met one of these inside: a disk that dies should be left alone."""

@@ -76,7 +76,7 @@ def _find_root(kernel: Kernel, path: bytes, mount: Mount, mounts: list[Mount]) -
         try:
             return _open_root(kernel, mount, mounts), mount.point
         except OSError as error:
-            is_dead = error.errno == errno.ENOTCONN
+            is_dead = error.errno in (errno.ENOTCONN, errno.ECONNABORTED)
             raise _no_backing(mount, error.strerror or "", from_os(error, path).hint if is_dead else "") from error
     place = place_of(path, mount)
     for view in views(mounts, trusted_owners(os.geteuid())):

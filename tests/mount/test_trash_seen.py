@@ -125,7 +125,7 @@ def is_dead(path: Path) -> bool:
     try:
         os.statvfs(path)
     except OSError as error:
-        return error.errno == errno.ENOTCONN
+        return error.errno in (errno.ENOTCONN, errno.ECONNABORTED)
     return False
 
 

@@ -149,7 +149,7 @@ def _require_directory(path: bytes, hint: str) -> None:
     except PermissionError as error:
         raise NotPermitted(path, "somebody else's directory is on the way") from error
     except OSError as error:
-        if error.errno != errno.ENOTCONN:
+        if error.errno not in (errno.ENOTCONN, errno.ECONNABORTED):
             raise
         raise Refused(f"{printable(path)} lies in a FUSE mount that lost its daemon", "unmount that first") from error
 
