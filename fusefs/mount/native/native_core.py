@@ -44,7 +44,8 @@ def native_core(vfs: Vfs, requests: FuseRequests, device: int) -> Core | None:
     core = _core.Core(
         parts=vfs.native_parts() | requests.native_parts() | {
             "fails": errno_of, "writers": {}, "never": 0.0, "outside": NodeZone.OUTSIDE,
-            "Attributes": Attributes, "EntryParam": EntryParam, "Node": Node, "DirectoryReader": DirectoryReader, "OpenedFile": OpenedFile, "Fd": Fd,
+            "Attributes": Attributes, "EntryParam": EntryParam, "Node": Node,
+            "DirectoryReader": DirectoryReader, "OpenedFile": OpenedFile, "Fd": Fd,
         },
         cells=vfs.stats.cells,
         cell_of={int(opcode): CELL_OF[name] for opcode, name in _OPERATIONS.items()},
