@@ -2,15 +2,20 @@
 PYTHON := .venv/bin/python
 SCRIPTS = $(subst /,.,$(basename $(shell grep -l __main__ bench/*.py)))
 
-.PHONY: setup demo test quick lint coverage fmt bench docs changelog dist fast-paths install-system suites soak soak-service soak-store soak-reap soak-mount clean
+NATIVE = hatch_build.py $(wildcard fusefs/mount/native/*.[ch])
+SANITIZERS := address,undefined
 
-setup: .venv/.ready
+.PHONY: setup native sanitize demo test quick lint coverage fmt bench docs changelog dist fast-paths install-system suites soak soak-service soak-store soak-reap soak-mount clean
+
+setup: .venv/.ready .venv/.native
 .venv/.ready: pyproject.toml .ci/setup; @.ci/setup
+native: .venv/.native
+.venv/.native: $(NATIVE) | .venv/.ready; @$(PYTHON) hatch_build.py && touch $@
 demo: setup; @$(PYTHON) -m bench.demo $(ARGS)
 fast-paths: setup; @for path in $(or $(FAST_PATHS),$(shell $(PYTHON) -c "from fusefs.core.fast_paths import FastPath; print(*[p.value for p in FastPath])")); do echo "without $$path" && TRASHD_TEST_WITHOUT=$$path .ci/pytest tests/mount tests/posix $(or $(ARGS),--numprocesses=2 --dist=worksteal) || failed="$$failed $$path"; done; [ -z "$$failed" ] || { echo "fails without:$$failed"; exit 1; }
 test: setup; @.ci/pytest $(or $(ARGS),--numprocesses=3 --dist=worksteal)
 quick: setup; @.ci/pytest -m quick $(or $(ARGS),--numprocesses=2 --dist=worksteal)
-lint: setup; $(PYTHON) -m ruff check . && $(PYTHON) -m ruff format --check . && $(PYTHON) -m mypy
+lint: setup; $(PYTHON) -m ruff check . && $(PYTHON) -m ruff format --check . && $(PYTHON) -m mypy && $(PYTHON) hatch_build.py --lint
 # Counted is what the tests' own processes run, some as other users, and commands and daemons of a sample (tests/conftest.py).
 coverage: export COVERAGE_FILE = $(CURDIR)/.coverage/data
 coverage: setup; @rm -rf .coverage && mkdir -m 1777 .coverage && .ci/pytest --cov --cov-report= $(or $(ARGS),--numprocesses=3 --dist=worksteal); $(PYTHON) -m coverage report --sort=cover

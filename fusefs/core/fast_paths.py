@@ -17,6 +17,7 @@ class FastPath(Enum):
                  rest on it, since their replies are patched on its way
     REQUESTS     the commonest requests are read and answered without libfuse and pyfuse3
     URING        requests come by io_uring, to a thread on the core of who asks
+    NATIVE       the commonest requests are answered in C; it rests on URING
     PARALLEL     a lookup does not wait for others in the same directory
     LISTINGS     the kernel keeps listings, until it is told of a change
     ROOT_ACL     the kernel keeps the ACL of the mount's root
@@ -30,6 +31,7 @@ class FastPath(Enum):
     SEAM = "seam"
     REQUESTS = "direct-requests"
     URING = "uring"
+    NATIVE = "native-core"
     PARALLEL = "parallel-lookups"
     LISTINGS = "kept-listings"
     ROOT_ACL = "kept-root-acl"
@@ -43,6 +45,7 @@ SAVES: Final = {
     FastPath.SEAM: "half of what a request costs",
     FastPath.REQUESTS: "libfuse's and pyfuse3's part of the commonest requests",
     FastPath.URING: "waking another core for each message",
+    FastPath.NATIVE: "Python's part of the commonest requests that come by io_uring",
     FastPath.PARALLEL: "waiting for others in the same directory",
     FastPath.LISTINGS: "asking for a listing again",
     FastPath.ROOT_ACL: "asking for the root's ACL each time that a user passes it",

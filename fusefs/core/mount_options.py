@@ -140,6 +140,8 @@ class MountOptions:
             off[FastPath.URING] = "uring=off"
         if FastPath.REQUESTS in off:
             off.setdefault(FastPath.URING, f"it takes {FastPath.REQUESTS.value}")
+        if FastPath.URING in off:
+            off.setdefault(FastPath.NATIVE, f"it takes {FastPath.URING.value}")
         return off
 
 

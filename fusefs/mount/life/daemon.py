@@ -35,6 +35,7 @@ from fusefs.mount.bridge.reply_patching import INIT_BITS, MAPS_DIRECT, ReplyPatc
 from fusefs.mount.life import backing_fd_server
 from fusefs.mount.life.passthrough_probe import why_not_through
 from fusefs.mount.life.root_inode import show
+from fusefs.mount.native.load_core import load
 from fusefs.mount.native.native_core import native_core
 from fusefs.mount.notices.forget_stored import StoredNotices
 from fusefs.mount.notices.invalidation import ChangeNotices, ChangeSource, watching
@@ -117,6 +118,19 @@ class _MountDaemon(Pyfuse3Handlers):
             return f"its threads and memory can't be had: {error}"
         return None
 
+    def _native_core(self, requests: FuseRequests) -> Core | None:
+        """What answers the commonest requests in C, if this mount is to have it."""
+        if not self._states.is_on(FastPath.NATIVE):
+            return None
+        module = load()
+        if isinstance(module, str):
+            self._states.turn_off(FastPath.NATIVE, module)
+            return None
+        core = native_core(module, self._vfs, requests, self._replies.device)
+        if core is None:
+            self._states.turn_off(FastPath.NATIVE, "it takes file handles, which this filesystem has not")
+        return core
+
     async def _has_shown(self, attached: Attached, ended: trio.Event) -> bool:
         """Whether people see the mount. Checkpoint  while it moves, if it is apart"""
         mount, apart = attached.mount, attached.apart
@@ -147,9 +161,10 @@ class _MountDaemon(Pyfuse3Handlers):
             opens = not self._states.is_on(FastPath.UNOPENED)
             requests = FuseRequests(self._vfs, self._replies, self._pool, opens_directories=opens)
             if self._rings is not None and self._states.is_on(FastPath.URING):
-                core = native_core(self._vfs, requests, self._replies.device)
+                core = self._native_core(requests)
                 self._states.decide(FastPath.URING, _why_not_begun(self._rings, requests, core))
             is_by_ring = self._states.is_on(FastPath.URING)
+            self._states.decide(FastPath.NATIVE, None if is_by_ring else f"it takes {FastPath.URING.value}")
             if not is_by_ring:
                 # libfuse opens a pipe when it reads its second request: now, or one day when a file takes the last fds.
                 with suppress(OSError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from types import ModuleType
 
 from fusefs.core.fuse_protocol import Opcode
 from fusefs.core.inode_attributes import Attributes
@@ -33,15 +34,14 @@ _OPERATIONS = {
 """What it answers, and where that is counted."""
 
 
-def native_core(vfs: Vfs, requests: FuseRequests, device: int) -> Core | None:
-    """What answers the commonest requests of a mount; None where there is no such, or the mount is not for it."""
-    try:
-        from fusefs.mount.native import _core
-    except ImportError:
-        return None
+def native_core(module: ModuleType, vfs: Vfs, requests: FuseRequests, device: int) -> Core | None:
+    """What answers the commonest requests of a mount; None: its filesystem has no file handles.
+
+    module  load_core.load()
+    """
     if not vfs.directories.handle_of(vfs.root):
         return None  # a node is known by its handle
-    core = _core.Core(
+    core = module.Core(
         parts=vfs.native_parts() | requests.native_parts() | {
             "fails": errno_of, "writers": {}, "never": 0.0, "outside": NodeZone.OUTSIDE,
             "Attributes": Attributes, "EntryParam": EntryParam, "Node": Node,
@@ -68,6 +68,6 @@ def native_core(vfs: Vfs, requests: FuseRequests, device: int) -> Core | None:
     )  # fmt: skip
 
     def for_ring(ring: FuseRing, turn: Turn, later: Later) -> Answering:
-        return _core.CoreRing(core, ring, turn, later, ring.fileno(), ring.layout())
+        return module.CoreRing(core, ring, turn, later, ring.fileno(), ring.layout())
 
     return for_ring

@@ -1,0 +1,137 @@
+"""Builds the native core, where there is a C compiler; without one trashd is installed without it, and works.
+
+hatchling runs it for each wheel and each install, `make native` when a source is newer than what was built.
+
+TRASHD_NATIVE=0  leaves it out; =1: not to have it is an error
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+NATIVE: Final = Path("fusefs/mount/native")
+NAME: Final = "_core.abi3.so"
+_FLAGS: Final = (
+    "-O2", "-fPIC", "-std=gnu11", "-Wall", "-Wextra", "-Werror=implicit-function-declaration", "-fvisibility=hidden",
+    "-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2", "-DPy_LIMITED_API=0x030B0000",
+)  # fmt: skip
+
+
+class NotBuilt(Exception):
+    """The native core can't be had. Its text says why"""
+
+
+class NativeCoreHook(BuildHookInterface[Any]):
+    """A wheel with it is of one platform and of any Python from 3.11 on; one without it is of all."""
+
+    _built: tempfile.TemporaryDirectory[str] | None = None
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Raises  NotBuilt: and it must be"""
+        root = Path(self.root)
+        if self.target_name != "wheel":
+            return
+        if version == "editable":
+            build_unless_left_out(root, root / NATIVE / NAME)
+            return
+        # The place beside the sources is that of editable installs, whose daemons may be running.
+        self._built = tempfile.TemporaryDirectory()
+        library = Path(self._built.name) / NAME
+        if build_unless_left_out(root, library):
+            build_data["force_include"][str(library)] = str(NATIVE / NAME)
+            build_data["pure_python"] = False
+            platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+            build_data["tag"] = f"cp311-abi3-{platform}"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        if self._built is not None:
+            self._built.cleanup()
+
+
+def build_unless_left_out(root: Path, library: Path) -> bool:
+    """Whether it is there now. Where it isn't, none of before is left.
+
+    Raises  NotBuilt: by TRASHD_NATIVE=1 it must be
+    """
+    wanted = os.environ.get("TRASHD_NATIVE")
+    try:
+        if wanted == "0":
+            raise NotBuilt("TRASHD_NATIVE=0")
+        build(root, library)
+    except NotBuilt as error:
+        library.unlink(missing_ok=True)  # it would be of other sources
+        if wanted == "1":
+            raise
+        print(f"trashd goes without its native core: {error}", file=sys.stderr)
+        return False
+    return True
+
+
+def build(root: Path, library: Path, *more: str) -> None:
+    """From all C files of the clone or sdist. more: flags of the compiler. Raises  NotBuilt"""
+    if sys.implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED"):
+        raise NotBuilt("this Python has no stable ABI")
+    sources = sorted(str(path) for path in (root / NATIVE).glob("*.c"))
+    library.parent.mkdir(parents=True, exist_ok=True)
+    # Whoever runs has the old file mapped, so it is replaced, not written over.
+    new = library.with_name(f".{library.name}.{os.getpid()}")
+    try:
+        _run(*_compiler(), *_FLAGS, *more, "-shared", "-o", str(new), *sources)
+        new.replace(library)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def lint(root: Path) -> None:
+    """Raises  NotBuilt: the compiler has something to say of a source"""
+    sources = sorted(str(path) for path in (root / NATIVE).glob("*.c"))
+    _run(*_compiler(), *_FLAGS, "-Werror", "-fsyntax-only", *sources)
+
+
+def _compiler() -> list[str]:
+    command = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
+    return [*shlex.split(command), f"-I{sysconfig.get_path('include')}"]
+
+
+def _run(*command: str) -> None:
+    """Raises  NotBuilt: there is no such command, or it fails"""
+    try:
+        subprocess.run(command, check=True, stdout=sys.stderr)
+    except OSError as error:
+        raise NotBuilt(f"no C compiler was found ({command[0]}: {error.strerror})") from error
+    except subprocess.CalledProcessError as error:
+        raise NotBuilt(f"{command[0]} failed; are Python's headers there (python3-dev)?") from error
+
+
+def _main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--lint", action="store_true", help="build nothing, have the compiler look at the sources")
+    parser.add_argument("--sanitize", metavar="WHAT", help="build it with these sanitizers, such as address,undefined")
+    parser.add_argument("--to", metavar="DIRECTORY", type=Path, default=NATIVE)
+    told = parser.parse_args()
+    root = Path(__file__).parent
+    try:
+        if told.lint:
+            lint(root)
+        elif told.sanitize:
+            build(root, told.to / NAME, f"-fsanitize={told.sanitize}", "-g", "-O1", "-fno-omit-frame-pointer")
+        else:
+            build_unless_left_out(root, told.to / NAME)
+    except NotBuilt as error:
+        print(f"hatch_build: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main())
