@@ -3,9 +3,9 @@ PYTHON := .venv/bin/python
 SCRIPTS = $(subst /,.,$(basename $(shell grep -l __main__ bench/*.py)))
 
 NATIVE = hatch_build.py $(wildcard fusefs/mount/native/*.[ch])
-SANITIZERS := address,undefined
 
-.PHONY: setup native sanitize demo test quick lint coverage fmt bench docs changelog dist fast-paths install-system suites soak soak-service soak-store soak-reap soak-mount clean
+
+.PHONY: setup native demo test quick lint coverage fmt bench docs changelog dist fast-paths install-system suites soak soak-service soak-store soak-reap soak-mount clean
 
 setup: .venv/.ready .venv/.native
 .venv/.ready: pyproject.toml .ci/setup; @.ci/setup
