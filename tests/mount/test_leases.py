@@ -30,6 +30,7 @@ pytestmark = pytest.mark.needs("root", "fuse", "loop")
 WHERE = {
     "elsewhere": ["coherence=shared"],
     "over itself": ["coherence=exclusive"],
+    "over /dev/fuse": ["coherence=exclusive", "without=uring"],
     "without direct requests": ["coherence=exclusive", "without=direct-requests"],
     "slow": ["coherence=exclusive", "backing=slow"],
 }

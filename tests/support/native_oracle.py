@@ -20,14 +20,15 @@ from tests.support.oracle_subjects import Native, Story, Subject
 from tests.support.simulated_kernel import Player
 from tests.support.vfs_without_mount import vfs_on
 
+_SPARED = ("passthrough", "uring", "seam")
 WITHOUT = pytest.mark.parametrize(
     ("volume", "arena"),
-    [("tmpfs", ()), ("ext4", ()), ("tmpfs", ("without=passthrough",)), ("tmpfs", ("without=seam",))],
+    [("tmpfs", ()), ("ext4", ()), *(("tmpfs", (f"without={path}",)) for path in _SPARED)],
     indirect=True,
     scope="module",
-    ids=["tmpfs", "ext4", "without-passthrough", "without-seam"],
+    ids=["tmpfs", "ext4", *(f"without-{path}" for path in _SPARED)],
 )
-"""As fast as can be on both filesystems; and without the two fast paths that change most. Source  make fast-paths"""
+"""As fast as can be on both filesystems; and without the fast paths that change most. Source  make fast-paths"""
 SLOW = pytest.mark.rests_on("unopened-directories", "kept-listings")
 """Without these all of a slow filesystem is pyfuse3's."""
 DIRECT: Final[dict[str, pytest.MarkDecorator | tuple[()]]] = {
