@@ -4,7 +4,6 @@ SCRIPTS = $(subst /,.,$(basename $(shell grep -l __main__ bench/*.py)))
 
 NATIVE = hatch_build.py $(wildcard fusefs/mount/native/*.[ch])
 
-
 .PHONY: setup native demo test quick lint coverage fmt bench docs changelog dist fast-paths install-system suites soak soak-service soak-store soak-reap soak-mount clean
 
 setup: .venv/.ready .venv/.native

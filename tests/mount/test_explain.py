@@ -29,7 +29,11 @@ pytestmark = pytest.mark.needs("root", "fuse")
 USER, OTHER = 1000, 1001
 LOGINS = Path("/run/user")
 NAMES = [path.value for path in FastPath]
-RESTING = {"direct-requests": ["uring", "unopened-directories"], "kept-listings": ["unopened-directories"]}
+RESTING = {  # what goes off with each, and which of them it takes
+    "direct-requests": {"uring": "direct-requests", "native-core": "uring", "unopened-directories": "direct-requests"},
+    "kept-listings": {"unopened-directories": "kept-listings"},
+    "uring": {"native-core": "uring"},
+}
 
 
 def explained(path: Path) -> dict[str, dict[str, Any]]:
@@ -67,11 +71,11 @@ def test_each_tells_what_it_saves(bench: Path) -> None:
     }
 
 
-@pytest.mark.rests_on(*RESTING, "unopened-directories", "uring")  # which are off with them
+@pytest.mark.rests_on(*RESTING, "unopened-directories", "native-core")  # which are off with them
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "seam"])
 def test_one_that_is_switched_off_is_off_alone(bench: Path, name: str) -> None:
     mount(bench / "source", bench / "target", "--without", name)
-    told = {name: f"without={name}"} | dict.fromkeys(RESTING.get(name, ()), f"it takes {name}")
+    told = {name: f"without={name}"} | {other: f"it takes {taken}" for other, taken in RESTING.get(name, {}).items()}
     assert {**off(bench / "target"), name: f"without={name}"} == told
     assert (bench / "target/file").read_text() == "content"
 

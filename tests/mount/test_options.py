@@ -86,7 +86,7 @@ def test_messages_come_by_io_uring_where_they_can_unless_somebody_says(uring: Ur
 def test_no_fast_path_is_off_unless_somebody_says() -> None:
     assert parse().off() == {}
     assert parse("passthrough=off").off() == {FastPath.PASSTHROUGH: "passthrough=off"}
-    assert parse("uring=off").off() == {FastPath.URING: "uring=off"}
+    assert parse("uring=off").off() == {FastPath.URING: "uring=off", FastPath.NATIVE: "it takes uring"}
 
 
 def test_fast_paths_are_switched_off_one_by_one() -> None:

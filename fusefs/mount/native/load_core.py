@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Final
 
 _NOT_BUILT: Final = (
-    "it was not built: no C compiler was found when trashd was installed; pip install it anew with gcc and python3-dev"
+    "it was not built when trashd was installed: install it anew with gcc and python3-dev, and without TRASHD_NATIVE=0"
 )
 
 

@@ -68,6 +68,7 @@ def native_core(module: ModuleType, vfs: Vfs, requests: FuseRequests, device: in
     )  # fmt: skip
 
     def for_ring(ring: FuseRing, turn: Turn, later: Later) -> Answering:
-        return module.CoreRing(core, ring, turn, later, ring.fileno(), ring.layout())
+        answering: Answering = module.CoreRing(core, ring, turn, later, ring.fileno(), ring.layout())
+        return answering
 
     return for_ring
