@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -184,8 +185,9 @@ def test_who_stays_in_a_tree_sees_what_a_reaper_did_there_when_it_is_back(mount:
 
 
 def _lasts(mount: Mounted, fd: Fd) -> bool:
-    """Whether the kernel believes what a directory is: it asks for it no more."""
-    before = mount.stats().operations["getattr"].n()
+    """Whether the kernel believes what a directory is for longer than the second for which it believes anything."""
     os.fstat(fd)
+    before = mount.stats().operations["getattr"].n()
+    time.sleep(1.2)
     os.fstat(fd)
     return mount.stats().operations["getattr"].n() == before
