@@ -18,7 +18,7 @@ from fusefs.core.printable_names import printable
 def command(mount_point: bytes, lazy: bool, force: bool, as_json: bool) -> int:
     """Unmount MNT and wait until its daemon has ended, so that what is below can be unmounted too.
 
-    Refused while somebody has something open there, or works there. A daemon that hangs lets go of everybody with
+    Refused while somebody has something open there, or works there. A daemon that hangs is killed with
     --force. A mount whose daemon died is unmounted like any other.
 
     \b
@@ -32,10 +32,12 @@ def command(mount_point: bytes, lazy: bool, force: bool, as_json: bool) -> int:
     from fusefs.mount.places.mount_points import real_path
 
     path = real_path(mount_point)
-    is_ended = unmount(path, UnmountMode.FORCE if force else UnmountMode.LAZY if lazy else UnmountMode.PLAIN)
+    done = unmount(path, UnmountMode.FORCE if force else UnmountMode.LAZY if lazy else UnmountMode.PLAIN)
     if as_json:
-        output.as_json({"path": output.plain(path), "is_ended": is_ended})
-    if not is_ended:
-        where = printable(path)
+        output.as_json({"path": output.plain(path), "is_ended": done.is_ended, "is_killed": done.is_killed})
+    where = printable(path)
+    if done.is_killed:
+        output.warn(f"{where}: its daemon did not end, and was killed")
+    if not done.is_ended:
         output.warn(f"{where}: unmounted, but its daemon goes on: another mount namespace has it too, or it hangs")
     return 0

@@ -52,6 +52,10 @@ class Mount(NamedTuple):
         """What is on of this mount or its filesystem, by mount(8)'s names; options that are no flags, too."""
         return frozenset(os.fsdecode(self.options + b"," + self.super_options).split(","))
 
+    def connection(self) -> int:
+        """The number of one of FUSE's in /sys/fs/fuse/connections: its minor device number."""
+        return int(self.device.partition(b":")[2])
+
     def st_dev(self) -> int:
         """The device's number, as stat tells it."""
         major, _, minor = self.device.partition(b":")

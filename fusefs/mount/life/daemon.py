@@ -446,16 +446,14 @@ def _collect_garbage_seldom() -> None:
 
 
 def _watching(attached: Attached, vfs: Vfs) -> AbstractContextManager[ChangeSource | None]:
-    _major, _, connection = attached.mount.device.partition(b":")
-    return watching(vfs.root, attached.fd, int(connection))
+    return watching(vfs.root, attached.fd, attached.mount.connection())
 
 
 @contextmanager
 def _rings(attached: Attached, lock: TablesLock, device: int, states: FastPathStates) -> Iterator[RingServers | None]:
     """What answers requests by io_uring; None: the connection could not be ended if one of its threads did."""
-    _major, _, connection = attached.mount.device.partition(b":")
     try:
-        abort_fd = open_abort(int(connection))
+        abort_fd = open_abort(attached.mount.connection())
     except OSError as error:
         states.turn_off(FastPath.URING, f"the daemon can't end its connection: {error.strerror}")
         yield None

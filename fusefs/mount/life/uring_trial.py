@@ -213,7 +213,7 @@ def _connection() -> int:
     """The number of the mount's connection. Raises  OSError ENOENT: there is no mount"""
     for mount in read_mounts():
         if mount.point == _POINT:
-            return int(mount.device.partition(b":")[2])
+            return mount.connection()
     raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
 
 

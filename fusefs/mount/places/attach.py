@@ -19,6 +19,7 @@ from fusefs.core.mount_options import MountOptions
 from fusefs.core.printable_names import printable
 from fusefs.linux import fusermount, mount_calls
 from fusefs.linux.fd import Fd
+from fusefs.linux.fuse_servers import kill_late, servers
 from fusefs.linux.mountinfo import OURS, Mount, read_mounts
 from fusefs.linux.syscalls import statx
 from fusefs.mount.places import runtime_dir
@@ -48,7 +49,7 @@ class UnmountMode(Enum):
 
     PLAIN  unless it is in use
     LAZY   for new users of it; files that are open stay so until they are closed
-    FORCE  for all, who get errors from now on; a daemon that hangs lets them go
+    FORCE  for all, who get errors from now on; a daemon that hangs is killed
     """
 
     PLAIN = "plain"
@@ -66,6 +67,17 @@ class Attached(NamedTuple):
     fd: Fd
     mount: Mount
     apart: Fd | None
+
+
+class Unmounted(NamedTuple):
+    """What became of an unmounted mount's daemon.
+
+    is_ended   it is known to have ended, so that what is below can be unmounted too
+    is_killed  it hung, and was killed
+    """
+
+    is_ended: bool
+    is_killed: bool
 
 
 def flags_of(dir_fd: int) -> frozenset[str]:
@@ -166,8 +178,8 @@ def _switches(options: MountOptions) -> list[str]:
     return [name for name in ("allow_other", "default_permissions") if getattr(options, name)]
 
 
-def unmount(path: bytes, way: UnmountMode) -> bool:
-    """Unmount a mount of ours; whether its daemon is known to have ended, so that what is below can be unmounted too.
+def unmount(path: bytes, way: UnmountMode) -> Unmounted:
+    """Unmount a mount of ours.
 
     Raises  NotFound: none of ours stands there; Busy; NotPermitted
     """
@@ -175,10 +187,18 @@ def unmount(path: bytes, way: UnmountMode) -> bool:
     mount = top_mount(target, read_mounts())
     if mount is None or not mount.is_ours():
         raise NotFound(target, "trashd mounted nothing there; findmnt -t fuse.trashd lists its mounts")
-    detach(mount, way)
+    is_killed = False
+    if way is UnmountMode.FORCE:
+        # Over io_uring a request is the daemon's before it has seen it: of a stopped one's, only its death lets go.
+        with servers(mount.connection(), mount.owner) as daemon:
+            detach(mount, way)
+            is_killed = kill_late(daemon, _PATIENCE_S)
+    else:
+        detach(mount, way)
     if os.geteuid():
-        return True
-    return runtime_dir.clear(target, 0 if way is UnmountMode.LAZY else _PATIENCE_S) or way is UnmountMode.LAZY
+        return Unmounted(True, is_killed)
+    is_lazy = way is UnmountMode.LAZY
+    return Unmounted(runtime_dir.clear(target, 0 if is_lazy else _PATIENCE_S) or is_lazy, is_killed)
 
 
 def detach(mount: Mount, way: UnmountMode = UnmountMode.PLAIN) -> None:
@@ -217,9 +237,8 @@ def _detach_as_user(mount: Mount, way: UnmountMode, busy: Busy) -> None:
 
 
 def _abort(mount: Mount) -> None:
-    minor = mount.device.partition(b":")[2].decode()
     try:
-        (_FUSECTL / minor / "abort").write_text("1")
+        (_FUSECTL / str(mount.connection()) / "abort").write_text("1")
     except FileNotFoundError as error:
         hint = f"root has to: mount -t fusectl none {_FUSECTL}"
         raise Refused("the connection can't be aborted", hint) from error
