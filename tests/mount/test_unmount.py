@@ -1,6 +1,5 @@
 """The mount's end, asked for by a person, by a signal, or not at all."""
 
-import ctypes
 import errno
 import json
 import os
@@ -18,8 +17,7 @@ from tests.support.trashd_command import TRASHD, done_well, trashd
 
 pytestmark = pytest.mark.needs("root", "fuse")
 
-USER, OTHER = 1000, 2000
-_PIDFD_GETFD = 438
+USER = 1000
 
 
 @pytest.mark.quick("umount")
@@ -88,34 +86,6 @@ def test_umount_force_kills_no_daemon_that_ends(bench: Path) -> None:
     mount(bench)
     done = done_well("umount", "--force", "--json", bench)
     assert json.loads(done.out) == {"path": str(bench), "is_ended": True, "is_killed": False}
-
-
-def test_umount_force_kills_nobody_who_was_sent_the_connection(users_tree: Path) -> None:
-    assert run_as(USER, [TRASHD, "mount", users_tree]).returncode == 0
-    pid = daemon_of(users_tree)
-    (number,) = (int(fd.name) for fd in Path(f"/proc/{pid}/fd").iterdir() if os.path.realpath(fd) == "/dev/fuse")
-    sent = ctypes.CDLL(None).syscall(_PIDFD_GETFD, os.pidfd_open(pid), number, 0)
-    os.kill(pid, signal.SIGSTOP)
-    with subprocess.Popen(["sleep", "infinity"], pass_fds=[sent], user=OTHER) as other:
-        os.close(sent)
-        done = trashd("umount", "--force", users_tree)
-        assert "was killed" in done.err
-        assert other.poll() is None
-        other.kill()
-
-
-def test_a_user_frees_those_who_wait_for_a_daemon_of_his_that_hangs(users_tree: Path) -> None:
-    done = run_as(USER, [TRASHD, "mount", users_tree])
-    assert done.returncode == 0, done.stderr
-    pid = daemon_of(users_tree)
-    pid_fd = os.pidfd_open(pid)
-    os.kill(pid, signal.SIGSTOP)
-    with subprocess.Popen(["stat", "--file-system", users_tree], stderr=subprocess.DEVNULL, user=USER) as waiting:
-        done = run_as(USER, [TRASHD, "umount", "--force", users_tree])
-        assert waiting.wait(LIMIT_S) != 0
-    assert done.returncode == 0, done.stderr
-    assert "was killed" in done.stderr
-    ended(pid_fd)
 
 
 def test_umount_is_not_for_everybody(bench: Path) -> None:

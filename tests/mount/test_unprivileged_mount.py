@@ -1,7 +1,10 @@
 """Mounts without root: for the mounting user alone, by fusermount3."""
 
+import ctypes
 import os
+import signal
 import stat
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +13,8 @@ from subprocess import CompletedProcess
 import pytest
 
 from tests.support import acls
-from tests.support.background_mounts import kill_daemon, our_mount, workbench
+from tests.support.background_mounts import daemon_of, ended, kill_daemon, our_mount, workbench
+from tests.support.client_processes import LIMIT_S
 from tests.support.fuse_watchdog import device_for_all
 from tests.support.other_users import run_as
 from tests.support.real_filesystems import bind_mount, tmpfs_volume
@@ -19,6 +23,7 @@ from tests.support.trashd_command import TRASHD, fast_paths_off
 pytestmark = pytest.mark.needs("root", "fuse")
 
 USER, OTHER = 1000, 1001
+_PIDFD_GETFD = 438
 
 
 @pytest.fixture
@@ -202,3 +207,32 @@ def test_a_missing_fusermount_is_told_with_what_to_do(bench: Path) -> None:
     done = run_as(USER, [TRASHD, "mount", bench / "source", bench / "target"], env={"PATH": "/nowhere"})
     assert done.returncode == 3
     assert b"fuse3" in done.stderr
+
+
+def test_umount_force_frees_those_who_wait_for_a_daemon_that_hangs(bench: Path) -> None:
+    assert trashd("mount", bench / "source", bench / "target").returncode == 0
+    pid = daemon_of(bench / "target")
+    pid_fd = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGSTOP)
+    asking = ["stat", "-f", bench / "target"]
+    with subprocess.Popen(asking, stderr=subprocess.DEVNULL, user=USER, group=USER, extra_groups=[]) as waiting:
+        done = trashd("umount", "--force", bench / "target")
+        assert waiting.wait(LIMIT_S) != 0
+    assert done.returncode == 0, done.stderr
+    assert b"was killed" in done.stderr
+    ended(pid_fd)
+
+
+def test_umount_force_kills_nobody_who_was_sent_the_connection(bench: Path) -> None:
+    assert trashd("mount", bench / "source", bench / "target").returncode == 0
+    pid = daemon_of(bench / "target")
+    pid_fd = os.pidfd_open(pid)
+    number = next(int(fd.name) for fd in Path(f"/proc/{pid}/fd").iterdir() if os.path.realpath(fd) == "/dev/fuse")
+    sent = ctypes.CDLL(None).syscall(_PIDFD_GETFD, pid_fd, number, 0)
+    os.kill(pid, signal.SIGSTOP)
+    with subprocess.Popen(["sleep", "infinity"], pass_fds=[sent], user=OTHER) as other:
+        os.close(sent)
+        subprocess.run([TRASHD, "umount", "--force", bench / "target"], check=True, capture_output=True)
+        assert other.poll() is None
+        other.kill()
+    ended(pid_fd)

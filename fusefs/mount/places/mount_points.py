@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
-import select
-import signal
 from collections.abc import Sequence
 from enum import Enum
 
 from fusefs.core.errors import IsMountPoint, MountInside, NotFound, NotPermitted, Refused
 from fusefs.core.printable_names import printable
+from fusefs.linux.answer_timeout import ask_each
 from fusefs.linux.mountinfo import FilesystemPath, Mount, below, covering, find_place, is_inside, read_mounts
 from fusefs.linux.runtime_directories import HOME
 
-_PATIENCE_S = 5.0
-"""For a mount to answer: a busy one takes milliseconds, and the caller may have to wait on."""
-_DEAD_CODE = 1
+_DEAD = b"dead"
 
 
 class Health(Enum):
@@ -70,28 +67,17 @@ def mount_of_device(device: bytes) -> Mount | None:
 
 
 def health(point: bytes) -> Health:
-    """Ask a mount of ours for its sizes, in a child: if it is silent, not even SIGKILL frees the process that asked.
+    """Ask a mount of ours for its sizes: its attributes the kernel may know without asking."""
+    (_point, told), *_ = ask_each([point], _ask, set(), lambda point: point)
+    return Health.SILENT if told is None else Health.DEAD if told == _DEAD else Health.ALIVE
 
-    Not for its attributes, which the kernel may know without asking.
-    """
-    pid = os.fork()
-    if pid == 0:
-        code = 0
-        try:
-            os.statvfs(point)
-        except OSError as error:
-            code = _DEAD_CODE if error.errno in (errno.ENOTCONN, errno.ECONNABORTED) else 0
-        finally:
-            os._exit(code)
-    pid_fd = os.pidfd_open(pid)
+
+def _ask(point: bytes) -> bytes:
     try:
-        if not select.select([pid_fd], [], [], _PATIENCE_S)[0]:
-            os.kill(pid, signal.SIGKILL)  # it ends when the mount does; init reaps it
-            return Health.SILENT
-    finally:
-        os.close(pid_fd)
-    _pid, status = os.waitpid(pid, 0)
-    return Health.DEAD if os.waitstatus_to_exitcode(status) == _DEAD_CODE else Health.ALIVE
+        os.statvfs(point)
+    except OSError as error:
+        return _DEAD if error.errno in (errno.ENOTCONN, errno.ECONNABORTED) else b""
+    return b""
 
 
 def check(source: bytes, target: bytes, *, replaces: bool) -> Mount | None:
