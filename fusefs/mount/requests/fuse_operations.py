@@ -149,6 +149,8 @@ class FuseOperations:
             Opcode.READLINK: ("readlink", self._recall_target),
             Opcode.GETXATTR: ("getxattr", self._recall_xattr),
             Opcode.LISTXATTR: ("listxattr", self._recall_xattrs),
+            Opcode.OPENDIR: ("opendir", self._recall_listing),
+            Opcode.READDIRPLUS: ("readdir", self._recall_entries),
         }
         return {
             int(opcode): OpcodeHandler(CELL_OF[name], act, WaitClass.SHORT) for opcode, (name, act) in recalls.items()
@@ -425,7 +427,14 @@ class FuseOperations:
     def _opendir(self, nodeid: int, _request: Request, caller: RequestCaller) -> ReplyOrSteps:
         if not self._opens_directories:
             return errno.ENOSYS
-        fh = self._listings.opendir(nodeid, caller)
+        return self._listing(nodeid, self._listings.opendir(nodeid, caller))
+
+    def _recall_listing(self, nodeid: int, _request: Request, caller: RequestCaller) -> ReplyOrSteps:
+        if not self._opens_directories:
+            return errno.ENOSYS
+        return self._listing(nodeid, _remembered(self._listings.recall_opendir(nodeid, caller)))
+
+    def _listing(self, nodeid: int, fh: int) -> bytearray:
         keeps = wire.FOPEN_KEEP_CACHE | wire.FOPEN_CACHE_DIR if self._listings.is_kept(nodeid) else 0
         wire.put_opened(self._opened, fh, keeps)
         return self._opened
@@ -436,13 +445,20 @@ class FuseOperations:
         room = self.sizes.room(reader, offset, room)
         if fh:
             self._listings.prepare(fh, offset)
-            is_slow = self._lock.is_slow
-            return self._entries(self._listings.read(fh, offset, room), room, reader, fh if is_slow else None)
+            return self._entries(self._listings.read(fh, offset, room), room, reader, fh if self._lock.is_slow else None)
         if self._lock.is_home:
             return self._entries(self._unopened.read(nodeid, offset, room), room, reader)
         found = self._unopened.read_names(nodeid, offset, room)
         names = (ReaddirEntry(name, None, ino, kind, following, None) for name, ino, following, kind in found)
         return self._entries(names, room, reader)
+
+    def _recall_entries(self, nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
+        fh, offset, room = wire.READ_IN.unpack_from(request, REQUEST_HEAD_SIZE)
+        if not fh or not self._listings.advance(fh, offset):
+            raise WouldWait
+        reader = DirectoryReader(nodeid, caller.pid)
+        room = self.sizes.room(reader, offset, room)
+        return self._entries(self._listings.read(fh, offset, room), room, reader, fh)
 
     def _entries(
         self, all_listed: Iterable[ReaddirEntry], room: int, reader: DirectoryReader, fh: int | None = None

@@ -168,7 +168,8 @@ class FuseRequests:
             if lock.is_slow and not _is_ours_alone(act, opcode, request):
                 self._replies.hand_over(request)
                 return False
-            self._help(self._acts[opcode], request, WaitClass.OTHERS, self._write)
+            known = self._acts[opcode]
+            self._help(known, request, _sort(known, opcode, request) if lock.is_slow else WaitClass.OTHERS, self._write)
             return True
         if unfinished is not None:
             self._unfinished.append(unfinished)
