@@ -16,6 +16,7 @@ import errno
 import mmap
 import os
 import struct
+import threading
 from math import inf
 from typing import Protocol
 
@@ -133,12 +134,15 @@ class FuseRing(IoUring):
         self._answering: Answering | None = None
         self._woken = ctypes.create_string_buffer(8)
         self._wakes = Fd(os.eventfd(0, os.EFD_CLOEXEC))
+        self._is_open, self._waking = True, threading.Lock()
         self._await_wake()
 
     def close(self) -> None:
         """Let it go: its entries never come back, and their clients wait until the connection is aborted."""
         super().close()
-        self._wakes.close()
+        with self._waking:
+            self._is_open = False
+            self._wakes.close()
 
     def new_entry(self, queue: int) -> RingEntry:
         """An entry of a queue, to be registered. Raises  OSError ENOMEM"""
@@ -191,8 +195,10 @@ class FuseRing(IoUring):
         return any(entry.queue == queue and not entry.is_ours for entry in self._entries)
 
     def wake(self) -> None:
-        """Have `wait` return; by any thread."""
-        os.eventfd_write(self._wakes, 1)
+        """Have `wait` return, if it is not closed yet: its number may be another's by then; by any thread."""
+        with self._waking:
+            if self._is_open:
+                os.eventfd_write(self._wakes, 1)
 
     def _await_wake(self) -> None:
         self.submit(READ, self._wakes, _WAKE, address=ctypes.addressof(self._woken), length=8)
