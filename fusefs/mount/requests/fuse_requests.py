@@ -221,10 +221,11 @@ class FuseRequests:
             reader.n += 1
         return True
 
-    def answer_here(self, request: Request, reader: RequestReader, give: Give) -> None:
+    def answer_here(self, request: Request, reader: RequestReader, give: Give, *, hands_out: bool) -> None:
         """Answer a request that has come by io_uring, in the thread that has got it, or have that done.
 
-        reader  of that thread, for what comes otherwise
+        reader     of that thread, for what comes otherwise
+        hands_out  what may take long is done by others
         """
         lock, caller = self._lock, reader.caller
         _size, opcode, unique, nodeid, caller.uid, caller.gid, caller.pid = wire.read_head(request)
@@ -235,7 +236,7 @@ class FuseRequests:
             with lock:
                 self._give(errno.ENOSYS, unique, caller.pid, give)
             return
-        if act.sort and (lock.is_slow or self._must_be_helped(act, opcode, request)):
+        if act.sort and (hands_out or lock.is_slow or self._must_be_helped(act, opcode, request)):
             self._help(act, request, _sort(act, opcode, request), give)
             return
         begun_ns = perf_counter_ns()

@@ -3,7 +3,8 @@
 The kernel puts a request into an entry of its client's core, and of no other, or lets it wait until one there is
 committed. So there is an entry at any time that is not taken for long: where a request goes to the pool, or a thread is
 held up in a call, another thread of that core has one, or gets one. A thread has one entry of its own as long as there
-may be more threads: what the kernel has meant for another one of a thread that is held up would wait with it.
+may be more threads: what the kernel has meant for another one of a thread that is held up would wait with it. When all
+are held up, one more comes, which waits for nothing itself meanwhile: what may take long it has done by the pool.
 
 A queue whose thread has ended keeps its core's clients waiting for ever, unseen: any end of one, whatever the reason,
 aborts the connection.
@@ -34,7 +35,9 @@ from fusefs.mount.tables.tables_lock import TablesLock, Turn
 PAYLOAD_BYTES = 1 << 20
 """Of an entry: no request, and no answer, may be larger."""
 _N_OF_A_CORE = 4
-"""Threads: more requests than that wait in one thread's entries."""
+"""Threads that do what they are asked: more requests than that wait in one thread's entries."""
+_N_MOST = 16
+"""Threads of a core, with those that came since all others of it were held up, at some time."""
 _LIMIT_S = 10.0
 
 Later = Callable[[int, ReplyInSteps, int, int, int, int], None]
@@ -48,16 +51,20 @@ _log = logging.getLogger(__name__)
 class RingServer:
     """A thread that answers the requests of some cores: of its own, or of all those that have no thread."""
 
-    def __init__(self, servers: RingServers, cores: Collection[int], *, is_pinned: bool, is_late: bool) -> None:
+    def __init__(
+        self, servers: RingServers, cores: Collection[int], *, is_pinned: bool, is_late: bool, stands_in: bool = False
+    ) -> None:
         """Not started yet.
 
         is_pinned  to its one core
         is_late    others answer already
+        stands_in  it does nothing itself that may take long while others are held up
         """
         self._servers = servers
         self.cores = cores
         self._is_pinned = is_pinned
         self._is_late = is_late
+        self.stands_in = stands_in
         self._ring: FuseRing | None = None
         self._gives: dict[RingEntry, Give] = {}
         self._answered: deque[RingEntry] = deque()
@@ -65,6 +72,7 @@ class RingServer:
         self._lacking: deque[int] = deque()
         """Cores that are to have one more entry."""
         self._ident = 0
+        self._turn: Turn | None = None
         self.is_held_up = False
         """Whether it is in a call that takes long."""
 
@@ -144,23 +152,24 @@ class RingServer:
 
     def _serve(self, ring: FuseRing, requests: FuseRequests) -> None:
         reader, gives, answered = RequestReader(), self._gives, self._answered
-        turn = self._servers.lock.own_turn()
+        turn = self._turn = self._servers.lock.own_turn()
         turn.was_taken = self._was_taken
+        self._servers.look_around(self.cores)
         if self._servers.core is not None:
             ring.answer_with(self._servers.core(ring, turn, partial(self._finish, ring, requests, reader)))
         if self._is_late:
             self._servers.go_on(*self.cores)
         while True:
             come = ring.wait()
-            self.is_held_up = False
+            self._be_back()
             for entry in come:
                 request = entry.request()
                 if self._servers.is_of_ours(request):
                     entry.refuse(errno.ECANCELED)
                     ring.commit(entry)
                     continue
-                requests.answer_here(request, reader, gives[entry])
-                self.is_held_up = False
+                requests.answer_here(request, reader, gives[entry], hands_out=turn.hands_out)
+                self._be_back()
                 if entry.is_ours and not answered:
                     self._servers.relieve(self, entry.queue)
             while answered:
@@ -190,8 +199,19 @@ class RingServer:
     def _was_taken(self) -> None:
         """It has been in a call for long, and others have the tables; by another thread."""
         self.is_held_up = True
+        self._servers.look_around(self.cores)
         for core in self.cores:
             self._servers.relieve(self, core)
+
+    def _be_back(self) -> None:
+        if self.is_held_up:
+            self.is_held_up = False
+            self._servers.look_around(self.cores)
+
+    def hand_out(self, *, is_on: bool) -> None:
+        """Have done by others what may take long, or do it; by any thread."""
+        if self._turn is not None:
+            self._turn.hands_out = is_on
 
     def is_free(self, core: int) -> bool:
         """Whether it can take a request of a core's at once; by any thread."""
@@ -278,12 +298,24 @@ class RingServers:
             present = self._of_core[core]
             if any(one.is_free(core) for one in present):
                 return
-            if len(present) < _N_OF_A_CORE:
-                further = RingServer(self, [core], is_pinned=True, is_late=True)
+            are_all_held_up = all(one.is_held_up for one in present)
+            if len(present) < (_N_MOST if are_all_held_up else _N_OF_A_CORE):
+                stands_in = len(present) >= _N_OF_A_CORE
+                further = RingServer(self, [core], is_pinned=True, is_late=True, stands_in=stands_in)
                 with suppress(RuntimeError):
                     self._start(further, partial(self._started, further, core))
                     return
             self._lack(core, server)
+
+    def look_around(self, cores: Collection[int]) -> None:
+        """A thread of these cores is held up, or is not any more, or is new; by any thread."""
+        with self._mutex:
+            for core in cores:
+                present = self._of_core[core]
+                is_on = any(one.is_held_up for one in present)
+                for one in present:
+                    if one.stands_in:
+                        one.hand_out(is_on=is_on or (len(present) == _N_MOST and one is present[-1]))
 
     def go_on(self, core: int) -> None:
         """Have the kernel hand out what waits for an entry of a core's: a new one alone doesn't make it, but an answer.

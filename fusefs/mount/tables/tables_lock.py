@@ -41,7 +41,7 @@ class WouldWait(Exception):
 class Turn:
     """A thread's turns with the tables, one after the other."""
 
-    __slots__ = ("borrowed", "calls", "n_begun_before", "progress", "was_away", "was_taken")
+    __slots__ = ("borrowed", "calls", "hands_out", "n_begun_before", "progress", "was_away", "was_taken")
 
     def __init__(self) -> None:
         """Begin, on that thread."""
@@ -52,6 +52,8 @@ class Turn:
         self.was_away = False
         """Whether other threads had them since this turn began: what it has seen is perhaps not so any more."""
         self.n_begun_before = 0
+        self.hands_out = False
+        """Whether what may take long is done by other threads: it must not be held up as they are."""
         self.progress = ThreadProgress()
         self.was_taken: Callable[[], None] = _nothing
         """Told, by another thread, each time that the tables were taken away from it."""
