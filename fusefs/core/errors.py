@@ -329,6 +329,7 @@ _HINTS = {
     _errno.EMFILE: "too many open files: raise ulimit -n",
     _errno.ENOTCONN: _GONE,
     _errno.ECONNABORTED: _GONE,
+    _errno.ECANCELED: _GONE,
     _errno.ENAMETOOLONG: "change into a directory nearer to it and use a relative path",
 }
 

@@ -17,7 +17,7 @@ from fusefs.core.policy import Authority, KnownOrphan, OrphanSize, Quota, Volume
 from fusefs.core.printable_names import printable
 from fusefs.core.record import Method
 from fusefs.linux.act_as_user import user_name
-from fusefs.linux.mountinfo import is_inside
+from fusefs.linux.mountinfo import DAEMON_GONE, is_inside
 from fusefs.service.due_queue import DueContainer
 from fusefs.service.messages import (
     Answer,
@@ -40,8 +40,8 @@ from fusefs.store.list_orphans import explain_first
 
 _LOG = logging.getLogger(__name__)
 
-_DEAD_MOUNT = (errno.ESHUTDOWN, errno.ENOTCONN, errno.ECONNABORTED)
-TROUBLE = frozenset({errno.EIO, errno.EROFS, errno.ENODEV, errno.ENXIO, errno.EUCLEAN, errno.ESTALE, *_DEAD_MOUNT})
+_GONE = (errno.ESHUTDOWN, *DAEMON_GONE)
+TROUBLE = frozenset({errno.EIO, errno.EROFS, errno.ENODEV, errno.ENXIO, errno.EUCLEAN, errno.ESTALE, *_GONE})
 """What says that the volume is not well, not one user's folder."""
 _MOST_IO_ERRORS = 3
 """Orphans in a row that met one of these inside: a disk that dies should be left alone."""

@@ -7,7 +7,6 @@ mount as well.
 
 from __future__ import annotations
 
-import errno
 import os
 from contextlib import ExitStack, suppress
 
@@ -16,7 +15,7 @@ from fusefs.core.names import STORE, RelPath
 from fusefs.core.printable_names import printable
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import FUSE_MAGIC, Kernel
-from fusefs.linux.mountinfo import FilesystemPath, Mount, below, find_mount, place_of, read_mounts, views
+from fusefs.linux.mountinfo import DAEMON_GONE, FilesystemPath, Mount, below, find_mount, place_of, read_mounts, views
 from fusefs.store.backing_and_mount import (
     DIRECTORY,
     FILE_TO_READ,
@@ -76,7 +75,7 @@ def _find_root(kernel: Kernel, path: bytes, mount: Mount, mounts: list[Mount]) -
         try:
             return _open_root(kernel, mount, mounts), mount.point
         except OSError as error:
-            is_dead = error.errno in (errno.ENOTCONN, errno.ECONNABORTED)
+            is_dead = error.errno in DAEMON_GONE
             raise _no_backing(mount, error.strerror or "", from_os(error, path).hint if is_dead else "") from error
     place = place_of(path, mount)
     for view in views(mounts, trusted_owners(os.geteuid())):

@@ -14,14 +14,13 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import Name, RelPath, join
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.mountinfo import DAEMON_GONE
 from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount, is_shown_as, patiently, refresh, suppress_errno
 from fusefs.store.container import HeldContainer
 from fusefs.store.layout import FRESH, TREE, UserFolder
 
 NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTEMPTY, errno.EEXIST)
 """What a filesystem says that can't exchange; the last two where it ignores the flag and tries a plain rename."""
-_DEAD = (errno.ENOTCONN, errno.ECONNABORTED)
-"""Errors of a mount whose daemon has ended."""
 
 
 class VisibleMove(Enum):
@@ -123,7 +122,7 @@ class DirectRename:
         except FileNotFoundError as error:
             raise _stale(container) from error
         except OSError as error:
-            if error.errno not in _DEAD:
+            if error.errno not in DAEMON_GONE:
                 raise
             return None
 

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from fusefs.linux.mountinfo import DAEMON_GONE
 from tests.support.foreground_mount import Mounted, trashd_mount
 from tests.support.real_filesystems import mount_of, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "fuse")
 
-DEAD = {errno.ENOTCONN, errno.ECONNABORTED, errno.EIO}
+DEAD = {*DAEMON_GONE, errno.EIO}
 LIMIT_S = 60.0
 
 

@@ -16,6 +16,7 @@ from fusefs.linux.syscalls import fallocate
 from tests.support.client_processes import clients, ends
 from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount, until
 from tests.support.open_files import opened, waits_in_the_kernel
+from tests.support.proc_stat import stop
 from tests.support.real_filesystems import loop_volume, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
@@ -70,7 +71,7 @@ def test_who_was_told_how_long_a_file_is_copies_to_its_end(volume: Path) -> None
             for _ in range(N_ROUNDS):
                 os.ftruncate(fd, 100)
                 assert os.fstat(fd).st_size == 100
-                os.kill(mounted.pid, signal.SIGSTOP)
+                stop(mounted.pid)
                 fallocate(behind, 0, 0, 5000)
                 with clients([partial(be_told, fd, 5000)]) as (pid,):
                     assert until(lambda: waits_in_the_kernel(pid))

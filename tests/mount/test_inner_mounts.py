@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
+from fusefs.linux.mountinfo import DAEMON_GONE
 from tests.support.client_processes import LIMIT_S, clients, ends, in_time, is_ended
 from tests.support.foreground_mount import Mounted, trashd_mount, until
 from tests.support.fuse_silent import silent_fuse
@@ -26,7 +27,7 @@ HOW = {
     "exclusive": ["coherence=exclusive"],
     "without direct requests": ["coherence=exclusive", "without=direct-requests"],
 }
-GONE = {errno.ENOTCONN, errno.ECONNABORTED, errno.EIO, errno.EINTR, errno.ESTALE, errno.ENOENT}
+GONE = {*DAEMON_GONE, errno.EIO, errno.EINTR, errno.ESTALE, errno.ENOENT}
 N_FILES = 5
 N_MANY = 300
 

@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.background_mounts import daemon_of, mount, our_mount
 from tests.support.other_users import run_as
+from tests.support.proc_stat import stop
 from tests.support.real_filesystems import bind_mount
 from tests.support.trashd_command import TRASHD, environment
 
@@ -131,7 +132,7 @@ def test_a_remount_with_a_word_that_nobody_knows_is_1(bench: Path) -> None:
 def test_what_stands_and_does_not_answer_is_told(bench: Path) -> None:
     mount(bench / "source", bench / "target")
     pid = daemon_of(bench / "target")
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     try:
         done = helper(bench / "source", bench / "target")
     finally:

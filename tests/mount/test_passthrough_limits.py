@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from fusefs.linux.mountinfo import DAEMON_GONE
 from tests.support.background_mounts import workbench
 from tests.support.foreground_mount import trashd_mount, until
 from tests.support.fuse_slow import slow_volume
@@ -32,7 +33,7 @@ MIB = 1 << 20
 ALICE, USER = 70_001, 1000
 CAP_FSETID, CAP_SYS_RESOURCE = 4, 24
 LIMIT_S = 60.0
-DEAD = {errno.ENOTCONN, errno.ECONNABORTED, errno.EIO}
+DEAD = {*DAEMON_GONE, errno.EIO}
 CONTENT = b"content " * 1024
 
 

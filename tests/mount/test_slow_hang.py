@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import pytest
 
+from fusefs.linux.mountinfo import DAEMON_GONE
 from tests.support.client_processes import LIMIT_S, clients, ends, in_time, is_ended
 from tests.support.foreground_mount import Mounted, trashd_mount, until
 from tests.support.fuse_slow import SlowVolume, slow_volume
@@ -37,7 +38,7 @@ N_BEARABLE = 100  # a user's share of the threads; the slow filesystem has 256
 N_THREADS_MOST = 1024
 N_FDS_MOST = 1600
 KIB_A_CLIENT = 100
-GONE = {errno.ENOTCONN, errno.ECONNABORTED, errno.EIO, errno.ENOENT, errno.EINTR}
+GONE = {*DAEMON_GONE, errno.EIO, errno.ENOENT, errno.EINTR}
 SIDE_BY_SIDE = pytest.mark.rests_on("parallel-lookups")
 NOT_KNOWN = pytest.param(False, id="never looked at", marks=SIDE_BY_SIDE)
 BOTH_WAYS = pytest.mark.parametrize("has_uring", [True, False], ids=["by io_uring", "by threads"])

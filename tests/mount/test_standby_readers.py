@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import pytest
 
+from fusefs.linux.mountinfo import DAEMON_GONE
 from tests.support.client_processes import LIMIT_S, clients, ends, in_time, is_ended
 from tests.support.file_leases import is_broken_into, write_lease
 from tests.support.foreground_mount import Mounted, trashd_mount, until
@@ -38,7 +39,7 @@ N_MANY = 300
 N_OF_ONE = 120
 ANOTHER = 4711
 FS_IOC_GETFLAGS = 0x80086601
-GONE = {errno.ENOTCONN, errno.ECONNABORTED, errno.EIO, errno.EINTR, errno.ENOENT}
+GONE = {*DAEMON_GONE, errno.EIO, errno.EINTR, errno.ENOENT}
 
 
 class Place(NamedTuple):

@@ -1,13 +1,13 @@
 """The workbench of the tests: what hangs in it is freed, and nothing else on the machine."""
 
 import os
-import signal
 
 import pytest
 
 from tests.support.background_mounts import daemon_of, ended, mount, watchdog, workbench
 from tests.support.busy_clients import one_file
 from tests.support.foreground_mount import trashd_mount
+from tests.support.proc_stat import stop
 
 pytestmark = pytest.mark.needs("root", "fuse")
 
@@ -17,7 +17,7 @@ def test_a_test_that_died_frees_what_hangs_in_its_workbench_and_nothing_else() -
         mount(bench / "source", bench / "target")
         pid = daemon_of(bench / "target")
         pid_fd = os.pidfd_open(pid)
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
         with watchdog(bench, 60) as guard:
             guard.communicate()  # the end of its stdin
         assert guard.returncode == 1

@@ -18,6 +18,7 @@ import pytest
 
 from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.mountinfo import DAEMON_GONE
 from fusefs.linux.runtime_directories import HOME
 from fusefs.store.discover import discover
 from fusefs.store.make_store import make_store, unmake_store
@@ -125,7 +126,7 @@ def is_dead(path: Path) -> bool:
     try:
         os.statvfs(path)
     except OSError as error:
-        return error.errno in (errno.ENOTCONN, errno.ECONNABORTED)
+        return error.errno in DAEMON_GONE
     return False
 
 

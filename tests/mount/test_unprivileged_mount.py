@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import signal
 import stat
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from tests.support.background_mounts import daemon_of, ended, kill_daemon, our_m
 from tests.support.client_processes import LIMIT_S
 from tests.support.fuse_watchdog import device_for_all
 from tests.support.other_users import run_as
+from tests.support.proc_stat import stop
 from tests.support.real_filesystems import bind_mount, tmpfs_volume
 from tests.support.trashd_command import TRASHD, fast_paths_off
 
@@ -213,8 +213,8 @@ def test_umount_force_frees_those_who_wait_for_a_daemon_that_hangs(bench: Path) 
     assert trashd("mount", bench / "source", bench / "target").returncode == 0
     pid = daemon_of(bench / "target")
     pid_fd = os.pidfd_open(pid)
-    os.kill(pid, signal.SIGSTOP)
-    asking = ["stat", "-f", bench / "target"]
+    stop(pid)
+    asking: list[str | Path] = ["stat", "-f", bench / "target"]
     with subprocess.Popen(asking, stderr=subprocess.DEVNULL, user=USER, group=USER, extra_groups=[]) as waiting:
         done = trashd("umount", "--force", bench / "target")
         assert waiting.wait(LIMIT_S) != 0
@@ -229,7 +229,7 @@ def test_umount_force_kills_nobody_who_was_sent_the_connection(bench: Path) -> N
     pid_fd = os.pidfd_open(pid)
     number = next(int(fd.name) for fd in Path(f"/proc/{pid}/fd").iterdir() if os.path.realpath(fd) == "/dev/fuse")
     sent = ctypes.CDLL(None).syscall(_PIDFD_GETFD, pid_fd, number, 0)
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     with subprocess.Popen(["sleep", "infinity"], pass_fds=[sent], user=OTHER) as other:
         os.close(sent)
         subprocess.run([TRASHD, "umount", "--force", bench / "target"], check=True, capture_output=True)

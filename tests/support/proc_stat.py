@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+
+_GLANCE_S = 0.002
 
 
 def stat_of(pid: int) -> list[str]:
@@ -21,3 +25,16 @@ def all_stats() -> Iterator[tuple[int, list[str]]]:
     for name in filter(str.isdecimal, os.listdir("/proc")):
         with suppress(FileNotFoundError, ProcessLookupError):
             yield int(name), stat_of(int(name))
+
+
+def stop(pid: int) -> None:
+    """Send SIGSTOP, and wait until that has come to each thread: the one that takes the signal tells the others."""
+    os.kill(pid, signal.SIGSTOP)
+    while any(b") R" in task or b") S" in task for task in _tasks(pid)):
+        time.sleep(_GLANCE_S)
+
+
+def _tasks(pid: int) -> Iterator[bytes]:
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            yield Path(f"/proc/{pid}/task/{thread}/stat").read_bytes()

@@ -153,8 +153,9 @@ def test_a_hung_daemon_is_replaced_which_frees_who_waits(system: System) -> None
     path = served(system, "hung")
     pid = system.main_pid(unit)
     hang(system, unit)
-    with pytest.raises(OSError, match=os.strerror(errno.ECONNABORTED)):
+    with pytest.raises(OSError, match=r".") as freed:
         os.stat(path / "nobody has looked at this")
+    assert freed.value.errno in (errno.ECONNABORTED, errno.ECANCELED)  # over io_uring the entry is what is canceled
     system.wait_for(lambda: system.main_pid(unit) not in (0, pid), "another daemon")
     system.wait_for(lambda: system.state(unit) == "active", "it serves")
     assert (path / "file").read_text() == "content"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Sequence
 from enum import Enum
@@ -10,7 +9,16 @@ from enum import Enum
 from fusefs.core.errors import IsMountPoint, MountInside, NotFound, NotPermitted, Refused
 from fusefs.core.printable_names import printable
 from fusefs.linux.answer_timeout import ask_each
-from fusefs.linux.mountinfo import FilesystemPath, Mount, below, covering, find_place, is_inside, read_mounts
+from fusefs.linux.mountinfo import (
+    DAEMON_GONE,
+    FilesystemPath,
+    Mount,
+    below,
+    covering,
+    find_place,
+    is_inside,
+    read_mounts,
+)
 from fusefs.linux.runtime_directories import HOME
 
 _DEAD = b"dead"
@@ -76,7 +84,7 @@ def _ask(point: bytes) -> bytes:
     try:
         os.statvfs(point)
     except OSError as error:
-        return _DEAD if error.errno in (errno.ENOTCONN, errno.ECONNABORTED) else b""
+        return _DEAD if error.errno in DAEMON_GONE else b""
     return b""
 
 
@@ -135,7 +143,7 @@ def _require_directory(path: bytes, hint: str) -> None:
     except PermissionError as error:
         raise NotPermitted(path, "somebody else's directory is on the way") from error
     except OSError as error:
-        if error.errno not in (errno.ENOTCONN, errno.ECONNABORTED):
+        if error.errno not in DAEMON_GONE:
             raise
         raise Refused(f"{printable(path)} lies in a FUSE mount that lost its daemon", "unmount that first") from error
 
