@@ -161,6 +161,10 @@ class IoUring:
         )  # fmt: skip
         words[self._sq_tail] = (tail + 1) & _ONES
 
+    def is_empty(self) -> bool:
+        """Whether nothing was submitted since the last `enter`."""
+        return self._words[self._sq_tail] == self._words[self._sq_head]
+
     def is_full(self) -> bool:
         """Whether no more can be submitted before the next `enter`."""
         return (self._words[self._sq_tail] - self._words[self._sq_head]) & _ONES > self._sq_mask

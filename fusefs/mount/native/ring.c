@@ -70,7 +70,39 @@ static void put_head(Slot *slot, uint64_t unique, int result) {
     memcpy(slot->memory + SIZE_AT, &n, sizeof n);
 }
 
-static void commit(CoreRing *ring, uint64_t token) {
+/* Hand over what was submitted, and wait for some results. Returns 0 or an errno. */
+static int hand_over(CoreRing *ring, unsigned n_wanted, double timeout_s) {
+    int64_t time[2];
+    struct {
+        uint64_t mask;
+        uint32_t size, padding;
+        uint64_t time;
+    } wait = {0, 0, 0, (uint64_t)(uintptr_t)time};
+    bool is_timed = timeout_s < 1e9;
+    if (is_timed)
+        time[0] = (int64_t)timeout_s, time[1] = (int64_t)((timeout_s - (double)time[0]) * 1e9);
+    uint32_t n_new = *ring->sq_tail - *ring->sq_head;
+    PyThreadState *released = PyEval_SaveThread();
+    long n = syscall(SYS_io_uring_enter, ring->fd, n_new, n_wanted, GETEVENTS | (is_timed ? EXT_ARG : 0),
+                     is_timed ? &wait : NULL, is_timed ? sizeof wait : 0);
+    int error = n < 0 ? errno : 0;
+    PyEval_RestoreThread(released);
+    return error;
+}
+
+/* Whether an errno says that it is to be tried again. */
+static bool is_for_now(int error) { return error == ETIME || error == EINTR || error == EAGAIN || error == EBUSY; }
+
+/* Returns 0, or -1 with an exception. */
+static int commit(CoreRing *ring, uint64_t token) {
+    while (*ring->sq_tail - *ring->sq_head > ring->sq_mask) { /* a crowd has come at a time */
+        int error = hand_over(ring, 0, 1e9);
+        if (error && !is_for_now(error)) {
+            errno = error;
+            PyErr_SetFromErrno(PyExc_OSError);
+            return -1;
+        }
+    }
     Slot *slot = &ring->slots[token - 1];
     uint32_t tail = *ring->sq_tail, command = COMMIT_AND_FETCH;
     char *sqe = ring->sqes + (size_t)(tail & ring->sq_mask) * SQE_BYTES;
@@ -83,6 +115,7 @@ static void commit(CoreRing *ring, uint64_t token) {
     memcpy(sqe + 56, slot->memory + ENTRY_AT + 8, sizeof(uint64_t)); /* the number to commit by */
     memcpy(sqe + 64, &slot->queue, sizeof slot->queue);
     *ring->sq_tail = tail + 1;
+    return 0;
 }
 
 /* Have what is done answered in the end by its steps. */
@@ -135,8 +168,8 @@ int answer(CoreRing *ring, uint64_t token) {
         is_answered = tell_later(ring, token, &request, began_ns);
     else if (result == NOT_OURS)
         is_answered = 0;
-    else
-        commit(ring, token);
+    else if (commit(ring, token) < 0)
+        is_answered = -1;
     Py_XDECREF(request.steps);
     if (PyErr_Occurred())
         return -1;
@@ -176,22 +209,8 @@ static PyObject *core_ring_enter(CoreRing *ring, PyObject *args) {
         return NULL;
     ring->was_taken = false;
     for (;;) {
-        int64_t time[2];
-        struct {
-            uint64_t mask;
-            uint32_t size, padding;
-            uint64_t time;
-        } wait = {0, 0, 0, (uint64_t)(uintptr_t)time};
-        bool is_timed = timeout_s < 1e9;
-        if (is_timed)
-            time[0] = (int64_t)timeout_s, time[1] = (int64_t)((timeout_s - (double)time[0]) * 1e9);
-        uint32_t n_new = *ring->sq_tail - *ring->sq_head;
-        PyThreadState *released = PyEval_SaveThread();
-        long n = syscall(SYS_io_uring_enter, ring->fd, n_new, n_wanted, GETEVENTS | (is_timed ? EXT_ARG : 0),
-                         is_timed ? &wait : NULL, is_timed ? sizeof wait : 0);
-        int error = n < 0 ? errno : 0;
-        PyEval_RestoreThread(released);
-        if (error && error != ETIME && error != EINTR && error != EAGAIN && error != EBUSY) {
+        int error = hand_over(ring, n_wanted, timeout_s);
+        if (error && !is_for_now(error)) {
             errno = error;
             return PyErr_SetFromErrno(PyExc_OSError);
         }

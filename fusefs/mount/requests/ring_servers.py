@@ -163,6 +163,8 @@ class RingServer:
             come = ring.wait()
             self._be_back()
             for entry in come:
+                if not ring.is_empty():  # nobody's answer waits for what may take long
+                    ring.flush()
                 request = entry.request()
                 if self._servers.is_of_ours(request):
                     entry.refuse(errno.ECANCELED)
