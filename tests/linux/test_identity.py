@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -117,6 +118,19 @@ def test_who_can_not_be_had_does_not_act() -> None:
         return identity()["Uid:"]
 
     assert as_user(ALICE, act).split() == [str(ALICE)] * 4
+
+
+@pytest.mark.needs("userns")
+def test_groups_that_a_user_namespace_forbids_end_nobody() -> None:
+    """As `unshare --map-root-user` does: there a caller's groups can't be had, nor be given back."""
+    script = (
+        "import os; from fusefs.linux.thread_credentials import ThreadCredentials, call_as\n"
+        "try: call_as(ThreadCredentials(groups=(0,)), os.getcwd)\n"
+        "except PermissionError: print('refused')"
+    )
+    words = ["unshare", "--user", "--map-root-user", sys.executable, "-c", script]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "refused\n", "")
 
 
 def at_line(line: int, do: Callable[[], object]) -> Callable[[FrameType, str, Any], Any]:

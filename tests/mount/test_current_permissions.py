@@ -6,21 +6,23 @@ how it is without a mount. What a handle may do was judged when it was opened.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import stat
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from fusefs.linux.capabilities import Capability
+from fusefs.linux.capabilities import Capability, drop_capabilities
 from fusefs.linux.syscalls import RENAME_EXCHANGE, renameat2
 from tests.support.acls import ACCESS, GROUP, GROUP_OBJ, MASK, NOBODY, OTHER, USER_OBJ, acl
 from tests.support.child_privileges import FIRST, WAYS, as_root_in_there, in_child, keep_only, seen_and_behind
 from tests.support.other_users import as_user
-from tests.support.privileges import HE
+from tests.support.privileges import HE, Person
 from tests.support.real_filesystems import overlay_on
 from tests.support.trashd_command import switched_off
 
@@ -29,6 +31,7 @@ pytestmark = pytest.mark.needs("root", "fuse", "loop")
 OTHERS, TEAM = 72_002, 72_100
 _NUMBERS = itertools.count()
 RENAME_WHITEOUT = 4
+_CAP_SETGID = 6
 
 
 class Place(NamedTuple):
@@ -238,13 +241,88 @@ def test_a_whiteout_is_whose_rename_leaves_it(place: Place) -> None:
 # What goes on working.
 
 
+@pytest.mark.parametrize("n_groups", [1, 64, 65])
 @pytest.mark.parametrize("act", [*NAMES, *OPENS])
-def test_who_may_by_another_group_of_his_does(place: Place, act: str) -> None:
+def test_who_may_by_another_group_of_his_does(place: Place, act: str, n_groups: int) -> None:
+    """The native core knows those of 64 at most."""
     place.known(OTHERS, 0o770)
     for path in (place.seen, *place.seen.iterdir()):
         os.chown(path, OTHERS, TEAM)
     (place.seen / "file").chmod(0o664)
-    as_user(HE, lambda: {**NAMES, **OPENS}[act](place.seen) and None, groups=(TEAM,))
+    groups = tuple(range(TEAM - n_groups + 1, TEAM + 1))
+    as_user(HE, lambda: {**NAMES, **OPENS}[act](place.seen) and None, groups=groups)
+
+
+def test_what_a_member_makes_where_a_group_works_is_the_members_and_the_groups(place: Place) -> None:
+    place.known(OTHERS)
+    for path in (place.seen, *place.seen.iterdir()):
+        os.chown(path, OTHERS, TEAM)
+    place.seen.chmod(0o2775)
+
+    def work() -> list[tuple[str, int, int, int]]:
+        os.umask(0o022)
+        opened(place.seen / "made", os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+        (place.seen / "directory").mkdir()
+        (place.seen / "made").rename(place.seen / "moved")
+        (place.seen / "moved").rename(place.seen / "other")  # what is another's goes
+        (place.seen / "file").unlink()
+        (place.seen / "sub").rmdir()
+        found = (path.lstat() for path in sorted(place.seen.iterdir()))
+        return [(stat.filemode(st.st_mode), st.st_uid, st.st_gid, st.st_size) for st in found]
+
+    team = as_user(HE, work, groups=(TEAM,))
+    assert [told[:3] for told in team] == [("drwxr-sr-x", HE, TEAM), ("-rw-r--r--", HE, TEAM)]
+    assert sorted(path.name for path in place.behind.iterdir()) == ["directory", "other"]
+
+
+@pytest.mark.parametrize("act", NAMES)
+def test_who_has_left_a_group_a_moment_ago_may_not(place: Place, act: str) -> None:
+    place.known(OTHERS, 0o777)
+    for path in (place.behind, *place.behind.iterdir()):
+        os.chown(path, OTHERS, TEAM)
+    place.behind.chmod(0o770)
+
+    def work() -> None:
+        (place.seen / "his").mkdir()
+        (place.seen / "his").rmdir()
+        os.setgroups(())
+        NAMES[act](place.seen)
+
+    names = tree(place.behind)
+    may_leave = Person(HE, HE, (TEAM,), capability=_CAP_SETGID)
+    assert in_child(work, may_leave.be) == errno.EACCES
+    assert tree(place.behind) == names
+
+
+@pytest.mark.parametrize("act", [*NAMES, *OPENS])
+def test_root_without_those_over_modes_may_what_others_may(place: Place, act: str) -> None:
+    do = {**NAMES, **OPENS}[act]
+    place.known(OTHERS, 0o777)
+    (place.seen / "file").chmod(0o666)
+    for path in (place.seen, place.seen / "file"):
+        path.stat()
+    place.behind.chmod(0o755)
+    (place.behind / "file").chmod(0o600)
+    before = tree(place.behind)
+    over_modes = Capability.DAC_OVERRIDE, Capability.DAC_READ_SEARCH
+    assert in_child(lambda: do(place.seen), lambda: drop_capabilities(*over_modes)) == errno.EACCES
+    assert tree(place.behind) == before
+    (place.seen / "file").stat()
+    do(place.seen)  # with them
+
+
+def test_a_member_who_may_write_a_file_sets_its_times_to_now_and_to_nothing_else(place: Place) -> None:
+    place.known(OTHERS)
+    os.chown(place.seen / "file", OTHERS, TEAM)
+    (place.seen / "file").chmod(0o664)
+    os.utime(place.seen / "file", (1, 1))
+    began_s = time.time()
+    as_user(HE, lambda: os.utime(place.seen / "file"), groups=(TEAM,))
+    assert (place.behind / "file").stat().st_mtime >= began_s - 1  # clocks of files are coarse
+    with pytest.raises(PermissionError):
+        as_user(HE, lambda: os.utime(place.seen / "file", (1, 1)), groups=(TEAM,))
+    with pytest.raises(PermissionError):
+        as_user(HE, lambda: os.utime(place.seen / "file"))
 
 
 @pytest.mark.parametrize("act", [*NAMES, *OPENS])

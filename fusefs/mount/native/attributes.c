@@ -1,4 +1,4 @@
-/* SETATTR: a mode, or times, by the owner. */
+/* SETATTR: a mode, or times. */
 #include "core.h"
 
 #include <stdio.h>
@@ -12,27 +12,24 @@ struct wanted { /* struct fuse_setattr_in */
 };
 
 static struct timespec time_of(uint32_t is_wanted, uint32_t is_now, uint64_t seconds, uint32_t ns) {
-    struct timespec time = {.tv_nsec = UTIME_OMIT};
-    if (is_wanted && is_now)
-        clock_gettime(CLOCK_REALTIME, &time);
-    else if (is_wanted)
+    struct timespec time = {.tv_nsec = is_wanted ? UTIME_NOW : UTIME_OMIT}; /* both to now: who may write may, too */
+    if (is_wanted && !is_now)
         time = (struct timespec){.tv_sec = (time_t)seconds, .tv_nsec = ns};
     return time;
 }
 
-/* Change what an fd holds, which is the caller's. Returns 0 or an errno. */
-static int change(const Request *request, int fd, const struct wanted *wanted) {
-    Actor actor = {.uid = request->uid, .gid = request->gid};
+/* Change what an fd holds as the caller. Returns 0 or an errno. */
+static int change(const Request *request, int fd, const struct wanted *wanted, bool is_own) {
+    Acting acting = acting_as(request, is_own);
     struct timespec times[] = {time_of(wanted->valid & ATIME, wanted->valid & ATIME_NOW, wanted->atime, wanted->atime_ns),
                                time_of(wanted->valid & MTIME, wanted->valid & MTIME_NOW, wanted->mtime, wanted->mtime_ns)};
     char path[32];
+    int error;
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-    int error = act_begin(request->core, &actor);
-    if (!error && wanted->valid & ONE_MODE)
-        error = chmod(path, wanted->mode & 07777) < 0 ? errno : 0;
-    else if (!error)
-        error = utimensat(AT_FDCWD, path, times, 0) < 0 ? errno : 0;
-    act_end(request->core, &actor);
+    while (acts(&acting, &error)) {
+        int done = wanted->valid & ONE_MODE ? chmod(path, wanted->mode & 07777) : utimensat(AT_FDCWD, path, times, 0);
+        error = done < 0 ? errno : 0;
+    }
     return error;
 }
 
@@ -47,7 +44,7 @@ int do_setattr(Request *request) {
     uint32_t what = wanted.valid & ~(uint32_t)BY_HANDLE;
     bool is_mode = what == ONE_MODE && !(wanted.mode & S_ISGID);
     bool is_times = what & (ATIME | MTIME) && !(what & ~(uint32_t)(ATIME | MTIME | ATIME_NOW | MTIME_NOW));
-    if ((!is_mode && !is_times) || !is_known(request) || open_known(request, request->nodeid, &known) < 0)
+    if ((!is_mode && !is_times) || open_known(request, request->nodeid, &known) < 0)
         return PyErr_Occurred() ? RAISED : NOT_OURS;
     if (!is_outside(core, known.node)) {
         result = PyErr_Occurred() ? RAISED : NOT_OURS;
@@ -58,9 +55,9 @@ int do_setattr(Request *request) {
         goto end;
     }
     int error = reach(core, &known, &seen, &fd);
-    if (!error && !S_ISLNK(seen.mode) && !(seen.mode & S_ISGID) && (!core->acts_as_others || seen.uid == request->uid)) {
+    if (!error && !S_ISLNK(seen.mode) && !(seen.mode & S_ISGID)) {
         int held = fd < 0 ? known.fd : fd;
-        is_changed = change(request, held, &wanted) == 0;
+        is_changed = change(request, held, &wanted, seen.uid == request->uid) == 0;
         if (is_changed)
             error = look(held, "", core->statx_flags, &seen);
     }

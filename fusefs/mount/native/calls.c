@@ -1,7 +1,6 @@
 /* System calls, made without the interpreter's lock: nothing of Python's is touched here. */
 #include "core.h"
 
-#include <sys/fsuid.h>
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
 
@@ -47,59 +46,4 @@ int peek(int dir_fd, const char *name, int flags, Seen *seen) {
         error = handle_of(fd, "", AT_EMPTY_PATH, seen);
     close(fd);
     return error;
-}
-
-/* Whose the inode is that an fd holds. Returns 0 or an errno. */
-int owner_of(int fd, uint32_t *uid) {
-    struct stat found;
-    if (fstat(fd, &found) < 0)
-        return errno;
-    *uid = found.st_uid;
-    return 0;
-}
-
-static int take_up(const char *sets) {
-    static const uint32_t header[2] = {0x20080522, 0};
-    return syscall(SYS_capset, header, sets);
-}
-
-/* From now on this thread acts as a user alone: with no group but its own, and no capability. Returns 0 or an errno;
- * in either case act_end must follow. */
-int act_begin(const Core *core, Actor *actor) {
-    if (actor->makes)
-        actor->umask_before = umask(actor->umask);
-    if (!core->acts_as_others)
-        return 0;
-    if (actor->gid)
-        actor->gid_before = setfsgid(actor->gid);
-    if (actor->uid)
-        actor->uid_before = setfsuid(actor->uid);
-    else if (!actor->keeps_capabilities && take_up(core->no_capabilities) < 0)
-        return errno;
-    if ((actor->gid && (uint32_t)setfsgid(-1) != actor->gid) || (actor->uid && (uint32_t)setfsuid(-1) != actor->uid))
-        return EPERM;
-    return 0;
-}
-
-/* The thread is itself again; or the process ends: nothing may be done as the wrong one. */
-void act_end(const Core *core, const Actor *actor) {
-    static const char told[] = "trashd: a thread did not get its own identity back\n";
-    bool is_itself = true;
-    if (core->acts_as_others) {
-        if (actor->uid)
-            setfsuid(actor->uid_before);
-        if (actor->gid)
-            setfsgid(actor->gid_before);
-        if (!actor->uid && !actor->keeps_capabilities)
-            is_itself = take_up(core->at_rest) == 0;
-        is_itself &= !(actor->gid && (uint32_t)setfsgid(-1) != actor->gid_before);
-        is_itself &= !(actor->uid && (uint32_t)setfsuid(-1) != actor->uid_before);
-    }
-    if (actor->makes)
-        umask(actor->umask_before);
-    if (!is_itself) {
-        if (write(2, told, sizeof told - 1)) {
-        }
-        _exit(70);
-    }
 }

@@ -1,8 +1,8 @@
 /* The native core: the commonest requests that come by io_uring, answered without a line of Python.
  *
  * It works on the tables that the Python code works on, under the same lock, and does of each operation what is done
- * most often: a name in a plain directory, by its owner, on a local filesystem. All else it leaves alone, before it
- * has changed anything: NOT_OURS, and fuse_operations.py does it. So that is the reference, and this is its shortcut.
+ * most often: a name in a plain directory, on a local filesystem. All else it leaves alone, before it has changed
+ * anything: NOT_OURS, and fuse_operations.py does it. So that is the reference, and this is its shortcut.
  *
  * The interpreter's lock is held for the tables, and let go for system calls (`calls_begin`, `calls_end`).
  */
@@ -131,6 +131,7 @@ typedef struct {
     double lifetime_s;
     uint64_t quick_ns;             /* a look that takes longer is told */
     char at_rest[24], no_capabilities[24];
+    char user_namespace[32];       /* as /proc calls it; empty: unknown */
 } Core;
 
 /* An entry of a queue: memory that the kernel and we share. */
@@ -243,23 +244,40 @@ enum { ENTRY_BYTES = 128, ATTR_BYTES = 104, OPEN_BYTES = 16 };
 int look(int fd, const char *name, int flags, Seen *seen);
 int handle_of(int fd, const char *name, int flags, Seen *seen);
 int peek(int dir_fd, const char *name, int flags, Seen *seen);
+
+/* acting.c: without the interpreter's lock */
+enum { N_GROUPS = 64 }; /* of a caller whom Python is not needed for */
+/* An identity that a thread takes on for a call, as ThreadCredentials. */
 typedef struct {
-    uint32_t uid, gid;
-    bool keeps_capabilities; /* as root, which has none of them else */
-    bool makes; /* something, with this umask */
+    uint32_t uid, gid; /* 0: its own */
+    const char *sets;  /* capabilities to take up; NULL: what the uid leaves */
+    const uint32_t *groups;
+    int n_groups;
+    bool makes;        /* something, with this umask */
     uint32_t umask, umask_before, uid_before, gid_before;
 } Actor;
 int act_begin(const Core *core, Actor *actor);
 void act_end(const Core *core, const Actor *actor);
-int owner_of(int fd, uint32_t *uid);
+/* One act of a caller's, as AsCaller; not to be copied once it is begun. */
+typedef struct {
+    const Request *request;
+    int next; /* of its tries */
+    bool is_begun;
+    Actor actor;
+    uint32_t groups[N_GROUPS];
+    char sets[24];
+} Acting;
+Acting acting_as(const Request *request, bool is_own);
+Acting making_as(const Request *request, bool is_own, uint32_t with_umask);
+bool acts(Acting *acting, int *error);
+bool is_owner(const Request *request, int fd);
 
 /* handles.c */
 typedef struct {
     bool passes;
-    PyObject *writers[2]; /* the credentials that it is written with: of the owner; of nobody. Borrowed */
-    Actor actors[2];
-    int which;            /* of them */
-    int32_t id;           /* by which it is passed through; 0: none */
+    Actor nobody;   /* as whom a file of nobody's is written; another owner's is with another uid only */
+    uint32_t owner; /* for whom it is written; see `file_writer` */
+    int32_t id;     /* by which it is passed through; 0: none */
 } Opening;
 int make_room(Request *request);
 int prepare_opening(Request *request, PyObject *node, uint32_t flags, Opening *opening);

@@ -13,18 +13,18 @@ void write_anywhere(int fd) {
         fcntl(fd, F_SETFL, flags & ~O_APPEND);
 }
 
-/* Open what is held by an O_PATH fd as the caller, whose it is. Returns an fd, or -1. */
+/* Open what is held by an O_PATH fd as the caller. Returns an fd, or -1. */
 static int open_held(const Request *request, int held, const Seen *seen, uint32_t flags) {
-    const Core *core = request->core;
-    Actor actor = {.uid = request->uid, .gid = request->gid};
     char path[32];
-    int fd = -1;
-    if (!S_ISREG(seen->mode) || (core->acts_as_others && seen->uid != request->uid))
+    int fd = -1, error;
+    if (!S_ISREG(seen->mode))
         return -1;
     snprintf(path, sizeof path, "/proc/self/fd/%d", held);
-    if (act_begin(core, &actor) == 0)
+    Acting acting = acting_as(request, seen->uid == request->uid);
+    while (acts(&acting, &error)) {
         fd = open(path, (int)(flags & ~KERNELS_OWN) | O_CLOEXEC | O_NONBLOCK);
-    act_end(core, &actor);
+        error = fd < 0 ? errno : 0;
+    }
     return fd;
 }
 

@@ -76,8 +76,8 @@ static PyObject *writer_of(Core *core, uint32_t uid) {
     return writer;
 }
 
-/* Whether a file of the caller's that is opened now gets an id to be passed through by, where Passthrough.opened gives
- * one to a node that is not open yet. node: NULL for a new file. Returns 0, or -1 with an exception. */
+/* Whether a file that is opened now gets an id to be passed through by, where Passthrough.opened gives one to a node
+ * that is not open yet. node: NULL for a new file. Returns 0, or -1 with an exception. */
 int prepare_opening(Request *request, PyObject *node, uint32_t flags, Opening *opening) {
     Core *core = request->core;
     bool writes = (flags & O_ACCMODE) != O_RDONLY, maps = (flags & O_ACCMODE) == O_RDWR;
@@ -89,19 +89,18 @@ int prepare_opening(Request *request, PyObject *node, uint32_t flags, Opening *o
     if (!writes && node != NULL && is_true(core->passthrough, names._keeps_small) &&
         PyDict_GetItemWithError(core->was_written, node) == Py_False)
         return 0; /* if it is small, the kernel keeps its pages */
-    const uint32_t uids[] = {request->uid, request->uid ? request->uid : NOBODY};
-    for (int at = 0; at < 2; at++) {
-        PyObject *writer = opening->writers[at] = PyErr_Occurred() ? NULL : writer_of(core, uids[at]);
-        if (writer == NULL)
-            return -1;
-        opening->actors[at] = (Actor){
-            .uid = (uint32_t)PyLong_AsUnsignedLongMask(PyTuple_GetItem(writer, 0)),
-            .gid = (uint32_t)PyLong_AsUnsignedLongMask(PyTuple_GetItem(writer, 1)),
-            .keeps_capabilities = true,
-        };
-    }
+    PyObject *nobody = PyErr_Occurred() ? NULL : writer_of(core, NOBODY);
+    if (nobody == NULL)
+        return -1;
+    opening->nobody.uid = (uint32_t)PyLong_AsUnsignedLongMask(PyTuple_GetItem(nobody, 0));
+    opening->nobody.gid = (uint32_t)PyLong_AsUnsignedLongMask(PyTuple_GetItem(nobody, 1));
     opening->passes = true;
     return 0;
+}
+
+/* As file_writer. */
+static uint32_t owner_to_write_as(const Seen *seen) {
+    return seen->uid ? seen->uid : seen->mode & (S_IWGRP | S_IWOTH) ? NOBODY : 0;
 }
 
 /* Get the id for a file that was just opened, if there is to be one; without the interpreter's lock. */
@@ -113,13 +112,15 @@ void open_backing(const Request *request, int fd, const Seen *seen, Opening *ope
         uint64_t padding;
     } map = {.fd = fd};
     int id = -1;
-    if (!opening->passes || seen->uid != request->uid || seen->dev != core->root_dev)
+    if (!opening->passes || seen->dev != core->root_dev)
         return;
-    opening->which = seen->uid == 0 && seen->mode & (S_IWGRP | S_IWOTH);
-    Actor *writer = &opening->actors[opening->which];
-    if (act_begin(core, writer) == 0)
+    Actor writer = opening->nobody;
+    opening->owner = owner_to_write_as(seen);
+    if (opening->owner != NOBODY && writer.gid) /* in no group: else as itself, for all */
+        writer.uid = opening->owner;
+    if (act_begin(core, &writer) == 0)
         id = ioctl(core->device, BACKING_OPEN, &map);
-    act_end(core, writer);
+    act_end(core, &writer);
     opening->id = id > 0 ? id : 0;
 }
 
@@ -135,8 +136,10 @@ static int set_add(PyObject *set, PyObject *item) {
 
 /* A node is open by an id, as Passthrough.opened: it was not open before. */
 static int pass(Core *core, PyObject *node, PyObject *source, PyObject *handle, bool writes, const Opening *opening) {
-    PyObject *writer = opening->writers[opening->which];
-    PyObject *mode = PyObject_CallFunction(core->OpenMode, "iOii", opening->id, writer, 1, (int)writes);
+    PyObject *writer = writer_of(core, opening->owner);
+    PyObject *mode = NULL;
+    if (writer != NULL)
+        mode = PyObject_CallFunction(core->OpenMode, "iOii", opening->id, writer, 1, (int)writes);
     int error = mode == NULL ? -1 : PyDict_SetItem(core->modes, node, mode);
     Py_XDECREF(mode);
     if (!error && (writes || PyDict_Contains(core->was_written, node) == 0))
@@ -172,7 +175,7 @@ end:
 /* Have a handle of a node as Opening.opened has it, with all cases that there are. Returns the id, or -1. */
 static int open_by_python(Request *request, PyObject *node, PyObject *handle, uint32_t flags, const Seen *seen,
                           bool is_new) {
-    uint32_t writer = seen->uid ? seen->uid : seen->mode & (S_IWGRP | S_IWOTH) ? NOBODY : 0;
+    uint32_t writer = owner_to_write_as(seen);
     PyObject *size = is_new ? Py_NewRef(Py_None) : PyLong_FromUnsignedLongLong(seen->size), *backing = NULL;
     if (size != NULL)
         backing = PyObject_CallFunction(request->core->opened, "OOIIOI", node, handle, request->uid, flags, size, writer);

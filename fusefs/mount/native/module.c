@@ -58,6 +58,8 @@ static PyObject *core_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     }
     memcpy(self->at_rest, at_rest, sizeof self->at_rest);
     memcpy(self->no_capabilities, no_capabilities, sizeof self->no_capabilities);
+    ssize_t n_name = readlink("/proc/self/ns/user", self->user_namespace, sizeof self->user_namespace - 1);
+    self->user_namespace[n_name > 0 ? n_name : 0] = 0;
     PARTS(TAKE)
     if (take_cells(self, cells, cell_of) < 0)
         goto error;

@@ -1,20 +1,11 @@
-/* What changes names: CREATE, MKDIR, UNLINK, RMDIR, RENAME. Each is done by the caller alone where all that it needs
- * is the caller's own; what is refused so is left to Python, which asks for the caller's groups and capabilities. */
+/* What changes names: CREATE, MKDIR, UNLINK, RMDIR, RENAME. What is refused is left to Python, which forgets what the
+ * directories were taken for. */
 #include "core.h"
 
 #include <stdio.h>
 #include <sys/syscall.h>
 
 static const int ANEW = O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, NOT_BELOW = O_DIRECT | O_TRUNC;
-
-static Actor actor_of(const Request *request) {
-    return (Actor){.uid = request->uid, .gid = request->gid, .umask = request->umask};
-}
-
-static bool is_owner(const Request *request, int fd) {
-    uint32_t uid;
-    return !request->core->acts_as_others || (owner_of(fd, &uid) == 0 && uid == request->uid);
-}
 
 /* New names. */
 
@@ -45,35 +36,30 @@ int do_create(Request *request) {
     uint32_t in[4]; /* struct fuse_create_in: flags, mode, umask, open_flags */
     Place place;
     Seen seen;
-    int result = NOT_OURS, fd = -1, error = EACCES;
+    int result = NOT_OURS, fd = -1, error;
     memcpy(in, request->own, sizeof in);
-    if (in[1] & S_ISGID || !is_known(request) || make_room(request) < 0 ||
+    if (in[1] & S_ISGID || make_room(request) < 0 ||
         open_place(request, request->nodeid, request->payload, &place) < 0)
         return PyErr_Occurred() ? RAISED : NOT_OURS;
-    Actor actor = actor_of(request);
-    actor.makes = true, actor.umask = in[2];
     PyObject *source = NULL, *node = NULL, *handle = NULL, *opened = NULL;
     Opening opening;
     if (prepare_opening(request, NULL, in[0], &opening) < 0 || calls_begin(request) < 0) {
         result = RAISED;
         goto end;
     }
-    if (is_owner(request, place.fd)) {
-        error = act_begin(core, &actor);
-        if (!error) {
-            fd = openat(place.fd, place.text, (int)(in[0] & ~NOT_BELOW) | ANEW, in[1] & 07777);
-            error = fd < 0 ? errno : 0;
-        }
-        act_end(core, &actor);
-        if (!error)
-            error = look(fd, "", core->statx_flags, &seen);
-        if (!error)
-            error = handle_of(fd, "", AT_EMPTY_PATH, &seen);
-        if (!error)
-            open_backing(request, fd, &seen, &opening);
-        if (!error && opening.id && in[0] & O_APPEND)
-            write_anywhere(fd);
+    Acting acting = making_as(request, is_owner(request, place.fd), in[2]);
+    while (acts(&acting, &error)) {
+        fd = openat(place.fd, place.text, (int)(in[0] & ~NOT_BELOW) | ANEW, in[1] & 07777);
+        error = fd < 0 ? errno : 0;
     }
+    if (!error)
+        error = look(fd, "", core->statx_flags, &seen);
+    if (!error)
+        error = handle_of(fd, "", AT_EMPTY_PATH, &seen);
+    if (!error)
+        open_backing(request, fd, &seen, &opening);
+    if (!error && opening.id && in[0] & O_APPEND)
+        write_anywhere(fd);
     if (calls_end(request) < 0) {
         result = RAISED;
         goto end;
@@ -115,27 +101,21 @@ int do_mkdir(Request *request) {
     uint32_t in[2]; /* struct fuse_mkdir_in: mode, umask */
     Place place;
     Seen seen;
-    int result = NOT_OURS, error = EACCES;
-    bool is_made = false;
+    int result = NOT_OURS, error;
     memcpy(in, request->own, sizeof in);
-    if (!is_known(request) || open_place(request, request->nodeid, request->payload, &place) < 0)
+    if (open_place(request, request->nodeid, request->payload, &place) < 0)
         return PyErr_Occurred() ? RAISED : NOT_OURS;
-    Actor actor = actor_of(request);
-    actor.makes = true, actor.umask = in[1];
     PyObject *source = NULL, *node = NULL;
     if (calls_begin(request) < 0) {
         result = RAISED;
         goto end;
     }
-    if (is_owner(request, place.fd)) {
-        error = act_begin(core, &actor);
-        if (!error)
-            error = mkdirat(place.fd, place.text, in[0] & 07777) < 0 ? errno : 0;
-        act_end(core, &actor);
-        is_made = !error;
-        if (is_made)
-            error = peek(place.fd, place.text, core->statx_flags, &seen);
-    }
+    Acting acting = making_as(request, is_owner(request, place.fd), in[1]);
+    while (acts(&acting, &error))
+        error = mkdirat(place.fd, place.text, in[0] & 07777) < 0 ? errno : 0;
+    bool is_made = !error;
+    if (is_made)
+        error = peek(place.fd, place.text, core->statx_flags, &seen);
     if (calls_end(request) < 0)
         result = RAISED;
     else if (is_made) {
@@ -180,24 +160,22 @@ static int remove_name(Request *request, int flags) {
     Core *core = request->core;
     Place place;
     Seen seen;
-    Actor actor = actor_of(request);
-    int result = NOT_OURS;
-    bool is_removed = false;
-    if (!is_known(request) || open_place(request, request->nodeid, request->payload, &place) < 0)
+    int result = NOT_OURS, error = EACCES;
+    if (open_place(request, request->nodeid, request->payload, &place) < 0)
         return PyErr_Occurred() ? RAISED : NOT_OURS;
     if (calls_begin(request) < 0) {
         close_place(&place);
         return RAISED;
     }
-    if (peek(place.fd, place.text, core->statx_flags, &seen) == 0 && seen.dev == core->root_dev &&
-        (!core->acts_as_others || seen.uid == request->uid) && is_owner(request, place.fd)) {
-        is_removed = act_begin(core, &actor) == 0 && unlinkat(place.fd, place.text, flags) == 0;
-        act_end(core, &actor);
+    if (peek(place.fd, place.text, core->statx_flags, &seen) == 0 && seen.dev == core->root_dev) {
+        Acting acting = acting_as(request, seen.uid == request->uid && is_owner(request, place.fd));
+        while (acts(&acting, &error))
+            error = unlinkat(place.fd, place.text, flags) < 0 ? errno : 0;
     }
     PyObject *source = NULL;
     if (calls_end(request) < 0)
         result = RAISED;
-    else if (is_removed) {
+    else if (!error) {
         source = source_of(&seen);
         bool is_told = source != NULL && forget_changed(request, source, &place, NULL) == 0 &&
                        changed(core, place.node) == 0 && lose(core, source, &seen, &place) == 0;
@@ -226,11 +204,9 @@ static int change_name(Request *request, uint64_t new_parent, uint32_t flags) {
     Core *core = request->core;
     Place old, new = {0};
     Seen seen, other;
-    Actor actor = actor_of(request);
-    int result = NOT_OURS, no_other = 0;
-    bool is_renamed = false;
+    int result = NOT_OURS, no_other = 0, error = EACCES;
     const char *second = request->payload + strlen(request->payload) + 1;
-    if (flags & ~(uint32_t)RENAME_NOREPLACE || !is_known(request) || second >= request->payload + request->n_payload ||
+    if (flags & ~(uint32_t)RENAME_NOREPLACE || second >= request->payload + request->n_payload ||
         open_place(request, request->nodeid, request->payload, &old) < 0)
         return PyErr_Occurred() ? RAISED : NOT_OURS;
     PyObject *source = NULL, *replaced = NULL;
@@ -245,20 +221,18 @@ static int change_name(Request *request, uint64_t new_parent, uint32_t flags) {
     if (peek(old.fd, old.text, core->statx_flags, &seen) == 0 && seen.dev == core->root_dev &&
         (old.node == new.node || !S_ISDIR(seen.mode))) {
         no_other = peek(new.fd, new.text, core->statx_flags, &other);
-        bool is_own = !core->acts_as_others ||
-                      (seen.uid == request->uid && (no_other == ENOENT || (!no_other && other.uid == request->uid)));
         bool is_plain = !no_other && other.dev == core->root_dev && (old.node == new.node || !S_ISDIR(other.mode));
-        if (is_own && (no_other == ENOENT || is_plain) && is_owner(request, old.fd) &&
-            (old.node == new.node || is_owner(request, new.fd))) {
-            is_renamed = act_begin(core, &actor) == 0 && renameat2(old.fd, old.text, new.fd, new.text, flags) == 0;
-            act_end(core, &actor);
-        }
+        bool is_own = seen.uid == request->uid && (no_other || other.uid == request->uid) &&
+                      is_owner(request, old.fd) && (old.node == new.node || is_owner(request, new.fd));
+        Acting acting = acting_as(request, is_own);
+        while ((no_other == ENOENT || is_plain) && acts(&acting, &error))
+            error = renameat2(old.fd, old.text, new.fd, new.text, flags) < 0 ? errno : 0;
     }
     if (calls_end(request) < 0) {
         result = RAISED;
         goto end;
     }
-    if (!is_renamed)
+    if (error)
         goto end;
     result = RAISED;
     source = source_of(&seen);
