@@ -9,25 +9,27 @@ static const int ANEW = O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, NOT_BELOW = O
 
 /* New names. */
 
-/* Tell of what was made, when it has its own number: at once, or Python waits for it. opened: bytes of its handle's
- * answer behind it, or 0. Returns as an operation. */
-static int tell_made(Request *request, PyObject *node, PyObject *source, const Seen *seen, PyObject *opened_file) {
+/* Tell of what was made, when it has its own number: at once, or Python waits for it. steady: as seen before it was
+ * opened. handle: of it, if there is one, with the id that it is passed through by. Returns as an operation. */
+static int tell_made(Request *request, PyObject *node, const Seen *seen, int steady, PyObject *handle, int id) {
     Core *core = request->core;
     uint64_t nodeid;
-    int steady = is_steady(core, source);
-    if (steady < 0 || number_of(node, names.nodeid, &nodeid) < 0)
+    if (number_of(node, names.nodeid, &nodeid) < 0)
         return RAISED;
     if (nodeid == seen->ino)
         return put_entry(request, request->answer, node, seen, steady);
-    PyObject *told = attributes_of(core, seen), *known = NULL;
+    PyObject *told = attributes_of(core, seen), *known = NULL, *opened = NULL;
     if (told != NULL)
         known = PyObject_CallFunction(core->EntryParam, "KOdOO", (unsigned long long)nodeid, told, core->lifetime_s,
                                       Py_None, steady ? Py_True : Py_False);
     if (known != NULL)
-        request->steps =
-            PyObject_CallFunctionObjArgs(core->numbered, known, opened_file ? opened_file : Py_None, NULL);
+        opened = handle == NULL ? Py_NewRef(Py_None)
+                                : PyObject_CallFunction(core->OpenedFile, "OiO", handle, id, Py_True);
+    if (opened != NULL)
+        request->steps = PyObject_CallFunctionObjArgs(core->numbered, known, opened, NULL);
     Py_XDECREF(told);
     Py_XDECREF(known);
+    Py_XDECREF(opened);
     return request->steps == NULL ? RAISED : LATER;
 }
 
@@ -41,7 +43,7 @@ int do_create(Request *request) {
     if (in[1] & S_ISGID || make_room(request) < 0 ||
         open_place(request, request->nodeid, request->payload, &place) < 0)
         return PyErr_Occurred() ? RAISED : NOT_OURS;
-    PyObject *source = NULL, *node = NULL, *handle = NULL, *opened = NULL;
+    PyObject *source = NULL, *node = NULL, *handle = NULL;
     Opening opening;
     if (prepare_opening(request, NULL, in[0], &opening) < 0 || calls_begin(request) < 0) {
         result = RAISED;
@@ -75,14 +77,14 @@ int do_create(Request *request) {
     }
     source = source_of(&seen);
     node = source == NULL ? NULL : learn(request, &place, &seen, source);
-    if (node == NULL || counted(node, false) < 0)
+    int steady = node == NULL ? -1 : is_steady(core, source); /* whoever writes now changes that */
+    if (steady < 0 || counted(node, false) < 0)
         goto end;
     handle = put_handle(request, node, source, fd, in[0], &seen, true, &opening, request->answer + ENTRY_BYTES);
     fd = -1; /* the tables have it, or it is closed */
-    opened = handle == NULL ? NULL : PyObject_CallFunction(core->OpenedFile, "OiO", handle, opening.id, Py_True);
-    if (opened == NULL)
+    if (handle == NULL)
         goto end;
-    result = tell_made(request, node, source, &seen, opened);
+    result = tell_made(request, node, &seen, steady, handle, opening.id);
     if (result >= 0)
         result += OPEN_BYTES;
 end:
@@ -91,7 +93,6 @@ end:
     Py_XDECREF(source);
     Py_XDECREF(node);
     Py_XDECREF(handle);
-    Py_XDECREF(opened);
     close_place(&place);
     return result;
 }
@@ -128,8 +129,9 @@ int do_mkdir(Request *request) {
         }
         source = source_of(&seen);
         node = source == NULL ? NULL : learn(request, &place, &seen, source);
-        if (node != NULL && counted(node, true) == 0)
-            result = tell_made(request, node, source, &seen, NULL);
+        int steady = node == NULL ? -1 : is_steady(core, source);
+        if (steady >= 0 && counted(node, true) == 0)
+            result = tell_made(request, node, &seen, steady, NULL, 0);
     }
 end:
     Py_XDECREF(source);
