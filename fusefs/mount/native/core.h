@@ -288,6 +288,7 @@ int do_setattr(Request *request);
 int do_lookup(Request *request);
 int do_getattr(Request *request);
 int do_getxattr(Request *request);
+int do_listxattr(Request *request);
 int do_create(Request *request);
 int do_mkdir(Request *request);
 int do_unlink(Request *request);
