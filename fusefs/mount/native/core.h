@@ -242,6 +242,7 @@ enum { ENTRY_BYTES = 128, ATTR_BYTES = 104, OPEN_BYTES = 16 };
 int look(int fd, const char *name, int flags, Seen *seen);
 int handle_of(int fd, const char *name, int flags, Seen *seen);
 int peek(int dir_fd, const char *name, int flags, Seen *seen);
+int identify(int dir_fd, const char *name, int flags, Seen *seen);
 typedef struct {
     uint32_t uid, gid;
     bool keeps_capabilities; /* as root, which has none of them else */
