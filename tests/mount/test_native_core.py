@@ -48,9 +48,10 @@ class Both:
         return told
 
 
-@pytest.fixture
-def both() -> Iterator[Both]:
-    with asked_core() as (core, kernel, vfs, path):
+@pytest.fixture(params=[False, True], ids=["alone", "shared"])
+def both(request: pytest.FixtureRequest) -> Iterator[Both]:
+    """shared: others may rename behind the mount"""
+    with asked_core(is_shared=request.param) as (core, kernel, vfs, path):
         (path / "file").touch()
         (path / "link").symlink_to("file")
         (path / "directory").mkdir()

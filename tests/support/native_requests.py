@@ -77,10 +77,10 @@ def _none_later(*_asked: object) -> None:
 
 
 @contextmanager
-def asked_core() -> Iterator[tuple[CoreAsked, Kernel, Vfs, Path]]:
+def asked_core(*, is_shared: bool) -> Iterator[tuple[CoreAsked, Kernel, Vfs, Path]]:
     """A core, the Python code that answers what it does not, what both work on, and the directory below."""
     module = load_core.load()
     if isinstance(module, str):
         pytest.skip(module)
-    with a_real() as (kernel, vfs, path), ExitStack() as stack:
+    with a_real(is_shared=is_shared) as (kernel, vfs, path), ExitStack() as stack:
         yield CoreAsked(module, kernel, vfs, stack), kernel, vfs, path
