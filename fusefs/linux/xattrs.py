@@ -1,6 +1,6 @@
-"""Extended attributes: by an fd, or by a name in a directory, in one system call: getxattrat(2), Linux 6.13.
+"""Extended attributes: by an fd, or by a name in a directory, in one system call: getxattrat(2), listxattrat(2).
 
-`ls -l` asks for each file's ACL, which hardly any has: that is an answer here, no exception.
+`ls -l` asks for each file's ACL, or which it has, and hardly any has one: that is an answer here, no exception.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fusefs.core.common_xattrs import NAMES
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import FUSE_MAGIC, Kernel
 from fusefs.linux.mountinfo import read_mounts
-from fusefs.linux.syscalls import AT_SYMLINK_NOFOLLOW, getxattrat
+from fusefs.linux.syscalls import AT_SYMLINK_NOFOLLOW, getxattrat, listxattrat
 
 _ARGUMENTS = struct.Struct("=QII")
 _ARGUMENTS_SIZE = ctypes.c_size_t(_ARGUMENTS.size)
@@ -29,10 +29,14 @@ class _XattrBuffer:
 
     def __init__(self, size: int) -> None:
         self._value = ctypes.create_string_buffer(size)
+        self._size = ctypes.c_size_t(size)
         self._arguments = _ARGUMENTS.pack(ctypes.addressof(self._value), size, 0)
 
     def get(self, dir_fd: int, name: bytes, xattr: bytes) -> bytes | int:
-        size = getxattrat(dir_fd, name, AT_SYMLINK_NOFOLLOW, xattr, self._arguments, _ARGUMENTS_SIZE)
+        if xattr == NAMES:
+            size = listxattrat(dir_fd, name, AT_SYMLINK_NOFOLLOW, self._value, self._size)
+        else:
+            size = getxattrat(dir_fd, name, AT_SYMLINK_NOFOLLOW, xattr, self._arguments, _ARGUMENTS_SIZE)
         return self._value.raw[:size] if size >= 0 else ctypes.get_errno()
 
 
@@ -46,12 +50,12 @@ _mine = _XattrBufferOfThread()
 
 @lru_cache(maxsize=1)
 def has_getxattrat() -> bool:
-    """Whether there is such a call: older kernels have none, containers may deny it."""
-    return _XattrBuffer(1).get(-1, b"name", b"user.none") == errno.EBADF
+    """Whether there are such calls: kernels before Linux 6.13 have none, containers may deny them."""
+    return all(_XattrBuffer(1).get(-1, b"name", xattr) == errno.EBADF for xattr in (b"user.none", NAMES))
 
 
 def get_at(dir_fd: int, name: bytes, xattr: bytes) -> bytes | int:
-    """The value of one, of what has a name in a directory, or an errno; never through a link."""
+    """The value of one, of what has a name in a directory, or an errno; never through a link. NAMES: the list of all"""
     if not has_getxattrat():
         return _get(b"/proc/self/fd/%d/%s" % (dir_fd, name), xattr, follow_symlinks=False)
     value = _mine.room.get(dir_fd, name, xattr)

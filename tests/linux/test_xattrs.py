@@ -1,4 +1,4 @@
-"""Extended attributes by a name in a directory: a value, or why there is none."""
+"""Extended attributes by a name in a directory: a value, the list of all names, or why there is none."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fusefs.core.common_xattrs import NAMES
 from fusefs.linux import xattrs
 from fusefs.linux.fd import Fd
 from tests.support.real_filesystems import tmpfs_volume
@@ -49,9 +50,26 @@ def test_a_binary_value_is_told(volume: Path) -> None:
     assert found(volume, b"file", b"trusted.name") == bytes(range(256))
 
 
+@pytest.mark.parametrize("n", [0, 1, 100])
+def test_all_names_are_told(volume: Path, n: int) -> None:
+    """More than a buffer holds, too."""
+    names = [f"trusted.{number}" for number in range(n)]
+    for name in names:
+        os.setxattr(volume / "file", name, b"")
+    listed = found(volume, b"file", NAMES)
+    assert isinstance(listed, bytes)
+    assert sorted(listed.split(b"\0")[:-1]) == sorted(map(os.fsencode, names))
+
+
+def test_names_of_a_link_are_its_own(volume: Path) -> None:
+    os.setxattr(volume / "file", "trusted.of-the-file", b"")
+    assert found(volume, b"link", NAMES) == b""
+
+
 @pytest.mark.parametrize(
     ("name", "xattr", "number"),
     [
+        (b"none", NAMES, errno.ENOENT),
         (b"file", b"trusted.none", errno.ENODATA),
         (b"file", b"unknown.none", errno.EOPNOTSUPP),
         (b"none", NAME, errno.ENOENT),

@@ -92,10 +92,11 @@ def a_broken(error: Exception, pool: ThreadPool | None = None) -> Iterator[Kerne
 
 
 @contextmanager
-def a_real(**named: Any) -> Iterator[tuple[Kernel, Vfs, Path]]:
+def a_real(*, is_shared: bool = False, **named: Any) -> Iterator[tuple[Kernel, Vfs, Path]]:
     with tempfile.TemporaryDirectory(prefix="trashd-direct-") as name, ExitStack() as stack:
         root = stack.enter_context(Fd(os.open(name, os.O_PATH)))
-        vfs = Vfs(root, TablesLock(), Counters.in_memory(), max_fds=1000, timeout_s=1000, cache_bytes=1 << 20)
+        options: dict[str, Any] = {"max_fds": 1000, "timeout_s": 1000, "cache_bytes": 1 << 20, "is_shared": is_shared}
+        vfs = Vfs(root, TablesLock(), Counters.in_memory(), **options)
         stack.callback(vfs.close)
         kernel = Kernel(vfs, **named)
         stack.callback(kernel.close)

@@ -244,6 +244,7 @@ enum { ENTRY_BYTES = 128, ATTR_BYTES = 104, OPEN_BYTES = 16 };
 int look(int fd, const char *name, int flags, Seen *seen);
 int handle_of(int fd, const char *name, int flags, Seen *seen);
 int peek(int dir_fd, const char *name, int flags, Seen *seen);
+int identify(int dir_fd, const char *name, int flags, Seen *seen);
 
 /* acting.c: without the interpreter's lock */
 enum { N_GROUPS = 64 }; /* of a caller whom Python is not needed for */
@@ -307,6 +308,7 @@ int do_setattr(Request *request);
 int do_lookup(Request *request);
 int do_getattr(Request *request);
 int do_getxattr(Request *request);
+int do_listxattr(Request *request);
 int do_create(Request *request);
 int do_mkdir(Request *request);
 int do_unlink(Request *request);

@@ -56,12 +56,17 @@ static int is_told_already(const Listing *listing, uint64_t ino, PyObject *name)
     return is_at(node, &listing->place, name);
 }
 
+/* Bytes of an answer that an entry takes. */
+static uint32_t size_of(const struct name_told *found) {
+    return HEAD_BYTES + (((uint32_t)strlen(found->name) + 7) & ~7u);
+}
+
 static void put(char *to, const void *from, size_t n) { memcpy(to, from, n); }
 
 /* The end of struct fuse_direntplus: fuse_dirent, its name, and what fills it up. */
 static void put_dirent(Listing *listing, const struct name_told *found, uint64_t number, uint32_t kind) {
     char *to = listing->request->answer + listing->n;
-    uint32_t n_name = (uint32_t)strlen(found->name), n_all = HEAD_BYTES + ((n_name + 7) & ~7u);
+    uint32_t n_name = (uint32_t)strlen(found->name), n_all = size_of(found);
     put(to + ENTRY_BYTES, &number, sizeof number);
     put(to + ENTRY_BYTES + 8, &found->next, sizeof found->next);
     put(to + ENTRY_BYTES + 16, &n_name, sizeof n_name);
@@ -72,10 +77,6 @@ static void put_dirent(Listing *listing, const struct name_told *found, uint64_t
     listing->end = found->next;
 }
 
-static bool has_room(const Listing *listing, const struct name_told *found) {
-    return listing->n + HEAD_BYTES + ((strlen(found->name) + 7) & ~7u) <= listing->room;
-}
-
 /* A name with all that is known of what it means; the kernel has one more reference. Returns 0, or -1. */
 static int tell_known(Listing *listing, const Listed *listed) {
     Request *request = listing->request;
@@ -83,24 +84,24 @@ static int tell_known(Listing *listing, const Listed *listed) {
     Place place = {.node = listing->place.node, .name = listed->name, .text = listed->found->name};
     PyObject *source = source_of(&listed->seen);
     PyObject *node = source == NULL ? NULL : learn(request, &place, &listed->seen, source);
-    int steady = node == NULL                           ? -1
-                 : listed->seen.dev == core->root_dev ? is_steady(core, source)
-                                                        : is_so(PyObject_CallFunctionObjArgs(core->meets, source, NULL));
+    int steady = node == NULL                                                          ? -1
+                 : listed->seen.dev != core->root_dev ? is_so(PyObject_CallFunctionObjArgs(core->meets, source, NULL))
+                 : PySet_Size(core->unsteady)         ? is_steady(core, source)
+                                                      : 1;
     double name_s = is_stores(listed->found->name) ? 0 : core->lifetime_s, believed_s = -1;
     uint64_t nodeid = 0, n_open = 0;
     if (steady >= 0)
         believed_s = put_entry_for(request, request->answer + listing->n, node, &listed->seen, steady, name_s);
-    int error = believed_s < 0 || number_of(node, names.nodeid, &nodeid) < 0 ||
-                        number_of(node, names.n_open, &n_open) < 0 || counted(node, false) < 0
-                    ? -1
-                    : 0;
+    int error = believed_s < 0 || number_of(node, names.n_open, &n_open) < 0 || counted(node, false) < 0 ? -1 : 0;
     if (!error) {
         PyObject *until = PyFloat_FromDouble(n_open ? 0 : listing->now_s + believed_s);
         error = until == NULL ? -1 : PyObject_SetAttr(node, names.told_until_s, until);
         Py_XDECREF(until);
     }
-    if (!error)
+    if (!error) {
+        memcpy(&nodeid, request->answer + listing->n, sizeof nodeid); /* as it has been put there */
         put_dirent(listing, listed->found, nodeid, listed->seen.mode >> 12);
+    }
     Py_XDECREF(source);
     Py_XDECREF(node);
     return error;
@@ -118,21 +119,31 @@ static void tell_name(Listing *listing, const Listed *listed) {
     put_dirent(listing, listed->found, listed->found->ino, listed->name == NULL ? DT_DIR : listed->found->kind);
 }
 
-/* Tell of some names. Returns 0, or -1: an exception. */
-static int tell_some(Listing *listing, Listed *some, int n) {
+/* Look at some names. Returns 0, or -1: an exception. */
+static int look_at_some(Listing *listing, Listed *some, int n) {
     Request *request = listing->request;
     Core *core = request->core;
     int n_looked = 0;
+    /* Where nothing is renamed but through the mount, nothing is while we have the tables. */
+    bool is_alone = !core->is_shared && !request->was_away;
     if (calls_begin(request) < 0)
         return -1;
     uint64_t began_ns = now_ns();
     for (int at = 0; at < n; at++)
         if (some[at].name != NULL && !some[at].is_told) {
-            some[at].error = peek(listing->place.fd, some[at].found->name, core->statx_flags, &some[at].seen);
+            some[at].error = (is_alone ? identify : peek)(listing->place.fd, some[at].found->name, core->statx_flags,
+                                                          &some[at].seen);
             n_looked++;
         }
     uint64_t took_ns = now_ns() - began_ns;
     if (calls_end(request) < 0 || (n_looked && tell_took(request, took_ns, n_looked) < 0))
+        return -1;
+    return is_alone && request->was_away ? look_at_some(listing, some, n) : 0;
+}
+
+/* Tell of some names, for which there is room. Returns 0, or -1: an exception. */
+static int tell_some(Listing *listing, Listed *some, int n) {
+    if (look_at_some(listing, some, n) < 0)
         return -1;
     for (int at = 0; at < n && !listing->is_full; at++) {
         const Listed *listed = &some[at];
@@ -143,9 +154,7 @@ static int tell_some(Listing *listing, Listed *some, int n) {
             listing->is_full = true; /* the next call meets it again, and Python tells */
             if (!listing->n)
                 listing->request->error = listed->error;
-        } else if (!has_room(listing, listed->found))
-            listing->is_full = true;
-        else if (!is_known)
+        } else if (!is_known)
             tell_name(listing, listed);
         else if (tell_known(listing, listed) < 0)
             return -1;
@@ -167,15 +176,22 @@ static int tell_block(Listing *listing, const char *block, int n_bytes) {
         return -1;
     while (at < n_bytes && !listing->is_full && !error) {
         int n = 0;
+        uint32_t end = listing->n;
+        bool is_last = false; /* what follows has no room, so it need not be looked at */
         for (; at < n_bytes && n < N_LOOKED && !error; n++) {
             const struct name_told *found = (const struct name_told *)(block + at);
+            is_last = end + size_of(found) > listing->room;
+            if (is_last)
+                break;
             at += found->size;
             listing->at = found->next;
-            some[n] = (Listed){.found = found};
-            bool is_dot = !strcmp(found->name, ".") || !strcmp(found->name, "..");
-            if (hides && !strcmp(found->name, hidden))
+            if (hides && !strcmp(found->name, hidden)) {
                 n--;
-            else if (!is_dot) {
+                continue;
+            }
+            end += size_of(found);
+            some[n] = (Listed){.found = found};
+            if (strcmp(found->name, ".") && strcmp(found->name, "..")) {
                 some[n].name = PyBytes_FromString(found->name);
                 int is_told = some[n].name == NULL ? -1 : is_told_already(listing, found->ino, some[n].name);
                 some[n].is_told = is_told > 0;
@@ -184,10 +200,11 @@ static int tell_block(Listing *listing, const char *block, int n_bytes) {
         }
         if (!error)
             error = tell_some(listing, some, n);
+        int n_told = n;
         while (n--)
             Py_XDECREF(some[n].name);
-        if (listing->n && is_true(core->lock, names.is_slow))
-            listing->is_full = true; /* no other request has to wait for the rest */
+        if ((is_last && (listing->n || !n_told)) || (listing->n && is_true(core->lock, names.is_slow)))
+            listing->is_full = true; /* where it is slow, no other request has to wait for the rest */
     }
     PyMem_Free(some);
     return error;

@@ -1,10 +1,12 @@
-/* What names and nodes are: LOOKUP, GETATTR, GETXATTR. */
+/* What names and nodes are: LOOKUP, GETATTR, GETXATTR, LISTXATTR. */
 #include "core.h"
 
+#include <stdio.h>
 #include <sys/syscall.h>
 #include <sys/xattr.h>
 
-static const int GETXATTRAT = 464;
+static const int GETXATTRAT = 464, LISTXATTRAT = 465; /* Linux 6.13 */
+static const char LABEL[] = "security.selinux";
 enum { VALUE_BYTES = 4096 };
 
 /* The node of a nodeid, and how it is reached: it is open, a directory of which an fd is, or has a name in such a one.
@@ -156,60 +158,113 @@ end:
     return result;
 }
 
-/* struct xattr_args of getxattrat(2), Linux 6.13. */
+/* struct xattr_args of getxattrat(2). */
 struct room {
     uint64_t value;
     uint32_t size, flags;
 };
 
-/* The value of an attribute of what an fd holds, O_PATH or not. Returns how many bytes, or a negative errno. */
-static int value_of(int fd, const char *name, char *value) {
+/* The value of an attribute, or the list of all their names. name: NULL: that list
+ * Returns how many bytes, or a negative errno. */
+static int value_at(int dir_fd, const char *path, int flags, const char *name, char *value) {
     struct room room = {(uint64_t)(uintptr_t)value, VALUE_BYTES, 0};
-    long n = syscall(GETXATTRAT, fd, "", AT_EMPTY_PATH, name, &room, sizeof room);
+    long n = name == NULL ? syscall(LISTXATTRAT, dir_fd, path, flags, value, (size_t)VALUE_BYTES)
+                          : syscall(GETXATTRAT, dir_fd, path, flags, name, &room, sizeof room);
     return n < 0 ? -errno : (int)n;
 }
 
-int do_getxattr(Request *request) {
+/* The same of a node, without the interpreter's lock; -ESTALE: it is to be found otherwise.
+ *
+ * No call takes an O_PATH fd for an attribute's (EBADF). Of a directory, which we have open so, "." is asked. Where
+ * nothing is renamed but through the mount, whose tables we have, a file is asked by its name, and one look tells
+ * whether it was that. Where others rename, two renames could make the name ours between the two calls; the kernel
+ * would keep the other file's ACL. So there we hold what we looked at, and ask that. */
+static int value_of(const Core *core, const Known *known, bool is_directory, const char *name, char *value) {
+    Seen seen;
+    char path[32];
+    int n, fd;
+    if (known->fd >= 0)
+        return is_directory ? value_at(known->fd, ".", 0, name, value)
+                            : value_at(known->fd, "", AT_EMPTY_PATH, name, value);
+    if (!core->is_shared) {
+        const char *own_name = PyBytes_AsString(known->name);
+        n = value_at(known->dir_fd, own_name, AT_SYMLINK_NOFOLLOW, name, value);
+        return !look(known->dir_fd, own_name, core->statx_flags, &seen) && is_it(core, known, &seen, -1) ? n : -ESTALE;
+    }
+    if (reach(core, known, &seen, &fd))
+        return -ESTALE;
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    n = value_at(AT_FDCWD, path, 0, name, value);
+    close(fd);
+    return n;
+}
+
+/* Leave out names that are not shown. Returns how many bytes are left; NOT_OURS: that depends on the caller. */
+static int only_shown(const Core *core, char *listed, int n) {
+    char *end = listed;
+    for (char *at = listed; at < listed + n;) {
+        size_t size = strlen(at) + 1;
+        if (!strncmp(at, "trusted.", 8))
+            return NOT_OURS;
+        if (!core->hides_labels || strcmp(at, LABEL)) {
+            memmove(end, at, size);
+            end += size;
+        }
+        at += size;
+    }
+    return (int)(end - listed);
+}
+
+/* Answer with a value, or with the list of all names. */
+static int tell_value(Request *request, const char *name) {
     Core *core = request->core;
     Known known;
-    Seen seen;
-    char name[XATTR_NAME_MAX + 1], value[VALUE_BYTES];
+    char value[VALUE_BYTES];
     uint32_t room;
-    int fd, n = 0, result = NOT_OURS;
-    if (!core->tells_xattrs || strlen(request->payload) > XATTR_NAME_MAX)
-        return NOT_OURS;
-    strcpy(name, request->payload);
-    if (core->hides_labels && !strcmp(name, "security.selinux"))
-        return NOT_OURS;
+    int result = NOT_OURS;
     memcpy(&room, request->own, sizeof room);
+    if (!core->tells_xattrs)
+        return NOT_OURS;
     if (open_known(request, request->nodeid, &known) < 0)
         return PyErr_Occurred() ? RAISED : NOT_OURS;
+    bool is_directory = is_true(known.node, names.is_directory);
     if (calls_begin(request) < 0) {
-        result = RAISED;
-        goto end;
+        close_known(&known);
+        return RAISED;
     }
-    int error = reach(core, &known, &seen, &fd);
-    if (!error)
-        n = value_of(fd < 0 ? known.fd : fd, name, value);
-    if (fd >= 0)
-        close(fd);
+    int n = value_of(core, &known, is_directory, name, value);
     if (calls_end(request) < 0)
         result = RAISED;
-    else if (error || (n < 0 && n != -ENODATA))
-        result = NOT_OURS;
-    else if (n < 0)
+    else if (n == -ENODATA && !request->was_away)
         result = n;
-    else if (!room) {
-        uint32_t told[2] = {(uint32_t)n, 0};
-        memcpy(request->answer, told, sizeof told);
-        result = sizeof told;
-    } else if ((uint32_t)n > room)
-        result = -ERANGE;
-    else {
-        memcpy(request->answer, value, n);
-        result = n;
+    else if (n >= 0 && !request->was_away) {
+        if (name == NULL)
+            n = only_shown(core, value, n);
+        if (n == NOT_OURS)
+            result = n;
+        else if (!room) {
+            uint32_t told[2] = {(uint32_t)n, 0};
+            memcpy(request->answer, told, sizeof told);
+            result = sizeof told;
+        } else if ((uint32_t)n > room)
+            result = -ERANGE;
+        else {
+            memcpy(request->answer, value, n);
+            result = n;
+        }
     }
-end:
     close_known(&known);
     return result;
 }
+
+int do_getxattr(Request *request) {
+    char name[XATTR_NAME_MAX + 1];
+    if (strlen(request->payload) > XATTR_NAME_MAX)
+        return NOT_OURS;
+    strcpy(name, request->payload);
+    if (request->core->hides_labels && !strcmp(name, LABEL))
+        return NOT_OURS;
+    return tell_value(request, name);
+}
+
+int do_listxattr(Request *request) { return tell_value(request, NULL); }

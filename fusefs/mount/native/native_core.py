@@ -28,7 +28,8 @@ _OPERATIONS = {
     Opcode.LOOKUP: "lookup", Opcode.GETATTR: "getattr", Opcode.SETATTR: "setattr",
     Opcode.MKDIR: "mkdir", Opcode.UNLINK: "unlink",
     Opcode.RMDIR: "rmdir", Opcode.RENAME: "rename", Opcode.RENAME2: "rename", Opcode.OPEN: "open",
-    Opcode.RELEASE: "release", Opcode.GETXATTR: "getxattr", Opcode.CREATE: "create",
+    Opcode.RELEASE: "release", Opcode.GETXATTR: "getxattr", Opcode.LISTXATTR: "listxattr",
+    Opcode.CREATE: "create",
     Opcode.READDIRPLUS: "readdir",
 }  # fmt: skip
 """What it answers, and where that is counted."""

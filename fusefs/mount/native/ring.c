@@ -25,6 +25,7 @@ static const Handler handlers[] = {
     [1] = {do_lookup, 0, 1},     [3] = {do_getattr, 0, 0},  [4] = {do_setattr, 88, 0}, [9] = {do_mkdir, 8, 1},
     [10] = {do_unlink, 0, 1},     [11] = {do_rmdir, 0, 1},    [12] = {do_rename, 8, 2},
     [14] = {do_open, 8, 0},      [18] = {do_release, 8, 0}, [22] = {do_getxattr, 8, 1},
+    [23] = {do_listxattr, 8, 0},
     [35] = {do_create, 16, 1},    [44] = {do_readdirplus, 40, 0},
     [45] = {do_rename2, 16, 2},
 };

@@ -106,7 +106,7 @@ class XattrOperations:
         return 0 if self._are_ours else caller.uid
 
     def _ask(self, node: Node, name: bytes, caller: Caller, uid: int) -> bytes | int:
-        answer = None if uid or not name else self._find_by_name(node, name)
+        answer = None if uid else self._find_by_name(node, name)
         if answer is None:
             who = identity_to_read_as(self._lock, caller) if uid else ITSELF
             with self._access.hold(node) as fd:

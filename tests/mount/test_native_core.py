@@ -1,0 +1,178 @@
+"""The native core answers what it is for, as Python does: where it left that to Python nobody would see it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fusefs.core import fuse_protocol as wire
+from fusefs.core.fuse_protocol import Opcode
+from fusefs.mount.tree.vfs import Vfs
+from tests.support.acls import ACCESS, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
+from tests.support.fake_dev_fuse import Kernel, Told
+from tests.support.native_requests import CoreAsked, asked_core
+
+pytestmark = [pytest.mark.needs("root"), pytest.mark.rests_on("native-core")]
+
+ACL = acl((USER_OBJ, 6, NOBODY), (USER, 6, 1000), (GROUP_OBJ, 4, NOBODY), (MASK, 6, NOBODY), (OTHER, 4, NOBODY))
+NONE, TRUSTED = b"user.none\0", "trusted.name"
+ROOM = 4096
+ROOT = 1
+_ROOM_OF = struct.Struct("=II")
+_ENTRY = struct.Struct("=Q")
+
+
+class Both:
+    """The core and Python, by one vfs."""
+
+    def __init__(self, core: CoreAsked, kernel: Kernel, vfs: Vfs, path: Path) -> None:
+        self.core, self.kernel, self.vfs, self.path = core, kernel, vfs, path
+
+    def find(self, name: bytes) -> int:
+        """The nodeid of a name in the root."""
+        told = self.kernel.asked(Opcode.LOOKUP, name + b"\0")
+        assert not told.error
+        return int(_ENTRY.unpack_from(told.body)[0])
+
+    def answer(self, opcode: Opcode, own: bytes = b"", names: bytes = b"", nodeid: int = ROOT) -> Told:
+        """What both answer."""
+        told = self.core.asked(opcode, own, names, nodeid)
+        assert told is not None, "it is left to Python"
+        other = self.kernel.asked(opcode, own + names, nodeid)
+        assert told[1:] == other[1:]
+        return told
+
+
+@pytest.fixture(params=[False, True], ids=["alone", "shared"])
+def both(request: pytest.FixtureRequest) -> Iterator[Both]:
+    """shared: others may rename behind the mount"""
+    with asked_core(is_shared=request.param) as (core, kernel, vfs, path):
+        (path / "file").touch()
+        (path / "link").symlink_to("file")
+        (path / "directory").mkdir()
+        os.mkfifo(path / "fifo")
+        both = Both(core, kernel, vfs, path)
+        both.find(b"file")  # Python finds out whether letter case matters
+        yield both
+
+
+def of_root(_both: Both) -> int:
+    return ROOT
+
+
+def of_a_file(both: Both) -> int:
+    return both.find(b"file")
+
+
+def of_a_link(both: Both) -> int:
+    return both.find(b"link")
+
+
+def of_a_pipe(both: Both) -> int:
+    return both.find(b"fifo")
+
+
+def of_an_open_file(both: Both) -> int:
+    nodeid = both.find(b"file")
+    told = both.kernel.asked(Opcode.OPEN, struct.pack("=II", os.O_RDONLY, 0), nodeid)
+    assert not told.error
+    return nodeid
+
+
+def of_an_open_directory(both: Both) -> int:
+    nodeid = both.find(b"directory")
+    assert not both.kernel.asked(Opcode.LOOKUP, b"none\0", nodeid).body[:8].strip(b"\0")
+    return nodeid
+
+
+NODES = [of_root, of_a_file, of_a_link, of_a_pipe, of_an_open_file, of_an_open_directory]
+LABELLED = {of_root: ".", of_a_file: "file", of_an_open_file: "file", of_an_open_directory: "directory"}
+
+
+@pytest.mark.parametrize("node", [node for node in NODES if node is not of_a_link])  # to which ACLs are unknown
+def test_that_an_attribute_is_absent_is_told(both: Both, node: Callable[[Both], int]) -> None:
+    nodeid = node(both)
+    for name in (NONE, ACCESS.encode() + b"\0"):
+        assert both.answer(Opcode.GETXATTR, _ROOM_OF.pack(0, 0), name, nodeid).error == errno.ENODATA
+
+
+@pytest.mark.parametrize("node", LABELLED)
+@pytest.mark.parametrize("room", [0, 1, ROOM])
+def test_an_acl_is_told(both: Both, node: Callable[[Both], int], room: int) -> None:
+    nodeid = node(both)
+    os.setxattr(both.path / LABELLED[node], ACCESS, ACL)
+    told = both.answer(Opcode.GETXATTR, _ROOM_OF.pack(room, 0), ACCESS.encode() + b"\0", nodeid)
+    assert told.error == (errno.ERANGE if room == 1 else 0)
+    assert told.body == {0: _ROOM_OF.pack(len(ACL), 0), 1: b"", ROOM: ACL}[room]
+
+
+@pytest.mark.parametrize("node", NODES)
+@pytest.mark.parametrize("room", [0, ROOM])
+def test_the_names_of_none_are_told(both: Both, node: Callable[[Both], int], room: int) -> None:
+    told = both.answer(Opcode.LISTXATTR, _ROOM_OF.pack(room, 0), nodeid=node(both))
+    assert told[1:] == (0, b"" if room else bytes(8))
+
+
+@pytest.mark.parametrize("node", LABELLED)
+@pytest.mark.parametrize("room", [0, 1, ROOM])
+def test_the_names_of_some_are_told(both: Both, node: Callable[[Both], int], room: int) -> None:
+    nodeid = node(both)
+    os.setxattr(both.path / LABELLED[node], ACCESS, ACL)
+    os.setxattr(both.path / LABELLED[node], "security.capability", _capability())
+    told = both.answer(Opcode.LISTXATTR, _ROOM_OF.pack(room, 0), nodeid=nodeid)
+    assert told.error == (errno.ERANGE if room == 1 else 0)
+    if room == ROOM:
+        assert sorted(told.body.split(b"\0")) == sorted([b"", b"security.capability", ACCESS.encode()])
+
+
+def _capability() -> bytes:
+    return struct.pack("<IIIII", 0x02000000, 1 << 10, 0, 0, 0)
+
+
+def test_labels_are_not_among_the_names(both: Both) -> None:
+    nodeid = both.find(b"file")
+    os.setxattr(both.path / "file", "security.selinux", b"label\0")
+    os.setxattr(both.path / "file", ACCESS, ACL)
+    assert both.answer(Opcode.LISTXATTR, _ROOM_OF.pack(ROOM, 0), nodeid=nodeid).body == ACCESS.encode() + b"\0"
+
+
+def test_trusted_names_are_left_to_python_which_knows_who_may_see_them(both: Both) -> None:
+    nodeid = both.find(b"file")
+    os.setxattr(both.path / "file", TRUSTED, b"")
+    assert both.core.asked(Opcode.LISTXATTR, _ROOM_OF.pack(ROOM, 0), nodeid=nodeid) is None
+
+
+def test_the_attributes_of_another_file_that_has_the_name_now_are_not_told(both: Both) -> None:
+    nodeid = both.find(b"file")
+    (both.path / "file").unlink()
+    (both.path / "file").touch()
+    os.setxattr(both.path / "file", ACCESS, ACL)
+    for opcode, name in ((Opcode.GETXATTR, ACCESS.encode() + b"\0"), (Opcode.LISTXATTR, b"")):
+        assert both.core.asked(opcode, _ROOM_OF.pack(ROOM, 0), name, nodeid) is None
+
+
+def test_a_listing_is_told_in_as_many_answers_as_it_takes(both: Both) -> None:
+    """And each entry once."""
+    names = {f"file-{number:0{number % 60 + 3}}" for number in range(1000)}
+    for name in names:
+        (both.path / name).touch()
+    found: list[bytes] = []
+    offset = 0
+    while True:
+        told = both.core.asked(Opcode.READDIRPLUS, wire.READ_IN.pack(0, offset, ROOM).ljust(40, b"\0"))
+        assert told is not None
+        assert not told.error
+        if not told.body:
+            break
+        assert len(told.body) <= ROOM
+        at = 0
+        while at < len(told.body):
+            offset, n_name = struct.unpack_from("=QI", told.body, at + 136)
+            found.append(told.body[at + 152 : at + 152 + n_name])
+            at += 152 + (n_name + 7) // 8 * 8
+    assert sorted(map(os.fsdecode, found)) == sorted(names | {".", "..", "file", "link", "directory", "fifo"})

@@ -1,0 +1,86 @@
+"""Requests that the native core is asked without a kernel: by memory as a ring's entry has it."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from math import inf
+from pathlib import Path
+from types import ModuleType
+from typing import cast
+
+import pytest
+
+from fusefs.core.fuse_protocol import Opcode
+from fusefs.linux.fd import Fd
+from fusefs.linux.fuse_ring import FuseRing, RingEntry
+from fusefs.linux.io_uring import READ, IoUring
+from fusefs.mount.native import load_core
+from fusefs.mount.native.native_core import native_core
+from fusefs.mount.tables.tables_lock import Turn
+from fusefs.mount.tree.vfs import Vfs
+from tests.support.fake_dev_fuse import Kernel, Told, a_real
+
+_HEAD = struct.Struct("=IIQQIIII")
+_OWN_AT, _ENTRY_AT, _SIZE_AT, _PAYLOAD_AT = 128, 256, 272, 4096
+_ANSWER = struct.Struct("=IiQ")
+_PAYLOAD_BYTES = 1 << 16
+_TOKEN = 1
+
+
+class CoreAsked:
+    """A core, and who asks it: a read of nothing stands for a request that has come.
+
+    It commits its answer to what is no connection, which refuses that: so what it answers comes back with an error.
+    """
+
+    def __init__(self, module: ModuleType, kernel: Kernel, vfs: Vfs, stack: ExitStack) -> None:
+        self._numbers = count(2, 2)
+        self._ring = stack.enter_context(IoUring(8, 1, is_wide=True))
+        self._nothing = stack.enter_context(Fd(os.open("/dev/null", os.O_RDONLY)))
+        device = stack.enter_context(Fd(os.eventfd(0)))
+        self._buffer = ctypes.create_string_buffer(8)
+        self._entry = RingEntry(0, _TOKEN, _PAYLOAD_BYTES, set())
+        n_bytes = _PAYLOAD_AT + _PAYLOAD_BYTES
+        self._memory = memoryview((ctypes.c_char * n_bytes).from_address(self._entry.address)).cast("B")
+        core = native_core(module, vfs, kernel.requests, device)
+        assert core is not None
+        self._answering = core(cast(FuseRing, self._ring), Turn(), _none_later)
+        self._answering.add(_TOKEN, self._entry.address, 0)
+
+    def asked(self, opcode: Opcode, own: bytes = b"", names: bytes = b"", nodeid: int = 1) -> Told | None:
+        """What it answers; None: it leaves that to Python."""
+        unique, memory = next(self._numbers), self._memory
+        size = _HEAD.size + len(own) + len(names)
+        memory[: _HEAD.size] = _HEAD.pack(size, opcode, unique, nodeid, 0, 0, os.getpid(), 0)
+        memory[_OWN_AT : _OWN_AT + len(own)] = own
+        memory[_ENTRY_AT : _SIZE_AT + 4] = struct.pack("=QQI", 0, unique, len(names))
+        memory[_PAYLOAD_AT : _PAYLOAD_AT + len(names)] = names
+        self._ring.submit(READ, self._nothing, _TOKEN, address=ctypes.addressof(self._buffer), length=8)
+        ((token, result),) = self._answering.enter(1, inf)
+        assert token == _TOKEN
+        if not result:
+            return None
+        assert result == -errno.EOPNOTSUPP, "the commit is refused"
+        size, error, answered = _ANSWER.unpack_from(memory)
+        assert answered == unique
+        return Told(unique, -error, bytes(memory[_PAYLOAD_AT : _PAYLOAD_AT + size - _ANSWER.size]))
+
+
+def _none_later(*_asked: object) -> None:
+    pytest.fail("it is answered in steps")
+
+
+@contextmanager
+def asked_core(*, is_shared: bool) -> Iterator[tuple[CoreAsked, Kernel, Vfs, Path]]:
+    """A core, the Python code that answers what it does not, what both work on, and the directory below."""
+    module = load_core.load()
+    if isinstance(module, str):
+        pytest.skip(module)
+    with a_real(is_shared=is_shared) as (kernel, vfs, path), ExitStack() as stack:
+        yield CoreAsked(module, kernel, vfs, stack), kernel, vfs, path
