@@ -143,11 +143,15 @@ int answer(CoreRing *ring, uint64_t token) {
     return is_answered < 0 ? -1 : result != NOT_OURS;
 }
 
-/* What has come that we have not answered: pairs of token and result. NULL: an exception. */
+/* Whether there is room for one more answer before the kernel has had those that are there. */
+static bool has_room(const CoreRing *ring) { return *ring->sq_tail - *ring->sq_head <= ring->sq_mask; }
+
+/* What has come that we have not answered: pairs of token and result. NULL: an exception. More may have come at once
+ * than there is room for answers; that is taken the next time, at once. */
 static PyObject *take(CoreRing *ring, bool answers) {
     PyObject *found = PyList_New(0);
     uint32_t head = *ring->cq_head;
-    while (found != NULL && head != *ring->cq_tail) {
+    while (found != NULL && head != *ring->cq_tail && has_room(ring)) {
         const char *cqe = ring->cqes + (size_t)(head & ring->cq_mask) * CQE_BYTES;
         uint64_t token;
         int32_t result;
