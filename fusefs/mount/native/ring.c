@@ -8,6 +8,7 @@ enum { OWN_AT = 128, ENTRY_AT = 256, SIZE_AT = ENTRY_AT + 16, PAYLOAD_AT = 4096 
 enum { COMMIT_AND_FETCH = 2, URING_CMD = 46, SQE_BYTES = 128, CQE_BYTES = 16 };
 enum { GETEVENTS = 1 << 0, EXT_ARG = 1 << 3 };
 enum { ANSWER_HEAD_BYTES = 16 };
+enum { NAMES_BYTES = 8192 }; /* that any entry has room for; names are shorter */
 
 struct head { /* fuse_in_header */
     uint32_t size, opcode;
@@ -112,7 +113,7 @@ int answer(CoreRing *ring, uint64_t token) {
         .payload = slot->memory + PAYLOAD_AT, .n_payload = n_payload, .answer = slot->memory + PAYLOAD_AT,
     };
     if (head.size < sizeof head + handler->n_own + n_payload ||
-        (handler->n_names && !are_names(request.payload, n_payload, handler->n_names)))
+        (handler->n_names && (n_payload > NAMES_BYTES || !are_names(request.payload, n_payload, handler->n_names))))
         return 0;
     uint64_t began_ns = now_ns();
     if (turn_begin(ring) < 0)
