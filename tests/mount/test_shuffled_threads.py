@@ -12,19 +12,25 @@ import errno
 import os
 import random
 import stat
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 import pytest
 
-from tests.support.client_processes import clients, is_ended
+from fusefs.linux.fd import Fd
+from tests.support.busy_clients import ask_for_missing_names
+from tests.support.client_processes import clients, in_time, is_ended
 from tests.support.foreground_mount import Mounted, trashd_mount, until
 from tests.support.odd_daemon import SWITCH_S, daemon_command
 from tests.support.real_filesystems import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "fuse")
+
+T = TypeVar("T")
 
 N_STEPS = int(os.environ.get("TRASHD_TEST_STEPS", "1500"))
 LIMIT_S = 60 + N_STEPS / 20
@@ -59,49 +65,56 @@ def mounted(request: pytest.FixtureRequest) -> Iterator[Mounted]:
             yield mounted
 
 
-def write(path: Path, other: Path, dice: random.Random) -> None:
-    flags = dice.choice((os.O_WRONLY, os.O_RDWR)) | dice.choice((0, os.O_CREAT, os.O_CREAT | os.O_EXCL))
-    with open(os.open(path, flags | dice.choice((0, os.O_APPEND, os.O_TRUNC)), 0o644), "wb", buffering=0) as file:
-        file.write(b"x" * dice.choice((1, 10_000)))
-        assert os.fstat(file.fileno()).st_size
+class Chance(NamedTuple):
+    """What a client has drawn for its next step."""
+
+    path: Path
+    other: Path
+    dice: random.Random
+
+    def one_of(self, *choices: T) -> T:
+        return self.dice.choice(choices)
 
 
-def read(path: Path, other: Path, dice: random.Random) -> None:
-    with path.open("rb") as file:
-        assert not file.read().strip(b"x\0")
+def write(drawn: Chance) -> None:
+    flags = drawn.one_of(os.O_WRONLY, os.O_RDWR) | drawn.one_of(0, os.O_CREAT, os.O_CREAT | os.O_EXCL)
+    with Fd(os.open(drawn.path, flags | drawn.one_of(0, os.O_APPEND, os.O_TRUNC), 0o644)) as fd:
+        os.write(fd, b"x" * drawn.one_of(1, 10_000))
+        os.fstat(fd)
 
 
-def list_it(path: Path, other: Path, dice: random.Random) -> None:
-    with os.scandir(path.parent) as entries:
+def read(drawn: Chance) -> None:
+    assert not drawn.path.read_bytes().strip(b"x\0")
+
+
+def list_it(drawn: Chance) -> None:
+    with os.scandir(drawn.path.parent) as entries:
         for entry in entries:
-            entry.is_dir()
-            try:
+            with suppress(FileNotFoundError):
                 entry.stat(follow_symlinks=False)
-            except FileNotFoundError:
-                continue
 
 
-def look(path: Path, other: Path, dice: random.Random) -> None:
-    os.lstat(path)
-    os.listxattr(path, follow_symlinks=False)
-    other.exists()
+def look(drawn: Chance) -> None:
+    os.lstat(drawn.path)
+    os.listxattr(drawn.path, follow_symlinks=False)
+    drawn.other.exists()
 
 
-STEPS: dict[Callable[[Path, Path, random.Random], object], int] = {
+STEPS: dict[Callable[[Chance], object], int] = {
     write: 6,
     read: 3,
     look: 4,
     list_it: 2,
-    lambda path, other, dice: os.rename(path, other): 4,
-    lambda path, other, dice: path.unlink(): 3,
-    lambda path, other, dice: path.mkdir(): 2,
-    lambda path, other, dice: path.rmdir(): 2,
-    lambda path, other, dice: os.link(path, other): 1,
-    lambda path, other, dice: path.symlink_to("nothing"): 1,
-    lambda path, other, dice: path.chmod(dice.choice((0o600, 0o644, 0o755, 0o666))): 2,
-    lambda path, other, dice: os.utime(path, dice.choice((None, (1, 2)))): 2,
-    lambda path, other, dice: os.truncate(path, dice.choice((0, 5, 20_000))): 1,
-}  # fmt: skip
+    lambda drawn: drawn.path.rename(drawn.other): 4,
+    lambda drawn: drawn.path.unlink(): 3,
+    lambda drawn: drawn.path.mkdir(): 2,
+    lambda drawn: drawn.path.rmdir(): 2,
+    lambda drawn: os.link(drawn.path, drawn.other): 1,
+    lambda drawn: drawn.path.symlink_to("nothing"): 1,
+    lambda drawn: drawn.path.chmod(drawn.one_of(0o600, 0o644, 0o755, 0o666)): 2,
+    lambda drawn: os.utime(drawn.path, drawn.one_of(None, (1, 2))): 2,
+    lambda drawn: os.truncate(drawn.path, drawn.one_of(0, 5, 20_000)): 1,
+}
 
 
 def works(top: Path, number: int) -> None:
@@ -115,10 +128,9 @@ def works(top: Path, number: int) -> None:
         path, other = (top / dice.choice(DIRECTORIES) / dice.choice(NAMES) for _ in range(2))
         (step,) = dice.choices(steps, weights)
         try:
-            step(path, other, dice)
+            step(Chance(path, other, dice))
         except OSError as error:
             if error.errno not in EXPECTED:
-                print("client", number, step, path, other, error, flush=True)
                 raise
 
 
@@ -135,8 +147,8 @@ def tree(top: Path) -> dict[str, tuple[object, ...]]:
                 content = os.readlink(path)
             size = 0 if stat.S_ISDIR(st.st_mode) else st.st_size
             found[str(path.relative_to(top))] = (
-                stat.filemode(st.st_mode), st.st_ino, st.st_nlink, st.st_uid, st.st_gid, size, st.st_mtime_ns, st.st_ctime_ns,
-                content,
+                stat.filemode(st.st_mode), st.st_ino, st.st_nlink, st.st_uid, st.st_gid, size,
+                st.st_mtime_ns, st.st_ctime_ns, content,
             )  # fmt: skip
     return found
 
@@ -177,3 +189,27 @@ def test_threads_that_change_all_the_time_leave_the_tree_as_it_is_behind(mounted
         return n_nodes(mounted) <= before
 
     assert until(is_forgotten), (n_nodes(mounted), before)
+
+
+BLINKING = """
+import sys, threading, time
+sys.argv[0] = "trashd"
+from fusefs.cli.main import main
+from fusefs.mount.tables.tables_lock import TablesLock
+def watch(lock):
+    def blink():
+        while True:
+            lock.is_watched = not lock.is_watched
+            time.sleep(0.0001)
+    threading.Thread(target=blink, daemon=True).start()
+TablesLock.watch = watch
+sys.exit(main())
+"""
+
+
+def test_a_call_that_began_before_it_was_watched_ends_as_it_began(tmp_path: Path) -> None:
+    """It is from some moment of a daemon's life on; here now and then."""
+    (tmp_path / "source").mkdir()
+    command = (sys.executable, "-P", "-c", BLINKING)
+    with trashd_mount(tmp_path / "source", command=command) as mounted:
+        in_time(partial(ask_for_missing_names, mounted.path, 5000))

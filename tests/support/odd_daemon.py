@@ -1,7 +1,7 @@
-"""Daemons that run otherwise than users' do: changing threads all the time, or with a native core that looks for faults.
+"""Daemons that run otherwise than users' do: changing threads all the time, or with a core that looks for faults.
 
-TRASHD_TEST_SANITIZED  a directory with a core that was built with sanitizers (make sanitize), whose runtimes, all but
-                       the daemons' native cores being as ever, are loaded before all else in daemons alone
+TRASHD_TEST_SANITIZED  a directory with a core that was built with sanitizers (make sanitize): daemons of tests have it
+                       in place of their own, and the sanitizers' runtimes; no other process has
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fusefs.cli.main import main
 sys.exit(main())
 """
 _OPTIONS: Final = {
-    # Python ends with much of its memory in use; what is behind the limit can't be mapped, and rings can.
+    # Python ends with much of its memory in use.
     "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1:detect_stack_use_after_return=1",
     "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1:abort_on_error=1",
     "TSAN_OPTIONS": "halt_on_error=0:report_signal_unsafe=0:history_size=4",

@@ -151,14 +151,14 @@ static bool has_room(const CoreRing *ring) { return *ring->sq_tail - *ring->sq_h
  * than there is room for answers; that is taken the next time, at once. */
 static PyObject *take(CoreRing *ring, bool answers) {
     PyObject *found = PyList_New(0);
-    uint32_t head = *ring->cq_head;
-    while (found != NULL && head != *ring->cq_tail && has_room(ring)) {
+    uint32_t head; /* read each time: what Python does for an answer may have taken some as well */
+    while (found != NULL && (head = *ring->cq_head) != *ring->cq_tail && has_room(ring)) {
         const char *cqe = ring->cqes + (size_t)(head & ring->cq_mask) * CQE_BYTES;
         uint64_t token;
         int32_t result;
         memcpy(&token, cqe, sizeof token);
         memcpy(&result, cqe + 8, sizeof result);
-        *ring->cq_head = ++head;
+        *ring->cq_head = head + 1;
         int is_answered = 0;
         if (answers && !result && token && token <= (uint64_t)ring->n_slots)
             is_answered = answer(ring, token);

@@ -351,7 +351,7 @@ PyObject *learn(Request *request, const Place *place, const Seen *seen, PyObject
         int is_known = is_at(node, place, place->name);
         if (is_known)
             return is_known < 0 ? NULL : Py_NewRef(node);
-    } else if (!PyErr_Occurred()) {
+    } else if (!PyErr_Occurred() && !request->was_away) { /* else the directory may be in a store by now */
         node = new_node(core, place, seen, source);
         if (node != NULL)
             return node;
