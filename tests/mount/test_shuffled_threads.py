@@ -12,7 +12,6 @@ import errno
 import os
 import random
 import stat
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -22,8 +21,7 @@ from typing import NamedTuple, TypeVar
 import pytest
 
 from fusefs.linux.fd import Fd
-from tests.support.busy_clients import ask_for_missing_names
-from tests.support.client_processes import clients, in_time, is_ended
+from tests.support.client_processes import clients, is_ended
 from tests.support.foreground_mount import Mounted, trashd_mount, until
 from tests.support.odd_daemon import SWITCH_S, daemon_command
 from tests.support.real_filesystems import tmpfs_volume
@@ -189,27 +187,3 @@ def test_threads_that_change_all_the_time_leave_the_tree_as_it_is_behind(mounted
         return n_nodes(mounted) <= before
 
     assert until(is_forgotten), (n_nodes(mounted), before)
-
-
-BLINKING = """
-import sys, threading, time
-sys.argv[0] = "trashd"
-from fusefs.cli.main import main
-from fusefs.mount.tables.tables_lock import TablesLock
-def watch(lock):
-    def blink():
-        while True:
-            lock.is_watched = not lock.is_watched
-            time.sleep(0.0001)
-    threading.Thread(target=blink, daemon=True).start()
-TablesLock.watch = watch
-sys.exit(main())
-"""
-
-
-def test_a_call_that_began_before_it_was_watched_ends_as_it_began(tmp_path: Path) -> None:
-    """It is from some moment of a daemon's life on; here now and then."""
-    (tmp_path / "source").mkdir()
-    command = (sys.executable, "-P", "-c", BLINKING)
-    with trashd_mount(tmp_path / "source", command=command) as mounted:
-        in_time(partial(ask_for_missing_names, mounted.path, 5000))
