@@ -166,6 +166,7 @@ typedef struct {
     uint32_t n_payload;
     char *answer;        /* where its body goes: the payload's memory, so names are copied before */
     PyThreadState *released;
+    bool is_noted;       /* that it is in calls, in which the tables may be taken away */
     bool was_away;
     int error;           /* that Python is to meet */
     PyObject *steps;     /* LATER: what answers in the end */
@@ -285,6 +286,7 @@ int prepare_opening(Request *request, PyObject *node, uint32_t flags, Opening *o
 void open_backing(const Request *request, int fd, const Seen *seen, Opening *opening);
 PyObject *put_handle(Request *request, PyObject *node, PyObject *source, int fd, uint32_t flags, const Seen *seen,
                      bool is_new, Opening *opening, char *to);
+void leave_opening(Request *request, int fd, const Opening *opening);
 int let_go(Request *request, PyObject *handle);
 
 /* lookups.c */
@@ -292,6 +294,7 @@ typedef struct {
     PyObject *node, *source; /* owned */
     uint64_t nodeid;
     PyObject *name;       /* owned: in `dir_fd`; NULL: `fd` is of the node itself */
+    const char *text;
     int fd, dir_fd;
     const char *handle;   /* as it is in its source */
     Py_ssize_t n_handle;

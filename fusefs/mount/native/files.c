@@ -56,8 +56,10 @@ int do_open(Request *request) {
                 write_anywhere(fd);
         }
     }
-    if (calls_end(request) < 0)
+    if (calls_end(request) < 0) {
+        leave_opening(request, fd, &opening);
         goto end;
+    }
     result = NOT_OURS;
     if (fd >= 0) {
         PyObject *handle =

@@ -129,6 +129,14 @@ static void close_backing(const Core *core, int id) {
     ioctl(core->device, BACKING_CLOSE, &number);
 }
 
+/* What was opened is not to be had after all. */
+void leave_opening(Request *request, int fd, const Opening *opening) {
+    if (opening->id)
+        close_backing(request->core, opening->id);
+    if (fd >= 0)
+        close(fd);
+}
+
 static int set_add(PyObject *set, PyObject *item) {
     int has = PySet_Contains(set, item);
     return has < 0 ? -1 : has ? 0 : PySet_Add(set, item);
@@ -200,6 +208,7 @@ PyObject *put_handle(Request *request, PyObject *node, PyObject *source, int fd,
     if (is_ours) {
         bool writes = (flags & O_ACCMODE) != O_RDONLY;
         if (pass(core, node, source, handle, writes, opening) < 0 || add_handle(request, node, handle, flags) < 0 ||
+            PyObject_SetAttr(node, names.last, Py_None) < 0 || /* if its last link went while it was being opened */
             (writes && PyObject_SetAttr(node, names.told_until_s, core->never) < 0))
             goto error;
     } else {

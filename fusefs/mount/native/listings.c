@@ -172,8 +172,10 @@ static int tell_block(Listing *listing, const char *block, int n_bytes) {
         return -1;
     bool hides = core->hides_trash && is_root(core, nodeid);
     Listed *some = PyMem_Malloc(N_LOOKED * sizeof *some);
-    if (some == NULL)
+    if (some == NULL) {
+        PyErr_NoMemory();
         return -1;
+    }
     while (at < n_bytes && !listing->is_full && !error) {
         int n = 0;
         uint32_t end = listing->n;
@@ -223,7 +225,11 @@ static int read_all(Listing *listing, uint64_t offset) {
     char *block = PyMem_Malloc(BLOCK_BYTES);
     uint32_t size = listing->room / BYTES_TOLD;
     long n = 1;
-    int error = block == NULL ? -1 : 0;
+    int error = 0;
+    if (block == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
     size = size < 512 ? 512 : size > BLOCK_BYTES ? BLOCK_BYTES : size;
     listing->end = listing->at = offset;
     while (n > 0 && !error && !listing->is_full) {

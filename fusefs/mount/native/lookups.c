@@ -46,6 +46,7 @@ int open_known(Request *request, uint64_t nodeid, Known *known) {
             known->dir_fd = directory_fd(request, parent, above);
         Py_XDECREF(parent);
         known->name = PyObject_GetAttr(known->node, names.name);
+        known->text = known->dir_fd < 0 || known->name == NULL ? NULL : PyBytes_AsString(known->name);
     }
     if ((known->fd < 0 && known->dir_fd < 0) || PyErr_Occurred())
         goto not_ours;
@@ -77,7 +78,7 @@ int reach(const Core *core, const Known *known, Seen *seen, int *fd) {
     *fd = -1;
     if (known->fd >= 0)
         return look(known->fd, "", core->statx_flags, seen);
-    int held = openat(known->dir_fd, PyBytes_AsString(known->name), O_PATH | O_NOFOLLOW | O_CLOEXEC);
+    int held = openat(known->dir_fd, known->text, O_PATH | O_NOFOLLOW | O_CLOEXEC);
     if (held < 0)
         return ESTALE;
     int error = look(held, "", core->statx_flags, seen);

@@ -89,7 +89,7 @@ int do_create(Request *request) {
         result += OPEN_BYTES;
 end:
     if (fd >= 0)
-        close(fd);
+        leave_opening(request, fd, &opening);
     Py_XDECREF(source);
     Py_XDECREF(node);
     Py_XDECREF(handle);

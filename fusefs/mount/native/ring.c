@@ -8,6 +8,7 @@ enum { OWN_AT = 128, ENTRY_AT = 256, SIZE_AT = ENTRY_AT + 16, PAYLOAD_AT = 4096 
 enum { COMMIT_AND_FETCH = 2, URING_CMD = 46, SQE_BYTES = 128, CQE_BYTES = 16 };
 enum { GETEVENTS = 1 << 0, EXT_ARG = 1 << 3 };
 enum { ANSWER_HEAD_BYTES = 16 };
+enum { NAMES_BYTES = 8192 }; /* that any entry has room for; names are shorter */
 
 struct head { /* fuse_in_header */
     uint32_t size, opcode;
@@ -146,7 +147,7 @@ int answer(CoreRing *ring, uint64_t token) {
         .payload = slot->memory + PAYLOAD_AT, .n_payload = n_payload, .answer = slot->memory + PAYLOAD_AT,
     };
     if (head.size < sizeof head + handler->n_own + n_payload ||
-        (handler->n_names && !are_names(request.payload, n_payload, handler->n_names)))
+        (handler->n_names && (n_payload > NAMES_BYTES || !are_names(request.payload, n_payload, handler->n_names))))
         return 0;
     uint64_t began_ns = now_ns();
     if (turn_begin(ring) < 0)
@@ -177,17 +178,21 @@ int answer(CoreRing *ring, uint64_t token) {
     return is_answered < 0 ? -1 : result != NOT_OURS;
 }
 
-/* What has come that we have not answered: pairs of token and result. NULL: an exception. */
+/* Whether there is room for one more answer before the kernel has had those that are there. */
+static bool has_room(const CoreRing *ring) { return *ring->sq_tail - *ring->sq_head <= ring->sq_mask; }
+
+/* What has come that we have not answered: pairs of token and result. NULL: an exception. More may have come at once
+ * than there is room for answers; that is taken the next time, at once. */
 static PyObject *take(CoreRing *ring, bool answers) {
     PyObject *found = PyList_New(0);
-    uint32_t head = *ring->cq_head;
-    while (found != NULL && head != *ring->cq_tail) {
+    uint32_t head; /* read each time: what Python does for an answer may have taken some as well */
+    while (found != NULL && (head = *ring->cq_head) != *ring->cq_tail && has_room(ring)) {
         const char *cqe = ring->cqes + (size_t)(head & ring->cq_mask) * CQE_BYTES;
         uint64_t token;
         int32_t result;
         memcpy(&token, cqe, sizeof token);
         memcpy(&result, cqe + 8, sizeof result);
-        *ring->cq_head = ++head;
+        *ring->cq_head = head + 1;
         int is_answered = 0;
         if (answers && !result && token && token <= (uint64_t)ring->n_slots)
             is_answered = answer(ring, token);

@@ -106,29 +106,31 @@ void turn_end(CoreRing *ring) {
         PyErr_Restore(type, error, trace);
 }
 
+/* Note a call that others may have to take the tables of, and wake who looks for such. Returns 0, or -1. */
+static int note_call(Request *request) {
+    Core *core = request->core;
+    PyObject *calls = request->ring->calls, *call = PyLong_FromUnsignedLongLong(request->unique), *wakes;
+    int error = call == NULL ? -1 : PyList_Append(calls, call);
+    Py_XDECREF(call);
+    if (error || PyObject_SetAttr(core->lock, names.is_used, Py_True) < 0)
+        return -1;
+    if (!is_true(core->lock, names.rests))
+        return 0;
+    wakes = PyObject_GetAttr(core->lock, names.wakes);
+    if (wakes == NULL || PyObject_SetAttr(core->lock, names.rests, Py_False) < 0)
+        error = -1;
+    else
+        error = is_so(PyObject_CallMethodObjArgs(wakes, names.set, NULL)) < 0 ? -1 : 0;
+    Py_XDECREF(wakes);
+    return error;
+}
+
 /* Calls to the backing filesystem follow, of which others may have to take the tables. Returns 0, or -1. */
 int calls_begin(Request *request) {
     Core *core = request->core;
-    if (is_true(core->lock, names.is_watched)) {
-        PyObject *call = PyLong_FromUnsignedLongLong(request->unique);
-        if (call == NULL || PyList_Append(request->ring->calls, call) < 0) {
-            Py_XDECREF(call);
-            return -1;
-        }
-        Py_DECREF(call);
-        if (PyObject_SetAttr(core->lock, names.is_used, Py_True) < 0)
-            return -1;
-        if (is_true(core->lock, names.rests)) {
-            PyObject *wakes = PyObject_GetAttr(core->lock, names.wakes);
-            if (PyObject_SetAttr(core->lock, names.rests, Py_False) < 0 || wakes == NULL)
-                return -1;
-            PyObject *nothing = PyObject_CallMethodObjArgs(wakes, names.set, NULL);
-            Py_DECREF(wakes);
-            if (nothing == NULL)
-                return -1;
-            Py_DECREF(nothing);
-        }
-    }
+    request->is_noted = is_true(core->lock, names.is_watched); /* from some moment on it is */
+    if (request->is_noted && note_call(request) < 0)
+        return -1;
     request->released = PyEval_SaveThread();
     return 0;
 }
@@ -138,7 +140,7 @@ int calls_end(Request *request) {
     Core *core = request->core;
     PyObject *calls = request->ring->calls;
     PyEval_RestoreThread(request->released);
-    if (!is_true(core->lock, names.is_watched))
+    if (!request->is_noted)
         return 0;
     Py_ssize_t n = PyList_Size(calls);
     if (n > 0)
@@ -349,7 +351,7 @@ PyObject *learn(Request *request, const Place *place, const Seen *seen, PyObject
         int is_known = is_at(node, place, place->name);
         if (is_known)
             return is_known < 0 ? NULL : Py_NewRef(node);
-    } else if (!PyErr_Occurred()) {
+    } else if (!PyErr_Occurred() && !request->was_away) { /* else the directory may be in a store by now */
         node = new_node(core, place, seen, source);
         if (node != NULL)
             return node;

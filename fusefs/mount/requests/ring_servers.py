@@ -101,6 +101,7 @@ class RingServer:
             _log.exception("a thread that answers requests failed; with it the mount ends")
             raise
         finally:
+            self._ident = 0  # a thread that begins later may get it
             ring.close()
 
     def _make(self) -> FuseRing:

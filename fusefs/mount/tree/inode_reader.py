@@ -40,15 +40,17 @@ class InodeReader:
         self._lookers = lookers
         self.asks = lookers.asks
         self.is_shared = is_shared
+        self._goes_by_fd = is_shared or (lookers.asks and directories.has_handles)
 
     def find(self, fd: int, name: bytes) -> tuple[Attributes, bytes] | None:
         """The attributes and the file handle of a name in a directory; None if nothing has it. Raises  WouldWait
 
-        Both are of one inode: where others work behind the mount, another may have the name at the next call.
+        Both are of one inode: where others work behind the mount, another may have the name at the next call. And where
+        a server may be asked what has a name, it would be with Python's lock held that the handle's call asks it.
         """
         lock = self._lock
         lock.look_by(name)
-        if lock.is_home and not self.is_shared:
+        if lock.is_home and not self._goes_by_fd:
             seen = lock.look(self._lookers.looker.find, fd, name)
             return None if seen is None else (seen, self._handle_of(seen, fd, name))
         try:
@@ -88,7 +90,7 @@ class InodeReader:
         """A function as `identify`, for many names, on the loop's own thread; `lock.took` must be told."""
         if not self._directories.has_handles:
             return self._identify_without_handle
-        return self._lookers.looker.peek_name if self.is_shared else self._lookers.looker.identify
+        return self._lookers.looker.peek_name if self._goes_by_fd else self._lookers.looker.identify
 
     def _identify_without_handle(self, fd: int, name: bytes) -> tuple[Attributes, bytes]:
         return self._lookers.looker.look(fd, name), b""

@@ -1,0 +1,136 @@
+"""A request goes to the queue of its client's core, and to no other: whatever waits there, the next one is answered.
+
+A thousand clients, threads of a few processes, are on one core.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.support.client_processes import LIMIT_S, clients, ends, in_time, is_ended
+from tests.support.file_leases import write_lease
+from tests.support.foreground_mount import Mounted, trashd_mount, until
+from tests.support.real_filesystems import tmpfs_volume
+
+pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.rests_on("direct-requests", "uring")]
+
+N_PROCESSES, N_THREADS = 8, 125
+N_CLIENTS = N_PROCESSES * N_THREADS
+STACK_BYTES = 128 << 10
+
+HOW = {"native core": (), "without it": ("without=native-core",)}
+
+
+class Place(NamedTuple):
+    """A mount with a file to be leased, and another one."""
+
+    mounted: Mounted
+    behind: Path
+
+    @property
+    def leased(self) -> Path:
+        return self.mounted.path / "leased"
+
+
+@pytest.fixture(params=HOW)
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    with tmpfs_volume() as volume:
+        source = volume / "source"
+        source.mkdir()
+        for name in ("leased", "other"):
+            (source / name).write_bytes(b"content")
+        options = ["coherence=shared", *HOW[request.param]]
+        with trashd_mount(source, options=options, limit_s=90) as mounted:
+            yield Place(mounted, source)
+
+
+def on_one_core(act: Callable[[], object]) -> None:
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    act()
+
+
+def by_threads(act: Callable[[], object]) -> None:
+    """Something that each of many threads does on that core. Raises  what the first of them did"""
+    failures: list[OSError] = []
+
+    def try_it() -> None:
+        try:
+            act()
+        except OSError as error:
+            failures.append(error)
+
+    threading.stack_size(STACK_BYTES)
+    threads = [threading.Thread(target=try_it) for _ in range(N_THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+@contextmanager
+def a_thousand(place: Place, act: Callable[[], object]) -> Iterator[list[int]]:
+    """That many clients on one core that do something, all of whom wait when the block begins."""
+    each = partial(on_one_core, partial(by_threads, act))
+    with clients([each] * N_PROCESSES) as pids:
+        assert until(lambda: place.mounted.fuse.n_waiting() >= N_CLIENTS, LIMIT_S)
+        yield pids
+
+
+def others_work(place: Place) -> None:
+    """What the daemon is asked for, and no cache of the kernel's has."""
+    top = place.mounted.path
+    assert (top / "other").stat().st_size == len(b"content")
+    assert not (top / f"missing-{os.getpid()}").exists()
+    assert (top / "other").read_bytes() == b"content"
+    made = top / f"made-{os.getpid()}"
+    made.write_bytes(b"new")
+    made.unlink()
+    assert {"leased", "other"} <= set(os.listdir(top))
+
+
+def looks_for_what_is_not_there(place: Place) -> None:
+    with suppress(FileNotFoundError):
+        os.lstat(place.mounted.path / f"missing-{threading.get_native_id()}")
+
+
+def test_a_stat_on_a_core_is_answered_where_a_thousand_wait_for_a_lease(place: Place) -> None:
+    with (
+        write_lease(place.behind / "leased") as give_up,
+        a_thousand(place, place.leased.read_bytes) as pids,
+    ):
+        for _ in range(2):
+            place.mounted.forget_all()
+            in_time(partial(on_one_core, (place.mounted.path / "other").stat))
+        in_time(partial(on_one_core, partial(others_work, place)))
+        assert not any(map(is_ended, pids))
+        give_up()
+        assert {ends(pid) for pid in pids} == {0}
+
+
+def test_what_comes_at_once_for_all_entries_of_a_core_is_answered(place: Place) -> None:
+    """Once a thousand have waited there are as many entries, and more than the ring has room for answers to."""
+    with (
+        write_lease(place.behind / "leased") as give_up,
+        a_thousand(place, place.leased.read_bytes) as pids,
+    ):
+        give_up()
+        assert {ends(pid) for pid in pids} == {0}
+    os.kill(place.mounted.pid, signal.SIGSTOP)
+    try:
+        with a_thousand(place, partial(looks_for_what_is_not_there, place)) as pids:
+            os.kill(place.mounted.pid, signal.SIGCONT)
+            assert {ends(pid) for pid in pids} == {0}
+    finally:
+        os.kill(place.mounted.pid, signal.SIGCONT)
+    in_time(partial(on_one_core, partial(others_work, place)))
