@@ -44,7 +44,7 @@ _NO_ATTRIBUTES = (0,) * 21
 _OPEN = Struct("=QIi")
 _WRITTEN = Struct("=I4x")
 _BATCH_FORGET_IN = Struct("=I4x")
-_FORGET_ONE = Struct("=QQ")
+FORGET_ONE = Struct("=QQ")
 
 
 class Opcode(IntEnum):
@@ -150,11 +150,11 @@ def names(request: Request, after: Struct) -> list[bytes]:
     return bytes(request[REQUEST_HEAD_SIZE + after.size : -1]).split(b"\0")
 
 
-def forgotten(request: Request) -> list[tuple[int, int]]:
-    """Of BATCH_FORGET: nodeids, and how many references to each."""
+def forgotten(request: Request) -> Request:
+    """Of BATCH_FORGET: who is forgotten, FORGET_ONE.size bytes each."""
     (n,) = _BATCH_FORGET_IN.unpack_from(request, REQUEST_HEAD_SIZE)
     at = REQUEST_HEAD_SIZE + _BATCH_FORGET_IN.size
-    return list(_FORGET_ONE.iter_unpack(request[at : at + n * _FORGET_ONE.size]))
+    return request[at : at + n * FORGET_ONE.size]
 
 
 def answer(body_size: int = 0) -> bytearray:

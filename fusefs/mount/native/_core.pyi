@@ -1,5 +1,6 @@
 from collections.abc import Mapping
 
+from fusefs.core.fuse_protocol import Request
 from fusefs.linux.fuse_ring import FuseRing
 from fusefs.linux.io_uring import RingLayout
 from fusefs.mount.requests.ring_servers import Later
@@ -28,6 +29,7 @@ class Core:
         at_rest: bytes,
         no_capabilities: bytes,
     ) -> None: ...
+    def forget(self, forgotten: Request, /) -> None: ...
 
 class CoreRing:
     def __init__(

@@ -48,7 +48,7 @@ int peek(int dir_fd, const char *name, int flags, Seen *seen) {
     return error;
 }
 
-/* The same in half of the time: of one inode if nobody renames meanwhile. Returns 0 or an errno. */
+/* As `peek` in half of the time: of one inode if nobody renames meanwhile. Returns 0 or an errno. */
 int identify(int dir_fd, const char *name, int flags, Seen *seen) {
     int error = look(dir_fd, name, flags, seen);
     return error ? error : handle_of(dir_fd, name, 0, seen);

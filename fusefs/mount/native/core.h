@@ -88,6 +88,10 @@ enum {
     X(Node)                                                                                                            \
     X(lost)             /* NameOperations' method */                                                                   \
     X(moved)            /* NameOperations' method */                                                                   \
+    X(unused)           /* NodeReferences' method: not_taken */                                                        \
+    X(queues)           /* Prefetch's dict: by directory */                                                            \
+    X(pages)            /* PageValidity's dict: by node */                                                             \
+    X(nameless)         /* b"" */                                                                                      \
     X(numbered)         /* FuseOperations' method: its steps */                                                        \
     X(comes_whole)      /* OpenHandles' method */                                                                      \
     X(keeps_pages)      /* FileOperations' method */                                                                   \
@@ -105,7 +109,7 @@ enum {
     X(devices) X(_rests) X(_epoch) X(source) X(zone) X(epoch) X(last) X(nlookup) X(is_told) X(told_until_s) X(n_open)  \
     X(parent) X(name) X(nodeid) X(is_directory) X(btime_ns) X(ino) X(_device) X(_everywhere) X(changed) X(set)         \
     X(is_idle) X(_n_given) X(_n) X(_n_fds) X(_give_up) X(_keeps_small) X(stays_home) X(others) X(backing_id)           \
-    X(hands_out)
+    X(hands_out) X(renew)
 
 #define FIELD(name) PyObject *name;
 extern struct names {
@@ -246,6 +250,11 @@ int look(int fd, const char *name, int flags, Seen *seen);
 int handle_of(int fd, const char *name, int flags, Seen *seen);
 int peek(int dir_fd, const char *name, int flags, Seen *seen);
 int identify(int dir_fd, const char *name, int flags, Seen *seen);
+typedef int Look(int dir_fd, const char *name, int flags, Seen *seen);
+/* The way to look at names: where nothing is renamed but through the mount, nothing is while we have the tables. */
+static inline Look *looking(const Request *request) {
+    return request->core->is_shared || request->was_away ? peek : identify;
+}
 
 /* acting.c: without the interpreter's lock */
 enum { N_GROUPS = 64 }; /* of a caller whom Python is not needed for */
@@ -304,6 +313,11 @@ typedef struct {
 int open_known(Request *request, uint64_t nodeid, Known *known);
 void close_known(Known *known);
 int reach(const Core *core, const Known *known, Seen *seen, int *fd);
+
+/* endings.c */
+int lose(Request *request, PyObject *source, const Seen *seen, const Place *place);
+int move(Request *request, PyObject *source, const Place *old, const Place *new);
+PyObject *core_forget(Core *core, PyObject *pairs);
 
 /* lookups.c, names.c, files.c, listings.c: the operations */
 int do_readdirplus(Request *request);

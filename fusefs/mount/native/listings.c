@@ -124,21 +124,19 @@ static int look_at_some(Listing *listing, Listed *some, int n) {
     Request *request = listing->request;
     Core *core = request->core;
     int n_looked = 0;
-    /* Where nothing is renamed but through the mount, nothing is while we have the tables. */
-    bool is_alone = !core->is_shared && !request->was_away;
+    Look *look_at = looking(request);
     if (calls_begin(request) < 0)
         return -1;
     uint64_t began_ns = now_ns();
     for (int at = 0; at < n; at++)
         if (some[at].name != NULL && !some[at].is_told) {
-            some[at].error = (is_alone ? identify : peek)(listing->place.fd, some[at].found->name, core->statx_flags,
-                                                          &some[at].seen);
+            some[at].error = look_at(listing->place.fd, some[at].found->name, core->statx_flags, &some[at].seen);
             n_looked++;
         }
     uint64_t took_ns = now_ns() - began_ns;
     if (calls_end(request) < 0 || (n_looked && tell_took(request, took_ns, n_looked) < 0))
         return -1;
-    return is_alone && request->was_away ? look_at_some(listing, some, n) : 0;
+    return look_at == identify && request->was_away ? look_at_some(listing, some, n) : 0;
 }
 
 /* Tell of some names, for which there is room. Returns 0, or -1: an exception. */

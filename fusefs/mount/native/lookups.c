@@ -102,12 +102,15 @@ int do_lookup(Request *request) {
         close_place(&place);
         return RAISED;
     }
+    Look *look_at = looking(request);
     uint64_t began_ns = now_ns();
-    int error = peek(place.fd, place.text, core->statx_flags, &seen);
+    int error = look_at(place.fd, place.text, core->statx_flags, &seen);
     uint64_t took_ns = now_ns() - began_ns;
     PyObject *source = NULL, *node = NULL;
     if (calls_end(request) < 0 || tell_took(request, took_ns, 1) < 0)
         result = RAISED;
+    else if (look_at == identify && request->was_away)
+        result = NOT_OURS; /* two names may have been seen */
     else if (error == ENOENT)
         result = put_missing(request);
     else if (!error && seen.dev == core->root_dev) {

@@ -78,10 +78,15 @@ static void core_free(Core *self) {
     Py_DECREF(type);
 }
 
+static PyMethodDef core_methods[] = {
+    {"forget", (PyCFunction)core_forget, METH_O, "The kernel lets go of nodes: of each its nodeid, and how often."},
+    {NULL, NULL, 0, NULL},
+};
 static PyType_Slot core_slots[] = {
     {Py_tp_doc, "What answers the commonest requests of one mount, on the tables that the Python code works on."},
     {Py_tp_new, core_new},
     {Py_tp_dealloc, core_free},
+    {Py_tp_methods, core_methods},
     {0, NULL},
 };
 static PyType_Spec core_spec = {

@@ -142,22 +142,6 @@ end:
 
 /* Names that go, or change. */
 
-/* Call something of Python's for what it does. Returns 0, or -1 with an exception. */
-static int done(PyObject *nothing) {
-    Py_XDECREF(nothing);
-    return nothing == NULL ? -1 : 0;
-}
-
-/* An incarnation lost a name. */
-static int lose(Core *core, PyObject *source, const Seen *seen, const Place *place) {
-    PyObject *told = attributes_of(core, seen);
-    if (told == NULL)
-        return -1;
-    int error = done(PyObject_CallFunctionObjArgs(core->lost, source, told, place->node, place->name, NULL));
-    Py_DECREF(told);
-    return error;
-}
-
 static int remove_name(Request *request, int flags) {
     Core *core = request->core;
     Place place;
@@ -169,7 +153,7 @@ static int remove_name(Request *request, int flags) {
         close_place(&place);
         return RAISED;
     }
-    if (peek(place.fd, place.text, core->statx_flags, &seen) == 0 && seen.dev == core->root_dev) {
+    if (looking(request)(place.fd, place.text, core->statx_flags, &seen) == 0 && seen.dev == core->root_dev) {
         Acting acting = acting_as(request, seen.uid == request->uid && is_owner(request, place.fd));
         while (acts(&acting, &error))
             error = unlinkat(place.fd, place.text, flags) < 0 ? errno : 0;
@@ -180,7 +164,7 @@ static int remove_name(Request *request, int flags) {
     else if (!error) {
         source = source_of(&seen);
         bool is_told = source != NULL && forget_changed(request, source, &place, NULL) == 0 &&
-                       changed(core, place.node) == 0 && lose(core, source, &seen, &place) == 0;
+                       changed(core, place.node) == 0 && lose(request, source, &seen, &place) == 0;
         result = is_told ? 0 : RAISED;
     }
     Py_XDECREF(source);
@@ -190,17 +174,6 @@ static int remove_name(Request *request, int flags) {
 
 int do_unlink(Request *request) { return remove_name(request, 0); }
 int do_rmdir(Request *request) { return remove_name(request, AT_REMOVEDIR); }
-
-/* An incarnation has another name. */
-static int move(Core *core, PyObject *source, const Place *old, const Place *new) {
-    PyObject *from = PyTuple_Pack(2, old->node, old->name), *to = PyTuple_Pack(2, new->node, new->name);
-    int error = from == NULL || to == NULL
-                    ? -1
-                    : done(PyObject_CallFunctionObjArgs(core->moved, source, from, to, NULL));
-    Py_XDECREF(from);
-    Py_XDECREF(to);
-    return error;
-}
 
 static int change_name(Request *request, uint64_t new_parent, uint32_t flags) {
     Core *core = request->core;
@@ -220,9 +193,9 @@ static int change_name(Request *request, uint64_t new_parent, uint32_t flags) {
         result = RAISED;
         goto end;
     }
-    if (peek(old.fd, old.text, core->statx_flags, &seen) == 0 && seen.dev == core->root_dev &&
+    if (looking(request)(old.fd, old.text, core->statx_flags, &seen) == 0 && seen.dev == core->root_dev &&
         (old.node == new.node || !S_ISDIR(seen.mode))) {
-        no_other = peek(new.fd, new.text, core->statx_flags, &other);
+        no_other = looking(request)(new.fd, new.text, core->statx_flags, &other);
         bool is_plain = !no_other && other.dev == core->root_dev && (old.node == new.node || !S_ISDIR(other.mode));
         bool is_own = seen.uid == request->uid && (no_other || other.uid == request->uid) &&
                       is_owner(request, old.fd) && (old.node == new.node || is_owner(request, new.fd));
@@ -245,14 +218,14 @@ static int change_name(Request *request, uint64_t new_parent, uint32_t flags) {
         goto end;
     if (replaced != NULL) {
         int is_one = PyObject_RichCompareBool(source, replaced, Py_EQ); /* two names of one file: both are left */
-        if (is_one < 0 || (!is_one && lose(core, replaced, &other, &new) < 0))
+        if (is_one < 0 || (!is_one && lose(request, replaced, &other, &new) < 0))
             goto end;
         if (is_one) {
             result = 0;
             goto end;
         }
     }
-    result = move(core, source, &old, &new) < 0 ? RAISED : 0;
+    result = move(request, source, &old, &new) < 0 ? RAISED : 0;
 end:
     Py_XDECREF(source);
     Py_XDECREF(replaced);

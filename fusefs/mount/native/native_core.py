@@ -44,7 +44,7 @@ def native_core(module: ModuleType, vfs: Vfs, requests: FuseRequests, device: in
         return None  # a node is known by its handle
     core = module.Core(
         parts=vfs.native_parts() | requests.native_parts() | {
-            "fails": errno_of, "writers": {}, "never": 0.0, "outside": NodeZone.OUTSIDE,
+            "fails": errno_of, "writers": {}, "never": 0.0, "nameless": b"", "outside": NodeZone.OUTSIDE,
             "Attributes": Attributes, "EntryParam": EntryParam, "Node": Node,
             "DirectoryReader": DirectoryReader, "OpenedFile": OpenedFile, "Fd": Fd,
         },
@@ -67,6 +67,8 @@ def native_core(module: ModuleType, vfs: Vfs, requests: FuseRequests, device: in
         at_rest=at_rest(),
         no_capabilities=with_effective(0),
     )  # fmt: skip
+
+    vfs.references.forget_by(core.forget)
 
     def for_ring(ring: FuseRing, turn: Turn, later: Later) -> Answering:
         answering: Answering = module.CoreRing(core, ring, turn, later, ring.fileno(), ring.layout())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable
 from enum import IntEnum
 from functools import partial
 from struct import Struct
@@ -33,6 +33,7 @@ longer than clients want to wait, and so does what stands behind a hundred thous
 
 PART = 64
 """Nodes that are forgotten in one go: an eighth of a millisecond's work."""
+_PART_BYTES = PART * wire.FORGET_ONE.size
 
 _REST_S = 0.0005
 """Between two parts of what the kernel forgets, if requests come meanwhile."""
@@ -198,20 +199,18 @@ class FuseOperations:
 
     def _forget_many(self, _nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
         forgotten = wire.forgotten(request)
-        if len(forgotten) > PART:
-            return self._forget_parts(forgotten)
-        for nodeid, n in forgotten:
-            self._references.forget(nodeid, n)
+        if len(forgotten) > _PART_BYTES:
+            return self._forget_parts(bytes(forgotten))
+        self._references.forget_many(forgotten)
         return None
 
-    def _forget_parts(self, forgotten: Sequence[tuple[int, int]]) -> ReplyInSteps:
+    def _forget_parts(self, forgotten: bytes) -> ReplyInSteps:
         again_s = 0.0
-        for at in range(0, len(forgotten), PART):
+        for at in range(0, len(forgotten), _PART_BYTES):
             while time.monotonic() < again_s:
                 if (yield):
                     break
-            for nodeid, n in forgotten[at : at + PART]:
-                self._references.forget(nodeid, n)
+            self._references.forget_many(forgotten[at : at + _PART_BYTES])
             again_s = time.monotonic() + _REST_S
         return None
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from fusefs.core.fuse_protocol import FORGET_ONE, Request
 from fusefs.core.inode_table import InodeTable, Node
 from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.validity import EntryParam
@@ -28,6 +29,11 @@ class NodeReferences:
         self._lock = lock
         self._nodes = nodes
         self._tables = tables
+        self._forget_many: Callable[[Request], None] | None = None
+
+    def forget_by(self, forget_many: Callable[[Request], None]) -> None:
+        """From now on many are forgotten by the native core."""
+        self._forget_many = forget_many
 
     def counted(self, known: EntryParam) -> None:
         """The kernel was told: it has one more reference. Raises  OSError ESTALE"""
@@ -46,6 +52,14 @@ class NodeReferences:
         """The kernel lets go of n references."""
         if (node := self._nodes.get(nodeid)) is not None:
             self._forget(node, n)
+
+    def forget_many(self, forgotten: Request) -> None:
+        """The kernel lets go of references to many. forgotten: as FORGET_ONE has them"""
+        if self._forget_many is not None:
+            self._forget_many(forgotten)
+            return
+        for nodeid, n in FORGET_ONE.iter_unpack(forgotten):
+            self.forget(nodeid, n)
 
     def released(self, node: Node) -> None:
         """A handle of a node was released."""

@@ -87,7 +87,7 @@ class Vfs:
         wanted = PrefetchXattrs(seen.dev, has_handles=self.directories.has_handles)
         self.prefetch = Prefetch(lock, self.cache, wanted, n_in_flight, n_spare(max_fds))
         self._validity = validity = NameValidity(self.nodes, root, seen.dev, lock)
-        pages = PageValidity()
+        self._pages = pages = PageValidity()
         self.timeouts = AttrTimeouts()
         self.passthrough = Passthrough(lock, self.cache, root, is_shared=is_shared)
         drops = trashd_dir.DropLinks(Kernel(), root)
@@ -162,6 +162,7 @@ class Vfs:
             "was_written": self.passthrough._was_written, "passing_writers": self.passthrough._writers,
             "unbelieved": self.passthrough._unbelieved, "passed_by": self.cache.passed_by,
             "writers_of": self.passthrough._writers_of.of, "OpenMode": OpenMode,
+            "queues": self.prefetch._queues, "pages": self._pages._seen, "unused": self.references.not_taken,
             "lost": self.names._lost, "moved": self.names._moved, "keeps_pages": self.files.keeps_pages,
         }  # fmt: skip
 
