@@ -1,14 +1,17 @@
 """FUSE over io_uring, as a benchmark needs it: the machine's switch is on, and is put back; who uses it, is seen."""
 
 import contextlib
+import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 from bench.support import tell
 
 URING, DEVICE = "io_uring", "/dev/fuse"
 _SWITCH = Path("/sys/module/fuse/parameters/enable_uring")
+_SWITCHED = Path("/run/trashd-tests.uring")
 _RING = "anon_inode:[io_uring]"
 
 
@@ -16,20 +19,34 @@ _RING = "anon_inode:[io_uring]"
 def switched_on() -> Iterator[None]:
     """Let every daemon of this machine use io_uring for the time of the `with`.
 
-    The kernel looks at the switch when a filesystem is mounted: what is mounted meanwhile keeps what it has.
+    The kernel looks at the switch when a filesystem is mounted: what is mounted meanwhile keeps what it has. Whoever
+    wants it on, a run of the tests too (.ci/pytest), holds a lock; the last of them puts back what the first has found.
     """
-    before = _SWITCH.read_text(encoding="ascii").strip() if _SWITCH.exists() else None
-    if before is None:
+    if not _SWITCH.exists():
         tell("this kernel has no FUSE over io_uring")
-    elif before == "N":
-        _SWITCH.write_text("Y", encoding="ascii")
-        tell(f"{_SWITCH} was N, is Y now, and will be N again")
-    try:
         yield
-    finally:
-        if before == "N":
-            _SWITCH.write_text("N", encoding="ascii")
-            tell(f"{_SWITCH} is N again")
+        return
+    with _SWITCHED.open("a+", encoding="ascii") as switched:
+        fcntl.flock(switched, fcntl.LOCK_SH)
+        if _SWITCH.read_text(encoding="ascii").strip() == "N":
+            switched.write("N\n")
+            switched.flush()
+            _SWITCH.write_text("Y", encoding="ascii")
+            tell(f"{_SWITCH} was N, is Y now, and will be N again")
+        try:
+            yield
+        finally:
+            _switch_back(switched)
+
+
+def _switch_back(switched: TextIO) -> None:
+    if not os.fstat(switched.fileno()).st_size:
+        return
+    with contextlib.suppress(BlockingIOError):  # others still want it
+        fcntl.flock(switched, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _SWITCH.write_text("N", encoding="ascii")
+        switched.truncate(0)
+        tell(f"{_SWITCH} is N again")
 
 
 def transport(pid: int) -> str:
