@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.background_mounts import daemon_of, kill_daemon, mount, our_mount, workbench
 from tests.support.background_workers import workers
-from tests.support.foreground_mount import until
+from tests.support.foreground_mount import n_fds_beside_rings, until
 from tests.support.open_files import opened
 from tests.support.passthrough_files import CONTENT, SIZE, free_bytes, put, space_comes_back, works_on
 from tests.support.trashd_command import done_well
@@ -43,7 +43,7 @@ class Place(NamedTuple):
         mount("--replace", *self.words, "--coherence", "exclusive", "--passthrough", "on")
 
     def n_fds(self) -> int:
-        return len(os.listdir(f"/proc/{daemon_of(self.path)}/fd"))
+        return n_fds_beside_rings(daemon_of(self.path))
 
 
 @pytest.fixture(params=["beside", "over itself"])

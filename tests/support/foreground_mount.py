@@ -56,7 +56,7 @@ class Mounted:
 
     def n_fds(self) -> int:
         """How many fds the daemon has open now, but for its rings: of these each core may have some more in time."""
-        return sum(1 for _fd, target in links(f"/proc/{self.pid}/fd") if not target.startswith(_OF_RINGS))
+        return n_fds_beside_rings(self.pid)
 
     def forget_all(self) -> None:
         """Let the kernel forget every unused name and node of this mount."""
@@ -80,6 +80,10 @@ def links(directory: str) -> Iterator[tuple[str, str]]:
     for name in os.listdir(directory):
         with contextlib.suppress(FileNotFoundError):
             yield name, os.readlink(f"{directory}/{name}")
+
+
+def n_fds_beside_rings(pid: int) -> int:
+    return sum(1 for _fd, target in links(f"/proc/{pid}/fd") if not target.startswith(_OF_RINGS))
 
 
 def forget_all(mount_point: Path) -> None:

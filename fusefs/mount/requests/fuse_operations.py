@@ -151,7 +151,6 @@ class FuseOperations:
             Opcode.GETXATTR: ("getxattr", self._recall_xattr),
             Opcode.LISTXATTR: ("listxattr", self._recall_xattrs),
             Opcode.OPENDIR: ("opendir", self._recall_listing),
-            Opcode.READDIRPLUS: ("readdir", self._recall_entries),
         }
         return {
             int(opcode): OpcodeHandler(CELL_OF[name], act, WaitClass.SHORT) for opcode, (name, act) in recalls.items()
@@ -452,14 +451,6 @@ class FuseOperations:
         found = self._unopened.read_names(nodeid, offset, room)
         names = (ReaddirEntry(name, None, ino, kind, following, None) for name, ino, following, kind in found)
         return self._entries(names, room, reader)
-
-    def _recall_entries(self, nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        fh, offset, room = wire.READ_IN.unpack_from(request, REQUEST_HEAD_SIZE)
-        if not fh or not self._listings.advance(fh, offset):
-            raise WouldWait
-        reader = DirectoryReader(nodeid, caller.pid)
-        room = self.sizes.room(reader, offset, room)
-        return self._entries(self._listings.read(fh, offset, room), room, reader, fh)
 
     def _entries(
         self, all_listed: Iterable[ReaddirEntry], room: int, reader: DirectoryReader, fh: int | None = None
