@@ -10,7 +10,6 @@ import fcntl
 import os
 import signal
 import struct
-import time
 from collections.abc import Collection
 from contextlib import suppress
 
@@ -18,7 +17,6 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.mount_calls import new_mount
 from fusefs.linux.syscalls import F_SETSIG
 
-_N_TRIES, _PAUSE_S = 5, 0.02
 _BACKING_OPEN, _BACKING_CLOSE = 0x4010E501, 0x4004E502
 _MAP = struct.Struct("=iIQ")
 _ID = struct.Struct("=I")
@@ -84,14 +82,6 @@ def open_abort(connection: int) -> Fd:
     Raises      OSError: EPERM without CAP_SYS_ADMIN, ENOENT if there is none of that number
     Source      Documentation/filesystems/fuse.rst; mounted for ourselves, as /sys/fs/fuse/connections may be empty
     """
-    for _ in range(_N_TRIES):
-        with suppress(FileNotFoundError):
-            return _open_abort(connection)
-        time.sleep(_PAUSE_S)  # seen where others let go of the last mount of it just then
-    return _open_abort(connection)
-
-
-def _open_abort(connection: int) -> Fd:
     with new_mount(b"fusectl", b"fusectl", {}, 0) as mount:
         return Fd(os.open(b"%d/abort" % connection, os.O_WRONLY | os.O_CLOEXEC, dir_fd=mount))
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 
 import pytest
 
@@ -9,6 +10,8 @@ from fusefs.linux.fuse_ring import FuseRing, RingEntry
 from fusefs.linux.mountinfo import read_mounts
 from fusefs.mount.life import uring_trial
 from fusefs.mount.life.uring_trial import failures
+
+CONNECTIONS = "/sys/fs/fuse/connections"
 
 pytestmark = pytest.mark.needs("root", "fuse", "fuse_uring")
 
@@ -26,6 +29,15 @@ def test_a_daemon_that_never_answers_is_told_and_the_trial_ends(monkeypatch: pyt
     told = failures()
     assert told[0].startswith("a mount does not answer")
     assert told[1].startswith("a daemon that was stopped does not go on")
+
+
+def test_it_ends_its_own_connection_where_others_are_shown() -> None:
+    """systemd mounts fusectl where the trial has its mount."""
+    subprocess.run(["mount", "-t", "fusectl", "connections", CONNECTIONS], check=True)
+    try:
+        assert failures() == []
+    finally:
+        subprocess.run(["umount", CONNECTIONS], check=True)
 
 
 def test_a_mount_that_can_not_be_had_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

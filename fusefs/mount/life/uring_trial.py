@@ -211,7 +211,7 @@ def _has_said(fd: int, word: bytes) -> bool:
 
 def _connection() -> int:
     """The number of the mount's connection. Raises  OSError ENOENT: there is no mount"""
-    for mount in read_mounts():
+    for mount in reversed(read_mounts()):  # the last one covers what systemd mounts there
         if mount.point == _POINT:
             return mount.connection()
     raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
