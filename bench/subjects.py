@@ -145,6 +145,8 @@ def served(
         command = [word.format(source=source, point=point, example=example) for word in words[name]]
         if not shutil.which(command[0]):
             raise Unable("missing", command[0])
+        if name == OURS:  # a thread on each core; one of them serves a client that stays on its own
+            command = ["taskset", "--cpu-list", f"0-{(os.cpu_count() or 1) - 1}", *command]
         with fuse_mount(in_group(DAEMON, command), Path(point), limit_s) as fuse:
             yield fuse.path, fuse
 
