@@ -136,6 +136,7 @@ typedef struct {
     uint64_t quick_ns;             /* a look that takes longer is told */
     char at_rest[24], no_capabilities[24];
     char user_namespace[32];       /* as /proc calls it; empty: unknown */
+    int claimed_by; /* the core whose thread answers, from 1 on; 0: none does. A hint, not a lock */
 } Core;
 
 /* An entry of a queue: memory that the kernel and we share. */
@@ -153,6 +154,8 @@ typedef struct {
     PyObject *later; /* told of what is done, and answered in steps */
     int fd;
     bool was_taken; /* the tables, since the last request */
+    bool has_claim;
+    uint64_t patient_from_ns; /* it does not wait for others before that */
     uint32_t *sq_head, *sq_tail, *cq_head, *cq_tail, sq_mask, cq_mask;
     char *sqes, *cqes;
     Slot *slots; /* by token - 1 */

@@ -8,6 +8,7 @@ enum { OWN_AT = 128, ENTRY_AT = 256, SIZE_AT = ENTRY_AT + 16, PAYLOAD_AT = 4096 
 enum { COMMIT_AND_FETCH = 2, URING_CMD = 46, SQE_BYTES = 128, CQE_BYTES = 16 };
 enum { GETEVENTS = 1 << 0, EXT_ARG = 1 << 3 };
 enum { ANSWER_HEAD_BYTES = 16 };
+enum { PATIENCE_NS = 100000, REST_NS = 10000000 };
 enum { NAMES_BYTES = 8192 }; /* that any entry has room for; names are shorter */
 
 struct head { /* fuse_in_header */
@@ -72,6 +73,31 @@ static void put_head(Slot *slot, uint64_t unique, int result) {
     memcpy(slot->memory + SIZE_AT, &n, sizeof n);
 }
 
+/* Wait until the thread of another core has answered, for as long as that may take if nothing hangs: to be woken for the
+ * tables, and for the interpreter's lock, takes longer, and keeps that thread from its next request. */
+static void claim(CoreRing *ring) {
+    int own = ring->n_slots ? ring->slots[0].queue + 1 : 0;
+    uint64_t begun_ns = 0;
+    for (;;) {
+        int by = 0;
+        ring->has_claim = __atomic_compare_exchange_n(&ring->core->claimed_by, &by, own, false, __ATOMIC_ACQUIRE,
+                                                      __ATOMIC_RELAXED);
+        uint64_t at_ns = ring->has_claim || by == own ? 0 : now_ns();
+        if (at_ns <= ring->patient_from_ns)
+            return;
+        if (!begun_ns)
+            begun_ns = at_ns;
+        else if (at_ns - begun_ns > PATIENCE_NS)
+            ring->patient_from_ns = at_ns + REST_NS;
+    }
+}
+
+static void disclaim(CoreRing *ring) {
+    if (ring->has_claim)
+        __atomic_store_n(&ring->core->claimed_by, 0, __ATOMIC_RELEASE);
+    ring->has_claim = false;
+}
+
 /* Hand over what was submitted, and wait for some results. Returns 0 or an errno. */
 static int hand_over(CoreRing *ring, unsigned n_wanted, double timeout_s) {
     int64_t time[2];
@@ -85,9 +111,12 @@ static int hand_over(CoreRing *ring, unsigned n_wanted, double timeout_s) {
         time[0] = (int64_t)timeout_s, time[1] = (int64_t)((timeout_s - (double)time[0]) * 1e9);
     uint32_t n_new = *ring->sq_tail - *ring->sq_head;
     PyThreadState *released = PyEval_SaveThread();
+    disclaim(ring);
     long n = syscall(SYS_io_uring_enter, ring->fd, n_new, n_wanted, GETEVENTS | (is_timed ? EXT_ARG : 0),
                      is_timed ? &wait : NULL, is_timed ? sizeof wait : 0);
     int error = n < 0 ? errno : 0;
+    if (n_wanted)
+        claim(ring);
     PyEval_RestoreThread(released);
     return error;
 }
@@ -217,12 +246,15 @@ static PyObject *core_ring_enter(CoreRing *ring, PyObject *args) {
     for (;;) {
         int error = hand_over(ring, n_wanted, timeout_s);
         if (error && !is_for_now(error)) {
+            disclaim(ring);
             errno = error;
             return PyErr_SetFromErrno(PyExc_OSError);
         }
         PyObject *found = take(ring, n_wanted > 0);
-        if (found == NULL || error || !n_wanted || PyList_Size(found) || ring->was_taken)
+        if (found == NULL || error || !n_wanted || PyList_Size(found) || ring->was_taken) {
+            disclaim(ring);
             return found;
+        }
         Py_DECREF(found);
     }
 }
