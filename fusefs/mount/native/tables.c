@@ -157,8 +157,12 @@ int calls_end(Request *request) {
 /* Tell how long some looks have taken together, if that says anything of the filesystem. */
 int tell_took(Request *request, uint64_t took_ns, int n) {
     Core *core = request->core;
-    if (took_ns <= n * core->quick_ns)
-        return 0;
+    PyObject *latency = PyObject_GetAttr(core->lock, names._latency);
+    bool tells = latency != NULL && latency != Py_None &&
+                 (took_ns > n * core->quick_ns || is_true(latency, names.is_in_doubt));
+    Py_XDECREF(latency);
+    if (!tells)
+        return PyErr_Occurred() ? -1 : 0;
     PyObject *ns = PyLong_FromUnsignedLongLong(took_ns), *looks = PyLong_FromLong(n), *nothing = NULL;
     if (ns != NULL && looks != NULL)
         nothing = PyObject_CallMethodObjArgs(core->lock, names.took, ns, looks, NULL);
@@ -174,10 +178,7 @@ int is_at_rest(Core *core) {
         PyObject_Size(core->retries) || PyObject_Size(core->unlisted) || !is_empty(core->submounts, names.names) ||
         !is_empty(core->submounts, names.devices))
         return false;
-    PyObject *latency = PyObject_GetAttr(core->lock, names._latency);
-    bool is_known = latency == Py_None || (latency != NULL && !is_true(latency, names.is_in_doubt));
-    Py_XDECREF(latency);
-    return is_known && is_true(core->metadata, names.is_idle);
+    return is_true(core->metadata, names.is_idle);
 }
 
 /* Nodes. */
