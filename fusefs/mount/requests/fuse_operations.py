@@ -443,9 +443,8 @@ class FuseOperations:
         room = self.sizes.room(reader, offset, room)
         if fh:
             self._listings.prepare(fh, offset)
-            return self._entries(
-                self._listings.read(fh, offset, room), room, reader, fh if self._lock.is_slow else None
-            )
+            is_slow = self._lock.is_slow
+            return self._entries(self._listings.read(fh, offset, room), room, reader, fh if is_slow else None)
         if self._lock.is_home:
             return self._entries(self._unopened.read(nodeid, offset, room), room, reader)
         found = self._unopened.read_names(nodeid, offset, room)
