@@ -191,9 +191,8 @@ static int value_of(const Core *core, const Known *known, bool is_directory, con
         return is_directory ? value_at(known->fd, ".", 0, name, value)
                             : value_at(known->fd, "", AT_EMPTY_PATH, name, value);
     if (!core->is_shared) {
-        const char *own_name = PyBytes_AsString(known->name);
-        n = value_at(known->dir_fd, own_name, AT_SYMLINK_NOFOLLOW, name, value);
-        return !look(known->dir_fd, own_name, core->statx_flags, &seen) && is_it(core, known, &seen, -1) ? n : -ESTALE;
+        n = value_at(known->dir_fd, known->text, AT_SYMLINK_NOFOLLOW, name, value);
+        return !look(known->dir_fd, known->text, core->statx_flags, &seen) && is_it(core, known, &seen, -1) ? n : -ESTALE;
     }
     if (reach(core, known, &seen, &fd))
         return -ESTALE;

@@ -124,16 +124,8 @@ static int hand_over(CoreRing *ring, unsigned n_wanted, double timeout_s) {
 /* Whether an errno says that it is to be tried again. */
 static bool is_for_now(int error) { return error == ETIME || error == EINTR || error == EAGAIN || error == EBUSY; }
 
-/* Returns 0, or -1 with an exception. */
-static int commit(CoreRing *ring, uint64_t token) {
-    while (*ring->sq_tail - *ring->sq_head > ring->sq_mask) { /* a crowd has come at a time */
-        int error = hand_over(ring, 0, 1e9);
-        if (error && !is_for_now(error)) {
-            errno = error;
-            PyErr_SetFromErrno(PyExc_OSError);
-            return -1;
-        }
-    }
+/* There must be room for it: see `take`. */
+static void commit(CoreRing *ring, uint64_t token) {
     Slot *slot = &ring->slots[token - 1];
     uint32_t tail = *ring->sq_tail, command = COMMIT_AND_FETCH;
     char *sqe = ring->sqes + (size_t)(tail & ring->sq_mask) * SQE_BYTES;
@@ -146,7 +138,6 @@ static int commit(CoreRing *ring, uint64_t token) {
     memcpy(sqe + 56, slot->memory + ENTRY_AT + 8, sizeof(uint64_t)); /* the number to commit by */
     memcpy(sqe + 64, &slot->queue, sizeof slot->queue);
     *ring->sq_tail = tail + 1;
-    return 0;
 }
 
 /* Have what is done answered in the end by its steps. */
@@ -199,8 +190,8 @@ int answer(CoreRing *ring, uint64_t token) {
         is_answered = tell_later(ring, token, &request, began_ns);
     else if (result == NOT_OURS)
         is_answered = 0;
-    else if (commit(ring, token) < 0)
-        is_answered = -1;
+    else
+        commit(ring, token);
     Py_XDECREF(request.steps);
     if (PyErr_Occurred())
         return -1;
