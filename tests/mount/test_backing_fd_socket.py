@@ -409,7 +409,12 @@ def n_visits(mounted: Path) -> int:
 
 
 def n_sockets(pid: int) -> int:
-    return sum(os.readlink(one).startswith("socket:") for one in Path(f"/proc/{pid}/fd").iterdir())
+    """How many sockets a process has; an fd may be closed between the listing and the look."""
+    n = 0
+    for one in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            n += os.readlink(one).startswith("socket:")
+    return n
 
 
 def children(pid: int) -> list[int]:

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,18 +15,22 @@ from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import Opcode
 from fusefs.core.inode_table import ROOT
 from fusefs.linux.fd import Fd
+from fusefs.mount.native.load_core import load
 from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.fake_dev_fuse import Kernel, a_real
 from tests.support.vfs_without_mount import Somebody
 
-LIMIT_S = 20
+LIMIT_S, MOMENT_S = 20, 0.2
 ME = Somebody(0, 0, os.getpid(), 0o22)
 
 
-@pytest.fixture
-def lock() -> TablesLock:
-    lock = TablesLock()
+@pytest.fixture(params=["python", "native core"])
+def lock(request: pytest.FixtureRequest) -> TablesLock:
+    module = load()
+    if request.param == "native core" and isinstance(module, str):
+        pytest.skip(module)
+    lock = TablesLock(module.TurnsLock() if request.param == "native core" and isinstance(module, ModuleType) else None)
     lock.watch()
     return lock
 
@@ -37,13 +42,21 @@ def in_thread(act: Callable[[], object]) -> None:
     thread.join()
 
 
+def is_free(lock: TablesLock) -> bool:
+    """Whether a thread can begin a turn; if not, it does when that is over."""
+    thread = threading.Thread(target=lambda: lock.run(lambda: None), daemon=True)
+    thread.start()
+    thread.join(MOMENT_S)
+    return not thread.is_alive()
+
+
 def taken(lock: TablesLock, act: Callable[[], object]) -> None:
     """What is under way is taken away, something is done, and the call goes on: a call of the loop's own thread."""
 
     def take() -> None:
-        call = lock.under_way()
+        call = lock.turn.under_way()
         assert call is not None
-        assert lock.take_away(call)
+        assert lock.take_away(lock.turn, call)
         act()
 
     in_thread(take)
@@ -53,21 +66,22 @@ def test_others_have_the_tables_while_he_waits_and_he_has_them_when_he_comes_bac
     seen: list[bool] = []
     with lock:
         lock.call(taken, lock, lambda: lock.run(lambda: seen.append(lock.is_home)))
-        assert (seen, lock.is_home, lock.mutex.locked()) == ([False], True, True)
+        assert (seen, lock.is_home, is_free(lock)) == ([False], True, False)
         assert (lock.is_away, lock.was_away) == (False, True)
     with lock:
         assert (lock.is_away, lock.was_away) == (False, False)
-    assert not lock.mutex.locked()
+    assert is_free(lock)
 
 
 def test_nothing_is_taken_from_who_is_in_another_call(lock: TablesLock) -> None:
     seen: list[object] = []
     with lock:
-        lock.call(lambda _number: seen.append(lock.under_way()), 1)
-        lock.call(lambda _number: seen.append(lock.take_away(seen[0])), 2)
+        lock.call(lambda _number: seen.append(lock.turn.under_way()), 1)
+        lock.call(lambda _number: seen.append(lock.take_away(lock.turn, seen[0])), 2)
     assert seen[1] is False
-    assert lock.under_way() is None
-    assert not lock.take_away(None)
+    assert lock.turn.under_way() is None
+    assert not lock.take_away(lock.turn, object())
+    assert not lock.is_away
 
 
 def test_what_fails_while_he_is_away_fails_for_him(lock: TablesLock) -> None:
@@ -77,7 +91,7 @@ def test_what_fails_while_he_is_away_fails_for_him(lock: TablesLock) -> None:
 
     with lock, pytest.raises(FileNotFoundError):
         lock.call(fail)
-    assert not lock.mutex.locked()
+    assert is_free(lock)
 
 
 def test_what_he_was_lent_stays_open_until_his_next_operation(lock: TablesLock) -> None:
@@ -110,9 +124,10 @@ def test_two_may_be_away_at_a_time_and_each_comes_back_to_its_own_turn(lock: Tab
     thread = threading.Thread(target=first)
     thread.start()
     assert away.wait(LIMIT_S)
-    call = lock.under_way()
+    first_turn = lock.turn
+    call = first_turn.under_way()
     assert call is not None
-    assert lock.take_away(call)
+    assert lock.take_away(first_turn, call)
     with lock:
         lock.call(taken, lock, lambda: in_thread(lambda: closed_in_turn(lock, fd)))
         os.fstat(fd)  # the first one may be using it

@@ -17,7 +17,7 @@ from fusefs.mount.bridge.reply_patching import ReplyPatching
 from fusefs.mount.places.counters import Counters
 from fusefs.mount.requests.fuse_requests import FuseRequests
 from fusefs.mount.requests.thread_pool import ThreadPool
-from fusefs.mount.tables.tables_lock import TablesLock
+from fusefs.mount.tables.tables_lock import Mutex, TablesLock
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.failing_vfs import AtOnce, Broken
 
@@ -92,11 +92,11 @@ def a_broken(error: Exception, pool: ThreadPool | None = None) -> Iterator[Kerne
 
 
 @contextmanager
-def a_real(*, is_shared: bool = False, **named: Any) -> Iterator[tuple[Kernel, Vfs, Path]]:
+def a_real(*, is_shared: bool = False, mutex: Mutex | None = None, **named: Any) -> Iterator[tuple[Kernel, Vfs, Path]]:
     with tempfile.TemporaryDirectory(prefix="trashd-direct-") as name, ExitStack() as stack:
         root = stack.enter_context(Fd(os.open(name, os.O_PATH)))
         options: dict[str, Any] = {"max_fds": 1000, "timeout_s": 1000, "cache_bytes": 1 << 20, "is_shared": is_shared}
-        vfs = Vfs(root, TablesLock(), Counters.in_memory(), **options)
+        vfs = Vfs(root, TablesLock(mutex), Counters.in_memory(), **options)
         stack.callback(vfs.close)
         kernel = Kernel(vfs, **named)
         stack.callback(kernel.close)

@@ -82,5 +82,5 @@ def asked_core(*, is_shared: bool) -> Iterator[tuple[CoreAsked, Kernel, Vfs, Pat
     module = load_core.load()
     if isinstance(module, str):
         pytest.skip(module)
-    with a_real(is_shared=is_shared) as (kernel, vfs, path), ExitStack() as stack:
+    with a_real(is_shared=is_shared, mutex=module.TurnsLock()) as (kernel, vfs, path), ExitStack() as stack:
         yield CoreAsked(module, kernel, vfs, stack), kernel, vfs, path

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
+from types import ModuleType
 
 import trio
 
@@ -394,9 +395,11 @@ def _vfs(root: Fd, options: MountOptions, stats: Counters, n_fds_max: int) -> Vf
     is_local, is_fuse = kernel.is_local(root), kernel.filesystem(root) == FUSE_MAGIC
     is_auto = options.backing is BackingSpeed.AUTO
     is_slow = not is_local if is_auto else options.backing is BackingSpeed.SLOW
+    core = None if FastPath.NATIVE in options.off() else load()
+    mutex = core.TurnsLock() if isinstance(core, ModuleType) else None
     return Vfs(
         root,
-        TablesLock(is_slow=is_slow, is_measured=is_auto and (is_local or is_fuse)),
+        TablesLock(mutex, is_slow=is_slow, is_measured=is_auto and (is_local or is_fuse)),
         stats,
         max_fds=n_fds_max,
         timeout_s=options.timeout_s,

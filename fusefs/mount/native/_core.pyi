@@ -6,6 +6,11 @@ from fusefs.linux.io_uring import RingLayout
 from fusefs.mount.requests.ring_servers import Later
 from fusefs.mount.tables.tables_lock import Turn
 
+class TurnsLock:
+    def acquire(self) -> None: ...
+    def release(self) -> None: ...
+    def unshare(self) -> None: ...
+
 class Core:
     def __init__(
         self,

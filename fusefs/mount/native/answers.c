@@ -61,7 +61,8 @@ double put_entry_for(Request *request, char *to, PyObject *node, const Seen *see
     uint64_t nodeid = PyLong_AsUnsignedLongLong(number);
     if (request->was_away)
         name_s = 0;
-    double attributes_s = attr_s(core, number, seen, name_s, is_steady && !request->was_away);
+    bool is_so = is_steady && !request->was_away && !is_changed(request, nodeid);
+    double attributes_s = attr_s(core, number, seen, name_s, is_so);
     Py_DECREF(number);
     if (PyErr_Occurred())
         return -1;
@@ -94,7 +95,8 @@ int put_attr(Request *request, PyObject *node, const Seen *seen, bool is_steady)
         return RAISED;
     uint64_t nodeid = PyLong_AsUnsignedLongLong(number);
     double timeout_s = request->was_away ? 0 : core->lifetime_s;
-    double attributes_s = attr_s(core, number, seen, timeout_s, is_steady && !request->was_away);
+    bool is_so = is_steady && !request->was_away && !is_changed(request, nodeid);
+    double attributes_s = attr_s(core, number, seen, timeout_s, is_so);
     Py_DECREF(number);
     if (attributes_s < 0 || PyErr_Occurred())
         return RAISED;

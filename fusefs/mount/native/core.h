@@ -4,7 +4,7 @@
  * most often: a name in a plain directory, on a local filesystem. All else it leaves alone, before it has changed
  * anything: NOT_OURS, and fuse_operations.py does it. So that is the reference, and this is its shortcut.
  *
- * The interpreter's lock is held for the tables, and let go for system calls (`calls_begin`, `calls_end`).
+ * The interpreter's lock and the tables are held between system calls, and let go for them (turns.c).
  */
 #ifndef TRASHD_CORE_H
 #define TRASHD_CORE_H
@@ -19,6 +19,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
@@ -37,8 +38,7 @@ enum {
 #define PARTS(X)                                                                                                       \
     X(lock)             /* TablesLock */                                                                               \
     X(submounts)        /* its Submounts */                                                                            \
-    X(acquire)          /* its mutex's */                                                                              \
-    X(release)                                                                                                         \
+    X(turns)            /* its mutex, a TurnsLock */                                                                   \
     X(requests)         /* FuseRequests */                                                                             \
     X(counters)         /* Counters */                                                                                 \
     X(nodes)            /* InodeTable */                                                                               \
@@ -105,7 +105,7 @@ enum {
 /* Names of attributes, made once. */
 #define NAMES(X)                                                                                                       \
     X(is_slow) X(is_careful) X(is_watched) X(is_used) X(rests) X(wakes) X(turn) X(was_away) X(calls) X(borrowed)       \
-    X(_n_begun) X(_left_open) X(_away) X(_close_left) X(_come_back) X(_latency) X(is_in_doubt) X(took) X(names)        \
+    X(_n_begun) X(_left_open) X(_away) X(returned) X(shared_by) X(_latency) X(is_in_doubt) X(took) X(names)        \
     X(devices) X(_rests) X(_epoch) X(source) X(zone) X(epoch) X(last) X(nlookup) X(is_told) X(told_until_s) X(n_open)  \
     X(parent) X(name) X(nodeid) X(is_directory) X(btime_ns) X(ino) X(_device) X(_everywhere) X(changed) X(set)         \
     X(is_idle) X(_n_given) X(_n) X(_n_fds) X(_give_up) X(_keeps_small) X(stays_home) X(others) X(backing_id)           \
@@ -116,10 +116,33 @@ extern struct names {
     NAMES(FIELD)
 } names;
 
+/* The lock around the tables: a turn of Python's has them alone, requests of the core share them. */
+typedef struct {
+    PyObject_HEAD
+    pthread_mutex_t mutex; /* of what follows */
+    pthread_cond_t is_free;
+    bool is_taken;
+    int n_waiting, n_sharing;
+    pthread_mutex_t section; /* who of those that share them has them now */
+    int section_of;          /* the core of that thread, from 1 on. A hint */
+} TurnsLock;
+
+/* Of the nodes whose number has the same remainder. */
+enum { N_CHANGES = 1024 };
+typedef struct {
+    uint64_t n_before;    /* how many changes there had been of all, after the last one of these */
+    uint32_t n_under_way; /* changes of names in them that have begun and not ended */
+} Change;
+
 /* One mount's. */
 typedef struct {
     PyObject_HEAD
     PARTS(FIELD)
+    TurnsLock *turns_lock; /* turns */
+    struct core_ring **rings;
+    int n_rings;
+    uint64_t n_changes;
+    Change changes[N_CHANGES];
     PyObject *new_attributes; /* (Attributes, tuple) -> Attributes */
     Py_buffer cells;
     uint64_t *cell;                /* the counters */
@@ -136,7 +159,6 @@ typedef struct {
     uint64_t quick_ns;             /* a look that takes longer is told */
     char at_rest[24], no_capabilities[24];
     char user_namespace[32];       /* as /proc calls it; empty: unknown */
-    int claimed_by; /* the core whose thread answers, from 1 on; 0: none does. A hint, not a lock */
 } Core;
 
 /* An entry of a queue: memory that the kernel and we share. */
@@ -146,7 +168,7 @@ typedef struct {
 } Slot;
 
 /* One thread's ring, and its turns with the tables. */
-typedef struct {
+typedef struct core_ring {
     PyObject_HEAD
     Core *core;
     PyObject *ring; /* the FuseRing, which owns the memory */
@@ -154,8 +176,8 @@ typedef struct {
     PyObject *later; /* told of what is done, and answered in steps */
     int fd;
     bool was_taken; /* the tables, since the last request */
-    bool has_claim;
-    uint64_t patient_from_ns; /* it does not wait for others before that */
+    bool has_tables;          /* shared with others of the core */
+    uint64_t patient_from_ns; /* it does not wait for others awake before that */
     uint32_t *sq_head, *sq_tail, *cq_head, *cq_tail, sq_mask, cq_mask;
     char *sqes, *cqes;
     Slot *slots; /* by token - 1 */
@@ -173,8 +195,9 @@ typedef struct {
     uint32_t n_payload;
     char *answer;        /* where its body goes: the payload's memory, so names are copied before */
     PyThreadState *released;
-    bool is_noted;       /* that it is in calls, in which the tables may be taken away */
-    bool was_away;
+    bool is_noted;       /* that it is in calls, in which Python may have the tables */
+    bool was_away;       /* Python has had them */
+    uint64_t n_changes_before;
     int error;           /* that Python is to meet */
     PyObject *steps;     /* LATER: what answers in the end */
 } Request;
@@ -208,12 +231,22 @@ typedef struct {
 
 typedef int (*Operation)(Request *);
 
-/* tables.c */
-bool is_root(const Core *core, uint64_t nodeid);
-int turn_begin(CoreRing *ring);
-void turn_end(CoreRing *ring);
+/* turns.c */
+extern PyType_Spec turns_lock_spec;
+void tables_begin(CoreRing *ring);
+void tables_end(CoreRing *ring);
+int turn_begin(Request *request);
+int turn_end(CoreRing *ring);
 int calls_begin(Request *request);
 int calls_end(Request *request);
+int changes_begin(Request *request, uint64_t nodeid, uint64_t other);
+int changes_end(Request *request, uint64_t nodeid, uint64_t other);
+bool is_borrowed(const CoreRing *ring, PyObject *fd);
+void note_change(Request *request, uint64_t nodeid);
+bool is_changed(const Request *request, uint64_t nodeid);
+
+/* tables.c */
+bool is_root(const Core *core, uint64_t nodeid);
 int is_at_rest(Core *core);
 PyObject *node_of(Request *request, uint64_t nodeid);
 int open_place(Request *request, uint64_t nodeid, const char *name, Place *place);
@@ -236,6 +269,7 @@ int is_so(PyObject *said);
 int is_at(PyObject *node, const Place *place, PyObject *name);
 bool is_stores(const char *name);
 int set_number(PyObject *object, PyObject *name, int64_t value);
+int add_to(PyObject *object, PyObject *name, int64_t more);
 int failed(Core *core);
 uint64_t now_ns(void);
 
@@ -254,7 +288,7 @@ int handle_of(int fd, const char *name, int flags, Seen *seen);
 int peek(int dir_fd, const char *name, int flags, Seen *seen);
 int identify(int dir_fd, const char *name, int flags, Seen *seen);
 typedef int Look(int dir_fd, const char *name, int flags, Seen *seen);
-/* The way to look at names: where nothing is renamed but through the mount, nothing is while we have the tables. */
+/* The way to look at names in a directory: where nothing is renamed but through the mount, `is_changed` tells of it. */
 static inline Look *looking(const Request *request) {
     return request->core->is_shared || request->was_away ? peek : identify;
 }
@@ -308,6 +342,7 @@ typedef struct {
     PyObject *name;       /* owned: in `dir_fd`; NULL: `fd` is of the node itself */
     const char *text;
     int fd, dir_fd;
+    uint64_t above;       /* the directory's nodeid; 0: `fd` */
     const char *handle;   /* as it is in its source */
     Py_ssize_t n_handle;
     uint64_t ino, dev;

@@ -13,9 +13,12 @@ static int done(PyObject *nothing) {
 static PyObject *plain_at(Request *request, PyObject *source, const Place *place, bool *is_known) {
     Core *core = request->core;
     PyObject *node = PyDict_GetItemWithError(core->by_source, source);
-    uint64_t epoch, now;
+    uint64_t epoch, now, nodeid;
     *is_known = node != NULL || PyErr_Occurred();
-    if (node == NULL || request->was_away || !is_none(node, names.others) || is_at(node, place, place->name) != 1 ||
+    if (node == NULL || number_of(node, names.nodeid, &nodeid) < 0)
+        return NULL;
+    note_change(request, nodeid);
+    if (request->was_away || !is_none(node, names.others) || is_at(node, place, place->name) != 1 ||
         number_of(node, names.epoch, &epoch) < 0 || number_of(core->nodes, names._epoch, &now) < 0 || epoch != now)
         return NULL;
     return PyErr_Occurred() ? NULL : node;

@@ -119,12 +119,11 @@ static void tell_name(Listing *listing, const Listed *listed) {
     put_dirent(listing, listed->found, listed->found->ino, listed->name == NULL ? DT_DIR : listed->found->kind);
 }
 
-/* Look at some names. Returns 0, or -1: an exception. */
-static int look_at_some(Listing *listing, Listed *some, int n) {
+/* Look at some names, in that way. Returns 0, or -1: an exception. */
+static int look_at_some(Listing *listing, Look *look_at, Listed *some, int n) {
     Request *request = listing->request;
     Core *core = request->core;
     int n_looked = 0;
-    Look *look_at = looking(request);
     if (calls_begin(request) < 0)
         return -1;
     uint64_t began_ns = now_ns();
@@ -136,12 +135,13 @@ static int look_at_some(Listing *listing, Listed *some, int n) {
     uint64_t took_ns = now_ns() - began_ns;
     if (calls_end(request) < 0 || (n_looked && tell_took(request, took_ns, n_looked) < 0))
         return -1;
-    return look_at == identify && request->was_away ? look_at_some(listing, some, n) : 0;
+    bool may_be_two = look_at == identify && (request->was_away || is_changed(request, request->nodeid));
+    return may_be_two ? look_at_some(listing, peek, some, n) : 0;
 }
 
 /* Tell of some names, for which there is room. Returns 0, or -1: an exception. */
 static int tell_some(Listing *listing, Listed *some, int n) {
-    if (look_at_some(listing, some, n) < 0)
+    if (look_at_some(listing, looking(listing->request), some, n) < 0)
         return -1;
     for (int at = 0; at < n && !listing->is_full; at++) {
         const Listed *listed = &some[at];

@@ -41,9 +41,8 @@ int open_known(Request *request, uint64_t nodeid, Known *known) {
         known->fd = directory_fd(request, known->node, nodeid);
     else {
         PyObject *parent = PyObject_GetAttr(known->node, names.parent);
-        uint64_t above;
-        if (parent != NULL && parent != Py_None && number_of(parent, names.nodeid, &above) == 0)
-            known->dir_fd = directory_fd(request, parent, above);
+        if (parent != NULL && parent != Py_None && number_of(parent, names.nodeid, &known->above) == 0)
+            known->dir_fd = directory_fd(request, parent, known->above);
         Py_XDECREF(parent);
         known->name = PyObject_GetAttr(known->node, names.name);
         known->text = known->dir_fd < 0 || known->name == NULL ? NULL : PyBytes_AsString(known->name);
@@ -109,8 +108,8 @@ int do_lookup(Request *request) {
     PyObject *source = NULL, *node = NULL;
     if (calls_end(request) < 0 || tell_took(request, took_ns, 1) < 0)
         result = RAISED;
-    else if (look_at == identify && request->was_away)
-        result = NOT_OURS; /* two names may have been seen */
+    else if ((look_at == identify && request->was_away) || is_changed(request, request->nodeid))
+        result = NOT_OURS; /* two inodes may have been seen, or one that has another name by now */
     else if (error == ENOENT)
         result = put_missing(request);
     else if (!error && seen.dev == core->root_dev) {
@@ -180,8 +179,8 @@ static int value_at(int dir_fd, const char *path, int flags, const char *name, c
 /* The same of a node, without the interpreter's lock; -ESTALE: it is to be found otherwise.
  *
  * No call takes an O_PATH fd for an attribute's (EBADF). Of a directory, which we have open so, "." is asked. Where
- * nothing is renamed but through the mount, whose tables we have, a file is asked by its name, and one look tells
- * whether it was that. Where others rename, two renames could make the name ours between the two calls; the kernel
+ * nothing is renamed but through the mount, a file is asked by its name, and one look tells whether it was that, if no
+ * name was changed there meanwhile. Where others rename, two renames could make the name ours between the two calls; the kernel
  * would keep the other file's ACL. So there we hold what we looked at, and ask that. */
 static int value_of(const Core *core, const Known *known, bool is_directory, const char *name, char *value) {
     Seen seen;
@@ -238,9 +237,11 @@ static int tell_value(Request *request, const char *name) {
     int n = value_of(core, &known, is_directory, name, value);
     if (calls_end(request) < 0)
         result = RAISED;
-    else if (n == -ENODATA && !request->was_away)
+    else if (request->was_away || (known.above && is_changed(request, known.above)))
+        result = NOT_OURS;
+    else if (n == -ENODATA)
         result = n;
-    else if (n >= 0 && !request->was_away) {
+    else if (n >= 0) {
         if (name == NULL)
             n = only_shown(core, value, n);
         if (n == NOT_OURS)

@@ -1,4 +1,4 @@
-/* The module: Core, one mount's, and CoreRing, one thread's. */
+/* The module: Core, one mount's; CoreRing, one thread's; and TurnsLock, which may be there without them. */
 #include "core.h"
 
 struct names names;
@@ -61,6 +61,11 @@ static PyObject *core_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     ssize_t n_name = readlink("/proc/self/ns/user", self->user_namespace, sizeof self->user_namespace - 1);
     self->user_namespace[n_name > 0 ? n_name : 0] = 0;
     PARTS(TAKE)
+    if (!PyObject_HasAttrString(self->turns, "unshare")) {
+        PyErr_SetString(PyExc_TypeError, "the tables' lock is not the core's");
+        goto error;
+    }
+    self->turns_lock = (TurnsLock *)self->turns;
     if (take_cells(self, cells, cell_of) < 0)
         goto error;
     return (PyObject *)self;
@@ -74,6 +79,7 @@ static void core_free(Core *self) {
     if (self->cells.buf != NULL)
         PyBuffer_Release(&self->cells);
     PARTS(RELEASE)
+    PyMem_Free(self->rings);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
 }
@@ -102,8 +108,8 @@ static PyType_Spec core_spec = {
 
 static int begin(PyObject *module) {
     NAMES(MAKE_NAME)
-    PyType_Spec *specs[] = {&core_spec, &core_ring_spec};
-    for (int at = 0; at < 2; at++) {
+    PyType_Spec *specs[] = {&core_spec, &core_ring_spec, &turns_lock_spec};
+    for (size_t at = 0; at < sizeof specs / sizeof *specs; at++) {
         PyObject *type = PyType_FromSpec(specs[at]);
         if (type == NULL || PyModule_AddType(module, (PyTypeObject *)type) < 0)
             return -1;

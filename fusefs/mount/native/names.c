@@ -45,7 +45,7 @@ int do_create(Request *request) {
         return PyErr_Occurred() ? RAISED : NOT_OURS;
     PyObject *source = NULL, *node = NULL, *handle = NULL;
     Opening opening;
-    if (prepare_opening(request, NULL, in[0], &opening) < 0 || calls_begin(request) < 0) {
+    if (prepare_opening(request, NULL, in[0], &opening) < 0 || changes_begin(request, request->nodeid, request->nodeid) < 0) {
         result = RAISED;
         goto end;
     }
@@ -62,7 +62,7 @@ int do_create(Request *request) {
         open_backing(request, fd, &seen, &opening);
     if (!error && opening.id && in[0] & O_APPEND)
         write_anywhere(fd);
-    if (calls_end(request) < 0) {
+    if (changes_end(request, request->nodeid, request->nodeid) < 0) {
         result = RAISED;
         goto end;
     }
@@ -107,7 +107,7 @@ int do_mkdir(Request *request) {
     if (open_place(request, request->nodeid, request->payload, &place) < 0)
         return PyErr_Occurred() ? RAISED : NOT_OURS;
     PyObject *source = NULL, *node = NULL;
-    if (calls_begin(request) < 0) {
+    if (changes_begin(request, request->nodeid, request->nodeid) < 0) {
         result = RAISED;
         goto end;
     }
@@ -117,7 +117,7 @@ int do_mkdir(Request *request) {
     bool is_made = !error;
     if (is_made)
         error = peek(place.fd, place.text, core->statx_flags, &seen);
-    if (calls_end(request) < 0)
+    if (changes_end(request, request->nodeid, request->nodeid) < 0)
         result = RAISED;
     else if (is_made) {
         result = RAISED;
@@ -149,7 +149,7 @@ static int remove_name(Request *request, int flags) {
     int result = NOT_OURS, error = EACCES;
     if (open_place(request, request->nodeid, request->payload, &place) < 0)
         return PyErr_Occurred() ? RAISED : NOT_OURS;
-    if (calls_begin(request) < 0) {
+    if (changes_begin(request, request->nodeid, request->nodeid) < 0) {
         close_place(&place);
         return RAISED;
     }
@@ -159,7 +159,7 @@ static int remove_name(Request *request, int flags) {
             error = unlinkat(place.fd, place.text, flags) < 0 ? errno : 0;
     }
     PyObject *source = NULL;
-    if (calls_end(request) < 0)
+    if (changes_end(request, request->nodeid, request->nodeid) < 0)
         result = RAISED;
     else if (!error) {
         source = source_of(&seen);
@@ -189,7 +189,7 @@ static int change_name(Request *request, uint64_t new_parent, uint32_t flags) {
         result = PyErr_Occurred() ? RAISED : NOT_OURS;
         goto end;
     }
-    if (calls_begin(request) < 0) {
+    if (changes_begin(request, request->nodeid, new_parent) < 0) {
         result = RAISED;
         goto end;
     }
@@ -203,7 +203,7 @@ static int change_name(Request *request, uint64_t new_parent, uint32_t flags) {
         while ((no_other == ENOENT || is_plain) && acts(&acting, &error))
             error = renameat2(old.fd, old.text, new.fd, new.text, flags) < 0 ? errno : 0;
     }
-    if (calls_end(request) < 0) {
+    if (changes_end(request, request->nodeid, new_parent) < 0) {
         result = RAISED;
         goto end;
     }

@@ -71,6 +71,7 @@ def native_core(module: ModuleType, vfs: Vfs, requests: FuseRequests, device: in
     vfs.references.forget_by(core.forget)
 
     def for_ring(ring: FuseRing, turn: Turn, later: Later) -> Answering:
+        vfs.lock.sharers.append(turn)
         answering: Answering = module.CoreRing(core, ring, turn, later, ring.fileno(), ring.layout())
         return answering
 

@@ -8,7 +8,6 @@ enum { OWN_AT = 128, ENTRY_AT = 256, SIZE_AT = ENTRY_AT + 16, PAYLOAD_AT = 4096 
 enum { COMMIT_AND_FETCH = 2, URING_CMD = 46, SQE_BYTES = 128, CQE_BYTES = 16 };
 enum { GETEVENTS = 1 << 0, EXT_ARG = 1 << 3 };
 enum { ANSWER_HEAD_BYTES = 16 };
-enum { PATIENCE_NS = 100000, REST_NS = 10000000 };
 enum { NAMES_BYTES = 8192 }; /* that any entry has room for; names are shorter */
 
 struct head { /* fuse_in_header */
@@ -73,31 +72,6 @@ static void put_head(Slot *slot, uint64_t unique, int result) {
     memcpy(slot->memory + SIZE_AT, &n, sizeof n);
 }
 
-/* Wait until the thread of another core has answered, for as long as that may take if nothing hangs: to be woken for the
- * tables, and for the interpreter's lock, takes longer, and keeps that thread from its next request. */
-static void claim(CoreRing *ring) {
-    int own = ring->n_slots ? ring->slots[0].queue + 1 : 0;
-    uint64_t begun_ns = 0;
-    for (;;) {
-        int by = 0;
-        ring->has_claim = __atomic_compare_exchange_n(&ring->core->claimed_by, &by, own, false, __ATOMIC_ACQUIRE,
-                                                      __ATOMIC_RELAXED);
-        uint64_t at_ns = ring->has_claim || by == own ? 0 : now_ns();
-        if (at_ns <= ring->patient_from_ns)
-            return;
-        if (!begun_ns)
-            begun_ns = at_ns;
-        else if (at_ns - begun_ns > PATIENCE_NS)
-            ring->patient_from_ns = at_ns + REST_NS;
-    }
-}
-
-static void disclaim(CoreRing *ring) {
-    if (ring->has_claim)
-        __atomic_store_n(&ring->core->claimed_by, 0, __ATOMIC_RELEASE);
-    ring->has_claim = false;
-}
-
 /* Hand over what was submitted, and wait for some results. Returns 0 or an errno. */
 static int hand_over(CoreRing *ring, unsigned n_wanted, double timeout_s) {
     int64_t time[2];
@@ -111,12 +85,12 @@ static int hand_over(CoreRing *ring, unsigned n_wanted, double timeout_s) {
         time[0] = (int64_t)timeout_s, time[1] = (int64_t)((timeout_s - (double)time[0]) * 1e9);
     uint32_t n_new = *ring->sq_tail - *ring->sq_head;
     PyThreadState *released = PyEval_SaveThread();
-    disclaim(ring);
+    tables_end(ring);
     long n = syscall(SYS_io_uring_enter, ring->fd, n_new, n_wanted, GETEVENTS | (is_timed ? EXT_ARG : 0),
                      is_timed ? &wait : NULL, is_timed ? sizeof wait : 0);
     int error = n < 0 ? errno : 0;
     if (n_wanted)
-        claim(ring);
+        tables_begin(ring);
     PyEval_RestoreThread(released);
     return error;
 }
@@ -140,13 +114,17 @@ static void commit(CoreRing *ring, uint64_t token) {
     *ring->sq_tail = tail + 1;
 }
 
-/* Have what is done answered in the end by its steps. */
+/* Have what is done answered in the end by its steps, which take the tables. */
 static int tell_later(CoreRing *ring, uint64_t token, const Request *request, uint64_t began_ns) {
+    tables_end(ring);
     PyObject *nothing =
         PyObject_CallFunction(ring->later, "KOKIIK", (unsigned long long)token, request->steps,
                               (unsigned long long)request->unique, request->pid, request->opcode,
                               (unsigned long long)began_ns);
     Py_XDECREF(nothing);
+    PyThreadState *released = PyEval_SaveThread();
+    tables_begin(ring);
+    PyEval_RestoreThread(released);
     return nothing == NULL ? -1 : 0;
 }
 
@@ -170,7 +148,7 @@ int answer(CoreRing *ring, uint64_t token) {
         (handler->n_names && (n_payload > NAMES_BYTES || !are_names(request.payload, n_payload, handler->n_names))))
         return 0;
     uint64_t began_ns = now_ns();
-    if (turn_begin(ring) < 0)
+    if (turn_begin(&request) < 0)
         return -1;
     int result = is_at_rest(core) && !is_true(ring->turn, names.hands_out) ? handler->act(&request) : NOT_OURS;
     if (result == RAISED)
@@ -184,7 +162,8 @@ int answer(CoreRing *ring, uint64_t token) {
             result = -failed(core);
         put_head(slot, head.unique, result);
     }
-    turn_end(ring);
+    if (turn_end(ring) < 0)
+        result = -failed(core);
     int is_answered = 1;
     if (result == LATER)
         is_answered = tell_later(ring, token, &request, began_ns);
@@ -234,20 +213,25 @@ static PyObject *core_ring_enter(CoreRing *ring, PyObject *args) {
     if (!PyArg_ParseTuple(args, "Id", &n_wanted, &timeout_s))
         return NULL;
     ring->was_taken = false;
-    for (;;) {
-        int error = hand_over(ring, n_wanted, timeout_s);
-        if (error && !is_for_now(error)) {
-            disclaim(ring);
-            errno = error;
-            return PyErr_SetFromErrno(PyExc_OSError);
-        }
-        PyObject *found = take(ring, n_wanted > 0);
-        if (found == NULL || error || !n_wanted || PyList_Size(found) || ring->was_taken) {
-            disclaim(ring);
-            return found;
-        }
-        Py_DECREF(found);
+    if (PyObject_SetAttr(ring->turn, names.shared_by, ring->core->turns) < 0)
+        return NULL;
+    PyObject *found = NULL;
+    int error = 0;
+    bool goes_on = true;
+    while (goes_on) {
+        Py_XDECREF(found);
+        error = hand_over(ring, n_wanted, timeout_s);
+        found = error && !is_for_now(error) ? NULL : take(ring, n_wanted > 0);
+        goes_on = found != NULL && !error && n_wanted && !PyList_Size(found) && !ring->was_taken;
     }
+    tables_end(ring);
+    if (error && !is_for_now(error)) {
+        errno = error;
+        PyErr_SetFromErrno(PyExc_OSError);
+    }
+    if (PyObject_SetAttr(ring->turn, names.shared_by, Py_None) < 0)
+        Py_CLEAR(found);
+    return found;
 }
 
 PyDoc_STRVAR(add_doc, "Answer what comes in an entry: its number from 1 on, the address of its memory, its queue.");
@@ -293,14 +277,23 @@ static PyObject *core_ring_new(PyTypeObject *type, PyObject *args, PyObject *Py_
     self->cq_head = (uint32_t *)(uintptr_t)at[2], self->cq_tail = (uint32_t *)(uintptr_t)at[3];
     self->sqes = (char *)(uintptr_t)at[4], self->cqes = (char *)(uintptr_t)at[5];
     self->sq_mask = sq_mask, self->cq_mask = cq_mask;
-    if (self->calls == NULL || self->borrowed == NULL)
-        Py_CLEAR(self);
+    struct core_ring **rings = PyMem_Realloc(self->core->rings, (size_t)(self->core->n_rings + 1) * sizeof *rings);
+    if (self->calls == NULL || self->borrowed == NULL || rings == NULL) {
+        Py_DECREF(self);
+        return rings == NULL ? PyErr_NoMemory() : NULL;
+    }
+    self->core->rings = rings;
+    rings[self->core->n_rings++] = self;
     return (PyObject *)self;
 }
 
 static void core_ring_free(CoreRing *self) {
     PyTypeObject *type = Py_TYPE((PyObject *)self);
-    Py_XDECREF((PyObject *)self->core);
+    Core *core = self->core;
+    for (int at = 0; at < core->n_rings; at++)
+        if (core->rings[at] == self)
+            core->rings[at] = core->rings[--core->n_rings];
+    Py_DECREF((PyObject *)core);
     Py_XDECREF(self->ring);
     Py_XDECREF(self->turn);
     Py_XDECREF(self->later);

@@ -1,4 +1,4 @@
-/* The tables: taken in turns, read, and changed as the Python code changes them; with the interpreter's lock. */
+/* The tables: read, and changed as the Python code changes them; with the interpreter's lock. */
 #include "core.h"
 
 static const uint64_t ROOT = 1, PRIVATE = 1ull << 62; /* as in inode_table.py */
@@ -64,96 +64,6 @@ int failed(Core *core) {
     return (int)value;
 }
 
-/* Turns. */
-
-/* Have the tables, as TablesLock.__enter__. Returns 0, or -1 with an exception. */
-int turn_begin(CoreRing *ring) {
-    Core *core = ring->core;
-    uint64_t n_begun;
-    PyObject *got = PyObject_CallNoArgs(core->acquire);
-    if (got == NULL)
-        return -1;
-    Py_DECREF(got);
-    if (number_of(core->lock, names._n_begun, &n_begun) < 0)
-        goto error;
-    PyObject *more = PyLong_FromUnsignedLongLong(n_begun + 1);
-    if (more == NULL || PyObject_SetAttr(core->lock, names._n_begun, more) < 0 ||
-        PyObject_SetAttr(core->lock, names.turn, ring->turn) < 0 ||
-        PyObject_SetAttr(ring->turn, names.was_away, Py_False) < 0 ||
-        PyList_SetSlice(ring->borrowed, 0, PyList_Size(ring->borrowed), NULL) < 0) {
-        Py_XDECREF(more);
-        goto error;
-    }
-    Py_DECREF(more);
-    if (!is_empty(core->lock, names._left_open) && is_empty(core->lock, names._away)) {
-        PyObject *nothing = PyObject_CallMethodObjArgs(core->lock, names._close_left, NULL);
-        if (nothing == NULL)
-            return -1; /* it has let go */
-        Py_DECREF(nothing);
-    }
-    return 0;
-error:
-    turn_end(ring);
-    return -1;
-}
-
-void turn_end(CoreRing *ring) {
-    PyObject *type, *error, *trace;
-    PyErr_Fetch(&type, &error, &trace);
-    PyObject *nothing = PyObject_CallNoArgs(ring->core->release);
-    Py_XDECREF(nothing);
-    if (type != NULL)
-        PyErr_Restore(type, error, trace);
-}
-
-/* Note a call that others may have to take the tables of, and wake who looks for such. Returns 0, or -1. */
-static int note_call(Request *request) {
-    Core *core = request->core;
-    PyObject *calls = request->ring->calls, *call = PyLong_FromUnsignedLongLong(request->unique), *wakes;
-    int error = call == NULL ? -1 : PyList_Append(calls, call);
-    Py_XDECREF(call);
-    if (error || PyObject_SetAttr(core->lock, names.is_used, Py_True) < 0)
-        return -1;
-    if (!is_true(core->lock, names.rests))
-        return 0;
-    wakes = PyObject_GetAttr(core->lock, names.wakes);
-    if (wakes == NULL || PyObject_SetAttr(core->lock, names.rests, Py_False) < 0)
-        error = -1;
-    else
-        error = is_so(PyObject_CallMethodObjArgs(wakes, names.set, NULL)) < 0 ? -1 : 0;
-    Py_XDECREF(wakes);
-    return error;
-}
-
-/* Calls to the backing filesystem follow, of which others may have to take the tables. Returns 0, or -1. */
-int calls_begin(Request *request) {
-    Core *core = request->core;
-    request->is_noted = is_true(core->lock, names.is_watched); /* from some moment on it is */
-    if (request->is_noted && note_call(request) < 0)
-        return -1;
-    request->released = PyEval_SaveThread();
-    return 0;
-}
-
-/* They are done, and we have the tables again. Returns 0, or -1. */
-int calls_end(Request *request) {
-    Core *core = request->core;
-    PyObject *calls = request->ring->calls;
-    PyEval_RestoreThread(request->released);
-    if (!request->is_noted)
-        return 0;
-    Py_ssize_t n = PyList_Size(calls);
-    if (n > 0)
-        return PyList_SetSlice(calls, n - 1, n, NULL);
-    PyObject *nothing = PyObject_CallMethodObjArgs(core->lock, names._come_back, request->ring->turn, NULL);
-    if (nothing == NULL)
-        return -1;
-    Py_DECREF(nothing);
-    request->ring->was_taken = true;
-    request->was_away = is_true(request->ring->turn, names.was_away);
-    return 0;
-}
-
 /* Tell how long some looks have taken together, if that says anything of the filesystem. */
 int tell_took(Request *request, uint64_t took_ns, int n) {
     Core *core = request->core;
@@ -176,7 +86,7 @@ int tell_took(Request *request, uint64_t took_ns, int n) {
 int is_at_rest(Core *core) {
     if (is_true(core->lock, names.is_slow) || is_true(core->requests, names.is_careful) ||
         PyObject_Size(core->retries) || PyObject_Size(core->unlisted) || !is_empty(core->submounts, names.names) ||
-        !is_empty(core->submounts, names.devices))
+        !is_empty(core->submounts, names.devices) || !is_empty(core->lock, names._left_open))
         return false;
     return is_true(core->metadata, names.is_idle);
 }

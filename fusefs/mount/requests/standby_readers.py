@@ -1,7 +1,7 @@
 """Threads that serve while the loop's own waits for the backing filesystem: which call will wait can't be foretold.
 
-A thread looks every two milliseconds whether that one is in the same call as at its last look, and is held up there. If
-so it lets others have the tables, as any thread does for each call that it makes, and another thread reads the kernel's
+A thread looks every two milliseconds whether that one, or one of the native core's, is in the same call as at its last
+look, and is held up there. If so it lets others have the tables, as any thread does for each call that it makes, and another thread reads the kernel's
 requests: it does what looks at something itself, and has changes done by helpers, since those wait where one of them
 waits. When it is in the same request for two milliseconds it is replaced in its turn; its call goes on, and it ends
 with it. When it comes back it goes on where it was, and reads again, which ends the stand-in. While no call is made,
@@ -50,7 +50,6 @@ class StandbyReaders:
         """The stand-in that reads now; under the mutex."""
         self._n_replaced = 0
         """Of those that read before, those that have not come back yet; under the mutex."""
-        self._seen_call: object | None = None
         self._seen_reader: tuple[RequestReader | None, int] = (None, 0)
         self._seen_tasks: set[PoolTask] = set()
         self._has_ended = False
@@ -82,13 +81,17 @@ class StandbyReaders:
         """Have every thread replaced that waits; whether anything goes on."""
         lock, requests = self._lock, self._requests
         is_used, lock.is_used = lock.is_used, False
-        call = lock.under_way()
-        if call is None or call is not self._seen_call or is_used:
-            self._seen_call = call
-            if call is not None:
-                lock.turn.progress.note()
-        elif lock.turn.progress.is_held_up() and lock.take_away(call):
-            requests.hand_out()
+        goes_on = is_used
+        for turn in lock.turns():
+            call = turn.under_way()
+            goes_on |= call is not None
+            # A turn may have made a call by the very same object again; a request of the core's has one for each.
+            if call is None or call is not turn.seen_call or (is_used and turn.shared_by is None):
+                turn.seen_call = call
+                if call is not None:
+                    turn.progress.note()
+            elif turn.progress.is_held_up() and lock.take_away(turn, call):
+                requests.hand_out()
         reader = self._reader
         seen = (reader, 0 if reader is None else reader.n)
         is_new = seen != self._seen_reader
@@ -103,7 +106,7 @@ class StandbyReaders:
         is_late = not tasks.isdisjoint(self._seen_tasks)
         self._seen_tasks = tasks
         requests.is_careful = lock.is_away or self._n_replaced > 0 or is_late
-        return is_used or call is not None or is_new or bool(tasks)
+        return goes_on or is_new or bool(tasks)
 
     def _replace(self, reader: RequestReader | None, n: int) -> None:
         """Have another one read, unless the reader has come back meanwhile."""

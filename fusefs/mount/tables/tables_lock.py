@@ -8,6 +8,10 @@ after it.
 For the tables can be taken from a thread in its turn as well, when it has been in one call for too long: it notes each
 call that it is in, and the first to remove the note, that thread or one that takes them, has them
 (mount/requests/standby_readers.py). Several may be away so at a time.
+
+Threads of the native core have no turns: they share the tables with one another, each between two of its calls, while
+no turn goes on (mount/native/turns.c). They note their calls too, and one that is in a call for too long shares them no
+more, so that a turn can begin.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable
 from time import perf_counter_ns
-from typing import ParamSpec, Self, TypeVar, TypeVarTuple
+from typing import ParamSpec, Protocol, Self, TypeVar, TypeVarTuple
 
 from fusefs.core.latency import QUICK_NS, Latency
 from fusefs.linux.fd import Fd
@@ -38,10 +42,30 @@ class WouldWait(Exception):
     """What is asked for has to wait for another process, and nothing was changed yet: it is to be done in a thread."""
 
 
+class Mutex(Protocol):
+    """Lets one turn go on at a time. By any thread."""
+
+    def acquire(self) -> object:
+        """Begin one, as soon as there is none."""
+
+    def release(self) -> None:
+        """It has ended."""
+
+
+class SharedMutex(Mutex, Protocol):
+    """Such a one that threads of the native core share between turns."""
+
+    def unshare(self) -> None:
+        """One of them does not any more, which is in a call."""
+
+
 class Turn:
     """A thread's turns with the tables, one after the other."""
 
-    __slots__ = ("borrowed", "calls", "hands_out", "n_begun_before", "progress", "was_away", "was_taken")
+    __slots__ = (
+        "borrowed", "calls", "hands_out", "n_begun_before", "progress", "seen_call", "shared_by", "was_away",
+        "was_taken",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         """Begin, on that thread."""
@@ -52,11 +76,23 @@ class Turn:
         self.was_away = False
         """Whether other threads had them since this turn began: what it has seen is perhaps not so any more."""
         self.n_begun_before = 0
+        self.shared_by: SharedMutex | None = None
+        """Set where it is no turn, but a request of the native core: what that shares the tables by."""
+        self.seen_call: object | None = None
+        """The call that it was in when a thread looked that takes the tables from those that are in one for long."""
         self.hands_out = False
         """Whether what may take long is done by other threads: it must not be held up as they are."""
         self.progress = ThreadProgress()
         self.was_taken: Callable[[], None] = _nothing
         """Told, by another thread, each time that the tables were taken away from it."""
+
+
+    def under_way(self) -> object | None:
+        """What it is in: the same object for as long as it is in one and the same call; None: in none."""
+        try:
+            return self.calls[-1]
+        except IndexError:
+            return None
 
 
 def _nothing() -> None:
@@ -66,18 +102,21 @@ def _nothing() -> None:
 class TablesLock:
     """The tables' lock, and the fds that operations in threads were lent. `with` it: a turn of the calling thread's."""
 
-    def __init__(self, *, is_slow: bool = False, is_measured: bool = False) -> None:
+    def __init__(self, mutex: Mutex | None = None, *, is_slow: bool = False, is_measured: bool = False) -> None:
         """Begin with no thread inside.
 
+        mutex        lets one turn go on at a time; by default a lock of Python's
         is_slow      whether the backing filesystem is
         is_measured  until its answers tell otherwise
         """
-        self.mutex = threading.Lock()
+        self.mutex: Mutex = mutex or threading.Lock()
         self.n_inside = 0
         self.is_home = True
         """Whether the tables are a thread's in its turn, which lets no other thread in while it waits."""
         self.turn = Turn()
         """The turn of the thread that has them; between two turns, of the last."""
+        self.sharers: list[Turn] = []
+        """Of the native core's threads."""
         self._away: list[Turn] = []
         """Turns that they were taken from, and that have not come back yet."""
         self.is_watched = False
@@ -145,30 +184,34 @@ class TablesLock:
         """Whether other threads had the tables since this turn began."""
         return self.turn.was_away
 
-    def under_way(self) -> object | None:
-        """What the turn is in: the same object for as long as it is in one and the same call; None: in none."""
-        try:
-            return self.turn.calls[-1]
-        except IndexError:
-            return None
+    def turns(self) -> set[Turn]:
+        """Those that may be in a call, and keep others from theirs."""
+        return {self.turn, *self.sharers}
 
-    def take_away(self, call: object) -> bool:
-        """Let others have the tables, if the turn is still in that call; by any other thread."""
-        turn = self.turn
-        try:
-            if turn.calls[-1] is not call:
-                return False
-            turn.calls.pop()
-        except IndexError:
+    def take_away(self, turn: Turn, call: object) -> bool:
+        """Let others have the tables, if a turn is still in that call; by any other thread."""
+        if turn.under_way() is not call:
             return False
         turn.n_begun_before = self._n_begun
-        self._away.append(turn)
-        self.mutex.release()  # it was that thread's; its next owner knows nothing of this
+        self._away.append(turn)  # before the note goes: then it may be back, and is to find itself there
+        try:
+            turn.calls.pop()
+        except IndexError:
+            self._away.remove(turn)
+            return False
+        if turn.shared_by is not None:
+            turn.shared_by.unshare()
+        else:
+            self.mutex.release()  # it was that thread's; its next owner knows nothing of this
         turn.was_taken()
         return True
 
     def _come_back(self, turn: Turn) -> None:
         self.mutex.acquire()
+        self.returned(turn)
+
+    def returned(self, turn: Turn) -> None:
+        """A turn has the tables again that they were taken from."""
         self._away.remove(turn)
         self.turn = turn
         turn.was_away |= self._n_begun != turn.n_begun_before
@@ -176,9 +219,9 @@ class TablesLock:
     def call(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """What a call to the backing filesystem returns; others may have the tables meanwhile. `act` makes no other."""
         if self.is_home:
-            if not self.is_watched:
-                return act(*args, **kwargs)
             turn = self.turn
+            if not self.is_watched or turn.shared_by is not None:  # the core's calls of its own are those that wait
+                return act(*args, **kwargs)
             calls = turn.calls
             calls.append(args)
             self.is_used = True
@@ -267,15 +310,16 @@ class TablesLock:
             have_own_umask()
             own.lent = []
         try:
-            with self.mutex:
-                self.n_inside += 1
-                self._n_begun += 1
-                self.is_home = False
-                try:
-                    return act(*args, **kwargs)
-                finally:
-                    self.is_home = True
-                    self.n_inside -= 1
+            self.mutex.acquire()
+            self.n_inside += 1
+            self._n_begun += 1
+            self.is_home = False
+            try:
+                return act(*args, **kwargs)
+            finally:
+                self.is_home = True
+                self.n_inside -= 1
+                self.mutex.release()
         finally:
             lent, own.lent = own.lent, []
             for fd in lent:
@@ -293,7 +337,7 @@ class TablesLock:
 
     def close(self, fd: Fd) -> None:
         """Close an fd that the tables had, and was lent; others may have them meanwhile."""
-        if any(fd in turn.borrowed for turn in self._away):
+        if self.turn.shared_by is not None or any(fd in turn.borrowed for turn in self._away):
             self._left_open.append(fd)
         else:
             self.call(os.close, fd)

@@ -142,8 +142,7 @@ class Vfs:
         """What the native core works on (native/core.h): tables that are changed in place, and methods."""
         lock, nodes, validity = self.lock, self.nodes, self._validity
         return {
-            "lock": lock, "submounts": lock.submounts, "acquire": lock.mutex.acquire, "release": lock.mutex.release,
-            "counters": self.stats,
+            "lock": lock, "turns": lock.mutex, "submounts": lock.submounts, "counters": self.stats,
             "nodes": nodes, "by_nodeid": nodes._by_nodeid, "by_source": nodes._by_source, "learn": nodes.learn,
             "zone_of": nodes.zone_of,
             "open_directories": self.directories._open, "used": self.directories._open.move_to_end,

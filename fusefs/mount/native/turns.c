@@ -1,0 +1,271 @@
+/* Who has the tables: a turn of Python's whole, or requests of the core, which share them.
+ *
+ * Those have them to themselves only between their calls to the backing filesystem (the section), and not while a
+ * turn of Python's has begun and not ended. What others of the core may have changed during a call is what the kernel
+ * lets happen at a time, which is little: it holds the lock of a directory until a change in it is answered. The rest is
+ * found by `is_changed`. */
+#include "core.h"
+
+enum { PATIENCE_NS = 100000, REST_NS = 10000000 };
+
+/* Turns of Python's: a lock that any thread may release. They go first, or they would never have it. */
+
+static PyObject *lock_acquire(TurnsLock *lock, PyObject *Py_UNUSED(nothing)) {
+    pthread_mutex_lock(&lock->mutex); /* nobody who has it waits for the interpreter's */
+    bool is_free = !lock->is_taken && !lock->n_sharing;
+    if (is_free)
+        lock->is_taken = true;
+    else
+        lock->n_waiting++;
+    pthread_mutex_unlock(&lock->mutex);
+    if (is_free)
+        Py_RETURN_NONE;
+    PyThreadState *released = PyEval_SaveThread();
+    pthread_mutex_lock(&lock->mutex);
+    while (lock->is_taken || lock->n_sharing)
+        pthread_cond_wait(&lock->is_free, &lock->mutex);
+    lock->is_taken = true;
+    lock->n_waiting--;
+    pthread_mutex_unlock(&lock->mutex);
+    PyEval_RestoreThread(released);
+    Py_RETURN_NONE;
+}
+
+static PyObject *lock_release(TurnsLock *lock, PyObject *Py_UNUSED(nothing)) {
+    pthread_mutex_lock(&lock->mutex);
+    lock->is_taken = false;
+    pthread_cond_broadcast(&lock->is_free);
+    pthread_mutex_unlock(&lock->mutex);
+    Py_RETURN_NONE;
+}
+
+/* Requests of the core. All without the interpreter's lock, but for `share_no_more`. */
+
+static void share(TurnsLock *lock) {
+    pthread_mutex_lock(&lock->mutex);
+    while (lock->is_taken || lock->n_waiting)
+        pthread_cond_wait(&lock->is_free, &lock->mutex);
+    lock->n_sharing++;
+    pthread_mutex_unlock(&lock->mutex);
+}
+
+static void share_no_more(TurnsLock *lock) {
+    pthread_mutex_lock(&lock->mutex);
+    if (!--lock->n_sharing && lock->n_waiting)
+        pthread_cond_broadcast(&lock->is_free);
+    pthread_mutex_unlock(&lock->mutex);
+}
+
+static PyObject *lock_unshare(TurnsLock *lock, PyObject *Py_UNUSED(nothing)) {
+    share_no_more(lock);
+    Py_RETURN_NONE;
+}
+
+/* It is waited for awake, for as long as it may take if nothing hangs: to be woken for it takes longer, and keeps who
+ * has it from its next request. */
+static void section_begin(CoreRing *ring) {
+    TurnsLock *lock = ring->core->turns_lock;
+    int own = ring->n_slots ? ring->slots[0].queue + 1 : 0;
+    uint64_t begun_ns = 0;
+    while (pthread_mutex_trylock(&lock->section)) {
+        uint64_t at_ns = now_ns();
+        if (at_ns <= ring->patient_from_ns || __atomic_load_n(&lock->section_of, __ATOMIC_RELAXED) == own) {
+            pthread_mutex_lock(&lock->section);
+            break;
+        }
+        if (!begun_ns)
+            begun_ns = at_ns;
+        else if (at_ns - begun_ns > PATIENCE_NS)
+            ring->patient_from_ns = at_ns + REST_NS;
+    }
+    __atomic_store_n(&lock->section_of, own, __ATOMIC_RELAXED);
+}
+
+static void section_end(CoreRing *ring) { pthread_mutex_unlock(&ring->core->turns_lock->section); }
+
+/* Have the tables with others of the core. Without the interpreter's lock. */
+void tables_begin(CoreRing *ring) {
+    share(ring->core->turns_lock);
+    section_begin(ring);
+    ring->has_tables = true;
+}
+
+/* Have them no more, if it has them. */
+void tables_end(CoreRing *ring) {
+    if (!ring->has_tables)
+        return;
+    ring->has_tables = false;
+    section_end(ring);
+    share_no_more(ring->core->turns_lock);
+}
+
+/* A request begins. Returns 0, or -1 with an exception. */
+int turn_begin(Request *request) {
+    CoreRing *ring = request->ring;
+    Core *core = ring->core;
+    request->n_changes_before = core->n_changes;
+    if (PyObject_SetAttr(core->lock, names.turn, ring->turn) < 0 ||
+        PyObject_SetAttr(ring->turn, names.was_away, Py_False) < 0)
+        return -1;
+    return is_empty(core->lock, names._away) ? 0 : add_to(core->lock, names._n_begun, 1); /* for whom they were taken from */
+}
+
+/* It is done. Returns 0, or -1 with an exception. */
+int turn_end(CoreRing *ring) {
+    Py_ssize_t n = PyList_Size(ring->borrowed);
+    return n ? PyList_SetSlice(ring->borrowed, 0, n, NULL) : 0;
+}
+
+/* Note a call, so that it is seen when it takes long, and wake who looks for such. Returns 0, or -1. */
+static int note_call(Request *request) {
+    Core *core = request->core;
+    PyObject *calls = request->ring->calls, *call = PyLong_FromUnsignedLongLong(request->unique), *wakes;
+    int error = call == NULL ? -1 : PyList_Append(calls, call);
+    Py_XDECREF(call);
+    if (error || PyObject_SetAttr(core->lock, names.is_used, Py_True) < 0)
+        return -1;
+    if (!is_true(core->lock, names.rests))
+        return 0;
+    wakes = PyObject_GetAttr(core->lock, names.wakes);
+    if (wakes == NULL || PyObject_SetAttr(core->lock, names.rests, Py_False) < 0)
+        error = -1;
+    else
+        error = is_so(PyObject_CallMethodObjArgs(wakes, names.set, NULL)) < 0 ? -1 : 0;
+    Py_XDECREF(wakes);
+    return error;
+}
+
+/* Calls to the backing filesystem follow, during which others of the core have the tables, and a turn of Python's if
+ * they take long. Returns 0, or -1. */
+int calls_begin(Request *request) {
+    CoreRing *ring = request->ring;
+    request->is_noted = is_true(ring->core->lock, names.is_watched); /* from some moment on it is */
+    if (request->is_noted && note_call(request) < 0)
+        return -1;
+    request->released = PyEval_SaveThread();
+    section_end(ring);
+    return 0;
+}
+
+/* They are done, and we have the tables again. Returns 0, or -1. */
+int calls_end(Request *request) {
+    CoreRing *ring = request->ring;
+    Core *core = ring->core;
+    section_begin(ring);
+    PyEval_RestoreThread(request->released);
+    if (request->is_noted) {
+        Py_ssize_t n = PyList_Size(ring->calls);
+        if (n > 0 && PyList_SetSlice(ring->calls, n - 1, n, NULL) < 0)
+            return -1;
+        if (n <= 0) { /* it was let go of for us */
+            PyThreadState *released = PyEval_SaveThread();
+            section_end(ring);
+            tables_begin(ring);
+            PyEval_RestoreThread(released);
+            PyObject *nothing = PyObject_CallMethodObjArgs(core->lock, names.returned, ring->turn, NULL);
+            if (nothing == NULL)
+                return -1;
+            Py_DECREF(nothing);
+            ring->was_taken = true;
+            request->was_away |= is_true(ring->turn, names.was_away);
+            return 0;
+        }
+    }
+    return PyObject_SetAttr(core->lock, names.turn, ring->turn);
+}
+
+/* Whether another request of the core may be using an fd. */
+bool is_borrowed(const CoreRing *ring, PyObject *fd) {
+    const Core *core = ring->core;
+    for (int at = 0; at < core->n_rings; at++)
+        if (core->rings[at] != ring && PyList_Size(core->rings[at]->borrowed) &&
+            PySequence_Contains(core->rings[at]->borrowed, fd))
+            return true;
+    return false;
+}
+
+/* What others change meanwhile, by nodeid. A number that many have: who finds it in use does more than it needs to. */
+
+static Change *change_of(Core *core, uint64_t nodeid) {
+    return &core->changes[is_root(core, nodeid) ? 1 : nodeid % N_CHANGES];
+}
+
+/* Something about a node was changed, and nothing that was seen of it before is to be believed. */
+void note_change(Request *request, uint64_t nodeid) {
+    Core *core = request->core;
+    request->n_changes_before = change_of(core, nodeid)->n_before = ++core->n_changes; /* its own count for nothing */
+}
+
+static void under_way_no_more(Core *core, uint64_t nodeid, uint64_t other) {
+    change_of(core, nodeid)->n_under_way--;
+    change_of(core, other)->n_under_way--;
+}
+
+/* Calls that change names in a directory, or in two, follow. Returns 0, or -1. */
+int changes_begin(Request *request, uint64_t nodeid, uint64_t other) {
+    change_of(request->core, nodeid)->n_under_way++;
+    change_of(request->core, other)->n_under_way++;
+    int error = calls_begin(request);
+    if (error)
+        under_way_no_more(request->core, nodeid, other);
+    return error;
+}
+
+/* They are done. Returns 0, or -1. */
+int changes_end(Request *request, uint64_t nodeid, uint64_t other) {
+    int error = calls_end(request);
+    under_way_no_more(request->core, nodeid, other);
+    note_change(request, nodeid);
+    note_change(request, other);
+    return error;
+}
+
+/* Whether another request has changed a node, or what is in it, since this one began. */
+bool is_changed(const Request *request, uint64_t nodeid) {
+    const Change *change = change_of(request->core, nodeid);
+    return change->n_under_way || change->n_before > request->n_changes_before;
+}
+
+/* The type. */
+
+static PyObject *lock_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(keywords)) {
+    if (!PyArg_ParseTuple(args, ""))
+        return NULL;
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    TurnsLock *self = (TurnsLock *)allocate(type, 0);
+    if (self == NULL)
+        return NULL;
+    pthread_mutex_init(&self->mutex, NULL);
+    pthread_mutex_init(&self->section, NULL);
+    pthread_cond_init(&self->is_free, NULL);
+    return (PyObject *)self;
+}
+
+static void lock_free(TurnsLock *self) {
+    PyTypeObject *type = Py_TYPE((PyObject *)self);
+    pthread_mutex_destroy(&self->mutex);
+    pthread_mutex_destroy(&self->section);
+    pthread_cond_destroy(&self->is_free);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF(type);
+}
+
+static PyMethodDef lock_methods[] = {
+    {"acquire", (PyCFunction)lock_acquire, METH_NOARGS, "Have the tables alone."},
+    {"release", (PyCFunction)lock_release, METH_NOARGS, "Let others have them; by any thread."},
+    {"unshare", (PyCFunction)lock_unshare, METH_NOARGS, "Let them go for a thread of the core's that is in a call."},
+    {NULL, NULL, 0, NULL},
+};
+static PyType_Slot lock_slots[] = {
+    {Py_tp_doc, "The lock around the tables, which threads of the core share with one another."},
+    {Py_tp_new, lock_new},
+    {Py_tp_dealloc, lock_free},
+    {Py_tp_methods, lock_methods},
+    {0, NULL},
+};
+PyType_Spec turns_lock_spec = {
+    .name = "fusefs.mount.native._core.TurnsLock",
+    .basicsize = sizeof(TurnsLock),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = lock_slots,
+};
