@@ -92,8 +92,9 @@ def a_broken(error: Exception, pool: ThreadPool | None = None) -> Iterator[Kerne
 
 
 @contextmanager
-def a_real(*, is_shared: bool = False, mutex: Mutex | None = None, **named: Any) -> Iterator[tuple[Kernel, Vfs, Path]]:
-    with tempfile.TemporaryDirectory(prefix="trashd-direct-") as name, ExitStack() as stack:
+def a_real(*, is_shared: bool = False, mutex: Mutex | None = None, below: Path | None = None, **named: Any
+) -> Iterator[tuple[Kernel, Vfs, Path]]:
+    with tempfile.TemporaryDirectory(prefix="trashd-direct-", dir=below) as name, ExitStack() as stack:
         root = stack.enter_context(Fd(os.open(name, os.O_PATH)))
         options: dict[str, Any] = {"max_fds": 1000, "timeout_s": 1000, "cache_bytes": 1 << 20, "is_shared": is_shared}
         vfs = Vfs(root, TablesLock(mutex), Counters.in_memory(), **options)

@@ -1,0 +1,183 @@
+"""Threads of the native core have the tables at a time, but for a turn of Python's; and none believes what is old."""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fusefs.core import fuse_protocol as wire
+from fusefs.core.fuse_protocol import Opcode
+from fusefs.mount.tree.vfs import Vfs
+from tests.support.fake_dev_fuse import Kernel, Told
+from tests.support.fsfreeze import frozen
+from tests.support.native_requests import CoreAsked, core_threads
+from tests.support.real_filesystems import loop_volume
+
+pytestmark = [pytest.mark.needs("root", "loop"), pytest.mark.rests_on("native-core")]
+
+LIMIT_S, MOMENT_S, GLANCE_S = 20, 0.2, 0.005
+FILE, NEW = b"file\0", b"new\0"
+CREATE = Opcode.CREATE, wire.CREATE_IN.pack(os.O_WRONLY, 0o100644, 0), NEW
+FIND = Opcode.LOOKUP, b"", FILE
+
+
+class CoreThread:
+    """A thread of a core's, and what it is asked."""
+
+    def __init__(self, new: Callable[[], CoreAsked], stack: ExitStack) -> None:
+        self._executor = stack.enter_context(ThreadPoolExecutor(1))
+        self._asked = self._executor.submit(new).result(LIMIT_S)
+        self._number = self._executor.submit(threading.get_native_id).result(LIMIT_S)
+
+    def asks(self, *request: Any) -> Future[Told | None]:
+        """Opcode, own part, names, nodeid."""
+        return self._executor.submit(self._asked.asked, *request)
+
+    def asked(self, *request: Any) -> Told | None:
+        return self.asks(*request).result(LIMIT_S)
+
+    def is_stuck(self) -> bool:
+        """Whether it waits in the kernel, and can't be woken."""
+        return " D " in Path(f"/proc/self/task/{self._number}/stat").read_text()
+
+
+class Scene:
+    """Two threads of a core, on a filesystem that can be frozen: then changes wait, and looks don't.
+
+    No thread takes the tables from who is in a call.
+    """
+
+    def __init__(self, new: Callable[[], CoreAsked], kernel: Kernel, vfs: Vfs, path: Path, stack: ExitStack) -> None:
+        self.one, self.other = CoreThread(new, stack), CoreThread(new, stack)
+        self.kernel, self.vfs, self.path = kernel, vfs, path
+        self._stack = stack
+
+    def waits(self, *request: Any) -> tuple[Future[Told | None], Callable[[], None]]:
+        """What one thread is asked, and waits in; and what lets it go on."""
+        go_on = self._stack.enter_context(frozen(self.path))
+        asked, end_s = self.one.asks(*request), time.monotonic() + LIMIT_S
+        while not self.one.is_stuck():
+            assert time.monotonic() < end_s
+            time.sleep(GLANCE_S)
+        return asked, go_on
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    with (
+        loop_volume("ext4") as volume,
+        core_threads(volume) as (new, kernel, vfs, path),
+        ExitStack() as threads,
+    ):
+        (path / "file").touch()
+        vfs.lock.watch()
+        assert not kernel.asked(Opcode.LOOKUP, FILE).error  # Python finds out whether letter case matters
+        yield Scene(new, kernel, vfs, path, threads)
+
+
+def is_right(told: Told | None) -> bool:
+    """Whether it was answered, and by the core."""
+    return told is not None and not told.error
+
+
+def elsewhere(scene: Scene) -> int:
+    """A directory with a file, which the tables have open."""
+    made = scene.kernel.asked(Opcode.MKDIR, wire.MKDIR_IN.pack(0o755, 0) + b"elsewhere\0")
+    (scene.path / "elsewhere" / "file").touch()
+    nodeid = int.from_bytes(made.body[:8], "little")
+    assert not scene.kernel.asked(Opcode.LOOKUP, FILE, nodeid).error
+    return nodeid
+
+
+def test_who_is_in_a_call_keeps_no_other_of_the_core_from_the_tables(scene: Scene) -> None:
+    directory = elsewhere(scene)
+    waits, go_on = scene.waits(*CREATE)
+    assert is_right(scene.other.asked(*FIND, directory))
+    assert not waits.done()
+    go_on()
+    assert is_right(waits.result(LIMIT_S))
+
+
+def test_a_turn_begins_when_none_of_the_core_is_in_a_call_and_no_further_one_goes_before_it(scene: Scene) -> None:
+    waits, go_on = scene.waits(*CREATE)
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def turn() -> None:
+        with scene.vfs.lock:
+            has_begun.set()
+            may_end.wait(LIMIT_S)
+
+    threading.Thread(target=turn, daemon=True).start()
+    assert not has_begun.wait(MOMENT_S)
+    further = scene.other.asks(*FIND)
+    go_on()
+    assert has_begun.wait(LIMIT_S)
+    time.sleep(MOMENT_S)
+    assert not further.done()
+    may_end.set()
+    assert is_right(waits.result(LIMIT_S))
+    assert is_right(further.result(LIMIT_S))
+
+
+def test_who_is_in_a_call_for_long_is_waited_for_no_more_and_has_nothing_believed(scene: Scene) -> None:
+    lock = scene.vfs.lock
+    waits, go_on = scene.waits(*CREATE)
+    (turn,) = (turn for turn in lock.sharers if turn.under_way() is not None)
+    call = turn.under_way()
+    assert call is not None
+    assert lock.take_away(turn, call)
+    with lock:
+        assert lock.is_away
+    go_on()
+    told = waits.result(LIMIT_S)
+    assert not lock.is_away
+    assert told is not None
+    assert told.body[16:32] == bytes(16), "neither the name nor what it means"
+    again = scene.one.asked(Opcode.LOOKUP, b"", NEW)
+    assert again is not None
+    assert again.body[16:24] != bytes(8)
+
+
+def test_a_look_at_a_name_is_left_to_python_while_another_changes_one_in_that_directory(scene: Scene) -> None:
+    directory = elsewhere(scene)
+    waits, go_on = scene.waits(*CREATE)
+    assert scene.other.asked(*FIND) is None
+    assert is_right(scene.other.asked(*FIND, directory))
+    go_on()
+    assert is_right(waits.result(LIMIT_S))
+    assert is_right(scene.other.asked(*FIND))
+
+
+def test_what_a_directory_is_is_not_believed_while_another_changes_it(scene: Scene) -> None:
+    def lifetime_s() -> int:
+        told = scene.other.asked(Opcode.GETATTR, bytes(16))
+        assert told is not None
+        return int.from_bytes(told.body[:8], "little")
+
+    waits, go_on = scene.waits(*CREATE)
+    assert not lifetime_s()
+    go_on()
+    assert is_right(waits.result(LIMIT_S))
+    assert lifetime_s()
+
+
+def test_an_fd_that_another_may_be_using_is_not_closed_by_the_core(scene: Scene) -> None:
+    made = scene.one.asked(*CREATE)
+    assert made is not None
+    nodeid, handle = (int.from_bytes(made.body[at : at + 8], "little") for at in (0, 128))
+    mode = wire.SETATTR_IN.pack(wire.FATTR_MODE, 0, 0, 0, 0, 0, 0, 0o600, 0, 0)
+    waits, go_on = scene.waits(Opcode.SETATTR, mode, b"", nodeid)
+    release = struct.pack("=Q16x", handle)
+    assert scene.other.asked(Opcode.RELEASE, release, b"", nodeid) is None
+    os.fstat(handle)
+    go_on()
+    assert is_right(waits.result(LIMIT_S))
