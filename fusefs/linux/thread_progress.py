@@ -29,6 +29,7 @@ class ThreadProgress:
             if state == b"R":
                 return time.clock_gettime(self._clock) - self._worked_s > _LONG_S
             with open(self._path + "/wchan", "rb") as file:
-                return b"futex" not in file.read()
+                where = file.read()
+            return where != b"0" and b"futex" not in where  # 0: it has gone on since
         except OSError:
             return True
