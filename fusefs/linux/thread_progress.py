@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 
-_LONG_S = 0.001
+_LONG_S = 0.003
+"""Of processor time. A virtual processor that its host has taken away counts as one that works."""
 
 
 class ThreadProgress:

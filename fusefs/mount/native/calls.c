@@ -1,6 +1,7 @@
 /* System calls, made without the interpreter's lock: nothing of Python's is touched here. */
 #include "core.h"
 
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
 
@@ -52,4 +53,22 @@ int peek(int dir_fd, const char *name, int flags, Seen *seen) {
 int identify(int dir_fd, const char *name, int flags, Seen *seen) {
     int error = look(dir_fd, name, flags, seen);
     return error ? error : handle_of(dir_fd, name, 0, seen);
+}
+
+/* How often this thread has waited in the kernel. */
+static long n_waits(void) {
+    struct rusage used;
+    return getrusage(RUSAGE_THREAD, &used) < 0 ? -1 : used.ru_nvcsw;
+}
+
+/* Some looks begin, whose time may tell of the filesystem. */
+Timed time_begin(const Core *core) {
+    return (Timed){.ns = now_ns(), .n_waits = core->is_in_doubt ? n_waits() : -1, .tells = true};
+}
+
+/* So many of them were made. */
+void time_end(const Core *core, Timed *timed, int n) {
+    timed->ns = now_ns() - timed->ns;
+    if (timed->n_waits >= 0 && timed->ns > n * core->quick_ns)
+        timed->tells = n_waits() != timed->n_waits;
 }

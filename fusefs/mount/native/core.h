@@ -155,6 +155,7 @@ typedef struct {
     uint64_t top, root_dev;        /* the root's other nodeid; its st_dev */
     int statx_flags;               /* AT_STATX_DONT_SYNC or 0 */
     bool is_shared, tells_xattrs, hides_labels, acts_as_others, hides_trash;
+    bool is_in_doubt;              /* whether the filesystem is slow: when it was last told of */
     double lifetime_s;
     uint64_t quick_ns;             /* a look that takes longer is told */
     char at_rest[24], no_capabilities[24];
@@ -216,6 +217,13 @@ typedef struct {
     } handle;
 } Seen;
 
+/* How long some looks take. */
+typedef struct {
+    uint64_t ns; /* since when; in the end how long */
+    long n_waits;
+    bool tells; /* something of the filesystem: others had the processor if it took long without a wait */
+} Timed;
+
 /* Whether its ids are of our user namespace. */
 static inline bool is_known(const Request *request) {
     return request->uid != UINT32_MAX && request->gid != UINT32_MAX;
@@ -264,7 +272,7 @@ int changed(Core *core, PyObject *node);
 int forget_changed(Request *request, PyObject *source, const Place *place, const Place *other);
 int fd_of_open(Request *request, PyObject *node);
 int counted(PyObject *node, bool is_told);
-int tell_took(Request *request, uint64_t took_ns, int n);
+int tell_took(Request *request, const Timed *timed, int n);
 int is_so(PyObject *said);
 int is_at(PyObject *node, const Place *place, PyObject *name);
 bool is_stores(const char *name);
@@ -288,6 +296,8 @@ int handle_of(int fd, const char *name, int flags, Seen *seen);
 int peek(int dir_fd, const char *name, int flags, Seen *seen);
 int identify(int dir_fd, const char *name, int flags, Seen *seen);
 typedef int Look(int dir_fd, const char *name, int flags, Seen *seen);
+Timed time_begin(const Core *core);
+void time_end(const Core *core, Timed *timed, int n);
 /* The way to look at names in a directory: where nothing is renamed but through the mount, `is_changed` tells of it. */
 static inline Look *looking(const Request *request) {
     return request->core->is_shared || request->was_away ? peek : identify;

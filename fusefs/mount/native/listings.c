@@ -126,14 +126,14 @@ static int look_at_some(Listing *listing, Look *look_at, Listed *some, int n) {
     int n_looked = 0;
     if (calls_begin(request) < 0)
         return -1;
-    uint64_t began_ns = now_ns();
+    Timed timed = time_begin(core);
     for (int at = 0; at < n; at++)
         if (some[at].name != NULL && !some[at].is_told) {
             some[at].error = look_at(listing->place.fd, some[at].found->name, core->statx_flags, &some[at].seen);
             n_looked++;
         }
-    uint64_t took_ns = now_ns() - began_ns;
-    if (calls_end(request) < 0 || (n_looked && tell_took(request, took_ns, n_looked) < 0))
+    time_end(core, &timed, n_looked);
+    if (calls_end(request) < 0 || (n_looked && tell_took(request, &timed, n_looked) < 0))
         return -1;
     bool may_be_two = look_at == identify && (request->was_away || is_changed(request, request->nodeid));
     return may_be_two ? look_at_some(listing, peek, some, n) : 0;

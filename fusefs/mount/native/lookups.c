@@ -102,11 +102,11 @@ int do_lookup(Request *request) {
         return RAISED;
     }
     Look *look_at = looking(request);
-    uint64_t began_ns = now_ns();
+    Timed timed = time_begin(core);
     int error = look_at(place.fd, place.text, core->statx_flags, &seen);
-    uint64_t took_ns = now_ns() - began_ns;
+    time_end(core, &timed, 1);
     PyObject *source = NULL, *node = NULL;
-    if (calls_end(request) < 0 || tell_took(request, took_ns, 1) < 0)
+    if (calls_end(request) < 0 || tell_took(request, &timed, 1) < 0)
         result = RAISED;
     else if ((look_at == identify && request->was_away) || is_changed(request, request->nodeid))
         result = NOT_OURS; /* two inodes may have been seen, or one that has another name by now */
@@ -142,12 +142,12 @@ int do_getattr(Request *request) {
         result = RAISED;
         goto end;
     }
-    uint64_t began_ns = now_ns();
+    Timed timed = time_begin(core);
     int error = reach(core, &known, &seen, &fd);
     if (fd >= 0)
         close(fd);
-    uint64_t took_ns = now_ns() - began_ns;
-    if (calls_end(request) < 0 || tell_took(request, took_ns, 1) < 0)
+    time_end(core, &timed, 1);
+    if (calls_end(request) < 0 || tell_took(request, &timed, 1) < 0)
         result = RAISED;
     else if (!error) {
         int steady = is_steady(core, known.source);

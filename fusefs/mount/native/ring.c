@@ -114,9 +114,11 @@ static void commit(CoreRing *ring, uint64_t token) {
     *ring->sq_tail = tail + 1;
 }
 
-/* Have what is done answered in the end by its steps, which take the tables. */
+/* Have what is done answered in the end by its steps, which take turns. */
 static int tell_later(CoreRing *ring, uint64_t token, const Request *request, uint64_t began_ns) {
     tables_end(ring);
+    if (PyObject_SetAttr(ring->turn, names.shared_by, Py_None) < 0)
+        return -1;
     PyObject *nothing =
         PyObject_CallFunction(ring->later, "KOKIIK", (unsigned long long)token, request->steps,
                               (unsigned long long)request->unique, request->pid, request->opcode,
@@ -125,7 +127,7 @@ static int tell_later(CoreRing *ring, uint64_t token, const Request *request, ui
     PyThreadState *released = PyEval_SaveThread();
     tables_begin(ring);
     PyEval_RestoreThread(released);
-    return nothing == NULL ? -1 : 0;
+    return nothing == NULL ? -1 : PyObject_SetAttr(ring->turn, names.shared_by, ring->core->turns);
 }
 
 /* Answer what has come in an entry. Returns 1: it is; 0: Python has to; -1: an exception. */
@@ -163,7 +165,7 @@ int answer(CoreRing *ring, uint64_t token) {
         put_head(slot, head.unique, result);
     }
     if (turn_end(ring) < 0)
-        result = -failed(core);
+        return -1;
     int is_answered = 1;
     if (result == LATER)
         is_answered = tell_later(ring, token, &request, began_ns);

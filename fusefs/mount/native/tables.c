@@ -65,15 +65,15 @@ int failed(Core *core) {
 }
 
 /* Tell how long some looks have taken together, if that says anything of the filesystem. */
-int tell_took(Request *request, uint64_t took_ns, int n) {
+int tell_took(Request *request, const Timed *timed, int n) {
     Core *core = request->core;
     PyObject *latency = PyObject_GetAttr(core->lock, names._latency);
-    bool tells = latency != NULL && latency != Py_None &&
-                 (took_ns > n * core->quick_ns || is_true(latency, names.is_in_doubt));
+    core->is_in_doubt = latency != NULL && latency != Py_None && is_true(latency, names.is_in_doubt);
+    bool tells = latency != Py_None && timed->tells && (core->is_in_doubt || timed->ns > n * core->quick_ns);
     Py_XDECREF(latency);
-    if (!tells)
+    if (!tells || latency == NULL)
         return PyErr_Occurred() ? -1 : 0;
-    PyObject *ns = PyLong_FromUnsignedLongLong(took_ns), *looks = PyLong_FromLong(n), *nothing = NULL;
+    PyObject *ns = PyLong_FromUnsignedLongLong(timed->ns), *looks = PyLong_FromLong(n), *nothing = NULL;
     if (ns != NULL && looks != NULL)
         nothing = PyObject_CallMethodObjArgs(core->lock, names.took, ns, looks, NULL);
     Py_XDECREF(ns);

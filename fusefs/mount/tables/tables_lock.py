@@ -337,7 +337,7 @@ class TablesLock:
 
     def close(self, fd: Fd) -> None:
         """Close an fd that the tables had, and was lent; others may have them meanwhile."""
-        if self.turn.shared_by is not None or any(fd in turn.borrowed for turn in self._away):
+        if (self.is_home and self.turn.shared_by is not None) or any(fd in turn.borrowed for turn in self._away):
             self._left_open.append(fd)
         else:
             self.call(os.close, fd)
