@@ -136,10 +136,10 @@ def test_who_is_in_a_call_for_long_is_waited_for_no_more_and_has_nothing_believe
     assert call is not None
     assert lock.take_away(turn, call)
     with lock:
-        assert lock.is_away
+        away = lock.is_away
     go_on()
     told = waits.result(LIMIT_S)
-    assert not lock.is_away
+    assert (away, lock.is_away) == (True, False)
     assert told is not None
     assert told.body[16:32] == bytes(16), "neither the name nor what it means"
     again = scene.one.asked(Opcode.LOOKUP, b"", NEW)

@@ -92,7 +92,8 @@ def a_broken(error: Exception, pool: ThreadPool | None = None) -> Iterator[Kerne
 
 
 @contextmanager
-def a_real(*, is_shared: bool = False, mutex: Mutex | None = None, below: Path | None = None, **named: Any
+def a_real(
+    *, is_shared: bool = False, mutex: Mutex | None = None, below: Path | None = None, **named: Any
 ) -> Iterator[tuple[Kernel, Vfs, Path]]:
     with tempfile.TemporaryDirectory(prefix="trashd-direct-", dir=below) as name, ExitStack() as stack:
         root = stack.enter_context(Fd(os.open(name, os.O_PATH)))

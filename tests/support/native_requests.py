@@ -60,7 +60,9 @@ class CoreAsked:
         memory[_ENTRY_AT : _SIZE_AT + 4] = struct.pack("=QQI", 0, unique, len(names))
         memory[_PAYLOAD_AT : _PAYLOAD_AT + len(names)] = names
         self._ring.submit(READ, self._nothing, _TOKEN, address=ctypes.addressof(self._buffer), length=8)
-        found = self._answering.enter(1, inf) or self._answering.enter(1, inf)  # at once if the tables were taken from it
+        found = self._answering.enter(1, inf) or self._answering.enter(
+            1, inf
+        )  # at once if the tables were taken from it
         ((token, result),) = found
         assert token == _TOKEN
         if not result:

@@ -1,11 +1,11 @@
 """Threads that serve while the loop's own waits for the backing filesystem: which call will wait can't be foretold.
 
 A thread looks every two milliseconds whether that one, or one of the native core's, is in the same call as at its last
-look, and is held up there. If so it lets others have the tables, as any thread does for each call that it makes, and another thread reads the kernel's
-requests: it does what looks at something itself, and has changes done by helpers, since those wait where one of them
-waits. When it is in the same request for two milliseconds it is replaced in its turn; its call goes on, and it ends
-with it. When it comes back it goes on where it was, and reads again, which ends the stand-in. While no call is made,
-no thread looks.
+look, and is held up there. If so it lets others have the tables, as any thread does for each call that it makes, and
+another thread reads the kernel's requests: it does what looks at something itself, and has changes done by helpers,
+since those wait where one of them waits. When it is in the same request for two milliseconds it is replaced in its
+turn; its call goes on, and it ends with it. When it comes back it goes on where it was, and reads again, which ends the
+stand-in. While no call is made, no thread looks.
 
 Source  docs/decisions/0021-stand-ins.md
 """

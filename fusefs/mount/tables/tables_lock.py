@@ -86,7 +86,6 @@ class Turn:
         self.was_taken: Callable[[], None] = _nothing
         """Told, by another thread, each time that the tables were taken away from it."""
 
-
     def under_way(self) -> object | None:
         """What it is in: the same object for as long as it is in one and the same call; None: in none."""
         try:
