@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import threading
@@ -181,3 +182,19 @@ def test_an_fd_that_another_may_be_using_is_not_closed_by_the_core(scene: Scene)
     os.fstat(handle)
     go_on()
     assert is_right(waits.result(LIMIT_S))
+
+
+def test_what_the_core_removes_is_held_open_no_longer(scene: Scene) -> None:
+    elsewhere(scene)
+    (scene.path / "elsewhere/file").unlink()
+    held = {fd for fd in os.listdir("/proc/self/fd") if is_at(fd, scene.path / "elsewhere")}
+    assert held, "the tables have it open"
+    assert is_right(scene.one.asked(Opcode.RMDIR, b"", b"elsewhere\0"))
+    assert not (scene.path / "elsewhere").exists()
+    assert not any(is_at(fd, f"{scene.path / 'elsewhere'} (deleted)") for fd in held)
+
+
+def is_at(fd: str, path: Path | str) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return os.readlink(f"/proc/self/fd/{fd}") == str(path)
+    return False

@@ -39,8 +39,8 @@ MOODY = """
 import sys, threading, time
 from fusefs.mount.tables.tables_lock import TablesLock
 begin = TablesLock.__init__
-def begin_moody(self, **named):
-    begin(self, **named)
+def begin_moody(self, *args, **named):
+    begin(self, *args, **named)
     self._latency = None
     def change():
         while True:

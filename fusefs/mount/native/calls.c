@@ -63,7 +63,8 @@ static long n_waits(void) {
 
 /* Some looks begin, whose time may tell of the filesystem. */
 Timed time_begin(const Core *core) {
-    return (Timed){.ns = now_ns(), .n_waits = core->is_in_doubt ? n_waits() : -1, .tells = true};
+    bool is_in_doubt = __atomic_load_n(&core->is_in_doubt, __ATOMIC_RELAXED);
+    return (Timed){.ns = now_ns(), .n_waits = is_in_doubt ? n_waits() : -1, .tells = true};
 }
 
 /* So many of them were made. */

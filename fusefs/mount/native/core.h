@@ -249,7 +249,8 @@ int calls_begin(Request *request);
 int calls_end(Request *request);
 int changes_begin(Request *request, uint64_t nodeid, uint64_t other);
 int changes_end(Request *request, uint64_t nodeid, uint64_t other);
-bool is_borrowed(const CoreRing *ring, PyObject *fd);
+bool is_borrowed(const Core *core, const CoreRing *but, PyObject *fd);
+int close_left(Request *request);
 void note_change(Request *request, uint64_t nodeid);
 bool is_changed(const Request *request, uint64_t nodeid);
 

@@ -164,7 +164,7 @@ int answer(CoreRing *ring, uint64_t token) {
             result = -failed(core);
         put_head(slot, head.unique, result);
     }
-    if (turn_end(ring) < 0)
+    if (turn_end(ring) < 0 || close_left(&request) < 0)
         return -1;
     int is_answered = 1;
     if (result == LATER)

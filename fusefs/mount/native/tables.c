@@ -68,8 +68,9 @@ int failed(Core *core) {
 int tell_took(Request *request, const Timed *timed, int n) {
     Core *core = request->core;
     PyObject *latency = PyObject_GetAttr(core->lock, names._latency);
-    core->is_in_doubt = latency != NULL && latency != Py_None && is_true(latency, names.is_in_doubt);
-    bool tells = latency != Py_None && timed->tells && (core->is_in_doubt || timed->ns > n * core->quick_ns);
+    bool is_in_doubt = latency != NULL && latency != Py_None && is_true(latency, names.is_in_doubt);
+    bool tells = latency != Py_None && timed->tells && (is_in_doubt || timed->ns > n * core->quick_ns);
+    __atomic_store_n(&core->is_in_doubt, is_in_doubt, __ATOMIC_RELAXED); /* it is read during calls */
     Py_XDECREF(latency);
     if (!tells || latency == NULL)
         return PyErr_Occurred() ? -1 : 0;

@@ -174,14 +174,39 @@ int calls_end(Request *request) {
     return PyObject_SetAttr(core->lock, names.turn, ring->turn);
 }
 
-/* Whether another request of the core may be using an fd. */
-bool is_borrowed(const CoreRing *ring, PyObject *fd) {
-    const Core *core = ring->core;
+/* Whether another request of the core may be using an fd; or any, without `but`. */
+bool is_borrowed(const Core *core, const CoreRing *but, PyObject *fd) {
     for (int at = 0; at < core->n_rings; at++)
-        if (core->rings[at] != ring && PyList_Size(core->rings[at]->borrowed) &&
+        if (core->rings[at] != but && PyList_Size(core->rings[at]->borrowed) &&
             PySequence_Contains(core->rings[at]->borrowed, fd))
             return true;
     return false;
+}
+
+/* Close what Python's code has left open meanwhile (TablesLock.close), and nobody may be using: what is removed takes
+ * its place as long as it is open. Returns 0, or -1 with an exception. */
+int close_left(Request *request) {
+    Core *core = request->ring->core;
+    if (is_empty(core->lock, names._left_open) || !is_empty(core->lock, names._away))
+        return 0;
+    PyObject *left = PyObject_GetAttr(core->lock, names._left_open);
+    int error = left == NULL ? -1 : 0;
+    for (Py_ssize_t at = 0; !error && at < PyList_Size(left);) {
+        PyObject *fd = PyList_GetItem(left, at);
+        if (is_borrowed(core, NULL, fd)) {
+            at++;
+            continue;
+        }
+        int number = (int)PyLong_AsLong(fd);
+        error = PyList_SetSlice(left, at, at + 1, NULL);
+        if (!error && (error = calls_begin(request)) == 0) {
+            close(number);
+            error = calls_end(request); /* others may have changed the list */
+            at = 0;
+        }
+    }
+    Py_XDECREF(left);
+    return error;
 }
 
 /* What others change meanwhile, by nodeid. A number that many have: who finds it in use does more than it needs to. */
