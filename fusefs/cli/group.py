@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from importlib import import_module
 
 import click
@@ -9,11 +10,17 @@ import click
 from fusefs.cli.output import failed, wants_json
 from fusefs.core.errors import EXIT_CODES, Exit, UsageError
 
-_COMMANDS = (
-    "init", "swap", "rm", "sweep", "plan", "check", "holders", "list", "restore", "keep", "reap", "status", "pause",
-    "resume", "quarantine", "mount", "umount", "stats", "service", "config", "doctor",
-)  # fmt: skip
+_SECTIONS = {
+    "Use": ("swap", "rm", "list", "restore", "keep", "reap", "check", "holders"),
+    "Select": ("sweep", "plan"),
+    "Watch": ("status", "stats", "doctor"),
+    "Administer": (
+        "init", "mount", "umount", "service", "pause", "resume", "quarantine", "config",
+    ),
+}  # fmt: skip
 """In the order in which people meet them; each is the `command` of its module, which has its name."""
+_COMMANDS = tuple(name for names in _SECTIONS.values() for name in names)
+_N_MEANT = 3
 _OLD_NAMES = {"reaper": ("service", "run")}
 """They work as ever, and are not listed."""
 
@@ -36,6 +43,31 @@ class LazyGroup(click.Group):
         command: click.Command = import_module(f"fusefs.cli.{cmd_name}").command
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """What is to be run. `help` is the help of what follows; of an unknown one those are told that may be meant."""
+        if args[0] == "help":
+            args = [*args[1:], "--help"]
+            if len(args) == 1:
+                click.echo(ctx.get_help())
+                ctx.exit()
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError:
+            meant = get_close_matches(args[0], _COMMANDS, _N_MEANT)
+            if not meant:
+                raise
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {' or '.join(meant)}?")
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """By what they are for."""
+        for section, names in _SECTIONS.items():
+            commands = [(name, self.get_command(ctx, name)) for name in names]
+            with formatter.section(section):
+                width = max(map(len, _COMMANDS))
+                formatter.write_dl([(f"{name:<{width}}", one.get_short_help_str()) for name, one in commands if one])
+
 
 class OrderedGroup(click.Group):
     """A group whose commands are listed as they were defined, as people need them: click itself sorts by name."""
@@ -56,7 +88,7 @@ def _tell_exit_codes() -> str:
 
 
 @click.command(cls=LazyGroup, epilog=_tell_exit_codes(), context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="trashd", prog_name="trashd")
+@click.version_option(None, "-V", "--version", package_name="trashd", prog_name="trashd")
 def trashd() -> None:
     """Empty huge directories at once, and take it back if that was a mistake.
 
@@ -68,7 +100,7 @@ def trashd() -> None:
       trashd swap /scratch/job         an empty /scratch/job now; the old tree is kept for 24 h
       trashd rm old.log builds/        gone, restorable
       trashd list                      what can be restored
-      trashd restore ID                take it back
+      trashd restore /scratch/job      take it back
       trashd reap                      let go what has expired
     """
 

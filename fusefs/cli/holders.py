@@ -7,7 +7,8 @@ import os
 import click
 
 from fusefs.cli import output
-from fusefs.cli.options import PathBytes, json_option, volume_option
+from fusefs.cli.id_completion import OrphanIdOrPath
+from fusefs.cli.options import json_option, volume_option
 from fusefs.core.names import is_container_id
 from fusefs.core.printable_names import printable
 from fusefs.linux.act_as_user import user_name
@@ -17,7 +18,7 @@ from fusefs.store.tree_holders import HeldTree, holders_of, holders_of_path
 
 
 @click.command("holders", short_help="List the processes that work in a tree.", no_args_is_help=True)
-@click.argument("what", type=PathBytes(), metavar="ID|DIR")
+@click.argument("what", type=OrphanIdOrPath(), metavar="ID|DIR")
 @volume_option
 @json_option
 def command(what: bytes, volumes: tuple[bytes, ...], as_json: bool) -> int:

@@ -7,6 +7,7 @@ import time
 import click
 
 from fusefs.cli import output
+from fusefs.cli.id_completion import OrphanId
 from fusefs.cli.options import DURATION, json_option, volume_option
 from fusefs.cli.settle_first import tended
 from fusefs.core.durations import format_duration
@@ -16,7 +17,7 @@ from fusefs.store.pin import KeepFor, PinnedOrphan, Term, UsualTerm, keep_by_id
 
 
 @click.command("keep", short_help="Keep an orphan longer, or until you release it.", no_args_is_help=True)
-@click.argument("identifier", metavar="ID")
+@click.argument("identifier", metavar="ID", type=OrphanId())
 @click.option(
     "--for", "seconds", type=DURATION, metavar="DURATION", help="So long from now on; default: until released."
 )

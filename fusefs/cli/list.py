@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 
 import click
@@ -13,6 +14,7 @@ from fusefs.cli.wall_clock import watched
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import WAY_OUT, TrashdError
 from fusefs.core.lifecycle import State
+from fusefs.core.names import ID_RANDOM_CHARS
 from fusefs.core.printable_names import printable
 from fusefs.core.record import Method
 from fusefs.linux.act_as_user import user_name
@@ -33,7 +35,7 @@ def command(volumes: tuple[bytes, ...], as_json: bool) -> int:
     An orphan is what a swap, a removal or a sweep took away, in the trash store of its filesystem. Everybody sees his
     own, root everybody's. No tree is walked, so this is quick whatever they hold. What lies in a drop folder becomes
     an orphan first, and what a killed command left is settled. Of an origin that is told as swept a sweep took some,
-    and the directory itself is still there.
+    and the directory itself is still there. On a terminal the ends of ids are shown, which are enough.
 
     \b
     Examples:
@@ -52,7 +54,8 @@ def command(volumes: tuple[bytes, ...], as_json: bool) -> int:
     if not found:
         click.echo("no orphans", err=True)
         return max(codes, default=0)
-    rows = [("ID", "AGE", "LEFT", "OWNER", "STATE", "ORIGIN"), *(_row(entry, now_ns) for entry in found)]
+    shown = ID_RANDOM_CHARS if sys.stdout.isatty() else 0  # the end of an id is enough, and leaves room for the rest
+    rows = [("ID", "AGE", "LEFT", "OWNER", "STATE", "ORIGIN"), *(_row(entry, now_ns, shown) for entry in found)]
     for line in output.aligned(rows):
         print(line)
     if any(entry.problem for entry in found):
@@ -60,7 +63,9 @@ def command(volumes: tuple[bytes, ...], as_json: bool) -> int:
     return max(codes, default=0)
 
 
-def _row(entry: ListedContainer, now_ns: int) -> tuple[str, ...]:
+def _row(entry: ListedContainer, now_ns: int, n_chars: int) -> tuple[str, ...]:
+    """n_chars: of the id, at its end; 0: all of it"""
+    identifier = entry.id[-n_chars:]
     left = entry.left_s(now_ns)
     kept = "kept" if left is None else format_duration(left) if left > 0 else "expired"
     shown = "-" if entry.state in _PAST else kept
@@ -71,7 +76,7 @@ def _row(entry: ListedContainer, now_ns: int) -> tuple[str, ...]:
         state += " (partly reaped)"
     note = f"  # {printable(entry.note.encode('utf-8', 'replace'))}" if entry.note else ""
     if entry.problem:
-        return (entry.id, "?", "?", user_name(entry.uid), "unreadable", entry.problem)
+        return (identifier, "?", "?", user_name(entry.uid), "unreadable", entry.problem)
     age = format_duration((now_ns - entry.created_ns - entry.clock_set_ns) // 1_000_000_000)
     swept = " (swept)" if entry.method is Method.SWEEP else ""
-    return (entry.id, age, shown, user_name(entry.uid), state, output.origin(entry.origin) + swept + note)
+    return (identifier, age, shown, user_name(entry.uid), state, output.origin(entry.origin) + swept + note)

@@ -12,6 +12,7 @@ import click
 
 from fusefs.cli import output
 from fusefs.cli.group import OrderedGroup
+from fusefs.cli.id_completion import OrphanId
 from fusefs.cli.options import PathBytes, json_option, volume_option
 from fusefs.cli.progress_bar import ProgressSink, bar
 from fusefs.cli.reap import tell_unvouched
@@ -116,7 +117,7 @@ def retry_command(identifiers: tuple[str, ...], everything: bool, volumes: tuple
 
 
 @command.command("restore", short_help="Take back what is left of it.", no_args_is_help=True)
-@click.argument("identifier", metavar="ID")
+@click.argument("identifier", metavar="ID", type=OrphanId())
 @click.option("--to", type=PathBytes(), metavar="PATH", help="Restore to PATH, which must not exist, instead.")
 @volume_option
 @json_option
@@ -136,7 +137,7 @@ def restore_command(identifier: str, to: bytes | None, volumes: tuple[bytes, ...
 
 
 @command.command("delete", short_help="Delete it all the same; as root, whoever's it is.", no_args_is_help=True)
-@click.argument("identifiers", nargs=-1, required=True, metavar="ID…")
+@click.argument("identifiers", nargs=-1, required=True, metavar="ID…", type=OrphanId())
 @click.option("--yes", is_flag=True, help="Don't ask; needed where there is no terminal.")
 @click.option("--with-stores", is_flag=True, help="Trash stores in it go too, but for what is pinned there.")
 @volume_option

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import click
 
 from fusefs.cli import output
+from fusefs.cli.id_completion import OrphanId
 from fusefs.cli.options import json_option, tempo_options, threads_option, volume_option
 from fusefs.cli.reap_foreground import ReapOptions, has_expired, is_named, is_unpinned, reap_all
 from fusefs.cli.settle_first import tended
@@ -31,7 +32,7 @@ _REAPABLE = (State.ORPHANS, State.REAPING)
 
 
 @click.command("reap", short_help="Delete orphans for good.")
-@click.argument("identifiers", nargs=-1, metavar="[ID…]")
+@click.argument("identifiers", nargs=-1, metavar="[ID…]", type=OrphanId())
 @click.option("--all", "everything", is_flag=True, help="All of your own orphans but the pinned ones.")
 @click.option("--pinned", is_flag=True, help="All of your own that are pinned (trashd keep); only with --now.")
 @click.option("--now", is_flag=True, help="Don't wait for their retention to end.")

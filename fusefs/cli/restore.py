@@ -7,38 +7,49 @@ import os
 import click
 
 from fusefs.cli import output
-from fusefs.cli.options import PathBytes, json_option, volume_option
+from fusefs.cli.id_completion import OrphanIdOrPath
+from fusefs.cli.options import ParsedValue, PathBytes, json_option, volume_option
+from fusefs.cli.restore_choice import chosen
 from fusefs.cli.settle_first import tended
 from fusefs.core.errors import Incomplete
 from fusefs.core.printable_names import printable, shell_word
-from fusefs.store.find_orphans import find_container
+from fusefs.linux.user_names import uid_of
 from fusefs.store.restore import Restored
 from fusefs.store.restore_by_id import restore_by_id
 
 
 @click.command("restore", short_help="Take an orphan, or a part of it, back.", no_args_is_help=True)
-@click.argument("identifier", metavar="ID")
+@click.argument("word", metavar="ID|PATH", type=OrphanIdOrPath())
 @click.argument("inside", type=PathBytes(), required=False, metavar="[PATH-INSIDE]")
 @click.option("--to", type=PathBytes(), metavar="PATH", help="Restore to PATH, which must not exist, instead.")
+@click.option("--user", "uid", type=ParsedValue("user", uid_of), metavar="USER", help="Whose orphan, for root.")
 @volume_option
 @json_option
-def command(identifier: str, inside: bytes | None, to: bytes | None, volumes: tuple[bytes, ...], as_json: bool) -> int:
+def command(
+    word: bytes, inside: bytes | None, to: bytes | None, uid: int | None, volumes: tuple[bytes, ...], as_json: bool
+) -> int:
     """Put an orphan back where it was, or to another place on the same filesystem.
+
+    It is named by its ID, as long a part of that as is unique, or by the PATH that it was taken from; a path below
+    that restores this part alone. Of several that came from there you are asked which, on a terminal. By a path you
+    restore your own; root says with --user whose is meant.
 
     The fresh directory makes way for it; if something was written there meanwhile, that becomes an orphan of its
     own, kept for a week. What a sweep took goes back into the directory that it came from; where a name is taken
-    by now it stays an orphan, is told (exit code 13), and the same command brings it once the name is free. ID may be
-    cut short as long as it is unique. Root restores a user's orphan as that user; with --to as root.
+    by now it stays an orphan, is told (exit code 13), and the same command brings it once the name is free. Root
+    restores a user's orphan as that user; with --to as root.
 
     \b
     Examples:
-      trashd restore 20261121T032253.555Z-job-2fe7e4cb8ba8
+      trashd restore /scratch/job
+      trashd restore /scratch/job/results/final.csv
       trashd restore 2fe7e4cb8ba8 --to /scratch/job.old
       trashd restore 2fe7e4cb8ba8 results/final.csv
     """
     kernel = tended(volumes)
-    entry = find_container(kernel, volumes, identifier)
-    done = restore_by_id(kernel, volumes, entry, None if inside is None else os.path.normpath(inside), to)
+    part = None if inside is None else os.path.normpath(inside)
+    one, part = chosen(kernel, volumes, word, part, uid, as_json=as_json)
+    done = restore_by_id(kernel, volumes, one.entry, part, to)
     return tell_restored(done, as_json=as_json)
 
 

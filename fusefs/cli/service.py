@@ -12,14 +12,16 @@ from fusefs.cli.group import OrderedGroup
 from fusefs.cli.options import PathBytes, json_option
 from fusefs.cli.service_files import (
     InstalledFile,
+    brought_by_package,
     find_command,
+    out_of_reach,
     pieces_for_all,
     pieces_for_uring,
     pieces_for_user,
     who_else_may_change,
 )
 from fusefs.cli.service_install import FileOutcome, FileReport, Installation
-from fusefs.core.errors import Busy, Incomplete, NotFound, NotPermitted, TrashdError, UsageError
+from fusefs.core.errors import Busy, Incomplete, NotFound, NotPermitted, Refused, TrashdError, UsageError
 from fusefs.core.printable_names import printable
 from fusefs.linux import systemd
 
@@ -110,7 +112,8 @@ def install_command(for_user: bool, root: str, prefix: str, uring: bool | None, 
 
     Units, sysusers.d, tmpfiles.d, the man page, the helper of mount(8), and an example of the configuration. Doing it
     again changes nothing; after an upgrade it brings all up to date. What you edited, or what is not ours, stays as
-    it is: the new text is put beside it as FILE.new.
+    it is: the new text is put beside it as FILE.new. Where users could not run this trashd, or a package has put the
+    units in place, nothing is done.
 
     With --uring mounts get their messages by io_uring (Linux 6.14), so that no other core is woken for each. That is
     a switch of the whole machine. First a small mount tries whether this kernel lets clients go when their daemon is
@@ -126,6 +129,8 @@ def install_command(for_user: bool, root: str, prefix: str, uring: bool | None, 
     home.check_permitted()
     if for_user and uring is not None:
         raise UsageError("--uring with --user", "the switch is the machine's: sudo trashd service install --uring")
+    if home.is_this_machine():
+        home.check_sensible()
     installation = home.open(is_dry=dry_run)
     if uring and home.is_this_machine() and not dry_run:
         service_uring.set_switch()
@@ -239,6 +244,17 @@ class _InstallPlace:
         """Raises  NotPermitted, before anything is half done"""
         if not self._for_user and self._root == "/" and os.geteuid():
             raise NotPermitted("the machine's services are root's", "sudo trashd service …, or --user for your own")
+
+    def check_sensible(self) -> None:
+        """Raises  Refused: users could not run what would be installed for them, or a package has it in place"""
+        packaged = brought_by_package()
+        if packaged is not None and self._prefix != "/usr":
+            hint = "it needs nothing but: systemctl enable --now trashd-reaper"
+            raise Refused(f"a package brought {printable(os.fsencode(packaged))}", hint)
+        closed = out_of_reach(find_command())
+        if closed is not None:
+            hint = "PIPX_HOME=/opt/pipx PIPX_BIN_DIR=/usr/local/bin pipx install trashd, and run that one"
+            raise Refused(f"{printable(os.fsencode(closed))} is closed to users, who could not run this trashd", hint)
 
     def open(self, *, is_dry: bool = False) -> Installation:
         """What is installed there."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -18,9 +19,8 @@ _IN_UNITS = "/usr/bin/trashd"
 _SYSTEM_UNITS = (
     "trashd-reaper.service", "trashd-mount@.service", "trashd-sweep.service", "trashd-sweep.timer", "trashd.slice",
 )  # fmt: skip
-
-
 _URING = ("tmpfiles.d/trashd-uring.conf", "modprobe.d/trashd-uring.conf")
+_PACKAGED = tuple(f"{place}/systemd/system/trashd-reaper.service" for place in ("/usr/lib", "/lib"))
 
 
 class InstalledFile(NamedTuple):
@@ -102,10 +102,32 @@ def who_else_may_change(command: str) -> str | None:
 
     Links are followed: a virtual environment's command is its interpreter's too.
     """
-    for path in dict.fromkeys((command, os.path.realpath(command), os.path.realpath(sys.executable))):
+    for path in _run_by(command):
         for part in (path, *map(str, Path(path).parents)):
             st = os.stat(part)
             is_sticky_dir = os.path.isdir(part) and bool(st.st_mode & 0o1000)
             if st.st_uid != 0 or (st.st_mode & 0o022 and not is_sticky_dir):
                 return part
     return None
+
+
+def out_of_reach(command: str) -> str | None:
+    """The first part of a command's path that not everybody may pass or read, so that users can't run it; None: all is
+    well.
+    """
+    for path in (*_run_by(command), str(_PACKAGE)):
+        for part in (*map(str, reversed(Path(path).parents)), path):
+            needed = stat.S_IXOTH if os.path.isdir(part) else stat.S_IROTH
+            if not os.stat(part).st_mode & needed:
+                return part
+    return None
+
+
+def _run_by(command: str) -> list[str]:
+    """The files that are run when a command is: links are followed."""
+    return list(dict.fromkeys((command, os.path.realpath(command), os.path.realpath(sys.executable))))
+
+
+def brought_by_package() -> str | None:
+    """The reaper's unit where a distribution's package puts it, if there is one."""
+    return next((unit for unit in _PACKAGED if os.path.lexists(unit)), None)

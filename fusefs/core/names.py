@@ -19,6 +19,8 @@ VolumeId = NewType("VolumeId", str)
 
 STORE = Name(b".trashd")
 ID_MAX_BYTES = 200
+ID_RANDOM_CHARS = 12
+"""At the end of an id, by which alone people may name it."""
 _SLUG_MAX = 120
 _ID = re.compile(r"\d{8}T\d{6}\.\d{3}Z-[A-Za-z0-9._-]{0,120}-[0-9a-f]{12}", re.ASCII)
 _VOLUME_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)

@@ -7,7 +7,7 @@ from calendar import monthrange
 from collections.abc import Callable
 from datetime import MAXYEAR, UTC, datetime, timedelta
 
-from fusefs.core.durations import parse_duration
+from fusefs.core.durations import is_duration, parse_duration
 
 SECOND_NS = 10**9
 CivilTime = tuple[int, int, int, int, int, int, int, int, int]
@@ -50,10 +50,9 @@ def parse_when(
         return _civil_ns(text, found, local_s)
     if re.fullmatch(r"[0-9]+", text, re.ASCII):
         raise ValueError(f"{text!r} of what? Write {text}d for days, {text}h for hours; a date as 2026-11-01")
-    if found := re.fullmatch(r"[0-9]+([A-Za-z]+)", text):
-        if found[1] not in ("s", "m", "h", "d", "w"):
-            raise ValueError(f"{text!r}: there is no unit {found[1]!r}: s, m (minutes), h, d or w")
-    elif not re.fullmatch(r"(?:[0-9]+[smhdw])+", text):
+    if not is_duration(text):
+        if found := re.fullmatch(r"[0-9]+ ?([A-Za-z]+)", text):
+            raise ValueError(f"{text!r}: there is no unit {found[1]!r}: s, m (minutes), h, d, w, month or y")
         raise ValueError(f"{text!r} is not a time: {_HOW}")
     span_ns = parse_duration(text) * SECOND_NS
     return now_ns - span_ns if cutoff_ns is None else cutoff_ns(span_ns)

@@ -28,7 +28,7 @@ from fusefs.store.tidy_folder import prepared, tend, told
 from fusefs.store.user_folders import FolderRefusal
 from fusefs.store.victim_rename import DirectRename, VisibleRename
 
-_LEAST_CHARS = 4
+ID_LEAST_CHARS = 4
 """Of an id that is cut short: what a script's empty variable begins is every orphan, perhaps the only one."""
 T = TypeVar("T")
 
@@ -176,9 +176,9 @@ def find_container(
     clocks  what is remembered of the wall clock
     Raises  NotFound; UsageError if several have it, or it is too short to be meant
     """
-    if len(identifier) < _LEAST_CHARS:
+    if len(identifier) < ID_LEAST_CHARS:
         raise UsageError(
-            f"'{printable(os.fsencode(identifier))}' is no id", f"give at least {_LEAST_CHARS} characters of it"
+            f"'{printable(os.fsencode(identifier))}' is no id", f"give at least {ID_LEAST_CHARS} characters of it"
         )
     lost: list[TrashdError] = []
     silent: list[bytes] = []
@@ -186,11 +186,15 @@ def find_container(
     exact = [entry for entry in listed if entry.id == identifier]
     found = exact or [e for e in listed if e.id.startswith(identifier) or e.id.endswith(identifier)]
     if not found:
-        hint = f"it may be on {', '.join(map(printable, silent))}, which does not answer" if silent else ""
-        raise lost[0] if lost else NotFound(os.fsencode(identifier), hint)
+        raise lost[0] if lost else NotFound(os.fsencode(identifier), not_looked_at(silent))
     if len({entry.id for entry in found}) > 1:
         raise UsageError(f"{identifier} could be {found[0].id} or {found[1].id}", "give more of the id")
     return found[0] if len(found) == 1 else _the_one_in(volumes, found)
+
+
+def not_looked_at(silent: Sequence[bytes]) -> str:
+    """A hint for who does not find what he looks for, if some mount points did not answer."""
+    return f"it may be on {', '.join(map(printable, silent))}, which does not answer" if silent else ""
 
 
 def _the_one_in(volumes: Sequence[bytes], found: Sequence[ListedContainer]) -> ListedContainer:

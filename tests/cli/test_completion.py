@@ -1,8 +1,14 @@
 """What a shell is told that completes a command line."""
 
+from pathlib import Path
+
 import pytest
 
-from tests.support.trashd_command import trashd
+from tests.support.make_trees import make_tree
+from tests.support.other_users import as_user
+from tests.support.trashd_command import swapped, trashd
+
+USER = 65_534
 
 
 @pytest.mark.parametrize(
@@ -19,6 +25,24 @@ def test_an_old_name_of_a_command_is_not_offered() -> None:
 @pytest.mark.parametrize("typed", ["trashd swap d", "trashd list --volume d", "trashd mount d"])
 def test_a_shell_completes_paths_by_itself(typed: str) -> None:
     assert completed(typed) == ["file,d"]
+
+
+@pytest.mark.needs("root")
+@pytest.mark.parametrize("command", ["restore", "keep", "reap", "holders", "quarantine delete"])
+def test_a_shell_completes_the_callers_own_ids_by_either_end(volume: Path, command: str) -> None:
+    identifier = swapped(make_tree(volume / "job", {"file": ""}))["id"]
+    end = identifier[-12:]
+    assert f"plain,{identifier}" in completed(f"trashd {command} {identifier[:-4]}")
+    assert completed(f"trashd {command} {end[:8]}") == [f"plain,{end}"]
+    told = as_user(USER, lambda: completed(f"trashd {command} {end[:8]}"))
+    assert f"plain,{end}" not in told
+
+
+@pytest.mark.needs("root")
+def test_a_path_is_a_path_wherever_an_id_may_be_meant(volume: Path) -> None:
+    swapped(make_tree(volume / "job", {"file": ""}))
+    for typed in ("./2", "2/", "job"):
+        assert completed(f"trashd restore {typed}") == [f"file,{typed}"]
 
 
 def completed(typed: str) -> list[str]:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.cli.service_files import InstalledFile, unit_word
+from fusefs.cli.service_files import InstalledFile, find_command, out_of_reach, unit_word
 from fusefs.cli.service_install import FileOutcome, decide
 from fusefs.core.uring_reasons import SWITCH
 from tests.support.booted_systemd import REPO
@@ -208,6 +208,19 @@ def test_the_machines_services_are_roots() -> None:
     done = run_as(12345, ["/bin/sh", "-c", f"{REPO}/.venv/bin/trashd service install"])
     assert done.returncode == 4
     assert b"--user" in done.stderr
+
+
+@pytest.mark.parametrize(("closed", "mode"), [("above", 0o750), ("above/command", 0o750)])
+def test_a_command_that_users_cannot_run_is_no_service_of_theirs(tmp_path: Path, closed: str, mode: int) -> None:
+    for directory in (tmp_path, *tmp_path.parents[:2]):
+        directory.chmod(0o755)
+    command = tmp_path / "above/command"
+    command.parent.mkdir()
+    command.write_text("#!/bin/sh")
+    command.chmod(0o755)
+    assert out_of_reach(str(command)) == out_of_reach(find_command())
+    (tmp_path / closed).chmod(mode)
+    assert out_of_reach(str(command)) == str(tmp_path / closed)
 
 
 def test_a_manifest_that_nobody_understands_stops_it(tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ def test_caller_says_what_holds_without_files() -> None:
 # What is wrong.
 
 WRONG = {
-    "retention": ("90", "1.5", "true", "1979-05-27", "[]", "{}", '"1y"', '""', '"-1h"', '"24h\\u0000"'),
+    "retention": ("90", "1.5", "true", "1979-05-27", "[]", "{}", '"1q"', '""', '"-1h"', '"24h\\u0000"'),
     "minimum_age": ('"never"', "inf"),
     "keep": ('"/a"', "[1]", '[""]', '["keep/*"]', '[["/a"]]', '["/a\\u0000"]'),
     "authority": ('"nobody"', "true", '["root"]'),

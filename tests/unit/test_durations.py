@@ -13,7 +13,19 @@ from fusefs.core.durations import DURATION_MAX_S, SECONDS, format_duration, pars
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("0", 0), ("90s", 90), ("15m", 900), ("24h", 86_400), ("3d", 259_200), ("2w", 1_209_600)],
+    [
+        ("0", 0),
+        ("90s", 90),
+        ("15m", 900),
+        ("24h", 86_400),
+        ("3d", 259_200),
+        ("2w", 1_209_600),
+        ("1y", 31_557_600),
+        ("2 weeks", 1_209_600),
+        ("1day", 86_400),
+        ("1month", 2_629_800),
+        ("90 min", 5400),
+    ],
 )
 def test_number_and_unit_are_seconds(text: str, seconds: int) -> None:
     assert parse_duration(text) == seconds
@@ -21,9 +33,29 @@ def test_number_and_unit_are_seconds(text: str, seconds: int) -> None:
 
 def test_sum_of_units_is_their_sum() -> None:
     assert parse_duration("1d12h30s") == 86_400 + 43_200 + 30
+    assert parse_duration("1 day 12 hours") == 86_400 + 43_200
 
 
-@pytest.mark.parametrize("text", ["", " ", "h", "1.5h", "-1h", "1 h", "1y", "\u0663h", "\u0663", "1h\n", "0x10", "1h2"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " ",
+        "h",
+        "1.5h",
+        "-1h",
+        "1  h",
+        " 1h",
+        "1h ",
+        "1Y",
+        "1 fortnight",
+        "\u0663h",
+        "\u0663",
+        "1h\n",
+        "0x10",
+        "1h2",
+    ],
+)
 def test_anything_else_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a duration"):
         parse_duration(text)

@@ -1,0 +1,95 @@
+"""Ids of orphans as a shell completes them: the caller's own, in a moment, whatever hangs somewhere."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fusefs.cli.options import PathBytes
+from fusefs.core.names import ID_RANDOM_CHARS
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+_LIMIT_S = 0.15
+
+
+class OrphanId(click.ParamType[str]):
+    """An id, or a part of one."""
+
+    name = "id"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """As it was typed."""
+        return str(value)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Those of the caller's own orphans."""
+        return _offered(incomplete)
+
+
+class OrphanIdOrPath(PathBytes):
+    """An id, or a path."""
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Ids, where it may be one."""
+        offered = [] if "/" in incomplete or incomplete.startswith(".") else _offered(incomplete)
+        return offered or super().shell_complete(ctx, param, incomplete)
+
+
+def _offered(incomplete: str) -> list[CompletionItem]:
+    """Ids that begin so, and the ends of those whose end does; with what they were."""
+    from click.shell_completion import CompletionItem
+
+    offered = []
+    for identifier, origin in _own():
+        if identifier.startswith(incomplete):
+            offered.append(CompletionItem(identifier, help=origin))
+        elif identifier[-ID_RANDOM_CHARS:].startswith(incomplete):
+            offered.append(CompletionItem(identifier[-ID_RANDOM_CHARS:], help=origin))
+    return offered
+
+
+def _own() -> list[tuple[str, str]]:
+    """The ids of what the caller has in all stores that are known, and where that came from; newest first.
+
+    A child looks, as a dead mount blocks whoever looks at it: what it has not told in time is not offered.
+    """
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(reading)
+            _tell(writing)
+        finally:
+            os._exit(0)  # an error is no reason to disturb who types
+    os.close(writing)
+    told, end_s = b"", time.monotonic() + _LIMIT_S
+    with suppress(OSError):
+        while select.select([reading], [], [], max(0.0, end_s - time.monotonic()))[0]:
+            part = os.read(reading, 1 << 16)
+            if not part:
+                break
+            told += part
+    os.close(reading)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, os.WNOHANG)  # what hangs in the kernel ends when it can; we do now
+    pairs = [line.split(b"\t", 1) for line in told.split(b"\n")[:-1]]
+    return [(identifier.decode(), origin.decode()) for identifier, origin in reversed(pairs)]
+
+
+def _tell(writing: int) -> None:
+    from fusefs.cli.output import origin
+    from fusefs.linux.kernel import Kernel
+    from fusefs.store.find_orphans import all_entries
+
+    own = os.geteuid()
+    lines = [f"{entry.id}\t{origin(entry.origin)}\n" for entry in all_entries(Kernel(), (), []) if entry.uid == own]
+    with os.fdopen(writing, "wb") as pipe:
+        pipe.write("".join(lines).encode())

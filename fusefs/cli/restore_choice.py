@@ -1,0 +1,93 @@
+"""Which orphan `trashd restore` means: by its id, or by the path that it came from."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+import click
+
+from fusefs.cli import output
+from fusefs.core.durations import format_duration
+from fusefs.core.errors import NotFound, NotPermitted, Refused, TrashdError, UsageError
+from fusefs.core.names import join
+from fusefs.core.printable_names import printable
+from fusefs.linux.act_as_user import user_name
+from fusefs.linux.kernel import Kernel
+from fusefs.store.find_by_origin import CameFrom, came_from
+from fusefs.store.find_orphans import ID_LEAST_CHARS, all_entries, find_container, not_looked_at
+
+_MOST_TOLD = 20
+
+
+def chosen(
+    kernel: Kernel,
+    volumes: Sequence[bytes],
+    word: bytes,
+    inside: bytes | None,
+    uid: int | None,
+    *,
+    as_json: bool,
+) -> tuple[CameFrom, bytes | None]:
+    """What a word means, an id or a path, and which part of it is wanted.
+
+    inside  a path in that
+    uid     whose orphan; None: by its id anybody's that the caller may see, by a path the caller's own
+    Raises  TrashdError; UsageError where it could be several, and nobody can be asked
+    """
+    if uid not in (None, os.geteuid()) and os.geteuid():
+        raise NotPermitted("--user of somebody else", "root alone restores another user's orphans")
+    if not word:
+        raise UsageError("an empty word is neither an id nor a path")
+    by_id = None if b"/" in word or len(word) < ID_LEAST_CHARS else _by_id(kernel, volumes, word, uid)
+    lost: list[TrashdError] = []
+    silent: list[bytes] = []
+    found = came_from(kernel, volumes, word, all_entries(kernel, volumes, lost, (), silent))
+    if by_id is not None:
+        if found:
+            raise UsageError(f"{printable(word)} is a part of an id, and a name here", "for the name: ./ before it")
+        return by_id, inside
+    whose = os.geteuid() if uid is None else uid
+    own = [one for one in found if one.entry.uid == whose]
+    if not own:
+        others = sorted({user_name(one.entry.uid) for one in found})
+        if others:  # the origin in a record is its owner's word
+            raise Refused(word, f"{' and '.join(others)} took something away there: --user NAME says whose is meant")
+        if lost:
+            raise lost[0]
+        raise NotFound(word, not_looked_at(silent) or "trashd list shows what there is, and where it came from")
+    one = own[0] if len(own) == 1 else _asked(word, own, as_json=as_json)
+    if not as_json:
+        click.echo(_line(one), err=True)
+    return one, join(one.inside or b"", inside) if inside is not None else one.inside
+
+
+def _by_id(kernel: Kernel, volumes: Sequence[bytes], word: bytes, uid: int | None) -> CameFrom | None:
+    """An orphan by its id, or by a part of that; None: there is none. Raises  UsageError: there are several"""
+    try:
+        entry = find_container(kernel, volumes, os.fsdecode(word))
+    except NotFound:
+        return None  # a store that can't be looked at is told by who looks for the path
+    return CameFrom(entry, None) if uid in (None, entry.uid) else None
+
+
+def _asked(word: bytes, found: Sequence[CameFrom], *, as_json: bool) -> CameFrom:
+    """Which of several, as a person at a terminal says. Raises  UsageError: there is none"""
+    shown = found[:_MOST_TOLD]
+    if as_json or not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
+        ids = ", ".join(one.entry.id for one in shown)
+        more = f", and {len(found) - len(shown)} older ones" if len(found) > len(shown) else ""
+        raise UsageError(f"{len(found)} orphans came from {printable(word)}", f"name one by its id: {ids}{more}")
+    for number, one in enumerate(shown, 1):
+        click.echo(f"{number:>3}  {_line(one)}", err=True)
+    number = click.prompt("Which one", type=click.IntRange(1, len(shown)), default=1, err=True)
+    return shown[number - 1]
+
+
+def _line(one: CameFrom) -> str:
+    entry = one.entry
+    age = format_duration((time.time_ns() - entry.created_ns - entry.clock_set_ns) // 1_000_000_000)
+    part = f", {printable(one.inside)} of it" if one.inside is not None else ""
+    return f"{entry.id}: {output.origin(entry.origin)}{part}, taken {age} ago"
