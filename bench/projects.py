@@ -107,17 +107,8 @@ def _make_repository(top: Path, n: int) -> None:
         path = top / f"{number // 100}" / f"f{number}"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{number}\n" * 64, encoding="ascii")
-    git = (
-        "git",
-        "-C",
-        top,
-        "-c",
-        "user.name=bench",
-        "-c",
-        "user.email=bench@localhost",
-        "-c",
-        "maintenance.auto=false",
-    )  # it would be at work when gc begins
+    settings = ("user.name=bench", "user.email=bench@localhost", "maintenance.auto=false")  # that disturbs gc
+    git: tuple[str | Path, ...] = ("git", "-C", top, *(word for setting in settings for word in ("-c", setting)))
     for words in (("init", "--quiet"), ("add", "."), ("commit", "--quiet", "--message", "all"), ("gc", "--quiet")):
         _run(*git, *words)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from importlib import import_module
 
 import click
@@ -14,9 +13,7 @@ _SECTIONS = {
     "Use": ("swap", "rm", "list", "restore", "keep", "reap", "check", "holders"),
     "Select": ("sweep", "plan"),
     "Watch": ("status", "stats", "doctor"),
-    "Administer": (
-        "init", "mount", "umount", "service", "pause", "resume", "quarantine", "config",
-    ),
+    "Administer": ("init", "mount", "umount", "service", "pause", "resume", "quarantine", "config"),
 }  # fmt: skip
 """In the order in which people meet them; each is the `command` of its module, which has its name."""
 _COMMANDS = tuple(name for names in _SECTIONS.values() for name in names)
@@ -47,7 +44,7 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """What is to be run. `help` is the help of what follows; of an unknown one those are told that may be meant."""
-        if args[0] == "help":
+        if args[0] == "help" and not ctx.resilient_parsing:  # a shell that completes it is offered commands
             args = [*args[1:], "--help"]
             if len(args) == 1:
                 click.echo(ctx.get_help())
@@ -55,6 +52,8 @@ class LazyGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError:
+            from difflib import get_close_matches  # who types well is spared it
+
             meant = get_close_matches(args[0], _COMMANDS, _N_MEANT)
             if not meant:
                 raise

@@ -77,6 +77,6 @@ def _row(entry: ListedContainer, now_ns: int, n_chars: int) -> tuple[str, ...]:
     note = f"  # {printable(entry.note.encode('utf-8', 'replace'))}" if entry.note else ""
     if entry.problem:
         return (identifier, "?", "?", user_name(entry.uid), "unreadable", entry.problem)
-    age = format_duration((now_ns - entry.created_ns - entry.clock_set_ns) // 1_000_000_000)
+    age = format_duration(entry.age_s(now_ns))
     swept = " (swept)" if entry.method is Method.SWEEP else ""
     return (identifier, age, shown, user_name(entry.uid), state, output.origin(entry.origin) + swept + note)

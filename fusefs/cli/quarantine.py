@@ -202,7 +202,7 @@ def _row(entry: ListedContainer, now_ns: int) -> tuple[str, ...]:
     owner = user_name(entry.uid)
     if entry.problem:
         return (entry.id, "?", owner, "?", f"unreadable: {entry.problem}")
-    age = format_duration((now_ns - entry.created_ns - entry.clock_set_ns) // 1_000_000_000)
+    age = format_duration(entry.age_s(now_ns))
     return (entry.id, age, owner, _count(entry.n_failed), output.origin(entry.origin))
 
 

@@ -48,8 +48,8 @@ def command(
     """
     kernel = tended(volumes)
     part = None if inside is None else os.path.normpath(inside)
-    one, part = chosen(kernel, volumes, word, part, uid, as_json=as_json)
-    done = restore_by_id(kernel, volumes, one.entry, part, to)
+    meant = chosen(kernel, volumes, word, part, uid, as_json=as_json)
+    done = restore_by_id(kernel, volumes, meant.entry, meant.inside, to)
     return tell_restored(done, as_json=as_json)
 
 

@@ -17,21 +17,15 @@ from fusefs.core.printable_names import printable
 from fusefs.linux.act_as_user import user_name
 from fusefs.linux.kernel import Kernel
 from fusefs.store.find_by_origin import CameFrom, came_from
-from fusefs.store.find_orphans import ID_LEAST_CHARS, all_entries, find_container, not_looked_at
+from fusefs.store.find_orphans import ID_LEAST_CHARS, all_entries, not_looked_at, the_one_called
 
 _MOST_TOLD = 20
 
 
 def chosen(
-    kernel: Kernel,
-    volumes: Sequence[bytes],
-    word: bytes,
-    inside: bytes | None,
-    uid: int | None,
-    *,
-    as_json: bool,
-) -> tuple[CameFrom, bytes | None]:
-    """What a word means, an id or a path, and which part of it is wanted.
+    kernel: Kernel, volumes: Sequence[bytes], word: bytes, inside: bytes | None, uid: int | None, *, as_json: bool
+) -> CameFrom:
+    """What a word means, an id or a path; and which part of it is wanted.
 
     inside  a path in that
     uid     whose orphan; None: by its id anybody's that the caller may see, by a path the caller's own
@@ -41,14 +35,16 @@ def chosen(
         raise NotPermitted("--user of somebody else", "root alone restores another user's orphans")
     if not word:
         raise UsageError("an empty word is neither an id nor a path")
-    by_id = None if b"/" in word or len(word) < ID_LEAST_CHARS else _by_id(kernel, volumes, word, uid)
     lost: list[TrashdError] = []
     silent: list[bytes] = []
-    found = came_from(kernel, volumes, word, all_entries(kernel, volumes, lost, (), silent))
-    if by_id is not None:
+    listed = all_entries(kernel, volumes, lost, (), silent)
+    may_be_id = b"/" not in word and len(word) >= ID_LEAST_CHARS
+    by_id = the_one_called(volumes, os.fsdecode(word), listed) if may_be_id else None
+    found = came_from(kernel, volumes, word, listed)
+    if by_id is not None and uid in (None, by_id.uid):
         if found:
             raise UsageError(f"{printable(word)} is a part of an id, and a name here", "for the name: ./ before it")
-        return by_id, inside
+        return CameFrom(by_id, inside)
     whose = os.geteuid() if uid is None else uid
     own = [one for one in found if one.entry.uid == whose]
     if not own:
@@ -61,16 +57,7 @@ def chosen(
     one = own[0] if len(own) == 1 else _asked(word, own, as_json=as_json)
     if not as_json:
         click.echo(_line(one), err=True)
-    return one, join(one.inside or b"", inside) if inside is not None else one.inside
-
-
-def _by_id(kernel: Kernel, volumes: Sequence[bytes], word: bytes, uid: int | None) -> CameFrom | None:
-    """An orphan by its id, or by a part of that; None: there is none. Raises  UsageError: there are several"""
-    try:
-        entry = find_container(kernel, volumes, os.fsdecode(word))
-    except NotFound:
-        return None  # a store that can't be looked at is told by who looks for the path
-    return CameFrom(entry, None) if uid in (None, entry.uid) else None
+    return one if inside is None else CameFrom(one.entry, join(one.inside or b"", inside))
 
 
 def _asked(word: bytes, found: Sequence[CameFrom], *, as_json: bool) -> CameFrom:
@@ -88,6 +75,6 @@ def _asked(word: bytes, found: Sequence[CameFrom], *, as_json: bool) -> CameFrom
 
 def _line(one: CameFrom) -> str:
     entry = one.entry
-    age = format_duration((time.time_ns() - entry.created_ns - entry.clock_set_ns) // 1_000_000_000)
+    age = format_duration(entry.age_s(time.time_ns()))
     part = f", {printable(one.inside)} of it" if one.inside is not None else ""
     return f"{entry.id}: {output.origin(entry.origin)}{part}, taken {age} ago"

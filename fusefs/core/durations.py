@@ -12,7 +12,7 @@ _WORDS = {
     "month": _YEAR_S // 12, "year": _YEAR_S,
 }  # fmt: skip
 """Those that people type as well, and with an s at their end. A year has 365.25 days, as systemd.time(7) has it."""
-UNITS = {**SECONDS, "y": _YEAR_S, **_WORDS, **{f"{word}s": seconds for word, seconds in _WORDS.items()}}
+_UNITS = {**SECONDS, "y": _YEAR_S, **_WORDS, **{f"{word}s": seconds for word, seconds in _WORDS.items()}}
 _SUM = re.compile(r"(?:[0-9]+ ?[a-z]+ ?)*[0-9]+ ?[a-z]+")
 DURATION_MAX_S = 1000 * 366 * 86_400
 """A thousand years: what a record holds, and its end in nanoseconds too, whatever the clock says."""
@@ -31,7 +31,7 @@ def parse_duration(text: str) -> int:
     if not (re.fullmatch(r"[0-9]+", text) or is_duration(text)):
         raise ValueError(f"{text!r} is not a duration: write 90s, 15m, 24h, 3d, 2w, 1y or a sum such as 1d12h")
     parts = [(number.lstrip("0") or "0", unit) for number, unit in re.findall(r"([0-9]+) ?([a-z]*)", text)]
-    seconds = sum(int(number[:_DIGITS_MAX]) * UNITS.get(unit, 1) for number, unit in parts)
+    seconds = sum(int(number[:_DIGITS_MAX]) * _UNITS.get(unit, 1) for number, unit in parts)
     if seconds > DURATION_MAX_S or any(len(number) > _DIGITS_MAX for number, _unit in parts):
         raise ValueError(f"{text[:40]!r} is too long: a thousand years are the most")
     return seconds
@@ -39,7 +39,7 @@ def parse_duration(text: str) -> int:
 
 def is_duration(text: str) -> bool:
     """Whether a text is numbers with units, however large."""
-    return bool(_SUM.fullmatch(text)) and all(unit in UNITS for unit in re.findall(r"[a-z]+", text))
+    return bool(_SUM.fullmatch(text)) and all(unit in _UNITS for unit in re.findall(r"[a-z]+", text))
 
 
 def format_duration(seconds: int) -> str:

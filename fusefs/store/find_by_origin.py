@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from fusefs.core.errors import TrashdError
 from fusefs.core.lifecycle import State
-from fusefs.core.names import RelPath, join
+from fusefs.core.names import join
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import Mount, below, is_inside, read_mounts
 from fusefs.store.discover import discover
@@ -22,7 +22,7 @@ class CameFrom(NamedTuple):
     """An orphan that came from a path, or has in it what did; `inside` says where, and is None for all of it."""
 
     entry: ListedContainer
-    inside: RelPath | None
+    inside: bytes | None
 
 
 def came_from(
@@ -46,13 +46,13 @@ def came_from(
         if wanted == origin:
             found.append(CameFrom(entry, None))
         elif wanted is not None and is_inside(b"/" + wanted, b"/" + origin):
-            found.append(CameFrom(entry, RelPath(below(b"/" + wanted, b"/" + origin))))
+            found.append(CameFrom(entry, below(b"/" + wanted, b"/" + origin)))
     return sorted(_there(kernel, volumes, found), key=lambda one: one.entry.created_ns, reverse=True)
 
 
 def _there(kernel: Kernel, volumes: Sequence[bytes], found: Sequence[CameFrom]) -> list[CameFrom]:
     """Without those that don't have what is wanted of them; each folder's owner looks once."""
-    parts: dict[bytes, list[tuple[str, RelPath]]] = {}
+    parts: dict[bytes, list[tuple[str, bytes]]] = {}
     for entry, inside in found:
         if inside is not None:
             parts.setdefault(entry.path.rsplit(b"/", 2)[0], []).append((entry.id, inside))
@@ -92,7 +92,7 @@ def _identity(kernel: Kernel, path: bytes, mounts: list[Mount]) -> tuple[int, in
     return st.st_dev, st.st_ino
 
 
-def _has(folder: UserFolder, name: str, inside: RelPath) -> bool:
+def _has(folder: UserFolder, name: str, inside: bytes) -> bool:
     kernel = folder.store.kernel
     try:
         with folder.open(State.ORPHANS) as orphans, kernel.open_beneath(orphans, join(name.encode(), TREE, inside)):

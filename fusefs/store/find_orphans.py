@@ -182,11 +182,20 @@ def find_container(
         )
     lost: list[TrashdError] = []
     silent: list[bytes] = []
-    listed = all_entries(kernel, volumes, lost, clocks, silent)
+    found = the_one_called(volumes, identifier, all_entries(kernel, volumes, lost, clocks, silent))
+    if found is None:
+        raise lost[0] if lost else NotFound(os.fsencode(identifier), not_looked_at(silent))
+    return found
+
+
+def the_one_called(
+    volumes: Sequence[bytes], identifier: str, listed: Sequence[ListedContainer]
+) -> ListedContainer | None:
+    """The one of these with that id, or whose id begins or ends with it. Raises  UsageError: several have it"""
     exact = [entry for entry in listed if entry.id == identifier]
     found = exact or [e for e in listed if e.id.startswith(identifier) or e.id.endswith(identifier)]
     if not found:
-        raise lost[0] if lost else NotFound(os.fsencode(identifier), not_looked_at(silent))
+        return None
     if len({entry.id for entry in found}) > 1:
         raise UsageError(f"{identifier} could be {found[0].id} or {found[1].id}", "give more of the id")
     return found[0] if len(found) == 1 else _the_one_in(volumes, found)

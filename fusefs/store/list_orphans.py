@@ -64,6 +64,10 @@ class ListedContainer(NamedTuple):
         """Seconds until its term ends, negative if it has; None: never by itself."""
         return None if self.expires_ns is None else (self.expires_ns - now_ns) // 1_000_000_000
 
+    def age_s(self, now_ns: int) -> int:
+        """Seconds since it came."""
+        return (now_ns - self.created_ns - self.clock_set_ns) // 1_000_000_000
+
     def is_served_by(self, uid: int) -> bool:
         """Whether it may go when that user asks for all that is due; as UserFolder has it."""
         return self.is_proven or self.uid == uid != 0

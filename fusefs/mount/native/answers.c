@@ -51,6 +51,11 @@ int is_steady(Core *core, PyObject *source) {
     return is_unsteady < 0 ? -1 : !is_unsteady;
 }
 
+/* Whether what was seen of a node is so still, as far as we know. */
+static bool may_last(const Request *request, uint64_t nodeid) {
+    return !request->was_away && !is_changed(request, nodeid);
+}
+
 /* struct fuse_entry_out, of a name that is believed for so long. Returns for how long all of it is, or below 0: an
  * exception. */
 double put_entry_for(Request *request, char *to, PyObject *node, const Seen *seen, bool is_steady, double name_s) {
@@ -61,8 +66,7 @@ double put_entry_for(Request *request, char *to, PyObject *node, const Seen *see
     uint64_t nodeid = PyLong_AsUnsignedLongLong(number);
     if (request->was_away)
         name_s = 0;
-    bool is_so = is_steady && !request->was_away && !is_changed(request, nodeid);
-    double attributes_s = attr_s(core, number, seen, name_s, is_so);
+    double attributes_s = attr_s(core, number, seen, name_s, is_steady && may_last(request, nodeid));
     Py_DECREF(number);
     if (PyErr_Occurred())
         return -1;
@@ -95,8 +99,7 @@ int put_attr(Request *request, PyObject *node, const Seen *seen, bool is_steady)
         return RAISED;
     uint64_t nodeid = PyLong_AsUnsignedLongLong(number);
     double timeout_s = request->was_away ? 0 : core->lifetime_s;
-    bool is_so = is_steady && !request->was_away && !is_changed(request, nodeid);
-    double attributes_s = attr_s(core, number, seen, timeout_s, is_so);
+    double attributes_s = attr_s(core, number, seen, timeout_s, is_steady && may_last(request, nodeid));
     Py_DECREF(number);
     if (attributes_s < 0 || PyErr_Occurred())
         return RAISED;

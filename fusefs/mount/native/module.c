@@ -38,8 +38,7 @@ static PyObject *core_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     unsigned long long top, root_dev, quick_ns;
     const char *at_rest, *no_capabilities;
     Py_ssize_t n_at_rest, n_none;
-    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    Core *self = (Core *)allocate(type, 0);
+    Core *self = (Core *)PyType_GenericAlloc(type, 0);
     if (self == NULL)
         return NULL;
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!OO!(iiiiii)iiiKKipppppdKy#y#", words, &PyDict_Type, &parts,
@@ -80,7 +79,7 @@ static void core_free(Core *self) {
         PyBuffer_Release(&self->cells);
     PARTS(RELEASE)
     PyMem_Free(self->rings);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    PyObject_Free(self);
     Py_DECREF(type);
 }
 

@@ -45,7 +45,8 @@ int do_create(Request *request) {
         return PyErr_Occurred() ? RAISED : NOT_OURS;
     PyObject *source = NULL, *node = NULL, *handle = NULL;
     Opening opening;
-    if (prepare_opening(request, NULL, in[0], &opening) < 0 || changes_begin(request, request->nodeid, request->nodeid) < 0) {
+    if (prepare_opening(request, NULL, in[0], &opening) < 0 ||
+        changes_begin(request, request->nodeid, request->nodeid) < 0) {
         result = RAISED;
         goto end;
     }

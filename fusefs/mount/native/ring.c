@@ -264,8 +264,7 @@ static PyObject *core_ring_new(PyTypeObject *type, PyObject *args, PyObject *Py_
     if (!PyArg_ParseTuple(args, "OOOOi(KKKKKKII)", &core, &ring, &turn, &later, &fd, &at[0], &at[1], &at[2], &at[3],
                           &at[4], &at[5], &sq_mask, &cq_mask))
         return NULL;
-    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    CoreRing *self = (CoreRing *)allocate(type, 0);
+    CoreRing *self = (CoreRing *)PyType_GenericAlloc(type, 0);
     if (self == NULL)
         return NULL;
     self->core = (Core *)Py_NewRef(core);
@@ -302,7 +301,7 @@ static void core_ring_free(CoreRing *self) {
     Py_XDECREF(self->calls);
     Py_XDECREF(self->borrowed);
     PyMem_Free(self->slots);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    PyObject_Free(self);
     Py_DECREF(type);
 }
 

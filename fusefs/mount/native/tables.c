@@ -87,7 +87,7 @@ int tell_took(Request *request, const Timed *timed, int n) {
 int is_at_rest(Core *core) {
     if (is_true(core->lock, names.is_slow) || is_true(core->requests, names.is_careful) ||
         PyObject_Size(core->retries) || PyObject_Size(core->unlisted) || !is_empty(core->submounts, names.names) ||
-        !is_empty(core->submounts, names.devices) || !is_empty(core->lock, names._left_open))
+        !is_empty(core->submounts, names.devices))
         return false;
     return is_true(core->metadata, names.is_idle);
 }

@@ -256,8 +256,7 @@ bool is_changed(const Request *request, uint64_t nodeid) {
 static PyObject *lock_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(keywords)) {
     if (!PyArg_ParseTuple(args, ""))
         return NULL;
-    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    TurnsLock *self = (TurnsLock *)allocate(type, 0);
+    TurnsLock *self = (TurnsLock *)PyType_GenericAlloc(type, 0);
     if (self == NULL)
         return NULL;
     pthread_mutex_init(&self->mutex, NULL);
@@ -271,7 +270,7 @@ static void lock_free(TurnsLock *self) {
     pthread_mutex_destroy(&self->mutex);
     pthread_mutex_destroy(&self->section);
     pthread_cond_destroy(&self->is_free);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    PyObject_Free(self);
     Py_DECREF(type);
 }
 
