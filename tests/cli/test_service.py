@@ -210,17 +210,16 @@ def test_the_machines_services_are_roots() -> None:
     assert b"--user" in done.stderr
 
 
+@pytest.mark.needs("root")
 @pytest.mark.parametrize(("closed", "mode"), [("above", 0o750), ("above/command", 0o750)])
-def test_a_command_that_users_cannot_run_is_no_service_of_theirs(tmp_path: Path, closed: str, mode: int) -> None:
-    for directory in (tmp_path, *tmp_path.parents[:2]):
-        directory.chmod(0o755)
-    command = tmp_path / "above/command"
-    command.parent.mkdir()
+def test_a_command_that_users_cannot_run_is_no_service_of_theirs(volume: Path, closed: str, mode: int) -> None:
+    command = volume / "above/command"
+    command.parent.mkdir(mode=0o755)
     command.write_text("#!/bin/sh")
     command.chmod(0o755)
     assert out_of_reach(str(command)) == out_of_reach(find_command())
-    (tmp_path / closed).chmod(mode)
-    assert out_of_reach(str(command)) == str(tmp_path / closed)
+    (volume / closed).chmod(mode)
+    assert out_of_reach(str(command)) == str(volume / closed)
 
 
 def test_a_manifest_that_nobody_understands_stops_it(tmp_path: Path) -> None:

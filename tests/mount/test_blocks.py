@@ -77,17 +77,19 @@ def test_what_is_refused_is_refused_as_below(s: Subject, tell: Story) -> None:
     s.put(b"file", b"content")
     h = s.open(b"file", os.O_RDWR)
     for mode in (0, KEEP_SIZE, PUNCH_HOLE | KEEP_SIZE):
-        for offset, size in ((0, 0), (-1, 5), (5, -1), (1 << 62, 1 << 62), (0, (1 << 63) - 1), (0, 1 << 40)):
+        for offset, size in ((0, 0), (-1, 5), (5, -1), (1 << 62, 1 << 62), (0, (1 << 63) - 1)):
             if mode & PUNCH_HOLE and size > 1 << 40:
                 continue
             tell(allocate, h, mode, offset, size)
+        tell(s.fstat, h)
+        tell(allocate, h, mode, 0, 1 << 40)
+        s.truncate(b"file", 7)  # ext4 may have allocated what was free at that moment, which is not always the same
     tell(s.fstat, h)
     s.close(h)
     h = s.open(b"file")
     tell(allocate, h, 0, 0, 4096)
     tell(copy, h, h, 4, 0, 100)
     s.close(h)
-    s.truncate(b"file", 7)
 
 
 @ALL_DIRECT

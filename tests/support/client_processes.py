@@ -6,6 +6,7 @@ import contextlib
 import os
 import select
 import signal
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -14,16 +15,20 @@ LIMIT_S = 40.0
 
 @contextmanager
 def clients(acts: Sequence[Callable[[], object]]) -> Iterator[list[int]]:
-    """Processes that do something once, each ending with its errno; they are there when they are waited for."""
+    """Processes that do something once, each ending with its errno, or 255 where something else went wrong; they are
+    there when they are waited for.
+    """
     pids = []
     for act in acts:
         pid = os.fork()
         if pid == 0:
-            code = 0
+            code = 255
             try:
                 act()
-            except OSError as error:
-                code = error.errno or 255
+                code = 0
+            except BaseException as error:  # nothing of it gets into the parent's frames, which are here, too
+                code = (isinstance(error, OSError) and error.errno) or 255
+                traceback.print_exc()
             finally:
                 os._exit(code)
         pids.append(pid)
