@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -110,6 +111,7 @@ def vfs() -> Iterator[Vfs]:
     with tmpfs_volume() as volume:
         (volume / "file").write_bytes(b"content")
         (volume / "directory").mkdir()
+        (volume / "link").symlink_to("target")
         with Fd(os.open(volume, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
             vfs = vfs_on(root, max_fds=0)
             vfs.retries.add(LOSER.pid)
@@ -140,11 +142,32 @@ def test_nothing_is_held_for_others(vfs: Vfs) -> None:
         vfs.files.open(found.nodeid, os.O_RDONLY, OTHER)
 
 
-@pytest.mark.parametrize("name", [b"directory", b"absent"])
-def test_nothing_but_a_file_is_held(vfs: Vfs, name: bytes) -> None:
+def test_what_is_absent_is_not_held(vfs: Vfs) -> None:
     n_fds = open_fds()
-    vfs.lookups.lookup(ROOT, name, LOSER)
+    vfs.lookups.lookup(ROOT, b"absent", LOSER)
     assert open_fds() == n_fds
+
+
+def test_whatever_a_loser_finds_answers_though_it_is_removed(vfs: Vfs) -> None:
+    for name, remove in ((b"link", vfs.names.unlink), (b"directory", vfs.names.rmdir)):
+        found = vfs.lookups.lookup(ROOT, name, LOSER)
+        remove(ROOT, name, OTHER)
+        assert not list(vfs.xattrs.names(found.nodeid, LOSER))
+        if name == b"link":
+            assert vfs.attributes.readlink(found.nodeid, LOSER) == b"target"
+
+
+def test_who_has_long_tried_again_does_so_no_more(vfs: Vfs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody says when he has what he wanted; as long as he tries, the native core does nothing for him."""
+    n_fds = open_fds()
+    vfs.lookups.lookup(ROOT, b"file", LOSER)
+    vfs.retries.expire()
+    assert open_fds() == n_fds + 1
+    now_s = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now_s + 2)
+    vfs.retries.expire()
+    assert open_fds() == n_fds
+    assert LOSER.pid not in vfs.retries
 
 
 def test_what_was_opened_is_held_no_more(vfs: Vfs) -> None:

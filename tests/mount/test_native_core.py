@@ -134,6 +134,46 @@ def _capability() -> bytes:
     return struct.pack("<IIIII", 0x02000000, 1 << 10, 0, 0, 0)
 
 
+MODE, UID, GID, ATIME, MTIME, FH = (
+    wire.FATTR_MODE, wire.FATTR_UID, wire.FATTR_GID, wire.FATTR_ATIME, wire.FATTR_MTIME, wire.FATTR_FH,
+)  # fmt: skip
+CHANGES = [MODE, UID, GID, UID | GID, ATIME, MTIME, ATIME | MTIME, UID | FH]
+
+
+@pytest.mark.parametrize("node", NODES)
+@pytest.mark.parametrize("wanted", CHANGES)
+def test_a_mode_an_owner_and_times_are_changed(both: Both, node: Callable[[Both], int], wanted: int) -> None:
+    nodeid = node(both)
+    own = wire.SETATTR_IN.pack(wanted, 0, 0, 10, 20, 30, 40, 0o741, 1234, 5678).ljust(88, b"\0")
+    if wanted == MODE and node is of_a_link:
+        assert both.core.asked(Opcode.SETATTR, own, nodeid=nodeid) is None
+        return
+    before = seen(both, nodeid)
+    told = both.core.asked(Opcode.SETATTR, own, nodeid=nodeid)
+    assert told is not None, "it is left to Python"
+    assert not told.error
+    wants = {MODE: "mode", UID: "uid", GID: "gid", ATIME: "atime", MTIME: "mtime"}
+    values = {"mode": 0o741, "uid": 1234, "gid": 5678, "atime": 10 * 10**9 + 30, "mtime": 20 * 10**9 + 40}
+    assert seen(both, nodeid) == before | {name: values[name] for bit, name in wants.items() if wanted & bit}
+
+
+def seen(both: Both, nodeid: int) -> dict[str, int]:
+    """What Python, and so the filesystem, says of a node."""
+    told = both.kernel.asked(Opcode.GETATTR, bytes(16), nodeid=nodeid)
+    atime, mtime, atime_ns, mtime_ns, mode, uid, gid = struct.unpack_from("=QQ8xII4xI4xII", told.body, 16 + 24)
+    return {
+        "mode": mode & 0o7777, "uid": uid, "gid": gid, "atime": atime * 10**9 + atime_ns, "mtime": mtime * 10**9 + mtime_ns,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("wanted", [UID, GID, MODE])
+def test_bits_that_a_change_takes_along_are_left_to_python(both: Both, wanted: int) -> None:
+    nodeid = both.find(b"file")
+    (both.path / "file").chmod(0o6755)
+    own = wire.SETATTR_IN.pack(wanted, 0, 0, 0, 0, 0, 0, 0o741, 1234, 5678).ljust(88, b"\0")
+    assert both.core.asked(Opcode.SETATTR, own, nodeid=nodeid) is None
+
+
 def test_labels_are_not_among_the_names(both: Both) -> None:
     nodeid = both.find(b"file")
     os.setxattr(both.path / "file", "security.selinux", b"label\0")
@@ -176,3 +216,13 @@ def test_a_listing_is_told_in_as_many_answers_as_it_takes(both: Both) -> None:
             found.append(told.body[at + 152 : at + 152 + n_name])
             at += 152 + (n_name + 7) // 8 * 8
     assert sorted(map(os.fsdecode, found)) == sorted(names | {".", "..", "file", "link", "directory", "fifo"})
+
+
+def test_who_was_told_estale_is_left_to_python_which_holds_what_he_finds(both: Both) -> None:
+    """And nobody else is."""
+    both.vfs.retries.add(os.getpid() + 1)
+    assert both.core.asked(Opcode.LOOKUP, names=b"file\0") is not None
+    both.vfs.retries.add(os.getpid())
+    assert both.core.asked(Opcode.LOOKUP, names=b"file\0") is None
+    both.vfs.retries.remove(os.getpid())
+    assert both.core.asked(Opcode.LOOKUP, names=b"file\0") is not None

@@ -146,14 +146,16 @@ class _ReadLock(trio.abc.Instrument):
             self._glance = _RequestPoll(fd, self._gone)
             trio.lowlevel.add_instrument(self)
         self._has_waited = self._is_taken
-        while (served := self.serve()) is not False:
-            if served is None:
+        while True:
+            serve = self.serve
+            served = serve()
+            if not served:
                 await self._until_there(fd)
-                continue
-            if monotonic() > self._turn_end_s:
+                if served is False and serve is self.serve:
+                    return
+            elif monotonic() > self._turn_end_s:
                 await trio.lowlevel.checkpoint()
                 self._begin_turn()
-        await self._until_there(fd)
 
     async def _until_there(self, fd: int) -> None:
         """Wait for any request. Checkpoint  when none comes at once"""

@@ -1,9 +1,14 @@
-/* SETATTR: a mode, or times. */
+/* SETATTR: a mode, an owner or a group, or times. */
 #include "core.h"
 
-#include <stdio.h>
+#include <sys/syscall.h>
 
-enum { ONE_MODE = 1 << 0, ATIME = 1 << 4, MTIME = 1 << 5, BY_HANDLE = 1 << 6, ATIME_NOW = 1 << 7, MTIME_NOW = 1 << 8 };
+static const int FCHMODAT2 = 452; /* Linux 6.6 */
+
+enum {
+    MODE = 1 << 0, UID = 1 << 1, GID = 1 << 2, ATIME = 1 << 4, MTIME = 1 << 5, BY_HANDLE = 1 << 6, ATIME_NOW = 1 << 7,
+    MTIME_NOW = 1 << 8,
+};
 
 struct wanted { /* struct fuse_setattr_in */
     uint32_t valid, padding;
@@ -18,16 +23,19 @@ static struct timespec time_of(uint32_t is_wanted, uint32_t is_now, uint64_t sec
     return time;
 }
 
-/* Change what an fd holds as the caller. Returns 0 or an errno. */
-static int change(const Request *request, int fd, const struct wanted *wanted, bool is_own) {
+/* Change what an fd holds, O_PATH or not, as the caller. Returns 0 or an errno. */
+static int change(const Request *request, int fd, const struct wanted *wanted, const Seen *seen) {
+    uid_t uid = wanted->valid & UID ? wanted->uid : (uid_t)-1;
+    gid_t gid = wanted->valid & GID ? wanted->gid : (gid_t)-1;
+    bool is_own = seen->uid == request->uid && (!(wanted->valid & UID) || uid == request->uid);
     Acting acting = acting_as(request, is_own);
     struct timespec times[] = {time_of(wanted->valid & ATIME, wanted->valid & ATIME_NOW, wanted->atime, wanted->atime_ns),
                                time_of(wanted->valid & MTIME, wanted->valid & MTIME_NOW, wanted->mtime, wanted->mtime_ns)};
-    char path[32];
     int error;
-    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     while (acts(&acting, &error)) {
-        int done = wanted->valid & ONE_MODE ? chmod(path, wanted->mode & 07777) : utimensat(AT_FDCWD, path, times, 0);
+        long done = wanted->valid & MODE          ? syscall(FCHMODAT2, fd, "", wanted->mode & 07777, AT_EMPTY_PATH)
+                    : wanted->valid & (UID | GID) ? fchownat(fd, "", uid, gid, AT_EMPTY_PATH)
+                                                  : utimensat(fd, "", times, AT_EMPTY_PATH);
         error = done < 0 ? errno : 0;
     }
     return error;
@@ -42,9 +50,10 @@ int do_setattr(Request *request) {
     bool is_changed = false;
     memcpy(&wanted, request->own, sizeof wanted);
     uint32_t what = wanted.valid & ~(uint32_t)BY_HANDLE;
-    bool is_mode = what == ONE_MODE && !(wanted.mode & S_ISGID);
+    bool is_mode = what == MODE && !(wanted.mode & S_ISGID);
+    bool is_owner = what & (UID | GID) && !(what & ~(uint32_t)(UID | GID));
     bool is_times = what & (ATIME | MTIME) && !(what & ~(uint32_t)(ATIME | MTIME | ATIME_NOW | MTIME_NOW));
-    if ((!is_mode && !is_times) || open_known(request, request->nodeid, &known) < 0)
+    if ((!is_mode && !is_owner && !is_times) || open_known(request, request->nodeid, &known) < 0)
         return PyErr_Occurred() ? RAISED : NOT_OURS;
     if (!is_outside(core, known.node)) {
         result = PyErr_Occurred() ? RAISED : NOT_OURS;
@@ -55,9 +64,11 @@ int do_setattr(Request *request) {
         goto end;
     }
     int error = reach(core, &known, &seen, &fd);
-    if (!error && !S_ISLNK(seen.mode) && !(seen.mode & S_ISGID)) {
+    /* Set-user-ID bits and the like are Python's, where they matter to it. */
+    bool is_plain = is_times || !(seen.mode & (S_ISUID | S_ISGID));
+    if (!error && is_plain && !(is_mode && S_ISLNK(seen.mode))) {
         int held = fd < 0 ? known.fd : fd;
-        is_changed = change(request, held, &wanted, seen.uid == request->uid) == 0;
+        is_changed = change(request, held, &wanted, &seen) == 0;
         if (is_changed)
             error = look(held, "", core->statx_flags, &seen);
     }

@@ -256,7 +256,7 @@ bool is_changed(const Request *request, uint64_t nodeid);
 
 /* tables.c */
 bool is_root(const Core *core, uint64_t nodeid);
-int is_at_rest(Core *core);
+int is_at_rest(const Request *request);
 PyObject *node_of(Request *request, uint64_t nodeid);
 int open_place(Request *request, uint64_t nodeid, const char *name, Place *place);
 void close_place(Place *place);

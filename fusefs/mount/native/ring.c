@@ -152,7 +152,7 @@ int answer(CoreRing *ring, uint64_t token) {
     uint64_t began_ns = now_ns();
     if (turn_begin(&request) < 0)
         return -1;
-    int result = is_at_rest(core) && !is_true(ring->turn, names.hands_out) ? handler->act(&request) : NOT_OURS;
+    int result = is_at_rest(&request) && !is_true(ring->turn, names.hands_out) ? handler->act(&request) : NOT_OURS;
     if (result == RAISED)
         result = -failed(core);
     if (result > NOT_OURS && result != LATER) {

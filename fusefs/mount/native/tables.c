@@ -83,10 +83,18 @@ int tell_took(Request *request, const Timed *timed, int n) {
     return nothing == NULL ? -1 : 0;
 }
 
-/* Whether all is as it is most of the time: local, nothing mounted inside, nobody told ESTALE. */
-int is_at_rest(Core *core) {
+/* Whether all is as it is most of the time: local, nothing mounted inside, a caller that was not told ESTALE. */
+int is_at_rest(const Request *request) {
+    Core *core = request->core;
+    if (PyObject_Size(core->retries)) {
+        PyObject *pid = PyLong_FromUnsignedLong(request->pid);
+        int is_retry = pid == NULL ? -1 : PyDict_Contains(core->retries, pid);
+        Py_XDECREF(pid);
+        if (is_retry)
+            return false;
+    }
     if (is_true(core->lock, names.is_slow) || is_true(core->requests, names.is_careful) ||
-        PyObject_Size(core->retries) || PyObject_Size(core->unlisted) || !is_empty(core->submounts, names.names) ||
+        PyObject_Size(core->unlisted) || !is_empty(core->submounts, names.names) ||
         !is_empty(core->submounts, names.devices))
         return false;
     return is_true(core->metadata, names.is_idle);

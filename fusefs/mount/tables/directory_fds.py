@@ -121,8 +121,6 @@ class DirectoryFds:
         fd = self._open.pop(node, None)
         if fd is not None:
             self._lock.close(fd)
-        if self._retries:
-            self._retries.drop(node)
 
     def hold(self, node: Node) -> Fd:
         """An O_PATH fd of any node, the caller's own."""

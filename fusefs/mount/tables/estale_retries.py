@@ -1,14 +1,16 @@
-"""Processes that were told ESTALE for a name: the file that they find by it next is held until they have opened it.
+"""Processes that were told ESTALE for a name: what they find by it next is held until they have done what they wanted.
 
 Between a look at a name and the open of what has it, it may be unlinked. On other filesystems it is opened all
 the same: a looked-up inode is held. We hold no file that is not open, as its space would not come back, and
 say ESTALE. The kernel then looks again and opens again, once; the second time it returns ESTALE, which no program
-expects.
+expects. So it is with a change of its mode, a link's target, and all else.
 """
 
 from __future__ import annotations
 
 import os
+import time
+from typing import NamedTuple
 
 from fusefs.core.inode_table import Node
 from fusefs.linux.fd import Fd
@@ -16,6 +18,15 @@ from fusefs.linux.statx import TO_PEEK
 from fusefs.mount.tables.tables_lock import TablesLock
 
 _N_MAX = 64
+_LAST_S = 1.0
+"""The kernel tries again at once, and is done, or a daemon that is so slow has other troubles."""
+
+
+class _Retry(NamedTuple):
+    """Of a process that tries again: since when, and what it has found, held by an O_PATH fd; None: nothing yet."""
+
+    since_s: float
+    found: tuple[Node, Fd] | None
 
 
 class EstaleRetries:
@@ -24,49 +35,63 @@ class EstaleRetries:
     def __init__(self, lock: TablesLock) -> None:
         """Begin with none."""
         self._lock = lock
-        self._held: dict[int, tuple[Node, Fd] | None] = {}
+        self._retries: dict[int, _Retry] = {}
+        """Those told so longest ago come first."""
 
     def __len__(self) -> int:
         """How many there are."""
-        return len(self._held)
+        return len(self._retries)
 
     def __contains__(self, pid: int) -> bool:
         """Whether a process is one."""
-        return pid in self._held
+        return pid in self._retries
 
     def add(self, pid: int) -> None:
         """A process is told ESTALE. The one told so longest ago makes room: it has long tried again."""
-        self.remove(pid)
-        self._held[pid] = None
-        while len(self._held) > _N_MAX:
-            self.remove(next(iter(self._held)))
+        self._put(pid, None)
+        while len(self._retries) > _N_MAX:
+            self.remove(next(iter(self._retries)))
+
+    def _put(self, pid: int, found: tuple[Node, Fd] | None) -> None:
+        before = self._retries.pop(pid, None)
+        self._retries[pid] = _Retry(time.monotonic(), found)
+        self._close(before)
 
     def remove(self, pid: int) -> None:
         """A process has what it wanted."""
-        held = self._held.pop(pid, None)
-        if held is not None:
-            self._lock.call(held[1].close)
+        self._close(self._retries.pop(pid, None))
+
+    def _close(self, retry: _Retry | None) -> None:
+        if retry is not None and retry.found is not None:
+            self._lock.call(retry.found[1].close)
+
+    def expire(self) -> None:
+        """Those that have long tried again do so no more: nobody says when they have what they wanted."""
+        end_s = time.monotonic() - _LAST_S
+        while self._retries and self._retries[pid := next(iter(self._retries))].since_s < end_s:
+            self.remove(pid)
 
     def drop(self, node: Node) -> None:
         """A node has ended. Its client has not found another yet: the kernel looks twice before it opens anything, and
         lets go of what it finds first."""
-        for pid, held in list(self._held.items()):
-            if held is not None and held[0] is node:
-                self._held[pid] = None
-                self._lock.call(held[1].close)
+        for pid, (since_s, found) in list(self._retries.items()):
+            if found is not None and found[0] is node:
+                self._retries[pid] = _Retry(since_s, None)
+                self._lock.call(found[1].close)
 
     def close(self) -> None:
         """Let all go."""
-        for pid in list(self._held):
+        for pid in list(self._retries):
             self.remove(pid)
 
     def fd_of(self, node: Node) -> Fd | None:
         """An O_PATH fd of a node that is held for one of them; it stays ours."""
-        return next((held[1] for held in self._held.values() if held is not None and held[0] is node), None)
+        found = (retry.found for retry in self._retries.values())
+        return next((held[1] for held in found if held is not None and held[0] is node), None)
 
     def open(self, pid: int, dir_fd: Fd, name: bytes) -> Fd | None:
         """An O_PATH fd of what has a name now, the caller's own; None: no such process, or it is not there."""
-        if pid not in self._held:
+        if pid not in self._retries:
             return None
         self._lock.look_by(name)
         try:
@@ -76,4 +101,4 @@ class EstaleRetries:
 
     def hold(self, pid: int, node: Node, fd: Fd) -> None:
         """Hold a node that a process has found, by an O_PATH fd of it, which is ours from now on."""
-        self._held[pid] = node, fd
+        self._put(pid, (node, fd))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 
 from fusefs.core.inode_attributes import Attributes
 from fusefs.core.inode_table import ROOT, TOP, InodeTable, Node, NodeId, SourceKey, source_key
@@ -117,12 +116,7 @@ class LookupOperations:
             self._lock.call(fd.close)
             raise
         self._references.counted(known)
-        self._retries.remove(caller.pid)
-        if stat.S_ISREG(known.attributes.mode):
-            self._retries.hold(caller.pid, self._access.node(known.nodeid), fd)
-        else:
-            self._retries.add(caller.pid)
-            self._lock.call(fd.close)
+        self._retries.hold(caller.pid, self._access.node(known.nodeid), fd)
         return known
 
     def see(self, directory: Node, fd: Fd, name: bytes) -> EntryParam:

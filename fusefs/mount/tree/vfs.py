@@ -94,8 +94,8 @@ class Vfs:
         self.stored = trashd_dir.StoredNodes(self.nodes)
 
         # How an operation gets at it.
-        # The directories last: closing what they have open may take its time, and the nodeid may be another's then.
-        tables = (self.prefetch, validity, pages, self.timeouts, self.passthrough, self.directories)
+        # Last what has fds: closing them may take its time, and the nodeid may be another's then.
+        tables = (self.prefetch, validity, pages, self.timeouts, self.passthrough, self.directories, self.retries)
         self.references = NodeReferences(lock, self.nodes, tables)
         self.access = NodeAccess(
             lock, self.nodes, self.directories, self.handles, self.cache, self.timeouts, is_shared=is_shared
@@ -151,7 +151,7 @@ class Vfs:
             "metadata": self.cache.metadata, "forget": self.cache._forget, "unsteady": self.cache.unsteady,
             "timeouts": self.timeouts, "told": self.timeouts._told, "changed_s": self.timeouts._changed_s,
             "validity": validity, "folding": validity._known,
-            "retries": self.retries._held, "told_stale": self.retries.add, "unlisted": self.lookups.unlisted,
+            "retries": self.retries._retries, "told_stale": self.retries.add, "unlisted": self.lookups.unlisted,
             "meets": self.lookups.is_steady,
             "make_room": self.opening.make_room, "opened": self.opening.opened,
             "handles": self.handles._nodes, "openers": self.handles._openers, "executed": self.handles._executed,
