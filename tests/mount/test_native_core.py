@@ -137,7 +137,8 @@ def _capability() -> bytes:
 MODE, UID, GID, ATIME, MTIME, FH = (
     wire.FATTR_MODE, wire.FATTR_UID, wire.FATTR_GID, wire.FATTR_ATIME, wire.FATTR_MTIME, wire.FATTR_FH,
 )  # fmt: skip
-CHANGES = [MODE, UID, GID, UID | GID, ATIME, MTIME, ATIME | MTIME, UID | FH]
+KILL_BITS = 1 << 11
+CHANGES = [MODE, UID, GID, UID | GID | KILL_BITS, ATIME, MTIME, ATIME | MTIME, UID | FH]
 
 
 @pytest.mark.parametrize("node", NODES)
@@ -166,7 +167,7 @@ def seen(both: Both, nodeid: int) -> dict[str, int]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("wanted", [UID, GID, MODE])
+@pytest.mark.parametrize("wanted", [UID, GID, UID | GID | KILL_BITS, MODE])
 def test_bits_that_a_change_takes_along_are_left_to_python(both: Both, wanted: int) -> None:
     nodeid = both.find(b"file")
     (both.path / "file").chmod(0o6755)

@@ -7,7 +7,7 @@ static const int FCHMODAT2 = 452; /* Linux 6.6 */
 
 enum {
     MODE = 1 << 0, UID = 1 << 1, GID = 1 << 2, ATIME = 1 << 4, MTIME = 1 << 5, BY_HANDLE = 1 << 6, ATIME_NOW = 1 << 7,
-    MTIME_NOW = 1 << 8,
+    MTIME_NOW = 1 << 8, KILL_BITS = 1 << 11, /* set-user-ID and the like: as chown(2) does */
 };
 
 struct wanted { /* struct fuse_setattr_in */
@@ -51,7 +51,7 @@ int do_setattr(Request *request) {
     memcpy(&wanted, request->own, sizeof wanted);
     uint32_t what = wanted.valid & ~(uint32_t)BY_HANDLE;
     bool is_mode = what == MODE && !(wanted.mode & S_ISGID);
-    bool is_owner = what & (UID | GID) && !(what & ~(uint32_t)(UID | GID));
+    bool is_owner = what & (UID | GID) && !(what & ~(uint32_t)(UID | GID | KILL_BITS));
     bool is_times = what & (ATIME | MTIME) && !(what & ~(uint32_t)(ATIME | MTIME | ATIME_NOW | MTIME_NOW));
     if ((!is_mode && !is_owner && !is_times) || open_known(request, request->nodeid, &known) < 0)
         return PyErr_Occurred() ? RAISED : NOT_OURS;
@@ -64,7 +64,7 @@ int do_setattr(Request *request) {
         goto end;
     }
     int error = reach(core, &known, &seen, &fd);
-    /* Set-user-ID bits and the like are Python's, where they matter to it. */
+    /* Where a change takes such bits along, or may not, that is Python's. */
     bool is_plain = is_times || !(seen.mode & (S_ISUID | S_ISGID));
     if (!error && is_plain && !(is_mode && S_ISLNK(seen.mode))) {
         int held = fd < 0 ? known.fd : fd;
