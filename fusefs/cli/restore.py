@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 
 import click
 
@@ -10,8 +11,9 @@ from fusefs.cli import output
 from fusefs.cli.id_completion import OrphanIdOrPath
 from fusefs.cli.options import ParsedValue, PathBytes, json_option, volume_option
 from fusefs.cli.restore_choice import chosen
+from fusefs.cli.restore_last import restore_last
 from fusefs.cli.settle_first import tended
-from fusefs.core.errors import Incomplete
+from fusefs.core.errors import Incomplete, UsageError
 from fusefs.core.printable_names import printable, shell_word
 from fusefs.linux.user_names import uid_of
 from fusefs.store.restore import Restored
@@ -19,14 +21,21 @@ from fusefs.store.restore_by_id import restore_by_id
 
 
 @click.command("restore", short_help="Take an orphan, or a part of it, back.", no_args_is_help=True)
-@click.argument("word", metavar="ID|PATH", type=OrphanIdOrPath())
+@click.argument("word", metavar="ID|PATH", type=OrphanIdOrPath(), required=False)
 @click.argument("inside", type=PathBytes(), required=False, metavar="[PATH-INSIDE]")
+@click.option("--last", is_flag=True, help="What your last command in this terminal took away (trashd undo).")
 @click.option("--to", type=PathBytes(), metavar="PATH", help="Restore to PATH, which must not exist, instead.")
 @click.option("--user", "uid", type=ParsedValue("user", uid_of), metavar="USER", help="Whose orphan, for root.")
 @volume_option
 @json_option
 def command(
-    word: bytes, inside: bytes | None, to: bytes | None, uid: int | None, volumes: tuple[bytes, ...], as_json: bool
+    word: bytes | None,
+    inside: bytes | None,
+    last: bool,
+    to: bytes | None,
+    uid: int | None,
+    volumes: tuple[bytes, ...],
+    as_json: bool,
 ) -> int:
     """Put an orphan back where it was, or to another place on the same filesystem.
 
@@ -46,7 +55,13 @@ def command(
       trashd restore 2fe7e4cb8ba8 --to /scratch/job.old
       trashd restore 2fe7e4cb8ba8 results/final.csv
     """
+    if last and (word is not None or to is not None or uid is not None):
+        raise UsageError("--last with what it is, whose, or where to", "it means all that the last command took away")
+    if word is None and not last:
+        raise UsageError("what is to come back?", "its ID, or the PATH that it was taken from; --last: see trashd undo")
     kernel = tended(volumes)
+    if word is None:
+        return restore_last(kernel, volumes, partial(tell_restored, as_json=as_json), as_json=as_json)
     part = None if inside is None else os.path.normpath(inside)
     meant = chosen(kernel, volumes, word, part, uid, as_json=as_json)
     done = restore_by_id(kernel, volumes, meant.entry, meant.inside, to)

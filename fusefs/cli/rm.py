@@ -2,41 +2,180 @@
 
 from __future__ import annotations
 
+import os
+import stat
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+
 import click
 
+from fusefs.cli import output
 from fusefs.cli.options import DURATION, Note, every_path, json_option, null_option, paths_argument
 from fusefs.cli.reap_foreground import reap_ids
+from fusefs.cli.stop_signals import StopSignals
 from fusefs.cli.swap_fast_lane import SwapBatch, swap_all
+from fusefs.core.errors import Refused, TrashdError, Unsettled, UsageError
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
+from fusefs.core.printable_names import printable, shell_word
+from fusefs.core.record import Method
+from fusefs.core.removal_group import RemovalGroup, RemovalVictim
+from fusefs.core.sweep_result import Swept
+from fusefs.linux.invocation import invocation
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.mountinfo import below
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap import Swapped
 from fusefs.store.swap_path import remove_path
+
+_MOST_TOLD = 10
 
 
 @click.command("rm", short_help="Make files and directories disappear, restorably.", no_args_is_help=True)
 @paths_argument
 @null_option
+@click.option("-f", "--force", is_flag=True, help="What is not there is no error; nothing is asked.")
+@click.option("-i", "--interactive", "asks", is_flag=True, help="Ask before each.")
+@click.option("-r", "-R", "--recursive", is_flag=True, help="Directories, too: they go as they are, even without -r.")
+@click.option("-d", "--dir", "only_empty", is_flag=True, help="Directories only if they are empty, without -r.")
+@click.option("-v", "--verbose", is_flag=True, help="Name each that is gone, however many.")
 @click.option("--keep-for", type=DURATION, default=DEFAULT_RETENTION_S, help="Restorable that long (24h).")
 @click.option("--note", type=Note(), default="", help="A sentence kept with the orphan.")
 @click.option("--no-fsync", is_flag=True, help="Don't flush after the rename; its record is flushed before it.")
 @click.option("--now", is_flag=True, help="Don't keep it: reap it at once, in the foreground.")
 @json_option
 def command(
-    paths: tuple[bytes, ...], null: bool, keep_for: int, note: str, no_fsync: bool, now: bool, as_json: bool
+    paths: tuple[bytes, ...],
+    null: bool,
+    force: bool,
+    asks: bool,
+    recursive: bool,
+    only_empty: bool,
+    verbose: bool,
+    keep_for: int,
+    note: str,
+    no_fsync: bool,
+    now: bool,
+    as_json: bool,
 ) -> int:
     """Make files and directories disappear by one rename each; restorable.
 
-    What people type instead of rm -rf. A symbolic link is removed itself, never what it points to.
+    What people type instead of rm -rf. A symbolic link is removed itself, never what it points to. What one command
+    removes is one orphan on each filesystem, which comes back whole (trashd undo) or by name (trashd restore PATH).
+    Don't call it rm by an alias: a script that counts on space being free at once, or another machine, has no trash.
 
     \b
     Examples:
       trashd rm core.* old-build/
       find . -name '*.tmp' -print0 | trashd rm -0 --keep-for 1h
     """
+    if asks and force:
+        raise UsageError("-i with -f", "it is asked, or it is not")
+    if asks and (null or not (sys.stdin and sys.stdin.isatty())):
+        raise UsageError("-i asks at a terminal", "paths can't be read from there, too")
+    if force and not paths and not null:
+        return 0
+    wanted = every_path(paths, null=null)
+    if force:
+        wanted = filter(os.path.lexists, wanted)
+    if asks:
+        wanted = filter(_is_meant, wanted)
+    removal = _RmCommand(
+        SwapOptions(keep_for, note, not no_fsync, invocation=invocation()), verbose=verbose, now=now, as_json=as_json
+    )
+    return removal.run(_emptied(wanted, removal.codes, as_json=as_json) if only_empty and not recursive else wanted)
 
-    def after(swapped: Swapped) -> int:
-        return reap_ids(Kernel(), (swapped.path,), (swapped.id,), as_json=as_json) if now else 0
 
-    options = SwapOptions(keep_for, note, not no_fsync)
-    return swap_all(SwapBatch(every_path(paths, null=null), options, remove_path, as_json, not now, after))
+def _is_meant(path: bytes) -> bool:
+    what = "directory" if os.path.isdir(path) and not os.path.islink(path) else "file"
+    return not os.path.lexists(path) or click.confirm(f"Remove {what} {printable(path)}?", err=True)
+
+
+def _emptied(paths: Iterable[bytes], codes: list[int], *, as_json: bool) -> Iterator[bytes]:
+    """Without directories that are not empty, each of which is an error."""
+    for path in paths:
+        try:
+            is_full = stat.S_ISDIR(os.lstat(path).st_mode) and bool(os.listdir(path))
+        except OSError:
+            is_full = False  # its removal tells what is wrong
+        if is_full:
+            refusal = Refused(path, "it is a directory that is not empty: -r takes it with all that it holds")
+            codes.append(output.failed(refusal, as_json=as_json))
+        else:
+            yield path
+
+
+class _RmCommand:
+    """One command's. codes: of what was done so far"""
+
+    def __init__(self, options: SwapOptions, *, verbose: bool, now: bool, as_json: bool) -> None:
+        self.codes: list[int] = []
+        self._options = options
+        self._verbose = verbose
+        self._now = now
+        self._as_json = as_json
+
+    def run(self, paths: Iterable[bytes]) -> int:
+        """Remove them; the exit code."""
+        alone, groups = list(paths), list[RemovalGroup]()
+        if len(alone) > 1:
+            from fusefs.sweep.remove_together import in_groups
+
+            groups, alone = in_groups(Kernel(), alone)
+        self._remove_each(alone)  # first: they may be named through a link that goes, too
+        for group in groups:
+            with StopSignals() as stop:
+                left = self._remove(group, stop)
+                if stop():
+                    return stop.exit_code()
+            self._remove_each(left)
+        return output.exit_code(self.codes)
+
+    def _remove_each(self, paths: Sequence[bytes]) -> None:
+        if paths:
+            batch = SwapBatch(paths, self._options, remove_path, self._as_json, not self._now, self._reap)
+            self.codes.append(swap_all(batch))
+
+    def _remove(self, group: RemovalGroup, stop: StopSignals) -> list[bytes]:
+        """Remove a group; the paths that are still there, and are to be removed one by one."""
+        from fusefs.sweep.remove_together import remove_group
+        from fusefs.sweep.request import SweepWishes
+
+        try:
+            swept, gone, left = remove_group(Kernel(), group, self._options, SweepWishes(stops=stop))
+        except TrashdError:
+            return [victim.given for victim in group.victims]  # each tells what is wrong with it, or works by itself
+        if swept.orphan is not None:
+            self._tell(group, swept, gone)
+            self.codes.append(Unsettled.exit_code if swept.warnings else 0)
+            if self._now:
+                self.codes.append(self._reap_one(group.directory, swept.orphan))
+        return [] if stop() else left
+
+    def _reap(self, swapped: Swapped) -> int:
+        return self._reap_one(swapped.path, swapped.id) if self._now else 0
+
+    def _reap_one(self, path: bytes, orphan: str) -> int:
+        return reap_ids(Kernel(), (path,), (orphan,), as_json=self._as_json)
+
+    def _tell(self, group: RemovalGroup, swept: Swept, gone: Sequence[RemovalVictim]) -> None:
+        assert swept.orphan is not None
+        assert swept.store is not None
+        undo = output.restore_command(swept.orphan, swept.volume)
+        if self._as_json:
+            for victim in gone:
+                one = Swapped(
+                    swept.orphan, victim.path, swept.store, Method.SWEEP, None, (), swept.warnings, swept.volume
+                )
+                restore = f"{undo} {shell_word(below(victim.path, group.directory))}"
+                output.as_json({**output.plain(one), "restore": None if self._now else restore})
+            return
+        if len(gone) <= _MOST_TOLD or self._verbose:
+            for victim in gone:
+                print(f"{printable(victim.path)}: removed")
+        else:
+            print(f"{printable(group.directory)}: {len(gone):,} removed")
+        print(f"  id    {swept.orphan}")
+        if not self._now:
+            print(f"  undo  {undo}")
+        for warning in swept.warnings:
+            output.warn(warning)

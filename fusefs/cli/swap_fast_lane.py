@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from fusefs.cli.output import exit_code, failed, tell_swapped
 from fusefs.core.errors import Exit, TrashdError, Unsettled
+from fusefs.linux.invocation import invocation
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap import Swapped
@@ -45,10 +46,11 @@ def swap_all(batch: SwapBatch) -> int:
     A result that carries warnings counts as Unsettled. A signal that stopped what comes after ends it all.
     """
     kernel = Kernel()
+    options = batch.options._replace(invocation=invocation())
     codes = []
     for path in batch.paths:
         try:
-            swapped = batch.verb(kernel, path, batch.options)
+            swapped = batch.verb(kernel, path, options)
             tell_swapped(swapped, json_lines=batch.json_lines, kept=batch.kept)
             code = batch.after(swapped)
             if code > Exit.SIGNALLED:

@@ -28,6 +28,7 @@ from fusefs.core.slice_budget import Speed
 from fusefs.core.sweep_result import SweepSums, Swept
 from fusefs.linux.batched_calls import look_at_all
 from fusefs.linux.fd import Fd
+from fusefs.linux.invocation import invocation
 from fusefs.linux.kernel import Kernel
 
 _STDIN = b"-"
@@ -296,7 +297,8 @@ def _act(asked: SweepOptions) -> Any:
         return ToMove(asked.target, asked.flat, IfExists(asked.if_exists), asked.copy)
     from fusefs.store.stage import SwapOptions
 
-    return ToTrash(SwapOptions(DEFAULT_RETENTION_S if asked.keep_for is None else asked.keep_for, asked.note))
+    keep_for = DEFAULT_RETENTION_S if asked.keep_for is None else asked.keep_for
+    return ToTrash(SwapOptions(keep_for, asked.note, invocation=invocation()))
 
 
 def _tell_beside(swept: Swept) -> None:

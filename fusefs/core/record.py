@@ -93,6 +93,17 @@ class NewOwner(NamedTuple):
     retention_s: int | None
 
 
+class Invocation(NamedTuple):
+    """The command that a person gave.
+
+    id       random, the same in all that it took away
+    session  of the terminal that it was given in; empty where that is not known
+    """
+
+    id: str
+    session: str
+
+
 class Record(NamedTuple):
     """What record.json says.
 
@@ -118,6 +129,7 @@ class Record(NamedTuple):
     entered      directories of others in which a reap stopped or failed
     partial      the reaper had begun: the tree is not whole any more
     failures     why it is in quarantine
+    invocation   the command that took it away, for `restore --last`; None if nobody gave one, or an older one did
     unknown      keys of a later minor version: kept, never understood
     """
 
@@ -145,6 +157,7 @@ class Record(NamedTuple):
     entered: tuple[Entered, ...] = ()
     partial: bool = False
     failures: tuple[Failure, ...] = ()
+    invocation: Invocation | None = None
     unknown: tuple[tuple[str, Any], ...] = ()
 
     def expires_ns(self, now: Now | None = None) -> int | None:
@@ -191,6 +204,10 @@ def encode(record: Record) -> bytes:
         del fields["kept"]
     else:
         fields["kept"] = {quote(one.name): one.ino for one in record.kept}
+    if record.invocation is None:
+        del fields["invocation"]
+    else:
+        fields["invocation"] = record.invocation._asdict()
     for key in ("moved_ns", "taken_from"):
         if fields[key] is None:
             del fields[key]

@@ -17,6 +17,7 @@ from fusefs.core.record import (
     RECORD_MAX_BYTES,
     Entered,
     Failure,
+    Invocation,
     KeptDirectory,
     Method,
     NewOwner,
@@ -47,6 +48,11 @@ class _Failure(msgspec.Struct):
     call: _Word
 
 
+class _Invocation(msgspec.Struct):
+    id: _Word
+    session: _Word
+
+
 class _Record(msgspec.Struct):
     format: int
     id: _Word
@@ -73,6 +79,7 @@ class _Record(msgspec.Struct):
     entered: Annotated[dict[_Word, _Count], msgspec.Meta(max_length=MAX_ENTERED)] = {}
     partial: bool = False
     failures: Annotated[list[_Failure], msgspec.Meta(max_length=MAX_FAILURES)] = []
+    invocation: _Invocation | None = None
 
 
 class _Version(msgspec.Struct):
@@ -129,6 +136,7 @@ def _record(wire: _Record, raw: dict[str, Any]) -> Record:
         entered=tuple(Entered(*one) for one in wire.entered.items()),
         partial=wire.partial,
         failures=tuple(Failure(unquote(f.name), f.errno, f.call) for f in wire.failures),
+        invocation=None if wire.invocation is None else Invocation(wire.invocation.id, wire.invocation.session),
         unknown=tuple((key, value) for key, value in raw.items() if key not in known),
     )
 

@@ -66,6 +66,7 @@ class Swept(NamedTuple):
     is_stopped  it was asked for, or `why` says what made it useless to go on
     is_limited  there are more matches than `Request.most`; the rest is untouched
     orphan      the container that has what was trashed; None if nothing came
+    store       the user's folder that has it
     volume      the directory that holds its store, if that is not the root of the mount: commands need to be told
     where       the directory that has what was moved
     looks       whether `sums.n_bytes` says anything
@@ -82,6 +83,7 @@ class Swept(NamedTuple):
     is_limited: bool = False
     orphan: ContainerId | None = None
     volume: bytes | None = None
+    store: bytes | None = None
     where: bytes | None = None
     looks: bool = False
     largest: tuple[Match, ...] = ()

@@ -71,6 +71,11 @@ class Kernel:
                 fd = Fd(os.open(name, _STEP, dir_fd=fd))
         return fd
 
+    def open_plain(self, path: bytes) -> Fd:
+        """A directory (O_PATH) by a path that a person named and that leads through no link: else ELOOP."""
+        self._hook("openat2")
+        return Fd(syscalls.openat2(syscalls.AT_FDCWD, path, os.O_PATH | os.O_DIRECTORY, syscalls.RESOLVE_NO_SYMLINKS))
+
     def open_beneath(self, dir_fd: int, path: bytes, flags: int = os.O_PATH | os.O_NOFOLLOW) -> Fd:
         """An fd for a relative path of any length: no link, no mount, no `..` on the way.
 

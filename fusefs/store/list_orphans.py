@@ -13,7 +13,7 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, is_container_id
 from fusefs.core.orphan_age import Now
 from fusefs.core.printable_names import printable
-from fusefs.core.record import RECORD_MAX_BYTES, Failure, Method, Record
+from fusefs.core.record import RECORD_MAX_BYTES, Failure, Invocation, Method, Record
 from fusefs.core.record_decoding import decode
 from fusefs.core.report import WORDS
 from fusefs.linux.fd import Fd
@@ -36,6 +36,7 @@ class ListedContainer(NamedTuple):
     expires_ns, clock_set_ns  as the wall clock runs now, which was set forward by so much since it came
     is_proven   whether its folder is: only its user reaps it otherwise
     is_vouched  whether its store is vouched for, so that it is no copy: only by its ID it is reaped otherwise
+    invocation  the command that took it away; None: not told
     """
 
     id: ContainerId
@@ -55,6 +56,7 @@ class ListedContainer(NamedTuple):
     is_proven: bool = True
     is_vouched: bool = True
     is_stopped: bool = False
+    invocation: Invocation | None = None
 
     def base_path(self) -> bytes:
         """The directory that holds the store."""
@@ -125,6 +127,7 @@ def _entry(folder: UserFolder, state: State, container: ContainerId, record: Rec
         failures=record.failures,
         clock_set_ns=record.clock_set_ns(now),
         is_proven=folder.is_proven,
+        invocation=record.invocation,
     )
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple, Self
 from fusefs.core.identity import Identity
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S, State
 from fusefs.core.names import ContainerId, RelPath, join
-from fusefs.core.record import Method, NewOwner, Record
+from fusefs.core.record import Invocation, Method, NewOwner, Record
 from fusefs.linux.boot_id import boot_id, host_id
 from fusefs.linux.fd import Fd
 from fusefs.linux.identity_xattr import needs_mark
@@ -59,6 +59,7 @@ class SwapOptions(NamedTuple):
     keep         globs of top entries that a swap leaves in view
     taken        not asked for: the victim is a user's container (store/seize.py)
     heir         uid of the user for whom root swaps: the heir's then, and kept until handed over
+    invocation   the command, if a person gave one
     """
 
     retention_s: int | None = DEFAULT_RETENTION_S
@@ -68,6 +69,7 @@ class SwapOptions(NamedTuple):
     keep: tuple[str, ...] = ()
     taken: TakenContainer | None = None
     heir: int | None = None
+    invocation: Invocation | None = None
 
 
 class Staged(NamedTuple):
@@ -247,6 +249,7 @@ def _record(
         kept=None if victim.staying is None else victim.staying.directories,
         moved_ns=None if options.taken is None else options.taken.born_ns,
         taken_from=None if options.taken is None else options.taken.uid,
+        invocation=options.invocation,
     )
 
 

@@ -188,7 +188,7 @@ def _record(
     assert tree is not None
     parent, swept = kernel.identify(scope.sides.fd), kernel.identify(tree)
     record = record_now(folder, container, Method.SWEEP, origin, swept, parent)
-    return record._replace(retention_s=options.retention_s, note=options.note)
+    return record._replace(retention_s=options.retention_s, note=options.note, invocation=options.invocation)
 
 
 def _discard(staged: Staged) -> None:

@@ -176,6 +176,7 @@ class ActionEnd(NamedTuple):
 
     orphan: ContainerId | None = None
     volume: bytes | None = None
+    store: bytes | None = None
     where: bytes | None = None
     warnings: tuple[str, ...] = ()
 

@@ -87,4 +87,5 @@ class _TrashAction:
     def end(self, sums: SweepSums) -> ActionEnd:
         """See Action."""
         orphan, warnings = self._basket.finish(is_empty=not (sums.n_done or self._has_joined[0]))
-        return ActionEnd(orphan, self._basket.volume, warnings=warnings)
+        store = None if orphan is None else self._basket.held.folder.path()
+        return ActionEnd(orphan, self._basket.volume, store, warnings=warnings)

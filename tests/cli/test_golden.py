@@ -20,14 +20,14 @@ from tests.support.trashd_command import Done, done_well, swapped, trashd
 GOLDEN = Path(__file__).with_name("golden")
 COMMANDS = (
     "init", "swap", "rm", "sweep", "plan", "check", "holders", "list", "restore", "keep", "reap", "quarantine", "mount",
-    "umount", "stats", "status", "pause", "resume", "service", "reaper", "config", "doctor",
+    "undo", "umount", "stats", "status", "pause", "resume", "service", "reaper", "config", "doctor",
 )  # fmt: skip
 CONFIG = ("config check", "config show")
 QUARANTINE = ("quarantine list", "quarantine retry", "quarantine restore", "quarantine delete")
 SERVICE = ("service run", "service install", "service status", "service uninstall")
 ID = re.compile(r"\d{8}T\d{6}\.\d{3}Z-([A-Za-z0-9._-]*)-[0-9a-f]{12}")
 CHANGING = {
-    "created_ns": "<ns>", "expires_ns": "<ns>", "restorable_for_s": "<s>",
+    "session": "<session>", "created_ns": "<ns>", "expires_ns": "<ns>", "restorable_for_s": "<s>",
     "filesystem": "<filesystem>", "project": "<project>", "handle": "<handle>", "ino": "<ino>", "btime_ns": "<ns>",
 }  # fmt: skip
 
@@ -52,6 +52,8 @@ def steady(value: Any, words: Mapping[str, str], key: str = "") -> Any:
         case str():
             if key == "id" and re.fullmatch("[0-9a-f]{32}", value):
                 return "<volume id>"
+            if key == "id" and re.fullmatch("[0-9a-f]{16}", value):
+                return "<invocation>"
             for word, replacement in words.items():
                 value = value.replace(word, replacement)
             return ID.sub(r"<id of \1>", value)

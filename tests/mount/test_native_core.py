@@ -162,9 +162,8 @@ def seen(both: Both, nodeid: int) -> dict[str, int]:
     """What Python, and so the filesystem, says of a node."""
     told = both.kernel.asked(Opcode.GETATTR, bytes(16), nodeid=nodeid)
     atime, mtime, atime_ns, mtime_ns, mode, uid, gid = struct.unpack_from("=QQ8xII4xI4xII", told.body, 16 + 24)
-    return {
-        "mode": mode & 0o7777, "uid": uid, "gid": gid, "atime": atime * 10**9 + atime_ns, "mtime": mtime * 10**9 + mtime_ns,
-    }  # fmt: skip
+    times = {"atime": atime * 10**9 + atime_ns, "mtime": mtime * 10**9 + mtime_ns}
+    return {"mode": mode & 0o7777, "uid": uid, "gid": gid} | times
 
 
 @pytest.mark.parametrize("wanted", [UID, GID, UID | GID | KILL_BITS, MODE])

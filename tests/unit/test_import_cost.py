@@ -13,7 +13,7 @@ OURS = {
     "cli.main", "cli.output", "cli.swap_fast_lane",
     "core.errors", "core.identity", "core.lifecycle", "core.names", "core.printable_names",
     "core.record",
-    "linux.boot_id", "linux.directory_metadata", "linux.fd", "linux.identity_xattr", "linux.kernel",
+    "linux.boot_id", "linux.directory_metadata", "linux.fd", "linux.identity_xattr", "linux.invocation", "linux.kernel",
     "linux.mountinfo", "linux.runtime_directories", "linux.syscalls",
     "store.backing_and_mount", "store.container", "store.folder_registry", "store.layout", "store.locate",
     "store.permission_loan", "store.refusals", "store.registry_lines", "store.reserve", "store.spare_space",

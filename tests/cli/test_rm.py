@@ -1,0 +1,185 @@
+"""`trashd rm` of several: one orphan on each filesystem, whole or by name, and never more than each alone would be."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.support.make_trees import Spec, make_tree, snapshot
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import bind_mount, tmpfs_volume
+from tests.support.store_calls import assert_silent, init
+from tests.support.trashd_command import TRASHD, Done, done_well, environment, trashd
+
+pytestmark = pytest.mark.needs("root")
+
+USER = 65_534
+TREE: Spec = {"file": "content", "below": {"deep": "more"}}
+ODD = [b"new\nline", b"\xff\xfe", b"n" * 255, b" ", b"-r", b"\xe2\x80\xae", b"*"]
+
+
+def ids(*volumes: Path) -> set[str]:
+    words = [word for volume in volumes for word in ("--volume", str(volume))]
+    return {one["id"] for one in done_well("list", "--json", *words).objects()}
+
+
+def make(*paths: Path) -> list[object]:
+    return [snapshot(make_tree(path, TREE)) for path in paths]
+
+
+def test_one_command_is_one_orphan_on_each_filesystem(volume: Path) -> None:
+    with tmpfs_volume() as other:
+        init(other)
+        paths = [volume / "a", volume / "b", other / "a", other / "above/b"]
+        paths[3].parent.mkdir()
+        before = make(*paths)
+        told = done_well("rm", "--json", *paths).objects()
+        assert {one["path"]: one["id"] for one in told}.keys() == set(map(str, paths))
+        assert len(ids(volume, other)) == len({one["id"] for one in told}) == 2
+        assert not any(path.exists() for path in paths)
+        for one in told[:3]:
+            done_well(*one["restore"].split()[1:])
+        done_well("restore", paths[3])
+        assert list(map(snapshot, paths)) == before
+        assert not ids(volume, other), "an orphan of which all came back is none any more"
+        assert_silent(other)
+    assert_silent(volume)
+
+
+def test_a_single_one_is_an_orphan_as_it_is(volume: Path) -> None:
+    path = volume / "a"
+    (before,) = make(path)
+    (one,) = done_well("rm", "--json", path).objects()
+    assert one["method"] == "removed"
+    done_well("restore", one["id"])
+    assert snapshot(path) == before
+    assert_silent(volume)
+
+
+def test_names_of_all_kinds_come_by_a_list(volume: Path) -> None:
+    for name in ODD:
+        Path(os.fsdecode(bytes(volume) + b"/" + name)).write_bytes(name)
+    done_well("rm", "-0", cwd=volume, stdin=b"\0".join(ODD) + b"\0")
+    assert os.listdir(volume) == [".trashd"]
+    (orphan,) = ids(volume)
+    done_well("restore", orphan)
+    assert sorted(os.listdir(bytes(volume))) == sorted([b".trashd", *ODD])
+    assert_silent(volume)
+
+
+def test_what_goes_with_another_is_no_error(volume: Path) -> None:
+    (before,) = make(volume / "a")
+    done_well("rm", "a", "a/below/deep", "a/file", "a", cwd=volume)
+    (orphan,) = ids(volume)
+    done_well("restore", orphan)
+    assert snapshot(volume / "a") == before
+    assert_silent(volume)
+
+
+def test_what_is_refused_is_told_and_the_rest_goes(volume: Path) -> None:
+    make(volume / "a", volume / "b", volume / "with")
+    (volume / "with/mount").mkdir()
+    with bind_mount(volume / "with/mount", volume / "with/mount"):
+        done = trashd("rm", "a", "missing", "with", "with/mount", ".trashd", ".", "b", cwd=volume)
+        assert (volume / "with/file").exists()
+    assert done.code == 13
+    for name in ("missing", "with", "with/mount", ".trashd"):
+        assert name in done.err
+    assert not (volume / "a").exists()
+    assert not (volume / "b").exists()
+    assert len(ids(volume)) == 1
+    assert_silent(volume)
+
+
+def test_a_directory_that_its_owner_may_not_write_to_goes_by_itself(volume: Path) -> None:
+    """Alone its owner lends himself the permission; a sweep does not."""
+    home = make_tree(volume / "home", {"closed": TREE, "other": TREE, "third": TREE})
+    for path in (home, *home.rglob("*")):
+        os.chown(path, USER, USER)
+    (home / "closed").chmod(0o500)
+    before = snapshot(home)
+    done = as_user(USER, lambda: trashd("rm", "closed", "other", "third", cwd=home))
+    assert done.code == 0, done
+    assert not os.listdir(home)
+    as_user(USER, lambda: [done_well("restore", home / name) for name in ("closed", "other", "third")])
+    assert snapshot(home) == before
+    assert_silent(volume)
+
+
+def test_a_link_is_removed_itself_and_what_is_named_through_one_is_an_orphan_of_its_own(volume: Path) -> None:
+    make(volume / "far", volume / "a", volume / "b")
+    (volume / "link").symlink_to("far")
+    done_well("rm", "link/file", "a", "link", "b", cwd=volume)
+    assert sorted(os.listdir(volume)) == [".trashd", "far"]
+    assert os.listdir(volume / "far") == ["below"]
+    assert len(ids(volume)) == 2
+    done_well("restore", volume / "link")
+    assert (volume / "link").is_symlink()
+    done_well("restore", volume / "link/file")
+    assert (volume / "far/file").exists()
+    assert_silent(volume)
+
+
+def test_what_rm_s_options_mean(volume: Path) -> None:
+    make(volume / "full")
+    (volume / "empty").mkdir()
+    (volume / "f").touch()
+    assert trashd("rm", "-f").code == 0
+    assert trashd("rm", "-rf", volume / "missing").code == 0
+    assert trashd("rm", volume / "missing").code == 5
+    done = trashd("rm", "-dv", "full", "empty", "f", cwd=volume)
+    assert done.code == 13
+    assert "full" in done.err
+    assert {name for name in ("empty", "f") if f"{volume / name}: removed" in done.out.splitlines()} == {"empty", "f"}
+    assert sorted(os.listdir(volume)) == [".trashd", "full"]
+    done_well("rm", "-r", "-d", "full", cwd=volume)
+    assert_silent(volume)
+
+
+def test_of_many_each_is_named_if_that_is_wanted(volume: Path) -> None:
+    names = [f"{number}" for number in range(30)]
+    for name in names:
+        (volume / name).touch()
+    assert "30 removed" in done_well("rm", *names, cwd=volume).out
+    done_well("undo", "--volume", volume)
+    assert done_well("rm", "-v", *names, cwd=volume).out.count(": removed") == 30
+    assert_silent(volume)
+
+
+def test_it_asks_before_each(volume: Path) -> None:
+    make(volume / "a", volume / "b")
+    assert trashd("rm", "-i", volume / "a").code == 2, "nobody can be asked"
+    assert trashd("rm", "-if", volume / "a").code == 2
+    done = at_a_terminal("rm", "-i", "a", "b", cwd=volume, answers="y\nn\n")
+    assert done.code == 0, done
+    assert not (volume / "a").exists()
+    assert (volume / "b").exists()
+    assert_silent(volume)
+
+
+def at_a_terminal(*words: str, cwd: Path, answers: str) -> Done:
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        [TRASHD, *words], cwd=cwd, env=environment({}), stdin=slave, stdout=slave, stderr=slave, start_new_session=True
+    )
+    os.close(slave)
+    os.write(master, answers.encode())
+    told = b""
+    with suppress(OSError):  # EIO: it has ended
+        while part := os.read(master, 4096):
+            told += part
+    os.close(master)
+    return Done(process.wait(20), os.fsdecode(told), "")
+
+
+def test_now_reaps_all_of_it(volume: Path) -> None:
+    make(volume / "a", volume / "b")
+    done_well("rm", "--now", "a", "b", cwd=volume)
+    assert not ids(volume)
+    assert os.listdir(volume) == [".trashd"]
+    assert_silent(volume)
