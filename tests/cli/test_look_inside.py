@@ -1,0 +1,157 @@
+"""`trashd ls`, `cat` and `diff`: what an orphan holds, by id or path, for its owner and root alone."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.support.make_trees import Spec, make_tree, snapshot
+from tests.support.other_users import as_user
+from tests.support.store_calls import assert_silent
+from tests.support.trashd_command import done_well, swapped, trashd
+
+pytestmark = pytest.mark.needs("root")
+
+USER, OTHER = 65_534, 12_345
+TREE: Spec = {"file": "content", "below": {"deep": "more", "same": "same"}}
+ODD = ["new\nline", "\udcff", "\x1b[31mred", "\u202ebackwards", "-x", " "]
+
+
+@pytest.fixture
+def job(volume: Path) -> Path:
+    return make_tree(volume / "job", TREE)
+
+
+def fill(fresh: Path, spec: Spec) -> None:
+    """Make in a directory that is there."""
+    made = make_tree(fresh.parent / "made", spec)
+    for path in made.iterdir():
+        path.rename(fresh / path.name)
+    made.rmdir()
+
+
+def of_user(volume: Path) -> Path:
+    home = make_tree(volume / "home", {"job": TREE})
+    for path in (home, *home.rglob("*")):
+        os.chown(path, USER, USER)
+    return home / "job"
+
+
+@pytest.mark.quick("ls")
+def test_a_directory_of_it_is_listed_by_id_and_by_path(volume: Path, job: Path) -> None:
+    identifier = swapped(job)["id"]
+    before = snapshot(volume)
+    (top,) = {tuple(line.split()[-1] for line in done_well("ls", word).out.splitlines()) for word in (identifier, job)}
+    assert top == ("below", "file")
+    for word in (f"{identifier[-12:]}:below", f"{identifier}:/below/", job / "below"):
+        assert [one["name"] for one in done_well("ls", "--json", word).objects()] == ["deep", "same"]
+    (one,) = done_well("ls", "--json", f"{identifier}:file").objects()
+    assert one["n_bytes"] == len("content")
+    assert snapshot(volume) == before, "nothing is changed by a look"
+    assert_silent(volume)
+
+
+@pytest.mark.quick("cat")
+def test_a_file_of_it_is_printed_as_it_is(volume: Path, job: Path) -> None:
+    content = bytes(range(256)) * 5000
+    (job / "file").write_bytes(content)
+    identifier = swapped(job)["id"]
+    for word in (f"{identifier}:file", job / "file"):
+        assert os.fsencode(done_well("cat", word).out) == content
+    assert_silent(volume)
+
+
+@pytest.mark.quick("diff")
+def test_what_differs_is_told_once_whatever_it_holds(volume: Path, job: Path) -> None:
+    make_tree(job / "whole", TREE)
+    (job / "link").symlink_to("here")
+    swapped(job)
+    make_tree(job / "fresh", TREE)
+    make_tree(job / "below", {"deep": "less", "same": "same"})
+    (job / "file").mkdir()
+    (job / "link").symlink_to("there")
+    told = {(one["path"], one["how"]) for one in done_well("diff", "--json", job).objects()}
+    assert told == {
+        ("file", "changed"), ("link", "changed"), ("below/deep", "changed"), ("whole", "gone"), ("fresh", "new"),
+    }  # fmt: skip
+    assert "changed: deep" not in done_well("diff", job / "below").out
+    assert "changed: below/deep" in done_well("diff", job / "below").out
+    assert_silent(volume)
+
+
+def test_of_what_was_swept_only_that_is_compared(volume: Path, job: Path) -> None:
+    done_well("sweep", job, "--name", "deep")
+    told = done_well("diff", "--json", job).objects()
+    assert [(one["path"], one["how"]) for one in told] == [("below/deep", "gone")]
+    (job / "below/deep").write_text("other")
+    assert "changed: below/deep" in done_well("diff", job).out
+    assert_silent(volume)
+
+
+def test_nothing_differs_from_what_was_copied(volume: Path, job: Path) -> None:
+    swapped(job)
+    fill(job, TREE)
+    done = done_well("diff", job)
+    assert not done.out
+    assert "nothing differs" in done.err
+    assert_silent(volume)
+
+
+@pytest.mark.parametrize("command", ["ls", "cat", "diff"])
+def test_it_is_its_owners_and_roots(volume: Path, command: str) -> None:
+    job = of_user(volume)
+    identifier = as_user(USER, lambda: swapped(job)["id"])
+    as_user(USER, lambda: fill(job, {"file": "new"}))
+    part = "/file" if command == "cat" else ""
+    for word in (f"{job}{part}", f"{identifier}:{part}"):
+        own = as_user(USER, partial(done_well, command, word))
+        assert own.out
+        assert as_user(OTHER, partial(trashd, command, word)).code == 5
+        assert done_well(command, "--user", str(USER), word).out == own.out
+    assert trashd(command, f"{job}{part}").code == 3, "root says whose word counts"
+    assert_silent(volume)
+
+
+def test_a_look_follows_no_link_and_waits_for_no_pipe(volume: Path, job: Path) -> None:
+    (job / "link").symlink_to("/etc")
+    os.mkfifo(job / "pipe")
+    identifier = swapped(job)["id"]
+    assert trashd("ls", f"{identifier}:link/passwd").code != 0
+    assert trashd("cat", f"{identifier}:link").code == 3
+    assert trashd("cat", f"{identifier}:pipe").code == 3
+    assert trashd("ls", f"{identifier}:../../..").code == 2
+    os.mkfifo(job / "pipe")
+    assert trashd("diff", job).code == 0
+    assert_silent(volume)
+
+
+def test_names_of_all_kinds_are_told_plainly(volume: Path, job: Path) -> None:
+    for name in ODD:
+        (job / name).touch()
+    swapped(job)
+    for command in ("ls", "diff"):
+        out = done_well(command, job).out
+        assert not set(out) & {"\x1b", "\u202e"}
+        assert len(out.splitlines()) == len(ODD) + 2
+    assert_silent(volume)
+
+
+def test_a_deep_tree_is_compared_to_its_end(volume: Path, job: Path) -> None:
+    def deepen(at: Path) -> None:
+        fd = os.open(at, os.O_DIRECTORY)
+        for _ in range(1500):
+            os.mkdir("d", dir_fd=fd)
+            fd, above = os.open("d", os.O_DIRECTORY, dir_fd=fd), fd
+            os.close(above)
+        os.close(os.open("end", os.O_CREAT, dir_fd=fd))
+        os.close(fd)
+
+    deepen(job)
+    swapped(job)
+    fill(job, TREE)
+    deepen(job)
+    assert "nothing differs" in done_well("diff", job).err
+    assert_silent(volume)
