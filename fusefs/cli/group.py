@@ -10,7 +10,7 @@ from fusefs.cli.output import failed, wants_json
 from fusefs.core.errors import EXIT_CODES, Exit, UsageError
 
 _SECTIONS = {
-    "Use": ("swap", "rm", "undo", "list", "ls", "cat", "diff", "restore", "keep", "reap", "check", "holders"),
+    "Use": ("swap", "rm", "undo", "list", "du", "ls", "cat", "diff", "restore", "keep", "reap", "check", "holders"),
     "Select": ("sweep", "plan"),
     "Watch": ("status", "stats", "doctor"),
     "Administer": ("init", "mount", "umount", "service", "pause", "resume", "quarantine", "config"),

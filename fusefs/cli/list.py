@@ -9,6 +9,7 @@ import click
 
 from fusefs.cli import output
 from fusefs.cli.options import json_option, volume_option
+from fusefs.cli.orphan_filters import ORDERS, OrphanFilter, filter_options, in_order
 from fusefs.cli.settle_first import tended
 from fusefs.cli.wall_clock import watched
 from fusefs.core.durations import format_duration
@@ -27,32 +28,45 @@ _TOLD = {State.ORPHANS: "restorable", State.STAGE: "unfinished", State.RESTORING
 
 
 @click.command("list", short_help="List what can be restored.")
+@filter_options
+@click.option("--sort", "order", type=click.Choice(ORDERS), default="age", help="The oldest first (age), and so on.")
 @volume_option
 @json_option
-def command(volumes: tuple[bytes, ...], as_json: bool) -> int:
+def command(
+    uid: int | None,
+    older_s: int | None,
+    glob: str | None,
+    state: str | None,
+    order: str,
+    volumes: tuple[bytes, ...],
+    as_json: bool,
+) -> int:
     """List the orphans: where they came from, their age, how long they can be restored, whose they are, their state.
 
     An orphan is what a swap, a removal or a sweep took away, in the trash store of its filesystem. Everybody sees his
     own, root everybody's. No tree is walked, so this is quick whatever they hold. What lies in a drop folder becomes
     an orphan first, and what a killed command left is settled. Of an origin that is told as swept a sweep took some,
-    and the directory itself is still there. On a terminal the ends of ids are shown, which are enough.
+    and the directory itself is still there. On a terminal the ends of ids are shown, which are enough. What they take
+    is counted by trashd du.
 
     \b
     Examples:
       trashd list
+      trashd list --path '/scratch/*' --older 1d --sort left
       trashd list --volume /scratch --json | jq -r .id
     """
     kernel = tended(volumes)
     now_ns = time.time_ns()
     lost: list[TrashdError] = []
-    found = all_entries(kernel, volumes, lost, watched(notes=False))
+    every = all_entries(kernel, volumes, lost, watched(notes=False))
+    found = in_order(OrphanFilter(uid, older_s, glob, state).picks(every, now_ns), order, now_ns)
     codes = [output.failed(error, as_json=as_json) for error in lost]
     if as_json:
         for entry in found:
             output.as_json({**output.plain(entry), "restorable_for_s": entry.left_s(now_ns)})
         return max(codes, default=0)
     if not found:
-        click.echo("no orphans", err=True)
+        click.echo("no orphans" if not every else "no such orphans", err=True)
         return max(codes, default=0)
     shown = ID_RANDOM_CHARS if sys.stdout.isatty() else 0  # the end of an id is enough, and leaves room for the rest
     rows = [("ID", "AGE", "LEFT", "OWNER", "STATE", "ORIGIN"), *(_row(entry, now_ns, shown) for entry in found)]
