@@ -6,6 +6,7 @@ from typing import NoReturn
 
 from fusefs.mount.places.counters import Counters
 from fusefs.mount.requests.thread_pool import PoolTask, ThreadPool
+from fusefs.mount.tables.estale_retries import EstaleRetries
 from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.validity import AttrTimeouts
 
@@ -16,6 +17,7 @@ class Broken:
     def __init__(self, error: Exception) -> None:
         self.error = error
         self.lock, self.stats, self.timeouts = TablesLock(), Counters.in_memory(), AttrTimeouts()
+        self.retries = EstaleRetries(self.lock)
 
     def __getattr__(self, name: str) -> Broken:
         return self
