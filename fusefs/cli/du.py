@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import click
 
 from fusefs.cli import output
+from fusefs.cli.count_orphan import CountedOrphan, count_orphan
 from fusefs.cli.id_completion import OrphanId
 from fusefs.cli.options import ParsedValue, json_option, volume_option
 from fusefs.cli.orphan_filters import OrphanFilter, filter_options
@@ -17,29 +17,13 @@ from fusefs.cli.settle_first import tended
 from fusefs.cli.stop_signals import StopSignals
 from fusefs.cli.wall_clock import watched
 from fusefs.core.durations import format_duration
-from fusefs.core.errors import Incomplete, NotFound, TrashdError, from_os
-from fusefs.core.freed_space import Survey
+from fusefs.core.errors import Incomplete, NotFound, TrashdError
 from fusefs.core.names import ID_RANDOM_CHARS
 from fusefs.core.sizes import format_size, parse_size
 from fusefs.linux.act_as_user import user_name
-from fusefs.linux.kernel import Kernel
 from fusefs.linux.low_priority import be_idle
-from fusefs.store.find_orphans import act_on, all_entries, the_one_called
-from fusefs.store.layout import UserFolder
+from fusefs.store.find_orphans import all_entries, the_one_called
 from fusefs.store.list_orphans import ListedContainer
-from fusefs.store.victim_rename import VisibleRename
-
-
-class _Counted(NamedTuple):
-    """An orphan, and what it holds; is_stopped: as far as it was counted."""
-
-    entry: ListedContainer
-    seen: Survey
-    is_stopped: bool
-
-    def is_bound(self) -> bool:
-        """Whether it may be more than was counted."""
-        return self.is_stopped or self.seen.is_at_least or self.seen.n_failed > 0
 
 
 @click.command("du", short_help="Count what orphans take.")
@@ -86,7 +70,7 @@ def command(
             if stop():
                 break
             try:
-                counted.append(_count(kernel, volumes, entry, stop))
+                counted.append(count_orphan(kernel, volumes, entry, stop))
             except TrashdError as error:
                 lost.append(error)
         codes = [output.failed(error, as_json=as_json) for error in lost]
@@ -107,23 +91,7 @@ def _called(volumes: Sequence[bytes], identifier: str, found: Sequence[ListedCon
     return entry
 
 
-def _count(kernel: Kernel, volumes: Sequence[bytes], entry: ListedContainer, stop: StopSignals) -> _Counted:
-    """Raises  TrashdError"""
-
-    def act(folder: UserFolder, _visible: VisibleRename | None) -> Survey:
-        from fusefs.engine.count_tree import survey
-
-        with folder.open(entry.state) as state, kernel.open_beneath(state, entry.id.encode()) as container:
-            return survey(kernel, container, stops=stop)
-
-    try:
-        seen = act_on(kernel, volumes, entry, act, Survey)
-    except OSError as error:
-        raise from_os(error, entry.id) from error
-    return _Counted(entry, seen, stop())
-
-
-def _tell(counted: Sequence[_Counted], now_ns: int, *, as_json: bool) -> None:
+def _tell(counted: Sequence[CountedOrphan], now_ns: int, *, as_json: bool) -> None:
     if as_json:
         for one in counted:
             about = {"id": one.entry.id, "uid": one.entry.uid, "origin": output.plain(one.entry.origin)}
@@ -142,7 +110,7 @@ def _tell(counted: Sequence[_Counted], now_ns: int, *, as_json: bool) -> None:
         print(f"{user_name(uid)}: {bound}{total} in {output.counted(len(own), 'orphan')}")
 
 
-def _row(one: _Counted, now_ns: int) -> tuple[str, ...]:
+def _row(one: CountedOrphan, now_ns: int) -> tuple[str, ...]:
     entry, seen = one.entry, one.seen
     bound = ">=" if one.is_bound() else ""
     stays = f"  ({format_size(seen.linked_bytes)} stay: other names have it)" if seen.linked_bytes else ""

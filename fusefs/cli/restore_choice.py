@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import click
 
 from fusefs.cli import output
+from fusefs.cli.count_orphan import size_by
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import NotFound, NotPermitted, Refused, TrashdError, UsageError
 from fusefs.core.names import join
@@ -20,6 +21,7 @@ from fusefs.store.find_by_origin import CameFrom, came_from
 from fusefs.store.find_orphans import ID_LEAST_CHARS, all_entries, not_looked_at, the_one_called
 
 _MOST_TOLD = 20
+_PATIENCE_S = 0.5
 
 
 def chosen(
@@ -54,27 +56,33 @@ def chosen(
         if lost:
             raise lost[0]
         raise NotFound(word, not_looked_at(silent) or "trashd list shows what there is, and where it came from")
-    one = own[0] if len(own) == 1 else _asked(word, own, as_json=as_json)
-    if not as_json:
-        click.echo(_line(one), err=True)
+    one = own[0] if len(own) == 1 else _asked(kernel, volumes, word, own, as_json=as_json)
+    if not as_json and len(own) == 1:
+        click.echo(_lines(kernel, volumes, [one])[0], err=True)
     return one if inside is None else CameFrom(one.entry, join(one.inside or b"", inside))
 
 
-def _asked(word: bytes, found: Sequence[CameFrom], *, as_json: bool) -> CameFrom:
+def _asked(
+    kernel: Kernel, volumes: Sequence[bytes], word: bytes, found: Sequence[CameFrom], *, as_json: bool
+) -> CameFrom:
     """Which of several, as a person at a terminal says. Raises  UsageError: there is none"""
     shown = found[:_MOST_TOLD]
     if as_json or not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
         ids = ", ".join(one.entry.id for one in shown)
         more = f", and {len(found) - len(shown)} older ones" if len(found) > len(shown) else ""
         raise UsageError(f"{len(found)} orphans came from {printable(word)}", f"name one by its id: {ids}{more}")
-    for number, one in enumerate(shown, 1):
-        click.echo(f"{number:>3}  {_line(one)}", err=True)
+    for number, line in enumerate(_lines(kernel, volumes, shown), 1):
+        click.echo(f"{number:>3}  {line}", err=True)
     number = click.prompt("Which one", type=click.IntRange(1, len(shown)), default=1, err=True)
     return shown[number - 1]
 
 
-def _line(one: CameFrom) -> str:
-    entry = one.entry
-    age = format_duration(entry.age_s(time.time_ns()))
-    part = f", {printable(one.inside)} of it" if one.inside is not None else ""
-    return f"{entry.id}: {output.origin(entry.origin)}{part}, taken {age} ago"
+def _lines(kernel: Kernel, volumes: Sequence[bytes], found: Sequence[CameFrom]) -> list[str]:
+    """One for each; what they take is counted for a moment, and told as far as it is known by then."""
+    now_ns, end_s, lines = time.time_ns(), time.monotonic() + _PATIENCE_S, []
+    for entry, inside in found:
+        part = f", {printable(inside)} of it" if inside is not None else ""
+        size = size_by(kernel, volumes, entry, end_s)
+        age = format_duration(entry.age_s(now_ns))
+        lines.append(f"{entry.id}: {output.origin(entry.origin)}{part}, taken {age} ago, {size}")
+    return lines
