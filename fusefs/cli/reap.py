@@ -13,8 +13,9 @@ import click
 
 from fusefs.cli import output
 from fusefs.cli.id_completion import OrphanId
-from fusefs.cli.options import json_option, tempo_options, threads_option, volume_option
+from fusefs.cli.options import ParsedValue, json_option, tempo_options, threads_option, volume_option
 from fusefs.cli.reap_foreground import ReapOptions, has_expired, is_named, is_unpinned, reap_all
+from fusefs.cli.reap_free import enough_to_free
 from fusefs.cli.settle_first import tended
 from fusefs.cli.wall_clock import tell_kept_by_clock, watched
 from fusefs.core.durations import format_duration
@@ -22,6 +23,7 @@ from fusefs.core.errors import Incomplete, Refused, TrashdError, UsageError
 from fusefs.core.lifecycle import State
 from fusefs.core.printable_names import printable, shell_word
 from fusefs.core.report import Reaped, Report
+from fusefs.core.sizes import parse_size
 from fusefs.core.slice_budget import Speed
 from fusefs.linux.act_as_user import user_name
 from fusefs.store.find_orphans import all_entries, find_container
@@ -36,6 +38,13 @@ _REAPABLE = (State.ORPHANS, State.REAPING)
 @click.option("--all", "everything", is_flag=True, help="All of your own orphans but the pinned ones.")
 @click.option("--pinned", is_flag=True, help="All of your own that are pinned (trashd keep); only with --now.")
 @click.option("--now", is_flag=True, help="Don't wait for their retention to end.")
+@click.option(
+    "--free",
+    "wanted_bytes",
+    type=ParsedValue("size", parse_size),
+    metavar="SIZE",
+    help="As many as take so much: expired ones first, then it asks.",
+)
 @click.option("--dry-run", "dry", is_flag=True, help="Only say which would go.")
 @click.option("--yes", is_flag=True, help="Don't ask before several go before their time.")
 @threads_option
@@ -50,6 +59,7 @@ def command(
     everything: bool,
     pinned: bool,
     now: bool,
+    wanted_bytes: int | None,
     dry: bool,
     yes: bool,
     n_workers: int | None,
@@ -76,6 +86,9 @@ def command(
     On a terminal it asks before more than one goes before its time; --yes is the answer. Without a terminal, and with
     --json, it never asks. --dry-run says which would go, and deletes nothing.
 
+    With --free only as many go as take so much, counted first: of those that have expired the oldest; if that is not
+    enough, it asks whether others may go that can still be restored, the soonest to expire first.
+
     With --paced it goes as trashd service run does: others on the disk should not notice. With --max-rate or
     --max-bytes never faster than that. Files are looked at before they go then, and large ones are cut in steps of
     64 MiB.
@@ -85,11 +98,14 @@ def command(
       trashd reap
       trashd reap --now 20261121T032253.555Z-job-2fe7e4cb8ba8
       trashd reap --dry-run
+      trashd reap --free 200G --volume /scratch
       trashd reap --wait
       trashd reap --paced
       trashd reap --max-rate 5000/s --max-bytes 200M/s
     """
     _check(identifiers, everything=everything, pinned=pinned, now=now, with_stores=with_stores)
+    if wanted_bytes is not None and (identifiers or everything or pinned or now):
+        raise UsageError("--free with what is to go", "it chooses by itself, and asks")
     kernel, clocks = tended(volumes), watched()
     lost: list[TrashdError] = []
     if identifiers:
@@ -98,7 +114,10 @@ def command(
         found = [entry for entry in all_entries(kernel, volumes, lost, clocks) if entry.state in _REAPABLE]
         choice = _choose(found, everything=everything, pinned=pinned, now=now)
     waiting, ended = _by_retention(choice.chosen)
-    due = choice.chosen if now else ended
+    due, soon = choice.chosen if now else ended, list[ListedContainer]()
+    if wanted_bytes is not None:
+        due, soon = enough_to_free(kernel, volumes, ended, waiting, wanted_bytes, yes=yes or dry)
+        due, waiting = [*due, *soon], []
     early = waiting if identifiers and not now else []
     if not now and not as_json:
         tell_kept_by_clock(waiting, time.time_ns())
@@ -115,7 +134,7 @@ def command(
     if now and not yes:
         _ask_about(waiting, as_json=as_json)
     expired = partial(has_expired, clocks=clocks)
-    is_meant = is_named if now and (identifiers or pinned) else is_unpinned if now else expired
+    is_meant = is_named if now and (identifiers or pinned) else is_unpinned if now or soon else expired
     how = ReapOptions(n_workers, Speed(max_rate, max_bytes), counts, waits, paced, with_stores, is_meant)
     return reap_all(kernel, volumes, due, how, as_json=as_json) or refused
 

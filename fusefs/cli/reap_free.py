@@ -1,0 +1,81 @@
+"""`reap --free`: which orphans go so that so much space comes back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import click
+
+from fusefs.cli import output
+from fusefs.cli.count_orphan import count_orphan
+from fusefs.cli.stop_signals import StopSignals
+from fusefs.core.errors import Incomplete, Refused, TrashdError
+from fusefs.core.sizes import format_size
+from fusefs.linux.kernel import Kernel
+from fusefs.store.list_orphans import ListedContainer
+
+
+def enough_to_free(
+    kernel: Kernel,
+    volumes: Sequence[bytes],
+    ended: Sequence[ListedContainer],
+    waiting: Sequence[ListedContainer],
+    wanted_bytes: int,
+    *,
+    yes: bool,
+) -> tuple[list[ListedContainer], list[ListedContainer]]:
+    """As many orphans as take so much: of those that have expired, the oldest first, and then of those that can still
+    be restored, those that would go first; the two told apart. What is pinned is left.
+
+    Their trees are counted. What other names keep does not come back, and does not count.
+    yes     the answer to the question whether the latter may go
+    Raises  Refused: they may not, or nobody can be asked; Incomplete: all together it is not as much
+    """
+    with StopSignals() as stop:
+        chosen, came_bytes = _until(kernel, volumes, ended, wanted_bytes, stop)
+        early: list[ListedContainer] = []
+        if came_bytes < wanted_bytes:
+            soonest = sorted(
+                (entry for entry in waiting if entry.expires_ns is not None), key=lambda entry: entry.expires_ns or 0
+            )
+            early, more_bytes = _until(kernel, volumes, soonest, wanted_bytes - came_bytes, stop)
+            came_bytes += more_bytes
+        if stop():
+            raise Refused("stopped while it was counted: nothing was deleted")
+    if came_bytes < wanted_bytes:
+        have = f"all that may go takes {format_size(came_bytes)}"
+        raise Incomplete(
+            f"{have}, not {format_size(wanted_bytes)}: nothing was deleted", "trashd du shows what there is"
+        )
+    if early and not yes:
+        _ask(early, format_size(wanted_bytes))
+    return chosen, early
+
+
+def _until(
+    kernel: Kernel, volumes: Sequence[bytes], entries: Sequence[ListedContainer], wanted_bytes: int, stop: StopSignals
+) -> tuple[list[ListedContainer], int]:
+    """The first of some that take so much together, or all of them; what they take."""
+    chosen, came_bytes = [], 0
+    for entry in entries:
+        if came_bytes >= wanted_bytes or stop():
+            break
+        try:
+            seen = count_orphan(kernel, volumes, entry, stop).seen
+        except TrashdError as error:
+            output.warn(f"{entry.id}: {error.message()}")
+            continue
+        chosen.append(entry)
+        came_bytes += seen.n_bytes - seen.linked_bytes
+    return chosen, came_bytes
+
+
+def _ask(early: Sequence[ListedContainer], wanted: str) -> None:
+    for entry in early:
+        click.echo(f"{entry.id}  {output.origin(entry.origin)}", err=True)
+    count = output.counted(len(early), "orphan")
+    if not (os.isatty(0) and os.isatty(2)):
+        raise Refused(f"for {wanted} also {count} would go that can still be restored", "--yes says that they may")
+    if not click.confirm(f"Delete these {len(early):,} for good, before their time?", err=True):
+        raise Refused("nothing was deleted")
