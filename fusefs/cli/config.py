@@ -75,6 +75,14 @@ def check_command(files: tuple[bytes, ...], system: bool, as_json: bool) -> int:
     return BadConfig.exit_code if problems else 0
 
 
+def problems_in_force() -> tuple[ConfigProblem, ...]:
+    """What is wrong in the caller's configuration, which is the system's for root."""
+    try:
+        return tuple(_missing(_load(system=os.geteuid() == 0)))
+    except BadConfig as error:
+        return error.problems
+
+
 def _load(*, system: bool) -> Loaded:
     return load_system_config() if system else load_config()
 

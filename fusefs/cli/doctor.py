@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import click
 
 from fusefs.cli import output
+from fusefs.cli.config import problems_in_force
 from fusefs.cli.options import PathBytes, json_option
 from fusefs.cli.settle_first import tended
 from fusefs.core.errors import Exit, NotFound, Refused, TrashdError, UsageError, errors_about
@@ -24,7 +25,7 @@ from fusefs.store.layout import Store, UserFolder
 from fusefs.store.list_orphans import ListedContainer
 
 
-@click.command("doctor", short_help="Check a store, and repair it.", no_args_is_help=True)
+@click.command("doctor", short_help="Check a store, and repair it.")
 @click.argument("volume", type=PathBytes(), required=False)
 @click.option("--repair", is_flag=True, help="First complete or undo what killed commands left.")
 @click.option(
@@ -52,8 +53,9 @@ def command(
 ) -> int:
     """Check a trash store against its invariants; silent but on a terminal, with exit code 0, if all is well.
 
-    VOLUME is the directory that holds `.trashd`. Everybody's own folder is checked, as root everybody's. Nothing
-    is ever deleted that is not understood: it is kept, and listed here.
+    VOLUME is the directory that holds `.trashd`; without it every store that is known is checked, and the reaper's
+    configuration. Everybody's own folder is checked, as root everybody's. Nothing is ever deleted that is not
+    understood: it is kept, and listed here.
 
     What is listed and can be neither restored nor reaped leaves the store by --rescue: whole, its record with it, by
     one rename to a PATH on the same filesystem. By --forget it becomes an orphan that has expired, which the next
@@ -65,25 +67,27 @@ def command(
 
     \b
     Examples:
+      trashd doctor
       trashd doctor /scratch
       trashd doctor --repair /scratch
       trashd doctor --repair --ended 7a9b0c6e-52f4-4c1f-9d51-2f3b7f0d6e11 /scratch
       trashd doctor --rescue 2fe7e4cb8ba8 --to /scratch/job.rescued
       trashd doctor --forget 2fe7e4cb8ba8 /scratch
     """
-    _refuse_words(volume, repair, ended, rescued, to, forgotten, yes=yes)
+    _refuse_words(repair, ended, rescued, to, forgotten, yes=yes)
     volumes = [] if volume is None else [volume]
     if rescued is not None:
         assert to is not None
         return _rescue(Kernel(), volumes, rescued, to, ended, as_json=as_json)
     if forgotten is not None:
         return _forget(Kernel(), volumes, forgotten, ended, yes=yes, as_json=as_json)
-    assert volume is not None
-    return _examine(os.path.realpath(volume), repair, ended, as_json=as_json)
+    if volume is not None:
+        path = os.path.realpath(volume)
+        return _tell_found(printable(path), _examine(path, repair, ended), as_json=as_json)
+    return _examine_all(repair, ended, as_json=as_json)
 
 
 def _refuse_words(
-    volume: bytes | None,
     repair: bool,
     ended: Sequence[str],
     rescued: bytes | None,
@@ -101,8 +105,6 @@ def _refuse_words(
         raise UsageError("--rescue ID and --to PATH", "one is nothing without the other")
     if yes and forgotten is None:
         raise UsageError("--yes without --forget", "nothing else asks")
-    if volume is None and rescued is None and forgotten is None:
-        raise UsageError("no VOLUME was given", "name the directory that holds the store")
 
 
 def _rescue(
@@ -145,7 +147,26 @@ def _ask(entry: ListedContainer, why: str) -> None:
         raise Refused("nothing was given up")
 
 
-def _examine(path: bytes, repair: bool, ended: Sequence[str], *, as_json: bool) -> int:
+def _examine_all(repair: bool, ended: Sequence[str], *, as_json: bool) -> int:
+    """Every store that is known, and the configuration in force."""
+    paths, silent = [], list[bytes]()
+    for store in discover(Kernel(), (), silent):
+        with store:
+            paths.append(store.base_path)
+    found = [AdoptionProblem(printable(point), "it does not answer", "see what serves it") for point in silent]
+    for path in paths:
+        try:
+            found += _examine(path, repair, ended)
+        except TrashdError as error:
+            found.append(AdoptionProblem(printable(path), error.message(), error.hint))
+    for problem in problems_in_force():
+        place = problem.file if problem.line is None else f"{problem.file}:{problem.line}"
+        found.append(AdoptionProblem(place, problem.what, problem.fix))
+    return _tell_found(f"{output.counted(len(paths), 'store')}, configuration", found, as_json=as_json)
+
+
+def _examine(path: bytes, repair: bool, ended: Sequence[str]) -> list[AdoptionProblem]:
+    """Raises  TrashdError"""
     kernel = Kernel()
     store = _opened(kernel, path)
     if repair:
@@ -157,14 +178,17 @@ def _examine(path: bytes, repair: bool, ended: Sequence[str], *, as_json: bool) 
         lost: list[TrashdError] = []
         for part in each_folder(discover(kernel, [path]), _check, list[AdoptionProblem], lost):
             problems += part
-        problems += [AdoptionProblem(printable(path), error.message(), error.hint) for error in lost]
+        return problems + [AdoptionProblem(printable(path), error.message(), error.hint) for error in lost]
+
+
+def _tell_found(what: str, problems: Sequence[AdoptionProblem], *, as_json: bool) -> int:
     for problem in dict.fromkeys(problems):
         if as_json:
             output.as_json(problem)
         else:
             print(f"{printable(os.fsencode(problem.where))}: {problem.what}\n  hint: {problem.hint}")
     if not problems and not as_json and sys.stdout.isatty():
-        print(f"{printable(path)}: all is well")
+        print(f"{what}: all is well")
     return Exit.FAILED if problems else Exit.DONE
 
 

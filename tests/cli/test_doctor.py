@@ -8,10 +8,14 @@ from pathlib import Path
 import pytest
 
 from tests.support.make_trees import make_tree
+from tests.support.other_users import as_user
 from tests.support.pty_session import Terminal
-from tests.support.trashd_command import done_well, swapped, trashd
+from tests.support.store_calls import assert_silent
+from tests.support.trashd_command import Done, done_well, swapped, trashd
 
 pytestmark = pytest.mark.needs("root")
+
+USER = 65_534
 
 
 def broken(volume: Path) -> str:
@@ -77,7 +81,6 @@ def test_nothing_is_taken_where_something_is(volume: Path) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        (),
         ("--rescue", "x"),
         ("--to", "x"),
         ("--yes",),
@@ -87,7 +90,7 @@ def test_nothing_is_taken_where_something_is(volume: Path) -> None:
     ids=" ".join,
 )
 def test_words_that_make_no_sense_are_refused(volume: Path, words: tuple[str, ...]) -> None:
-    assert trashd("doctor", "--json", *words, *([volume] if words else [])).code == 2
+    assert trashd("doctor", "--json", *words, volume).code == 2
 
 
 @pytest.mark.parametrize("to", ["/", "..", "x/."])
@@ -101,3 +104,29 @@ def test_on_a_terminal_it_says_that_all_is_well(volume: Path) -> None:
     terminal = Terminal("doctor", volume)
     assert (terminal.end(), terminal.seen.strip()) == (0, f"{volume}: all is well")
     assert done_well("doctor", volume).out == ""
+
+
+def test_without_a_volume_every_store_and_the_configuration_are_looked_at(volume: Path) -> None:
+    """As a user: root's are the machine's."""
+    volume.chmod(0o777)
+    home, config = volume / "home", volume / "home/config/trashd/config.toml"
+    config.parent.mkdir(parents=True)
+    for path in (home, *home.rglob("*")):
+        os.chown(path, USER, USER)
+
+    def doctor() -> Done:
+        return trashd("doctor", cwd=home, HOME=str(home), XDG_CONFIG_HOME=str(home / "config"))
+
+    taken = as_user(USER, lambda: swapped(make_tree(home / "victim", {"file": "content"})))
+    well = as_user(USER, doctor)
+    assert (well.code, well.out) == (0, "")
+    record = Path(taken["store"]) / "orphans" / taken["id"] / "record.json"
+    whole = record.read_bytes()
+    os.truncate(record, 40)
+    config.write_text("nonsense = 1\n")
+    ill = as_user(USER, doctor)
+    assert ill.code == 1
+    assert taken["id"] in ill.out
+    assert f"{config}:1: " in ill.out
+    record.write_bytes(whole)
+    assert_silent(volume)
