@@ -8,6 +8,7 @@ import click
 
 from fusefs.cli.output import failed, wants_json
 from fusefs.core.errors import EXIT_CODES, Exit, UsageError
+from fusefs.core.printable_names import show
 
 _SECTIONS = {
     "Use": ("swap", "rm", "undo", "list", "du", "ls", "cat", "diff", "restore", "keep", "reap", "check", "holders"),
@@ -121,6 +122,17 @@ def trashd() -> None:
     """
 
 
+def _tell_wrong(error: click.ClickException) -> None:
+    """As click does, but for what it quotes of the command line: names of files, where `*` was typed."""
+    if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # since click 8.2
+        error.show()
+        return
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        path = error.ctx.command_path
+        click.echo(f"{error.ctx.get_usage()}\nTry '{path} --help' for help.\n", err=True)
+    click.echo(f"Error: {show(error.format_message())}", err=True)
+
+
 def dispatch(arguments: list[str]) -> int:
     """Run one command; its exit code. Click's own errors come out as click words them, with exit code 2."""
     try:
@@ -128,7 +140,7 @@ def dispatch(arguments: list[str]) -> int:
     except click.ClickException as error:
         if wants_json(arguments):
             return failed(UsageError(error.format_message()), as_json=True)
-        error.show()
+        _tell_wrong(error)
         return error.exit_code
     except click.exceptions.Exit as error:
         return error.exit_code

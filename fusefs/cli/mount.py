@@ -14,10 +14,9 @@ from fusefs.cli.daemonize import Ready, run_in_background, run_in_foreground
 from fusefs.cli.json_objects import FastPathReason, MountExplained
 from fusefs.cli.options import Decorator, PathBytes, json_option, together
 from fusefs.core.errors import DaemonGone, NotFound, Refused, UsageError
-from fusefs.core.events import show
 from fusefs.core.mount_counters import SeenMount
 from fusefs.core.mount_options import LISTED, OPTIONS, Coherence, MountOption, parse_options
-from fusefs.core.printable_names import printable
+from fusefs.core.printable_names import printable, show
 
 _FEW_FILES, _MANY_FILES = 1 << 16, 1 << 19
 """Of a daemon's; systemd gives a service as many as the latter, and one program may have thousands."""

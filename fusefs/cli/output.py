@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusefs.core.errors import ConfigProblem, Incomplete, TrashdError
 from fusefs.core.names import ContainerId
-from fusefs.core.printable_names import printable, shell_word
+from fusefs.core.printable_names import printable, shell_word, show
 from fusefs.core.record import Method
 
 if TYPE_CHECKING:
@@ -33,9 +33,9 @@ def failed(error: TrashdError, *, as_json: bool = False) -> int:
         told = ErrorTold(type(error).__name__, error.message(), error.hint, error.exit_code)
         print(json.dumps(plain(told)), file=sys.stderr)
     else:
-        print(f"trashd: {error.message()}", file=sys.stderr)
+        print(f"trashd: {show(error.message())}", file=sys.stderr)  # it may have words as they were typed, or a glob's
         if error.hint:
-            print(f"  hint: {error.hint}", file=sys.stderr)
+            print(f"  hint: {show(error.hint)}", file=sys.stderr)
     return error.exit_code
 
 
@@ -48,7 +48,7 @@ def exit_code(codes: Sequence[int]) -> int:
 
 def warn(text: str) -> None:
     """Tell something that is not an error on stderr."""
-    print(f"trashd: warning: {text}", file=sys.stderr)
+    print(f"trashd: warning: {show(text)}", file=sys.stderr)
 
 
 def plain(value: Any) -> Any:

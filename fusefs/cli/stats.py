@@ -13,10 +13,9 @@ from fusefs.cli.options import PathBytes, json_option
 from fusefs.cli.status_text import moment
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import DaemonGone, NotFound, TrashdError, UsageError, from_os
-from fusefs.core.events import show
 from fusefs.core.fast_paths import FastPathState
 from fusefs.core.mount_counters import Gauges, SeenMount
-from fusefs.core.printable_names import printable
+from fusefs.core.printable_names import printable, show
 from fusefs.core.sizes import format_size
 
 _HEADS = ("operation", "count", "errors", "mean", "p50", "p99", "max")
