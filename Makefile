@@ -27,6 +27,7 @@ schema: setup; @.venv/bin/trashd --json-schema >docs/json.schema.json
 changelog: setup; $(PYTHON) -m towncrier build --yes --version $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 suites: setup; @$(PYTHON) -m bench.suites $(ARGS)
 dist: setup; $(PYTHON) -m build
+release: setup; @.ci/release
 install-system: setup; .venv/bin/trashd service install --root "$(DESTDIR)/" $(ARGS)
 soak: setup; @TRASHD_TEST_SOAK_S=3600 .ci/pytest --timeout=0 -o faulthandler_timeout=0 -s tests/reaper/test_service_soak.py $(ARGS)
 soak-service: setup; @TRASHD_TEST_KILLS=1000 .ci/pytest --timeout=0 -o faulthandler_timeout=0 -s tests/reaper/test_service_killed.py $(ARGS)
