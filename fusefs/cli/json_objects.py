@@ -29,6 +29,20 @@ class KeptAs(NamedTuple):
     kept_as: ContainerId | None
 
 
+class WhoseCount(NamedTuple):
+    """The orphan that was counted; origin: None if it was dropped"""
+
+    id: ContainerId
+    uid: int
+    origin: bytes | None
+
+
+class CountEnd(NamedTuple):
+    """Whether it was counted to the end."""
+
+    is_stopped: bool
+
+
 class WaitGoal(NamedTuple):
     """The directory that holds the store, what was waited for there, as it was typed, and whether it came."""
 

@@ -15,14 +15,16 @@ from fusefs.cli.init import RefusedFolders
 from fusefs.cli.service_install import FileReport, ServiceInstalled
 from fusefs.core.config import Config
 from fusefs.core.errors import ConfigProblem
-from fusefs.core.freed_space import Waited
+from fusefs.core.freed_space import Survey, Waited
 from fusefs.core.policy import VolumePolicy
 from fusefs.core.report import Reaped
 from fusefs.core.service_status import Status
 from fusefs.core.sweep_result import Swept
 from fusefs.store.adopt import AdoptionProblem
+from fusefs.store.compare_trees import Difference
 from fusefs.store.init_store import Initialised
 from fusefs.store.list_orphans import ListedContainer
+from fusefs.store.look_inside import EntryInside
 from fusefs.store.pin import PinnedOrphan
 from fusefs.store.preflight import Preflight
 from fusefs.store.rescue import Forgotten, Rescued
@@ -70,6 +72,10 @@ def printed() -> dict[str, tuple[PrintedObject, ...]]:
         "rm": (swapped, reaped),
         "list": (restorable,),
         "restore": (restored,),
+        "undo": (restored,),
+        "du": (_one(told.WhoseCount, Survey, told.CountEnd),),
+        "ls": (_one(EntryInside),),
+        "diff": (_one(Difference),),
         "keep": (_one(PinnedOrphan),),
         "reap": (reaped, restorable, waited),
         "check": (_one(Preflight),),

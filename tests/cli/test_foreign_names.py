@@ -16,10 +16,12 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from fusefs.core.printable_names import shell_word
 from fusefs.core.record import quote
 from fusefs.core.service_status import Status, VolumeStatus, volume_status
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME, make_dir
 from fusefs.service.status_file import write_status
+from tests.cli.test_undo import in_a_shell
 from tests.support.foreground_mount import trashd_mount
 from tests.support.make_trees import IMMUTABLE, Dir, make_tree, set_flags
 from tests.support.other_users import run_as
@@ -98,7 +100,8 @@ View = Callable[[Path], str]
 
 def view_list(volume: Path) -> str:
     swapped_by_alice(volume)
-    return said(trashd("list", "--volume", volume))
+    told = said(trashd("list", "--volume", volume)) + said(trashd("du", "--volume", volume))
+    return told + "".join(said(trashd("list", "--path", path, "--volume", volume)) for path in victims(volume))
 
 
 def view_restore(volume: Path) -> str:
@@ -148,6 +151,27 @@ def view_swap_of_what_is_gone(volume: Path) -> str:
 
 def view_rm(volume: Path) -> str:
     return each(volume, "rm")
+
+
+def view_rm_together(volume: Path) -> str:
+    told = said(trashd("rm", *victims(volume)))
+    return told + said(trashd("rm", "-v", *victims(volume)))
+
+
+def view_undo(volume: Path) -> str:
+    words = " ".join(shell_word(raw(path)) for path in victims(volume))
+    told = said(in_a_shell(f"trashd rm {words}", "trashd undo", cwd=volume))
+    return told + said(in_a_shell(f"trashd swap {words}", "trashd undo", "trashd undo", cwd=volume))
+
+
+def view_ls_and_diff(volume: Path) -> str:
+    for path in victims(volume):
+        (path / "link").symlink_to(path / "nowhere")
+    told = ""
+    for one in swapped_by_alice(volume):
+        told += said(trashd("ls", one)) + said(trashd("diff", one)) + said(trashd("ls", f"{one}:link"))
+        told += said(trashd("cat", f"{one}:{os.fsdecode(NAMES['c1'])}/gone"))
+    return told + each(volume, "ls") + each(volume, "diff") + each(volume, "cat")
 
 
 def view_keep(volume: Path) -> str:

@@ -14,6 +14,7 @@ from jsonschema import Draft202012Validator
 from fusefs.cli.group import trashd as group
 from fusefs.cli.json_schema import ERROR, JSON_VERSION, definition_of, printed, schema, text
 from tests.cli import test_golden as golden
+from tests.cli.test_undo import in_a_shell
 from tests.support.background_mounts import workbench
 from tests.support.foreground_mount import trashd_mount
 from tests.support.make_trees import make_tree
@@ -99,6 +100,30 @@ def told_restore_rescued(volume: Path, victim: Path) -> Done:
     identifier = swapped(victim)["id"]
     (victim / "meanwhile").touch()
     return done_well("restore", "--json", "--volume", volume, identifier)
+
+
+def told_rm_together(volume: Path, victim: Path) -> Done:
+    return done_well("rm", "--json", victim, make_tree(volume / "other", {}))
+
+
+def told_undo(volume: Path, victim: Path) -> Done:
+    return in_a_shell(f"trashd rm {victim} >/dev/null", "trashd undo --json", cwd=volume)
+
+
+def told_du(volume: Path, victim: Path) -> Done:
+    swapped(victim)
+    return done_well("du", "--json", "--volume", volume)
+
+
+def told_ls(volume: Path, victim: Path) -> Done:
+    (victim / "link").symlink_to("file")
+    return done_well("ls", "--json", "--volume", volume, swapped(victim)["id"])
+
+
+def told_diff(volume: Path, victim: Path) -> Done:
+    identifier = swapped(victim)["id"]
+    (victim / "new").touch()
+    return done_well("diff", "--json", "--volume", volume, identifier)
 
 
 def told_keep_for_good(volume: Path, victim: Path) -> Done:
@@ -200,9 +225,13 @@ def told_init_again(volume: Path, _victim: Path) -> Done:
 SCENES: dict[str, tuple[Act, ...]] = {
     "swap": (golden.told_swap, golden.told_swap_now, told_swap_dry, told_swap_held, told_swap_awaited_in_vain,
              told_swap_waited),
-    "rm": (golden.told_rm, told_rm_now),
+    "rm": (golden.told_rm, told_rm_now, told_rm_together),
     "list": (golden.told_list, told_list_dropped, told_list_unreadable),
     "restore": (golden.told_restore, told_restore_rescued),
+    "undo": (told_undo,),
+    "du": (told_du,),
+    "ls": (told_ls,),
+    "diff": (told_diff,),
     "keep": (golden.told_keep, told_keep_for_good),
     "reap": (golden.told_reap, told_reap_dry, told_reap_waited, told_reap_pinned),
     "check": (golden.told_check, golden.told_check_refused),
