@@ -1,4 +1,6 @@
-"""Builds the native core, where there is a C compiler; without one trashd is installed without it, and works.
+"""What a build of the package does itself: the native core, where there is a C compiler, and the text of its page.
+
+Without a compiler trashd is installed without the core, and works.
 
 hatchling runs it for each wheel and each install, `make native` when a source is newer than what was built.
 
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -18,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 NATIVE: Final = Path("fusefs/mount/native")
 NAME: Final = "_core.abi3.so"
@@ -25,6 +29,32 @@ _FLAGS: Final = (
     "-O2", "-fPIC", "-std=gnu11", "-Wall", "-Wextra", "-Werror=implicit-function-declaration", "-fvisibility=hidden",
     "-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2", "-DPy_LIMITED_API=0x030B0000",
 )  # fmt: skip
+
+
+_IMAGE = re.compile(r"^!\[[^\]]*\]\((?!https?://)[^)]*\)\n\n", re.MULTILINE)
+_LINK = re.compile(r"\[(?P<text>[^\]]+)\]\((?!https?://)(?P<file>[^)]+)\)")
+_WHERE = """
+The files that this page names are in the source distribution; what is in `docs` is installed, too, in
+`fusefs/share/docs`.
+"""
+
+
+class ReadmeHook(MetadataHookInterface):
+    """README.md as the package's page on an index, where none of the files is that it links to."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        """Add it."""
+        text = (Path(self.root) / "README.md").read_text(encoding="utf-8")
+        metadata["readme"] = {"content-type": "text/markdown", "text": without_relative_links(text) + _WHERE}
+
+
+def without_relative_links(text: str) -> str:
+    """Markdown that names files of the repository where it linked to them, and shows none of their pictures."""
+    return _LINK.sub(_named, _IMAGE.sub("", text))
+
+
+def _named(link: re.Match[str]) -> str:
+    return link["text"] if link["text"] == link["file"] else f"{link['text']} ({link['file']})"
 
 
 class NotBuilt(Exception):

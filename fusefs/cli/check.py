@@ -9,7 +9,7 @@ import click
 from fusefs.cli import output
 from fusefs.cli.options import PathBytes, every_path, json_option
 from fusefs.core.errors import TrashdError
-from fusefs.core.printable_names import printable
+from fusefs.core.printable_names import printable, shell_word
 from fusefs.linux.kernel import Kernel
 from fusefs.store.preflight import Preflight, preflight
 
@@ -65,6 +65,6 @@ def _tell(found: Preflight) -> None:
         print(f"  keep     {output.names(found.kept)}")
     if found.n_holders:
         holders = output.counted(found.n_holders, "process", "processes")
-        print(f"  holders  {holders} (trashd holders {printable(found.path)})")
+        print(f"  holders  {holders} (trashd holders {shell_word(found.path)})")
     for message, hint in found.refusals:
         print(f"  against  {message}\n           {hint}")

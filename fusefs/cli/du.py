@@ -11,6 +11,7 @@ import click
 from fusefs.cli import output
 from fusefs.cli.count_orphan import CountedOrphan, count_orphan
 from fusefs.cli.id_completion import OrphanId
+from fusefs.cli.json_objects import CountEnd, WhoseCount
 from fusefs.cli.options import ParsedValue, json_option, volume_option
 from fusefs.cli.orphan_filters import OrphanFilter, filter_options
 from fusefs.cli.settle_first import tended
@@ -94,8 +95,8 @@ def _called(volumes: Sequence[bytes], identifier: str, found: Sequence[ListedCon
 def _tell(counted: Sequence[CountedOrphan], now_ns: int, *, as_json: bool) -> None:
     if as_json:
         for one in counted:
-            about = {"id": one.entry.id, "uid": one.entry.uid, "origin": output.plain(one.entry.origin)}
-            output.as_json({**about, **output.plain(one.seen), "is_stopped": one.is_stopped})
+            whose = WhoseCount(one.entry.id, one.entry.uid, one.entry.origin)
+            output.as_json(whose, one.seen, CountEnd(one.is_stopped))
         return
     if not counted:
         click.echo("no orphans", err=True)

@@ -8,6 +8,7 @@ import click
 
 from fusefs.cli.output import failed, wants_json
 from fusefs.core.errors import EXIT_CODES, Exit, UsageError
+from fusefs.core.printable_names import show
 
 _SECTIONS = {
     "Use": ("swap", "rm", "undo", "list", "du", "ls", "cat", "diff", "restore", "keep", "reap", "check", "holders"),
@@ -86,8 +87,25 @@ def _tell_exit_codes() -> str:
     return "\n".join(["\b", "Exit codes:", *rows, ""])
 
 
+def _tell_schema(ctx: click.Context, _param: click.Parameter, is_asked: bool) -> None:
+    if not is_asked or ctx.resilient_parsing:
+        return
+    from fusefs.cli.json_schema import text
+
+    click.echo(text(), nl=False)
+    ctx.exit()
+
+
 @click.command(cls=LazyGroup, epilog=_tell_exit_codes(), context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(None, "-V", "--version", package_name="trashd", prog_name="trashd")
+@click.option(
+    "--json-schema",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_tell_schema,
+    help="Print the JSON schema of what --json prints.",
+)
 def trashd() -> None:
     """Empty huge directories at once, and take it back if that was a mistake.
 
@@ -104,6 +122,17 @@ def trashd() -> None:
     """
 
 
+def _tell_wrong(error: click.ClickException) -> None:
+    """As click does, but for what it quotes of the command line: names of files, where `*` was typed."""
+    if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # since click 8.2
+        error.show()
+        return
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        path = error.ctx.command_path
+        click.echo(f"{error.ctx.get_usage()}\nTry '{path} --help' for help.\n", err=True)
+    click.echo(f"Error: {show(error.format_message())}", err=True)
+
+
 def dispatch(arguments: list[str]) -> int:
     """Run one command; its exit code. Click's own errors come out as click words them, with exit code 2."""
     try:
@@ -111,7 +140,7 @@ def dispatch(arguments: list[str]) -> int:
     except click.ClickException as error:
         if wants_json(arguments):
             return failed(UsageError(error.format_message()), as_json=True)
-        error.show()
+        _tell_wrong(error)
         return error.exit_code
     except click.exceptions.Exit as error:
         return error.exit_code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import NamedTuple
 
 import click
 
@@ -11,11 +12,18 @@ from fusefs.cli.options import PathBytes, json_option
 from fusefs.core.errors import errors_about
 from fusefs.core.printable_names import printable
 from fusefs.linux.kernel import Kernel
+from fusefs.store.adopt import AdoptionProblem
 from fusefs.store.folder_reports import passed_over
 from fusefs.store.init_store import initialise
 from fusefs.store.mounted_paths import open_shown
 from fusefs.store.swap_path import own_folder
 from fusefs.store.tidy_folder import told
+
+
+class RefusedFolders(NamedTuple):
+    """What is called like a user's folder and is not used as such."""
+
+    refused: tuple[AdoptionProblem, ...]
 
 
 @click.command("init", short_help="Make the trash store of a volume.", no_args_is_help=True)
@@ -46,7 +54,7 @@ def command(volume: bytes, is_known: bool, as_json: bool) -> int:
         refused = passed_over(store, os.geteuid() or None)
     _tell_reaper()
     if as_json:
-        output.as_json({**output.plain(done), "refused": output.plain(refused)})
+        output.as_json(done, RefusedFolders(tuple(refused)))
         return 0
     how = "one atomic exchange" if done.volume.exchange else "two renames (this filesystem can't exchange)"
     print(f"{printable(done.path)}: {'made' if done.made else 'is there'}; swap is {how}")

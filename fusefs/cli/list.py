@@ -8,6 +8,7 @@ import time
 import click
 
 from fusefs.cli import output
+from fusefs.cli.json_objects import RestorableFor
 from fusefs.cli.options import json_option, volume_option
 from fusefs.cli.orphan_filters import ORDERS, OrphanFilter, filter_options, in_order
 from fusefs.cli.settle_first import tended
@@ -63,7 +64,7 @@ def command(
     codes = [output.failed(error, as_json=as_json) for error in lost]
     if as_json:
         for entry in found:
-            output.as_json({**output.plain(entry), "restorable_for_s": entry.left_s(now_ns)})
+            output.as_json(entry, RestorableFor(entry.left_s(now_ns)))
         return max(codes, default=0)
     if not found:
         click.echo("no orphans" if not every else "no such orphans", err=True)

@@ -11,12 +11,12 @@ import click
 
 from fusefs.cli import output
 from fusefs.cli.daemonize import Ready, run_in_background, run_in_foreground
+from fusefs.cli.json_objects import FastPathReason, MountExplained
 from fusefs.cli.options import Decorator, PathBytes, json_option, together
 from fusefs.core.errors import DaemonGone, NotFound, Refused, UsageError
-from fusefs.core.events import show
 from fusefs.core.mount_counters import SeenMount
 from fusefs.core.mount_options import LISTED, OPTIONS, Coherence, MountOption, parse_options
-from fusefs.core.printable_names import printable
+from fusefs.core.printable_names import printable, show
 
 _FEW_FILES, _MANY_FILES = 1 << 16, 1 << 19
 """Of a daemon's; systemd gives a service as many as the latter, and one program may have thousands."""
@@ -105,7 +105,7 @@ def _explain(path: bytes, *, as_json: bool) -> int:
             raise NotFound(f"the fast paths of {printable(one.point)}", "its daemon is of an older version")
     if as_json:
         for one in seen:
-            output.as_json(_explain_object(one))
+            output.as_json(_explained(one))
     else:
         print("\n\n".join("\n".join(_explain_lines(one)) for one in seen))
     return output.exit_code(
@@ -118,11 +118,9 @@ def _explain_lines(seen: SeenMount) -> list[str]:
     return [f"{printable(seen.point)} serves {printable(seen.source)}", *output.aligned(rows)]
 
 
-def _explain_object(seen: SeenMount) -> dict[str, Any]:
-    return {
-        "mount_point": os.fsdecode(seen.point), "source": os.fsdecode(seen.source), "is_running": seen.is_running,
-        "fast_paths": {one.name: {"is_on": one.is_on, "why": one.why} for one in seen.fast_paths},
-    }  # fmt: skip
+def _explained(seen: SeenMount) -> MountExplained:
+    reasons = {one.name: FastPathReason(one.is_on, one.why) for one in seen.fast_paths}
+    return MountExplained(seen.point, seen.source, seen.is_running, reasons)
 
 
 def serve(

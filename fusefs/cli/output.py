@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusefs.core.errors import ConfigProblem, Incomplete, TrashdError
 from fusefs.core.names import ContainerId
-from fusefs.core.printable_names import printable, shell_word
+from fusefs.core.printable_names import printable, shell_word, show
 from fusefs.core.record import Method
 
 if TYPE_CHECKING:
@@ -28,12 +28,14 @@ def wants_json(arguments: Sequence[str]) -> bool:
 def failed(error: TrashdError, *, as_json: bool = False) -> int:
     """Tell an error on stderr; its exit code."""
     if as_json:
-        fields = {"error": type(error).__name__, "message": error.message(), "hint": error.hint}
-        print(json.dumps({**fields, "exit_code": error.exit_code}), file=sys.stderr)
+        from fusefs.cli.json_objects import ErrorTold
+
+        told = ErrorTold(type(error).__name__, error.message(), error.hint, error.exit_code)
+        print(json.dumps(plain(told)), file=sys.stderr)
     else:
-        print(f"trashd: {error.message()}", file=sys.stderr)
+        print(f"trashd: {show(error.message())}", file=sys.stderr)  # it may have words as they were typed, or a glob's
         if error.hint:
-            print(f"  hint: {error.hint}", file=sys.stderr)
+            print(f"  hint: {show(error.hint)}", file=sys.stderr)
     return error.exit_code
 
 
@@ -46,25 +48,43 @@ def exit_code(codes: Sequence[int]) -> int:
 
 def warn(text: str) -> None:
     """Tell something that is not an error on stderr."""
-    print(f"trashd: warning: {text}", file=sys.stderr)
+    print(f"trashd: warning: {show(text)}", file=sys.stderr)
 
 
 def plain(value: Any) -> Any:
     r"""A value as JSON has it: bytes as text, invalid UTF-8 as lone surrogates (`\udcXX`, as os.fsdecode)."""
+    if value is None or isinstance(value, str | int):  # most are, and a list can be of 100,000 containers
+        return value
     if isinstance(value, bytes):
         return os.fsdecode(value)
     if isinstance(value, Enum):
         return value.value
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return {key: plain(item) for key, item in value._asdict().items()}
+    if hasattr(value, "_fields") or hasattr(value, "__struct_fields__"):
+        return fields(value)
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
     return value
 
 
-def as_json(value: Any) -> None:
-    """Print one JSON object on a line of its own."""
-    print(json.dumps(plain(value)))
+def fields(value: Any) -> dict[str, Any]:
+    """A NamedTuple or a Struct as an object of JSON."""
+    names = value._fields if hasattr(value, "_fields") else value.__struct_fields__
+    return {name: plain(getattr(value, name)) for name in names}
+
+
+def as_json(*parts: Any, without: str = "") -> None:
+    """Print one JSON object on a line of its own: the fields of all parts; what two have is the later one's.
+
+    What is printed for a command is said by its types in fusefs/cli/json_schema.py.
+    without  a field that says something of another one only
+    """
+    told: dict[str, Any] = {}
+    for part in parts:
+        told |= fields(part)
+    told.pop(without, None)
+    print(json.dumps(told))
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -114,7 +134,9 @@ def restore_command(orphan: ContainerId, volume: bytes | None) -> str:
 def tell_swapped(swapped: Swapped, *, json_lines: bool, kept: bool) -> None:
     """Print the result of one swap or removal."""
     if json_lines:
-        as_json({**plain(swapped), "restore": restore_command(swapped.id, swapped.volume) if kept else None})
+        from fusefs.cli.json_objects import UndoCommand
+
+        as_json(swapped, UndoCommand(restore_command(swapped.id, swapped.volume) if kept else None))
         return
     path = printable(swapped.path)
     if swapped.method is Method.EXCHANGE:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fusefs.cli import output
+from fusefs.cli.json_objects import PausedVolume
 from fusefs.cli.options import DURATION, PathBytes, json_option
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import NotPermitted, TrashdError
@@ -54,7 +55,7 @@ def command(duration_s: int | None, volumes: tuple[bytes, ...], as_json: bool) -
     for volume in named(volumes):
         write_pause(runtime, volume, pause)
         if as_json:
-            output.as_json({"volume": output.plain(volume), **output.plain(pause)})
+            output.as_json(PausedVolume(volume), pause)
         else:
             print(f"{told(volume)}: {pause.why}")
         if volume is not None and not os.path.lexists(os.path.join(volume, STORE)):

@@ -6,11 +6,11 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
-from typing import Any
 
 import click
 
 from fusefs.cli import output, sweep_text
+from fusefs.cli.json_objects import PlannedRule, RuleLeftUndone, SweepAction, WrittenPurgeLists
 from fusefs.cli.options import PathBytes, json_option, tempo_options
 from fusefs.cli.stop_signals import StopSignals
 from fusefs.cli.wall_clock import AgeCutoffs
@@ -155,8 +155,7 @@ class _PlanReport:
         self._codes.append(Unsettled.exit_code if swept.warnings else Incomplete.exit_code if is_short else 0)
         action, did = _action(rule)
         if self._as_json:
-            fields: dict[str, Any] = {"rule": str(rule.place), "action": action, "dry_run": not self._runs}
-            output.as_json(fields | sweep_text.fields(swept))
+            sweep_text.as_json(SweepAction(action, not self._runs), swept, PlannedRule(str(rule.place)))
         elif sums.n_matched or sums.n_spared or sums.n_mounts or is_short:
             first, *others = sweep_text.told(swept, did if self._runs else f"would be {did}")
             print("\n".join([f"{rule.place}: {first}", *others]))
@@ -168,8 +167,7 @@ class _PlanReport:
         self._codes.append(0 if error is None else error.exit_code)
         if self._as_json:
             name = None if error is None else type(error).__name__
-            directory = output.plain(told.directory)
-            output.as_json({"rule": str(told.rule.place), "directory": directory, "why": told.why, "error": name})
+            output.as_json(RuleLeftUndone(str(told.rule.place), told.directory, told.why, name))
             return
         print(f"{told.rule.place}: {printable(told.directory)}: {told.why}")
         if error is not None and error.hint:
@@ -180,8 +178,7 @@ class _PlanReport:
             self._codes.append(output.failed(told.error, as_json=self._as_json))
             return
         if self._as_json:
-            counts = {"n_users": told.n_users, "n_entries": told.n_entries, "is_whole": told.is_whole}
-            output.as_json({"lists": output.plain(told.directory), **counts})
+            output.as_json(WrittenPurgeLists(told.directory, told.n_users, told.n_entries, told.is_whole))
             return
         what = f"{output.counted(told.n_users, 'list')} of {output.counted(told.n_entries, 'path')}"
         lacking = "" if told.is_whole else "; not complete: not all could be looked at"

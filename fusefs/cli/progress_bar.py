@@ -62,7 +62,7 @@ class ProgressBar(AbstractContextManager[ProgressSink]):
         columns: list[Any] = [
             SpinnerColumn(),
             BarColumn(bar_width=12),
-            TextColumn("{task.fields[told]}  {task.description}"),
+            TextColumn("{task.fields[told]}  {task.description}", markup=False),  # a name may look like one
         ]
         self._bar = Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True)
         self._task = self._bar.add_task(title, total=None, told="")

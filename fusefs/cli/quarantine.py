@@ -13,6 +13,7 @@ import click
 from fusefs.cli import output
 from fusefs.cli.group import OrderedGroup
 from fusefs.cli.id_completion import OrphanId
+from fusefs.cli.json_objects import KeptAs
 from fusefs.cli.options import PathBytes, json_option, volume_option
 from fusefs.cli.progress_bar import ProgressSink, bar
 from fusefs.cli.reap import tell_unvouched
@@ -246,7 +247,7 @@ def _delete(
     report = reaped.report
     if as_json:
         kept = reaped.id if report.n_failed or report.stopped else None
-        output.as_json({**output.plain(reaped), "id": entry.id, "kept_as": kept})
+        output.as_json(reaped, KeptAs(entry.id, kept))
     elif report.stopped:
         whose = "it" if reaped.id == entry.id else "what is root's now"
         print(f"{entry.id}: {report.removed:,} removed, then stopped; trashd reap goes on with {whose}:")

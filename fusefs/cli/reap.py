@@ -13,6 +13,7 @@ import click
 
 from fusefs.cli import output
 from fusefs.cli.id_completion import OrphanId
+from fusefs.cli.json_objects import RestorableFor
 from fusefs.cli.options import ParsedValue, json_option, tempo_options, threads_option, volume_option
 from fusefs.cli.reap_foreground import ReapOptions, has_expired, is_named, is_unpinned, reap_all
 from fusefs.cli.reap_free import enough_to_free
@@ -268,7 +269,7 @@ def _tell_would_go(due: Sequence[ListedContainer], *, as_json: bool) -> None:
     now_ns = time.time_ns()
     for entry in due:
         if as_json:
-            output.as_json({**output.plain(entry), "restorable_for_s": entry.left_s(now_ns)})
+            output.as_json(entry, RestorableFor(entry.left_s(now_ns)))
         else:
             print(f"would be reaped: {_line(entry, now_ns)}")
 

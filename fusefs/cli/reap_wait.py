@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from typing import NamedTuple, Self
 
 from fusefs.cli import output
+from fusefs.cli.json_objects import ReapedVolume
 from fusefs.cli.stop_signals import StopSignals
 from fusefs.core.errors import Incomplete
 from fusefs.core.freed_space import Survey, Waited, tolerance_bytes, total
@@ -105,7 +106,7 @@ def _draw(came_bytes: int, expected_bytes: int) -> None:
 
 def _tell(base: bytes, waited: Waited, *, as_json: bool) -> int:
     if as_json:
-        output.as_json({"volume": output.plain(base), **output.plain(waited)})
+        output.as_json(ReapedVolume(base), waited)
     else:
         if sys.stderr.isatty():
             os.write(2, b"\r\x1b[K")

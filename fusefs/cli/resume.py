@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from fusefs.cli import output
+from fusefs.cli.json_objects import PausedVolume
 from fusefs.cli.options import json_option
 from fusefs.cli.pause import is_running, named, told, volumes_argument
 from fusefs.core.errors import NotFound, NotRunning
@@ -32,7 +33,7 @@ def command(volumes: tuple[bytes, ...], as_json: bool) -> int:
             error = NotFound(f"no pause of {told(volume)}", "trashd status shows what is paused")
             codes.append(output.failed(error, as_json=as_json))
         elif as_json:
-            output.as_json({"volume": output.plain(volume)})
+            output.as_json(PausedVolume(volume))
         else:
             print(f"{told(volume)}: goes on")
     if not paused and not is_running(runtime):

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import click
 
 from fusefs.cli import output
+from fusefs.cli.json_objects import UndoCommand
 from fusefs.cli.options import DURATION, Note, every_path, json_option, null_option, paths_argument
 from fusefs.cli.reap_foreground import reap_ids
 from fusefs.cli.stop_signals import StopSignals
@@ -167,7 +168,7 @@ class _RmCommand:
                     swept.orphan, victim.path, swept.store, Method.SWEEP, None, (), swept.warnings, swept.volume
                 )
                 restore = f"{undo} {shell_word(below(victim.path, group.directory))}"
-                output.as_json({**output.plain(one), "restore": None if self._now else restore})
+                output.as_json(one, UndoCommand(None if self._now else restore))
             return
         if len(gone) <= _MOST_TOLD or self._verbose:
             for victim in gone:

@@ -20,7 +20,7 @@ from fusefs.cli.service_files import (
     pieces_for_user,
     who_else_may_change,
 )
-from fusefs.cli.service_install import FileOutcome, FileReport, Installation
+from fusefs.cli.service_install import FileOutcome, FileReport, Installation, ServiceInstalled
 from fusefs.core.errors import Busy, Incomplete, NotFound, NotPermitted, Refused, TrashdError, UsageError
 from fusefs.core.printable_names import printable
 from fusefs.linux import systemd
@@ -171,10 +171,9 @@ def status_command(for_user: bool, prefix: str, as_json: bool) -> int:
     if installation.manifest is None:
         raise NotFound("the service", f"nothing is installed: trashd service install{' --user' if for_user else ''}")
     files = installation.look()
-    units = _units(for_user=for_user) if home.is_live() else None
+    units = tuple(_units(for_user=for_user)) if home.is_live() else None
     if as_json:
-        installed = {"version": installation.manifest.version, "command": find_command()}
-        output.as_json({**installed, "files": [output.plain(one) for one in files], "units": units})
+        output.as_json(ServiceInstalled(installation.manifest.version, find_command(), tuple(files), units))
         return 0
     click.echo(f"version  {installation.manifest.version}\ncommand  {find_command()}")
     likeness = {FileOutcome.UNCHANGED: "as installed", FileOutcome.KEPT: "edited", FileOutcome.GONE: "missing"}

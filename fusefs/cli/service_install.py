@@ -40,6 +40,15 @@ class FileReport(NamedTuple):
     outcome: FileOutcome
 
 
+class ServiceInstalled(NamedTuple):
+    """An installation: its files, and what systemd says of its units (None where it isn't running)."""
+
+    version: str
+    command: str
+    files: tuple[FileReport, ...]
+    units: tuple[dict[str, str], ...] | None
+
+
 class Manifest(NamedTuple):
     """What an installation put there.
 

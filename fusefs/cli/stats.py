@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import click
 
 from fusefs.cli import output
+from fusefs.cli.json_objects import MemoryUse, MountNumbers, RequestTimes
 from fusefs.cli.options import PathBytes, json_option
 from fusefs.cli.status_text import moment
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import DaemonGone, NotFound, TrashdError, UsageError, from_os
-from fusefs.core.events import show
 from fusefs.core.fast_paths import FastPathState
 from fusefs.core.mount_counters import Gauges, SeenMount
-from fusefs.core.printable_names import printable
+from fusefs.core.printable_names import printable, show
 from fusefs.core.sizes import format_size
 
 _HEADS = ("operation", "count", "errors", "mean", "p50", "p99", "max")
@@ -50,7 +48,7 @@ def command(mount_point: bytes | None, prometheus: bool, as_json: bool) -> int:
         print(prometheus_text(seen), end="")
     elif as_json:
         for one in seen:
-            output.as_json(_object(one))
+            output.as_json(_numbers(one))
     else:
         print("\n\n".join("\n".join(_lines(one)) for one in seen))
     gone: list[TrashdError] = [DaemonGone(one.point) for one in seen if not one.is_running]
@@ -80,27 +78,24 @@ def _look(mount_point: bytes | None) -> tuple[list[SeenMount], list[TrashdError]
     return seen, errors
 
 
-def _object(seen: SeenMount) -> dict[str, Any]:
+def _numbers(seen: SeenMount) -> MountNumbers:
     """A mount for programs: what the file has, and what follows from it."""
     point, source, stats, is_running, fast_paths = seen
-    remembered = {
-        name: {**one._asdict(), "hit_rate": one.rate()}
-        for name, one in stats.remembered.items()
-    }  # fmt: skip
+    remembered = {name: MemoryUse(one.n_hits, one.n_misses, one.rate()) for name, one in stats.remembered.items()}
     operations = {
-        name: {
-            "n": one.n(), "n_failed": one.n_failed, "mean_ns": one.mean_ns(), "p50_ns": one.percentile_ns(0.5),
-            "p99_ns": one.percentile_ns(0.99), "max_ns": one.max_ns, "total_ns": one.total_ns, "counts": one.counts,
-        }
+        name: RequestTimes(
+            n=one.n(), n_failed=one.n_failed, mean_ns=one.mean_ns(), p50_ns=one.percentile_ns(0.5),
+            p99_ns=one.percentile_ns(0.99), max_ns=one.max_ns, total_ns=one.total_ns, counts=one.counts,
+        )
         for name, one in stats.operations.items()
     }  # fmt: skip
-    return {
-        "mount_point": os.fsdecode(point), "source": os.fsdecode(source), "is_running": is_running,
-        "version": stats.table.version, "pid": stats.table.pid, "started_ns": stats.table.started_ns,
-        "updated_ns": stats.updated_ns or None, "gauges": stats.gauges, "remembered": remembered,
-        "bounds_ns": stats.table.bounds_ns, "operations": operations,
-        "fast_paths": {one.name: one.is_on for one in fast_paths},
-    }  # fmt: skip
+    return MountNumbers(
+        mount_point=point, source=source, is_running=is_running,
+        version=stats.table.version, pid=stats.table.pid, started_ns=stats.table.started_ns,
+        updated_ns=stats.updated_ns or None, gauges=stats.gauges, remembered=remembered,
+        bounds_ns=stats.table.bounds_ns, operations=operations,
+        fast_paths={one.name: one.is_on for one in fast_paths},
+    )  # fmt: skip
 
 
 def _lines(seen: SeenMount) -> list[str]:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import Any
 
 import click
+from msgspec.structs import replace
 
 from fusefs.cli import output, status_text
+from fusefs.cli.json_objects import ServiceLife
 from fusefs.cli.options import json_option
 from fusefs.core.errors import NotRunning, TrashdError, Unwell, UsageError, errors_about
 from fusefs.core.printable_names import printable
-from fusefs.core.record import unquote
-from fusefs.core.service_status import SeenStatus, VolumePhase, VolumeStatus
+from fusefs.core.service_status import SeenStatus, Status, VolumePhase, VolumeStatus
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME, runtime_dir
 
 
@@ -69,7 +69,7 @@ def _tell(services: list[tuple[bytes, SeenStatus]], *, as_json: bool) -> int:
     errors: list[TrashdError] = []
     for index, (directory, seen) in enumerate(services):
         if as_json:
-            output.as_json(_object(directory, seen))
+            output.as_json(_life(directory, seen), _named(seen.status))
         else:
             print("\n".join([*[""] * bool(index), *status_text.lines(seen, now_ns)]))
         errors += _errors(directory, seen)
@@ -94,12 +94,11 @@ def _needs_help(volume: VolumeStatus) -> bool:
     return volume.phase is VolumePhase.BROKEN and volume.owner is None
 
 
-def _object(directory: bytes, seen: SeenStatus) -> dict[str, Any]:
-    """A service for programs: the status file's keys, names as all of trashd's JSON has them."""
-    import msgspec
+def _life(directory: bytes, seen: SeenStatus) -> ServiceLife:
+    return ServiceLife(directory, seen.is_running, seen.is_stale(), round(seen.age_s, 3))
 
-    told: dict[str, Any] = msgspec.to_builtins(seen.status)
-    for volume in told["volumes"]:
-        volume["path"] = os.fsdecode(unquote(volume["path"]))
-    about = {"is_running": seen.is_running, "is_stale": seen.is_stale(), "age_s": round(seen.age_s, 3)}
-    return {"directory": os.fsdecode(directory), **about, **told}
+
+def _named(status: Status) -> Status:
+    """A status for programs: paths as all of trashd's JSON has them, not quoted as in the file."""
+    volumes = tuple(replace(volume, path=os.fsdecode(volume.root())) for volume in status.volumes)
+    return replace(status, volumes=volumes)

@@ -6,8 +6,7 @@ import time
 
 from fusefs.cli.output import counted
 from fusefs.core.durations import format_duration
-from fusefs.core.events import show
-from fusefs.core.printable_names import printable
+from fusefs.core.printable_names import printable, show
 from fusefs.core.service_status import SeenStatus, Status, VolumePhase, VolumeStatus
 from fusefs.core.sizes import format_size
 

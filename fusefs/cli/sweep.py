@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import click
 
 from fusefs.cli import output, sweep_text
+from fusefs.cli.json_objects import SweepAction, SweepMatch
 from fusefs.cli.options import DURATION, Note, PathBytes, json_option, standard_input, tempo_options, threads_option
 from fusefs.cli.progress_bar import bar
 from fusefs.cli.selection_options import selection_options, typed
@@ -310,7 +311,7 @@ def _tell_beside(swept: Swept) -> None:
 def _tell(asked: SweepOptions, swept: Swept) -> None:
     did = f"would be {asked.did()}" if asked.dry else asked.did()
     if asked.as_json:
-        output.as_json(sweep_text.fields(swept, action=asked.action(), dry_run=asked.dry))
+        sweep_text.as_json(SweepAction(asked.action(), asked.dry), swept)
     else:
         for line in sweep_text.told(swept, did):
             print(line)
@@ -339,15 +340,9 @@ def _objects(directory: bytes) -> _Prints:
         above = join(directory.rstrip(b"/"), upper)
         looked, refused = look_at_all(kernel, fd, names)
         for st in looked:
-            found = {
-                "path": output.plain(above + b"/" + os.fsencode(st.name)),
-                "type": letter_of(st.st_mode),
-                "size": st.st_size,
-                "mtime_ns": st.st_mtime_ns,
-                "uid": st.st_uid,
-                "gid": st.st_gid,
-            }
-            sys.stdout.write(json.dumps(found) + "\n")
+            path = os.fsdecode(above + b"/" + os.fsencode(st.name))
+            found = SweepMatch(path, letter_of(st.st_mode), st.st_size, st.st_mtime_ns, st.st_uid, st.st_gid)
+            sys.stdout.write(json.dumps(found._asdict()) + "\n")
         return refused
 
     return tell

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from fusefs.cli import output
+from fusefs.cli.json_objects import PlannedRule, SweepAction, SweepOutcome, ToldSums
 from fusefs.core.printable_names import printable
 from fusefs.core.record import Failure
 from fusefs.core.sizes import format_size
@@ -17,13 +17,13 @@ _TOLD = 10
 _LAST_DAY = "after 9999"
 
 
-def fields(swept: Swept, **besides: Any) -> dict[str, Any]:
-    """A sweep's result for programs, as JSON has it. besides: what else is to be told"""
-    told = {**output.plain(swept), **besides}
-    told["undo"] = None if swept.orphan is None else output.restore_command(swept.orphan, swept.volume)
-    if not told.pop("looks"):
-        told["sums"]["n_bytes"] = None
-    return told
+def as_json(action: SweepAction, swept: Swept, *first: PlannedRule) -> None:
+    """Print a sweep's result for programs. first: whose sweep it was"""
+    sums = ToldSums(*swept.sums)
+    if not swept.looks:
+        sums = sums._replace(n_bytes=None)
+    undo = None if swept.orphan is None else output.restore_command(swept.orphan, swept.volume)
+    output.as_json(*first, action, swept, SweepOutcome(sums, undo), without="looks")
 
 
 def told(swept: Swept, did: str) -> Iterator[str]:

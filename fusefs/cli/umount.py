@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from fusefs.cli import output
+from fusefs.cli.json_objects import UnmountedPath
 from fusefs.cli.options import PathBytes, json_option
 from fusefs.core.errors import UsageError
 from fusefs.core.printable_names import printable
@@ -34,7 +35,7 @@ def command(mount_point: bytes, lazy: bool, force: bool, as_json: bool) -> int:
     path = real_path(mount_point)
     done = unmount(path, UnmountMode.FORCE if force else UnmountMode.LAZY if lazy else UnmountMode.PLAIN)
     if as_json:
-        output.as_json({"path": output.plain(path), "is_ended": done.is_ended, "is_killed": done.is_killed})
+        output.as_json(UnmountedPath(path, done.is_ended, done.is_killed))
     where = printable(path)
     if done.is_killed:
         output.warn(f"{where}: its daemon did not end, and was killed")

@@ -7,6 +7,7 @@ import sys
 from contextlib import AbstractContextManager, suppress
 
 from fusefs.cli import output
+from fusefs.cli.json_objects import WaitAdvice, WaitGoal
 from fusefs.cli.reap_wait import tell_came
 from fusefs.cli.stop_signals import StopSignals
 from fusefs.cli.swap_fast_lane import SwapBatch, SwapVerb, swap_all
@@ -114,17 +115,8 @@ def _tell(base: bytes, met: GoalReached, ids: tuple[ContainerId, ...], undo: lis
     """Say what came, and what keeps the rest; the exit code."""
     hint = next(filter(None, (_next_step(base, ids, reason) for reason in met.waited.reasons)), "")
     if as_json:
-        output.as_json(
-            {
-                "volume": output.plain(base),
-                "goal": met.goal.text,
-                "is_reached": met.is_reached,
-                **output.plain(met.waited),
-                "came_inodes": met.came_inodes,
-                "restore": undo,
-                "hint": hint,
-            }
-        )
+        goal = WaitGoal(base, met.goal.text, met.is_reached)
+        output.as_json(goal, met.waited, WaitAdvice(met.came_inodes, tuple(undo), hint))
     else:
         print(f"{printable(base)}: {_came(met)}")
         for reason in met.waited.reasons:

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from fusefs.core.durations import format_duration
-from fusefs.core.printable_names import printable
+from fusefs.core.printable_names import printable, show
 from fusefs.core.sizes import format_size
 
 
@@ -123,11 +123,6 @@ def describe(event: Event) -> str:
     took = "" if event.seconds is None else f" in {format_duration(round(event.seconds))}"
     parts = [", ".join(amounts) + took if amounts else took.strip(), show(event.detail)]
     return ": ".join([text, *filter(None, parts)])
-
-
-def show(text: str) -> str:
-    """A text as a terminal may see it, lone surrogates too."""
-    return printable(text.encode("utf-8", "backslashreplace"))
 
 
 def _text(path: bytes | None) -> str | None:

@@ -16,6 +16,11 @@ def printable(path: bytes) -> str:
     return "".join(c if c.isprintable() else _escape(c) for c in text)
 
 
+def show(text: str) -> str:
+    """A text as a terminal may see it, lone surrogates too."""
+    return text if text.isprintable() else printable(text.encode("utf-8", "backslashreplace"))
+
+
 def shell_word(path: bytes) -> str:
     r"""The path as a word to be pasted into a shell, which gets exactly its bytes; printable like `printable`.
 

@@ -9,8 +9,7 @@ import struct
 import time
 from collections.abc import Mapping
 
-from fusefs.core.events import show
-from fusefs.core.printable_names import printable
+from fusefs.core.printable_names import printable, show
 
 _SOCKET = "/run/systemd/journal/socket"
 _PATIENCE_S = 1.0

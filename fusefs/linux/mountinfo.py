@@ -83,15 +83,17 @@ def read_mounts(pid: str = "self") -> list[Mount]:
 
 
 def _mount(line: bytes) -> Mount:
-    fields = line.split()
+    # The kernel quotes blanks, tabs and newlines in names, and no carriage return or form feed: a user who mounts
+    # somewhere called so must not make fields.
+    fields = line.rstrip(b"\n").split(b" ")
     kind = fields.index(b"-", 6) + 1
-    source = fields[kind + 1] if len(fields) > kind + 2 else b""
     root = _plain(fields[3])
     if fields[kind] == OURS and is_inside(root, b"/" + TOP):
         root = b"/" + below(root, b"/" + TOP)
     return Mount(
         int(fields[0]), int(fields[1]), fields[2], root, _plain(fields[4]),
-        fields[kind], _plain(source), fields[5], _owner(fields[-1]) if _FUSE.fullmatch(fields[kind]) else 0, fields[-1],
+        fields[kind], _plain(fields[kind + 1]), fields[5],
+        _owner(fields[-1]) if _FUSE.fullmatch(fields[kind]) else 0, fields[-1],
         any(field.startswith(b"shared:") for field in fields[6 : kind - 1]),
     )  # fmt: skip
 

@@ -18,7 +18,8 @@ from typing import NamedTuple
 import trio
 
 from fusefs.core.config import HooksConfig
-from fusefs.core.events import TAKEN, Event, EventKind, encode, show, variables
+from fusefs.core.events import TAKEN, Event, EventKind, encode, variables
+from fusefs.core.printable_names import show
 from fusefs.linux.act_as_user import person
 from fusefs.linux.fd import Fd
 

@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from fusefs.core.errors import BadRecord
-from fusefs.core.events import show
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, is_container_id
 from fusefs.core.orphan_age import Now
-from fusefs.core.printable_names import printable
+from fusefs.core.printable_names import printable, show
 from fusefs.core.record import RECORD_MAX_BYTES, Failure, Invocation, Method, Record
 from fusefs.core.record_decoding import decode
 from fusefs.core.report import WORDS

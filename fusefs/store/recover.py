@@ -13,11 +13,10 @@ from contextlib import suppress
 from typing import NamedTuple, assert_never
 
 from fusefs.core.errors import WAY_OUT, TrashdError, from_os
-from fusefs.core.events import show
 from fusefs.core.identity import Identity, Likelihood, compare
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, Name, is_container_id, join
-from fusefs.core.printable_names import printable, shell_word
+from fusefs.core.printable_names import printable, shell_word, show
 from fusefs.core.record import Method
 from fusefs.core.recovery_rules import RestoringAction, StageAction, decide_restoring, decide_stage
 from fusefs.linux.boot_id import boot_id

@@ -11,11 +11,10 @@ from typing import NamedTuple, Self, assert_never
 
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import NotFound, TrashdError
-from fusefs.core.events import show
 from fusefs.core.freed_space import SpaceKeeper, SpaceKept, Survey, Waited, total
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, join
-from fusefs.core.printable_names import printable
+from fusefs.core.printable_names import printable, show
 from fusefs.core.report import Progress, Stops
 from fusefs.core.service_status import VolumePhase, VolumeStatus
 from fusefs.core.space_goal import GoalReached, SpaceGoal, explain_impossible, is_reached

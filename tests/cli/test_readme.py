@@ -115,7 +115,7 @@ def test_every_option_is_in_the_man_pages_section_of_its_command(name: str) -> N
 
 
 def test_the_man_page_knows_no_option_that_is_not() -> None:
-    known = {"--version"}.union(*(options_of(find_command(name)) for name in COMMANDS))
+    known = {"--version", "--json-schema"}.union(*(options_of(find_command(name)) for name in COMMANDS))
     commands = re.sub(r"^\.(?:B|EX)? ?(?:find|mv) .*$", "", plain_man(), flags=re.MULTILINE)
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", commands)) <= known
 

@@ -80,7 +80,7 @@ class Overlay:
 def mounts() -> list[MountEntry]:
     """All mounts of this namespace, in the kernel's order: the last on a mount point is the visible one."""
     entries = []
-    for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
+    for line in Path("/proc/self/mountinfo").read_bytes().split(b"\n")[:-1]:
         before, _, after = line.partition(b" - ")
         mount_id, _, device, _, mount_point, options, *_ = before.split(b" ")
         fs_type, source, super_options = after.split(b" ", 2)

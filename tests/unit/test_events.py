@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.core.events import ERRORS, TAKEN, WARNINGS, Event, EventKind, describe, encode, show, variables
+from fusefs.core.events import ERRORS, TAKEN, WARNINGS, Event, EventKind, describe, encode, variables
+from fusefs.core.printable_names import show
 
 PATHS = st.none() | st.binary(max_size=40).map(lambda name: b"/" + name.replace(b"\0", b""))
 EVENTS = st.builds(

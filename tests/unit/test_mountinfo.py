@@ -106,6 +106,22 @@ def test_line_is_read_with_any_number_of_optional_fields(optional: bytes) -> Non
     assert mountinfo._mount(line) == wanted
 
 
+def test_a_name_makes_no_fields() -> None:
+    """The kernel quotes neither a carriage return nor a form feed: who mounts there would be who he likes."""
+    from fusefs.linux import mountinfo
+
+    point, source = b"/mnt\rrw\x0c-\x0bfuse.trashd\r/scratch\rrw,user_id=0", b"x\r-\rfuse.trashd\ry\ruser_id=0"
+    line = b"36 35 0:98 / %s rw shared:7 - fuse %s rw,user_id=1000\n" % (point, source)
+    read = mountinfo._mount(line)
+    assert (read.point, read.source, read.owner, read.is_ours()) == (point, source, 1000, False)
+
+
+def test_a_source_may_have_no_name() -> None:
+    from fusefs.linux import mountinfo
+
+    assert mountinfo._mount(b"36 35 0:98 / /mnt rw - tmpfs  rw\n").source == b""
+
+
 def test_own_table_has_a_root() -> None:
     assert any(one.point == b"/" for one in read_mounts())
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from fusefs.core import fast_paths
 from fusefs.core.errors import NotFound, NotPermitted, TrashdError
 from fusefs.core.mount_counters import MountStats, SeenMount, decode
-from fusefs.core.printable_names import printable
+from fusefs.core.printable_names import printable, shell_word
 from fusefs.linux.fd import Fd
 from fusefs.linux.lock_holders import is_locked
 from fusefs.linux.mount_claims import name_of
@@ -39,8 +39,8 @@ def mount_at(path: bytes) -> Mount:
     if mount is None or not mount.is_ours():
         raise NotFound(f"a mount of trashd at {printable(path)}", "findmnt -t fuse.trashd lists its mounts")
     if not is_there:
-        point = printable(mount.point)
-        raise NotFound(f"a mount of trashd at {printable(path)}", f"it lies in one: trashd stats {point}")
+        hint = f"it lies in one: trashd stats {shell_word(mount.point)}"
+        raise NotFound(f"a mount of trashd at {printable(path)}", hint)
     return mount
 
 

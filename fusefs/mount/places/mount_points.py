@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from enum import Enum
 
 from fusefs.core.errors import IsMountPoint, MountInside, NotFound, NotPermitted, Refused
-from fusefs.core.printable_names import printable
+from fusefs.core.printable_names import printable, shell_word
 from fusefs.linux.answer_timeout import ask_each
 from fusefs.linux.mountinfo import (
     DAEMON_GONE,
@@ -115,7 +115,7 @@ def check(source: bytes, target: bytes, *, replaces: bool) -> Mount | None:
 def silent(target: bytes) -> Refused:
     """What is said of a mount of ours whose daemon is there and does not answer."""
     path = printable(target)
-    hint = f"if it never will: trashd umount --force {path}"
+    hint = f"if it never will: trashd umount --force {shell_word(target)}"
     return Refused(f"{path} is already mounted by trashd, and does not answer", hint)
 
 
@@ -125,7 +125,8 @@ def _standing(target: bytes, mount: Mount | None, *, replaces: bool) -> Mount | 
     path = printable(target)
     match health(target):
         case Health.ALIVE:
-            raise Refused(f"{path} is already mounted by trashd", f"it works; to take it away: trashd umount {path}")
+            hint = f"it works; to take it away: trashd umount {shell_word(target)}"
+            raise Refused(f"{path} is already mounted by trashd", hint)
         case Health.SILENT:
             raise silent(target)
         case Health.DEAD if not replaces:
@@ -164,7 +165,7 @@ def _refuse_overlap(source: bytes, target: bytes, mounts: Sequence[Mount]) -> No
     if below_source is not None and below_source == below_target:
         raise Refused(
             f"{printable(source)} and {printable(target)} are the same directory",
-            f"to mount it over itself name it once: trashd mount {printable(target)}",
+            f"to mount it over itself name it once: trashd mount {shell_word(target)}",
         )
     sides = ((source, below_source), (target, below_target))
     for (outer, outer_place), (inner, inner_place) in (sides, sides[::-1]):

@@ -1,0 +1,173 @@
+"""The JSON schema of what each command prints with --json, made from the types that it prints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import cache
+from types import GenericAlias, NoneType, UnionType
+from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from fusefs.cli import json_objects as told
+from fusefs.cli.init import RefusedFolders
+from fusefs.cli.service_install import FileReport, ServiceInstalled
+from fusefs.core.config import Config
+from fusefs.core.errors import ConfigProblem
+from fusefs.core.freed_space import Survey, Waited
+from fusefs.core.policy import VolumePolicy
+from fusefs.core.report import Reaped
+from fusefs.core.service_status import Status
+from fusefs.core.sweep_result import Swept
+from fusefs.store.adopt import AdoptionProblem
+from fusefs.store.compare_trees import Difference
+from fusefs.store.init_store import Initialised
+from fusefs.store.list_orphans import ListedContainer
+from fusefs.store.look_inside import EntryInside
+from fusefs.store.pin import PinnedOrphan
+from fusefs.store.preflight import Preflight
+from fusefs.store.rescue import Forgotten, Rescued
+from fusefs.store.restore import Restored
+from fusefs.store.swap import Swapped
+from fusefs.store.tree_holders import HeldTree
+
+JSON_VERSION = 1
+"""Raised when a key goes, when a key that is there means something else, or when its value may be of another kind."""
+ERROR = "error"
+"""What any command may print on standard error. No command is called so."""
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_PROMISE = (
+    "What trashd prints with --json, an object a line: of each command by its name in $defs, words joined by a hyphen. "
+    "Later versions may add keys, and words where a list of words is given; they raise `version` for anything else."
+)
+
+
+class PrintedObject(NamedTuple):
+    """One kind of object: the types whose fields it has, as `output.as_json` has them.
+
+    without  a field that is not printed
+    """
+
+    parts: tuple[type, ...]
+    without: str = ""
+
+
+def _one(*parts: type, without: str = "") -> PrintedObject:
+    return PrintedObject(parts, without)
+
+
+@cache
+def printed() -> dict[str, tuple[PrintedObject, ...]]:
+    """What each command prints, by its name."""
+    from fusefs.service.pause_files import Pause
+
+    restorable = _one(ListedContainer, told.RestorableFor)
+    swapped, reaped, held, restored = _one(Swapped, told.UndoCommand), _one(Reaped), _one(HeldTree), _one(Restored)
+    swept = (told.SweepAction, Swept, told.SweepOutcome)
+    problem, file = _one(ConfigProblem), _one(FileReport)
+    waited, awaited = _one(told.ReapedVolume, Waited), _one(told.WaitGoal, Waited, told.WaitAdvice)
+    return {
+        "swap": (swapped, reaped, held, _one(Preflight), waited, awaited),
+        "rm": (swapped, reaped),
+        "list": (restorable,),
+        "restore": (restored,),
+        "undo": (restored,),
+        "du": (_one(told.WhoseCount, Survey, told.CountEnd),),
+        "ls": (_one(EntryInside),),
+        "diff": (_one(Difference),),
+        "keep": (_one(PinnedOrphan),),
+        "reap": (reaped, restorable, waited),
+        "check": (_one(Preflight),),
+        "holders": (held,),
+        "sweep": (_one(*swept, without="looks"), _one(told.SweepMatch)),
+        "plan": (
+            _one(told.PlannedRule, *swept, without="looks"),
+            _one(told.RuleLeftUndone),
+            _one(told.WrittenPurgeLists),
+            problem,
+        ),
+        "status": (_one(told.ServiceLife, Status),),
+        "stats": (_one(told.MountNumbers),),
+        "doctor": (_one(AdoptionProblem), _one(Rescued), _one(Forgotten)),
+        "init": (_one(Initialised, RefusedFolders),),
+        "mount": (_one(told.MountExplained),),
+        "umount": (_one(told.UnmountedPath),),
+        "service install": (file,),
+        "service status": (_one(ServiceInstalled),),
+        "service uninstall": (file,),
+        "pause": (_one(told.PausedVolume, Pause),),
+        "resume": (_one(told.PausedVolume),),
+        "quarantine list": (_one(ListedContainer),),
+        "quarantine retry": (reaped,),
+        "quarantine restore": (restored,),
+        "quarantine delete": (_one(Reaped, told.KeptAs),),
+        "config check": (problem,),
+        "config show": (_one(Config), _one(VolumePolicy)),
+        ERROR: (_one(told.ErrorTold), problem),
+    }
+
+
+def schema() -> dict[str, Any]:
+    """The schema of all commands, and of errors."""
+    objects = {one: _struct(one) for several in printed().values() for one in several}
+    references, components = msgspec.json.schema_components(list(objects.values()), ref_template="#/$defs/{name}")
+    by_object = dict(zip(objects, references, strict=True))
+    commands = {
+        definition_of(command): _any_of([by_object[one] for one in several]) for command, several in printed().items()
+    }
+    head = {"$schema": _DIALECT, "title": "trashd --json", "version": JSON_VERSION, "description": _PROMISE}
+    return {**head, "$defs": {**commands, **dict(sorted(components.items()))}}
+
+
+def definition_of(command: str) -> str:
+    """Where in `$defs` a command's objects are."""
+    return command.replace(" ", "-")
+
+
+def text() -> str:
+    """The schema as docs/json.schema.json has it."""
+    return json.dumps(schema(), indent=1, ensure_ascii=False) + "\n"
+
+
+def _any_of(references: list[dict[str, Any]]) -> dict[str, Any]:
+    return references[0] if len(references) == 1 else {"anyOf": references}
+
+
+@cache
+def _struct(printed_object: PrintedObject) -> type[msgspec.Struct]:
+    """A type that msgspec writes just as `output.as_json` prints the parts: no field has a default, all are there."""
+    parts, without = printed_object
+    fields = {name: kind for part in parts for name, kind in _fields(part) if name != without}
+    sentences = " ".join((part.__doc__ or "").partition("\n")[0] for part in parts)
+    name = "".join(part.__name__ for part in parts)
+    return msgspec.defstruct(name, list(fields.items()), namespace={"__doc__": sentences})
+
+
+def _fields(part: type) -> Iterator[tuple[str, Any]]:
+    hints = get_type_hints(part)
+    names = part.__struct_fields__ if issubclass(part, msgspec.Struct) else part._fields  # type: ignore[attr-defined]
+    return ((name, _as_printed(hints[name])) for name in names)
+
+
+def _as_printed(kind: Any) -> Any:
+    """The type of what `output.plain` makes of a value."""
+    arguments = tuple(one if one is Ellipsis else _as_printed(one) for one in get_args(kind))
+    match get_origin(kind):
+        case None:
+            return _plain(kind)
+        case origin if origin in (Union, UnionType):
+            return Union[arguments]  # noqa: UP007  there is no other way to make one of a tuple
+        case origin:
+            return GenericAlias(origin, arguments)
+
+
+def _plain(kind: Any) -> Any:
+    if hasattr(kind, "__supertype__"):
+        return _as_printed(kind.__supertype__)
+    if kind is bytes:
+        return str
+    if kind is NoneType or not isinstance(kind, type):
+        return kind
+    is_object = issubclass(kind, msgspec.Struct) or (issubclass(kind, tuple) and hasattr(kind, "_fields"))
+    return _struct(PrintedObject((kind,))) if is_object else kind
