@@ -16,8 +16,9 @@ from fusefs.core.record import NOTE_MAX_CHARS
 from fusefs.core.sizes import parse_rate
 
 if TYPE_CHECKING:
-    from click import ParamType as ParamType
     from click.shell_completion import CompletionItem
+
+    ParamType = click.ParamType
 else:
 
     class ParamType(click.ParamType):
