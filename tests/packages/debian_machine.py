@@ -28,7 +28,7 @@ class DebianMachine:
         """What apt-get says; it has no network."""
         command = ("env", "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C.UTF-8", "PATH=/usr/sbin:/usr/bin:/sbin:/bin")
         done = subprocess.run(
-            self.system.argv(*command, "apt-get", "--yes", "--no-download", *words),
+            self.system.argv(*command, "apt-get", "--quiet", "--yes", "--no-install-recommends", *words),
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=_APT_S,
             check=False,
         )  # fmt: skip
