@@ -5,6 +5,7 @@ Without a compiler trashd is installed without the core, and works.
 hatchling runs it for each wheel and each install, `make native` when a source is newer than what was built.
 
 TRASHD_NATIVE=0  leaves it out; =1: not to have it is an error
+CFLAGS, LDFLAGS  are the compiler's too, as a distribution sets them
 """
 
 from __future__ import annotations
@@ -130,7 +131,8 @@ def lint(root: Path) -> None:
 
 def _compiler() -> list[str]:
     command = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
-    return [*shlex.split(command), f"-I{sysconfig.get_path('include')}"]
+    given = shlex.split(os.environ.get("CFLAGS", "")) + shlex.split(os.environ.get("LDFLAGS", ""))
+    return [*shlex.split(command), *given, f"-I{sysconfig.get_path('include')}"]
 
 
 def _run(*command: str) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fusefs.cli.options import PathBytes
+from fusefs.cli.options import ParamType, PathBytes
 from fusefs.core.names import ID_RANDOM_CHARS
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _LIMIT_S = 0.15
 
 
-class OrphanId(click.ParamType[str]):
+class OrphanId(ParamType[str]):
     """An id, or a part of one."""
 
     name = "id"

@@ -18,6 +18,16 @@ from fusefs.core.sizes import parse_rate
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
+    ParamType = click.ParamType
+else:
+
+    class ParamType(click.ParamType):
+        """One that can be told of which type its values are, as that of click before 8.4 can't (Debian 13 has 8.2)."""
+
+        def __class_getitem__(cls, _value_type: object) -> type:
+            return cls
+
+
 _CHUNK = 1 << 16
 _MOST_WORKERS = 64
 
@@ -25,7 +35,7 @@ _MOST_WORKERS = 64
 T = TypeVar("T")
 
 
-class ParsedValue(click.ParamType[T], Generic[T]):
+class ParsedValue(ParamType[T], Generic[T]):
     """A value as a function reads it, which says by ValueError what is wrong."""
 
     def __init__(self, name: str, read: Callable[[str], T]) -> None:
@@ -49,7 +59,7 @@ RATE = ParsedValue("rate", parse_rate)
 """An amount a second."""
 
 
-class PathBytes(click.ParamType[bytes]):
+class PathBytes(ParamType[bytes]):
     """A path as the kernel has it."""
 
     name = "path"
@@ -65,7 +75,7 @@ class PathBytes(click.ParamType[bytes]):
         return [CompletionItem(incomplete, type="file")]
 
 
-class Note(click.ParamType[str]):
+class Note(ParamType[str]):
     """A sentence for readers of the list later."""
 
     name = "text"

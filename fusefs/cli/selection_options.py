@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, get_args
 
 import click
 
-from fusefs.cli.options import Decorator, ParsedValue, together
+from fusefs.cli.options import Decorator, ParamType, ParsedValue, together
 from fusefs.cli.wall_clock import AgeCutoffs
 from fusefs.core.errors import UsageError, errors_about
 from fusefs.core.selection import Field, Selection, SizeBound, TimeBound
@@ -94,7 +94,7 @@ def _when(kernel: Kernel, text: str, field: Field, now_ns: int, cutoff_ns: Calla
         return found
 
 
-def _many(name: str, field: str, read: click.ParamType[Any], metavar: str, told: str) -> Decorator:
+def _many(name: str, field: str, read: ParamType[Any], metavar: str, told: str) -> Decorator:
     return click.option(name, field, type=read, multiple=True, metavar=metavar, help=told)
 
 

@@ -11,6 +11,7 @@ from fusefs.cli import output, service_uring
 from fusefs.cli.group import OrderedGroup
 from fusefs.cli.options import PathBytes, json_option
 from fusefs.cli.service_files import (
+    PACKAGES,
     InstalledFile,
     brought_by_package,
     find_command,
@@ -144,7 +145,7 @@ def install_command(for_user: bool, root: str, prefix: str, uring: bool | None, 
         _apply(for_user=for_user, prefix=prefix, has_uring=has_uring)
     if home.is_this_machine() and not dry_run:
         service_uring.tell_what_stays(told)
-    if not for_user and (risk := who_else_may_change(find_command())) is not None:
+    if not for_user and prefix != PACKAGES and (risk := who_else_may_change(find_command())) is not None:
         output.warn(f"{printable(os.fsencode(risk))}: not root alone can write there, and root will run it")
     if not as_json and not dry_run and home.is_live():
         what = "--user " if for_user else ""
@@ -246,8 +247,10 @@ class _InstallPlace:
 
     def check_sensible(self) -> None:
         """Raises  Refused: users could not run what would be installed for them, or a package has it in place"""
+        if self._prefix == PACKAGES:
+            raise Refused(f"{PACKAGES} is for packages", "leave --prefix out; with --root DIR it makes a package")
         packaged = brought_by_package()
-        if packaged is not None and self._prefix != "/usr":
+        if packaged is not None:
             hint = "it needs nothing but: systemctl enable --now trashd-reaper"
             raise Refused(f"a package brought {printable(os.fsencode(packaged))}", hint)
         closed = out_of_reach(find_command())

@@ -19,7 +19,15 @@ _IN_UNITS = "/usr/bin/trashd"
 _SYSTEM_UNITS = (
     "trashd-reaper.service", "trashd-mount@.service", "trashd-sweep.service", "trashd-sweep.timer", "trashd.slice",
 )  # fmt: skip
+_COMPLETIONS = {
+    "bash": "bash-completion/completions/trashd", "zsh": "zsh/site-functions/_trashd",
+    "fish": "fish/vendor_completions.d/trashd.fish",
+}  # fmt: skip
+_EXAMPLES = ("grafana-dashboard.json", "alert-rules.yml")
+_SECTION_8 = b".so man1/trashd.1\n"
 _URING = ("tmpfiles.d/trashd-uring.conf", "modprobe.d/trashd-uring.conf")
+PACKAGES = "/usr"
+"""Where packages have their files. Their modules and scripts are in its lib/trashd, where nothing else imports them."""
 _PACKAGED = tuple(f"{place}/systemd/system/trashd-reaper.service" for place in ("/usr/lib", "/lib"))
 
 
@@ -48,22 +56,45 @@ def find_command(name: str = "trashd") -> str:
 
 
 def pieces_for_all(prefix: str) -> list[InstalledFile]:
-    """What root's service and mounts need. prefix: /usr/local, or /usr for a distribution's package"""
-    trashd, helper = find_command(), find_command("mount.fuse.trashd")
-    units = [
-        InstalledFile(f"{prefix}/lib/systemd/system/{name}", _unit(f"systemd/{name}", trashd)) for name in _SYSTEM_UNITS
-    ]
+    """What root's service and mounts need, and all users. prefix: /usr/local, or PACKAGES for one"""
+    units, share = f"{prefix}/lib/systemd", f"{prefix}/share"
+    is_package = prefix == PACKAGES
+    trashd = _IN_UNITS if is_package else find_command()
     return [
-        *units,
-        InstalledFile(
-            f"{prefix}/lib/systemd/user/trashd-reaper.service", _unit("systemd/user/trashd-reaper.service", trashd)
-        ),
+        *(_packaged_commands() if is_package else _helper()),
+        *(InstalledFile(f"{units}/system/{name}", _unit(f"systemd/{name}", trashd)) for name in _SYSTEM_UNITS),
+        InstalledFile(f"{units}/user/trashd-reaper.service", _unit("systemd/user/trashd-reaper.service", trashd)),
         InstalledFile(f"{prefix}/lib/sysusers.d/trashd.conf", _read("systemd/sysusers.d/trashd.conf")),
         InstalledFile(f"{prefix}/lib/tmpfiles.d/trashd.conf", _read("systemd/tmpfiles.d/trashd.conf")),
-        InstalledFile(f"{prefix}/share/man/man1/trashd.1", _read("docs/man/trashd.1")),
-        InstalledFile("/sbin/mount.fuse.trashd", link=helper),
+        InstalledFile(f"{share}/man/man1/trashd.1", _read("docs/man/trashd.1")),
+        InstalledFile(f"{share}/man/man8/mount.fuse.trashd.8", _SECTION_8),
+        *(InstalledFile(f"{share}/{path}", _completion(shell)) for shell, path in _COMPLETIONS.items()),
+        *(InstalledFile(f"{share}/doc/trashd/examples/{name}", _read(f"docs/{name}")) for name in _EXAMPLES),
         InstalledFile("/etc/trashd/config.toml", _read("docs/config.example.toml"), is_example=True),
     ]
+
+
+def _helper() -> list[InstalledFile]:
+    return [InstalledFile("/sbin/mount.fuse.trashd", link=find_command("mount.fuse.trashd"))]
+
+
+def _packaged_commands() -> list[InstalledFile]:
+    """Links: by them Python finds the modules, which are beside what it was called for."""
+    return [
+        InstalledFile(_IN_UNITS, link=f"{PACKAGES}/lib/trashd/trashd"),
+        InstalledFile(f"{PACKAGES}/sbin/mount.fuse.trashd", link=f"{PACKAGES}/lib/trashd/mount.fuse.trashd"),
+    ]
+
+
+def _completion(shell: str) -> bytes:
+    """What has a shell ask trashd what could follow: click's own."""
+    from click.shell_completion import get_completion_class
+
+    from fusefs.cli.group import trashd
+
+    completion = get_completion_class(shell)
+    assert completion is not None
+    return completion(trashd, {}, "trashd", "_TRASHD_COMPLETE").source().encode()
 
 
 def pieces_for_uring(prefix: str) -> list[InstalledFile]:

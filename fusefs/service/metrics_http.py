@@ -10,13 +10,14 @@ from functools import partial
 
 import trio
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 _LOG = logging.getLogger(__name__)
 _PATIENCE_S = 5.0
 _REQUEST_MAX = 8192
 _AT_ONCE = 8
 _PATHS = (b"/", b"/metrics")
+_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""prometheus_client has a name for it since 0.22 (Debian 13 has 0.21)."""
 
 
 async def serve(
@@ -80,7 +81,7 @@ def _response(status: str, body: bytes = b"", *, is_told: bool = True) -> bytes:
     """All that is ever told has the oldest format, which every Prometheus knows: what it accepts needs no reading."""
     head = (
         f"HTTP/1.1 {status}",
-        f"Content-Type: {CONTENT_TYPE_PLAIN_0_0_4}",
+        f"Content-Type: {_CONTENT_TYPE}",
         f"Content-Length: {len(body)}",
         "Connection: close",
     )

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
+from importlib import import_module
 from importlib.metadata import version
 from typing import NamedTuple
 
@@ -46,6 +47,11 @@ from fusefs.service.volume_loop import OwnStore, VolumeLoop
 from fusefs.store.registry_lines import STORES, registered
 
 _LOG = logging.getLogger(__name__)
+_IMPORTED_LATE = (
+    "fusefs.core.glob", "fusefs.linux.backing_fd_socket", "fusefs.linux.getdents", "fusefs.service.metrics_http",
+    "fusefs.service.prometheus", "fusefs.store.write_registry",
+)  # fmt: skip
+"""By functions that commands share, or that not everybody needs. After an upgrade they would be the new version's."""
 _TELL_S = 1.0
 """Between two status files, at work."""
 _BREATH_S = 0.05
@@ -76,6 +82,8 @@ def serve(wanted: ServiceOptions) -> None:
 
     Raises  AlreadyRunning; BadConfig; ForkerLost; OSError
     """
+    for name in _IMPORTED_LATE:
+        import_module(name)
     loaded = wanted.load()
     with ExitStack() as owned:
         # Forked first: what comes after it would be held open by it and its children.

@@ -55,7 +55,11 @@ def test_all_is_there_after_it(tmp_path: Path) -> None:
         "usr/local/lib/systemd/system/trashd-sweep.service", "usr/local/lib/systemd/system/trashd-sweep.timer",
         "usr/local/lib/systemd/user/trashd-reaper.service", SLICE, "usr/local/lib/sysusers.d/trashd.conf",
         "usr/local/lib/tmpfiles.d/trashd.conf", "usr/local/share/man/man1/trashd.1", "etc/trashd/config.toml",
-        "sbin/mount.fuse.trashd", MANIFEST,
+        "sbin/mount.fuse.trashd", "usr/local/share/man/man8/mount.fuse.trashd.8", MANIFEST,
+        "usr/local/share/bash-completion/completions/trashd", "usr/local/share/zsh/site-functions/_trashd",
+        "usr/local/share/fish/vendor_completions.d/trashd.fish",
+        "usr/local/share/doc/trashd/examples/grafana-dashboard.json",
+        "usr/local/share/doc/trashd/examples/alert-rules.yml",
     }  # fmt: skip
     assert os.access((tmp_path / "sbin/mount.fuse.trashd").readlink(), os.X_OK)
 
@@ -180,6 +184,29 @@ def test_the_switch_is_no_users() -> None:
 def test_a_package_has_its_files_below_usr(tmp_path: Path) -> None:
     assert "/usr/lib/systemd/system/trashd-reaper.service" in install(tmp_path, "--prefix", "/usr")
     assert set(uninstall(tmp_path, "--prefix", "/usr").values()) == {"REMOVED"}
+
+
+def test_a_package_has_its_modules_apart_and_its_commands_in_view(tmp_path: Path) -> None:
+    install(tmp_path, "--prefix", "/usr")
+    assert os.readlink(tmp_path / "usr/bin/trashd") == "/usr/lib/trashd/trashd"
+    assert os.readlink(tmp_path / "usr/sbin/mount.fuse.trashd") == "/usr/lib/trashd/mount.fuse.trashd"
+    unit = (tmp_path / "usr/lib/systemd/system/trashd-reaper.service").read_bytes()
+    assert unit == (REPO / "systemd/trashd-reaper.service").read_bytes()
+
+
+@pytest.mark.needs("root")
+def test_only_a_package_is_below_usr() -> None:
+    done = trashd("service", "install", "--prefix", "/usr", "--dry-run")
+    assert done.code == 3
+    assert "/usr is for packages" in done.err
+
+
+@pytest.mark.parametrize("shell", ["bash-completion/completions/trashd", "zsh/site-functions/_trashd"])
+def test_a_shell_takes_its_completion(tmp_path: Path, shell: str) -> None:
+    install(tmp_path)
+    command = shutil.which(shell.partition("-")[0].partition("/")[0])
+    if command is not None:
+        subprocess.run([command, "-n", tmp_path / "usr/local/share" / shell], check=True)
 
 
 def test_a_user_has_them_in_his_home(tmp_path: Path) -> None:

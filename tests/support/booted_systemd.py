@@ -1,4 +1,4 @@
-"""A real systemd as PID 1, in private namespaces over an overlay of this machine's own root.
+"""A real systemd as PID 1, in private namespaces over an overlay of this machine's own root, or of another one.
 
 Nothing of it can stay: its mounts are in its own mount namespace, all its processes end with its PID 1, and its cgroup
 is removed in the end. A process outside ends it if the test's process can't.
@@ -43,7 +43,7 @@ base=$1 root=$1/root
 read -r pid _ < /proc/self/stat
 mount -t tmpfs -o mode=755,size=512m boot "$base"
 mkdir "$base"/{upper,work,root}
-mount -t overlay -o "lowerdir=/,upperdir=$base/upper,workdir=$base/work" overlay "$root"
+mount -t overlay -o "lowerdir=$LOWER,upperdir=$base/upper,workdir=$base/work" overlay "$root"
 mount -t proc proc "$root/proc"
 mount --bind "$root/proc/sys" "$root/proc/sys"
 mount -o remount,bind,ro "$root/proc/sys"
@@ -90,7 +90,7 @@ mkdir .old
 pivot_root . .old
 umount -l .old
 mount --make-rshared /
-unset MACHINE_ID REPO
+unset MACHINE_ID REPO LOWER
 export NOTIFY_SOCKET=/run/host/notify
 exec /lib/systemd/systemd --system --log-target=journal "--unit=$UNIT"
 """
@@ -218,13 +218,18 @@ class System:
 
 @contextlib.contextmanager
 def booted(
-    setup: Callable[[Path], None] | None = None, *, unit: str = "multi-user.target", limit_s: float = 100
+    setup: Callable[[Path], None] | None = None,
+    *,
+    unit: str = "multi-user.target",
+    limit_s: float = 100,
+    lower: Path = Path("/"),
 ) -> Iterator[System]:
     """A booted systemd.
 
     setup     gets the new root before it boots
     unit      what it boots
     limit_s   after this it is killed, whatever hangs in there
+    lower     the root directory below the overlay, this machine's own or another one's
     Raises    NotBooted; OSError: no namespaces or no cgroup for it
     """
     mount_fusectl()
@@ -237,6 +242,7 @@ def booted(
             "MACHINE_ID": uuid.uuid4().hex,
             "UNIT": unit,
             "REPO": str(REPO),
+            "LOWER": str(lower),
         }
         kinds = ("--mount", "--pid", "--fork", "--kill-child", "--ipc", "--uts", "--net", "--cgroup")
         init = subprocess.Popen(

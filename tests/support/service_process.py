@@ -9,7 +9,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -150,11 +150,13 @@ def service(
     config: str = QUICK,
     environment: dict[str, str] | None = None,
     user: int | None = None,
+    command: Sequence[str | Path] = (TRASHD,),
 ) -> Iterator[Service]:
     """`trashd service run` on some volumes, ready; stopped at the end of the block, so that nothing is left half-done.
 
     base  of `places`: a second service there finds what the first one left; a user may write in their own
     user  whose own service it is; root's if None
+    command  what runs `trashd`
     """
     configure(base, config)
     log, address = base / "log", base / "notify"
@@ -162,7 +164,7 @@ def service(
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified, log.open("ab") as stderr:
         notified.bind(str(address))
         address.chmod(0o777)
-        argv = [TRASHD, "service", "run", "--config", str(base), *(f"--volume={volume}" for volume in volumes)]
+        argv = [*command, "service", "run", "--config", base, *(f"--volume={volume}" for volume in volumes)]
         told = {**os.environ, "NOTIFY_SOCKET": str(address), "STATE_DIRECTORY": str(base), **(environment or {})}
         runtime = SYSTEM_RUNTIME if user is None else os.fsencode(base / "trashd")
         if user is not None:

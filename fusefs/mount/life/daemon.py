@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from types import ModuleType
 
 import trio
@@ -60,6 +61,8 @@ _N_WORKERS = 512
 """Requests under way at a time: those that wait for a slow filesystem must leave room for others."""
 _N_THREADS_MAX, _FDS_PER_THREAD = 480, 8
 """Of them may wait; what needs no waiting is answered by the others. A thread may be lent two or three fds."""
+_IMPORTED_LATE = ("fusefs.store.write_registry",)
+"""By functions that commands share. After an upgrade they would be the new version's."""
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _GRACE_S, _GLANCE_S = 2.0, 0.02
 _REST_S = 0.02
@@ -294,6 +297,8 @@ def serve(
     Raises          what keeps it from mounting; after that an exception leaves the mount as it is, dead: an empty
                     directory in its place would be taken for the truth
     """
+    for name in _IMPORTED_LATE:
+        import_module(name)
     dead = check(source, target, replaces=replaces)
     has_replaced = dead is not None
     is_over_itself = source == target

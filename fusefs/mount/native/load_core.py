@@ -7,7 +7,8 @@ from types import ModuleType
 from typing import Final
 
 _NOT_BUILT: Final = (
-    "it was not built when trashd was installed: install it anew with gcc and python3-dev, and without TRASHD_NATIVE=0"
+    "it was not built when trashd was installed: apt install trashd-mount, or install trashd anew with gcc and "
+    "python3-dev, and without TRASHD_NATIVE=0"
 )
 
 
