@@ -37,6 +37,7 @@ def command(
     identifiers: tuple[str, ...],
     uid: int | None,
     older_s: int | None,
+    within_s: int | None,
     glob: str | None,
     state: str | None,
     least: int | None,
@@ -59,7 +60,7 @@ def command(
     kernel = tended(volumes)
     lost: list[TrashdError] = []
     now_ns = time.time_ns()
-    found = OrphanFilter(uid, older_s, glob, state).picks(
+    found = OrphanFilter(uid, older_s, within_s, glob, state).picks(
         all_entries(kernel, volumes, lost, watched(notes=False)), now_ns
     )
     if identifiers:

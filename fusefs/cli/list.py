@@ -36,6 +36,7 @@ _TOLD = {State.ORPHANS: "restorable", State.STAGE: "unfinished", State.RESTORING
 def command(
     uid: int | None,
     older_s: int | None,
+    within_s: int | None,
     glob: str | None,
     state: str | None,
     order: str,
@@ -54,13 +55,14 @@ def command(
     Examples:
       trashd list
       trashd list --path '/scratch/*' --older 1d --sort left
+      trashd list --within 1d                      what is gone by tomorrow, for a login's profile
       trashd list --volume /scratch --json | jq -r .id
     """
     kernel = tended(volumes)
     now_ns = time.time_ns()
     lost: list[TrashdError] = []
     every = all_entries(kernel, volumes, lost, watched(notes=False))
-    found = in_order(OrphanFilter(uid, older_s, glob, state).picks(every, now_ns), order, now_ns)
+    found = in_order(OrphanFilter(uid, older_s, within_s, glob, state).picks(every, now_ns), order, now_ns)
     codes = [output.failed(error, as_json=as_json) for error in lost]
     if as_json:
         for entry in found:

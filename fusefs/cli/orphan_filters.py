@@ -24,6 +24,7 @@ filter_options = together(
     (
         click.option("--user", "uid", type=ParsedValue("user", uid_of), metavar="USER", help="Whose, for root."),
         click.option("--older", "older_s", type=DURATION, metavar="AGE", help="Taken away longer ago than that."),
+        click.option("--within", "within_s", type=DURATION, metavar="TIME", help="Restorable for less than that."),
         click.option("--path", "glob", metavar="GLOB", help="Came from a path that matches; * matches slashes, too."),
         click.option("--state", type=click.Choice(list(_STATES)), help="In that state."),
     )
@@ -35,6 +36,7 @@ class OrphanFilter(NamedTuple):
 
     uid: int | None
     older_s: int | None
+    within_s: int | None
     glob: str | None
     state: str | None
 
@@ -47,6 +49,10 @@ class OrphanFilter(NamedTuple):
             return False
         if self.older_s is not None and (entry.problem or entry.age_s(now_ns) <= self.older_s):
             return False
+        if self.within_s is not None:
+            left_s = None if entry.problem or entry.state is not State.ORPHANS else entry.left_s(now_ns)
+            if left_s is None or left_s >= self.within_s:
+                return False
         return self.glob is None or (entry.origin is not None and fnmatchcase(fsdecode(entry.origin), self.glob))
 
 

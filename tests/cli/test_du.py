@@ -83,6 +83,8 @@ def test_a_list_is_chosen_and_sorted(volume: Path) -> None:
     assert ids("--path", f"{volume}/*") == [first, second]
     assert ids("--path", "*/a") == [second]
     assert ids("--older", "1h") == []
+    assert ids("--within", "2d") == [first]
+    assert ids("--within", "1h") == []
     assert ids("--state", "restorable") == [first, second]
     assert ids("--state", "quarantine") == []
     assert ids("--user", str(USER)) == []
