@@ -88,13 +88,12 @@ def _packaged_commands() -> list[InstalledFile]:
 
 def _completion(shell: str) -> bytes:
     """What has a shell ask trashd what could follow: click's own."""
+    import click
     from click.shell_completion import get_completion_class
-
-    from fusefs.cli.group import trashd
 
     completion = get_completion_class(shell)
     assert completion is not None
-    return completion(trashd, {}, "trashd", "_TRASHD_COMPLETE").source().encode()
+    return completion(click.Command("trashd"), {}, "trashd", "_TRASHD_COMPLETE").source().encode()
 
 
 def pieces_for_uring(prefix: str) -> list[InstalledFile]:
