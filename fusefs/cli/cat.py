@@ -9,7 +9,6 @@ import click
 
 from fusefs.cli.inside_argument import inside_argument, look_at_inside, whose_option
 from fusefs.cli.options import volume_option
-from fusefs.cli.settle_first import tended
 from fusefs.core.errors import UsageError
 from fusefs.core.names import RelPath
 from fusefs.linux.fd import Fd
@@ -33,7 +32,6 @@ def command(word: bytes, uid: int | None, volumes: tuple[bytes, ...]) -> int:
     """
     if sys.__stdout__ is None:
         raise UsageError("standard output is closed", "that is where it is printed")
-    tended(volumes)
     look_at_inside(volumes, word, uid, _print, None)
     return 0
 

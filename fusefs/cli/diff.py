@@ -10,7 +10,6 @@ import click
 from fusefs.cli import output
 from fusefs.cli.inside_argument import inside_argument, look_at_inside, whose_option
 from fusefs.cli.options import json_option, volume_option
-from fusefs.cli.settle_first import tended
 from fusefs.core.errors import Refused
 from fusefs.core.names import RelPath
 from fusefs.core.printable_names import printable
@@ -41,7 +40,6 @@ def command(word: bytes, uid: int | None, volumes: tuple[bytes, ...], as_json: b
       trashd diff 2fe7e4cb8ba8
       trashd diff /scratch/job
     """
-    tended(volumes)
     sys.stdout.flush()
 
     def compare(kernel: Kernel, fd: Fd, folder: UserFolder, entry: ListedContainer, within: RelPath) -> int:

@@ -11,6 +11,7 @@ import click
 from fusefs.cli.id_completion import OrphanIdOrPath
 from fusefs.cli.options import ParsedValue
 from fusefs.cli.restore_choice import chosen
+from fusefs.cli.settle_first import tended
 from fusefs.core.names import RelPath
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
@@ -34,8 +35,11 @@ def look_at_inside(
     look: Callable[[Kernel, Fd, UserFolder, ListedContainer, RelPath], T],
     kind: Any,
 ) -> T:
-    """What `look` says of the place that a word means. look, kind, Raises: as for store.look_inside.inside"""
-    kernel = Kernel()
+    """What `look` says of the place that a word means, what killed commands left being settled first.
+
+    look, kind, Raises  as for store.look_inside.inside
+    """
+    kernel = tended(volumes)
     before, colon, after = word.partition(b":")
     is_id = bool(colon) and b"/" not in before
     part = os.path.normpath(after.strip(b"/")) if is_id and after.strip(b"/") else None

@@ -9,7 +9,6 @@ import click
 from fusefs.cli import output
 from fusefs.cli.inside_argument import inside_argument, look_at_inside, whose_option
 from fusefs.cli.options import json_option, volume_option
-from fusefs.cli.settle_first import tended
 from fusefs.core.printable_names import printable
 from fusefs.core.timestamps import in_calendar
 from fusefs.linux.act_as_user import user_name
@@ -33,7 +32,6 @@ def command(word: bytes, uid: int | None, volumes: tuple[bytes, ...], as_json: b
       trashd ls 2fe7e4cb8ba8:results
       trashd ls /scratch/job/results
     """
-    tended(volumes)
     found = look_at_inside(
         volumes, word, uid, lambda kernel, fd, _folder, _entry, _within: entries_inside(kernel, fd), list[EntryInside]
     )

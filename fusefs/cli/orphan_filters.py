@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from os import fsdecode
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
@@ -62,14 +62,14 @@ ORDERS = ("age", "left", "path", "user")
 def in_order(entries: list[ListedContainer], order: str, now_ns: int) -> list[ListedContainer]:
     """One of ORDERS: the oldest first, those that go soonest, by where they came from, by whose they are."""
 
-    def key(entry: ListedContainer) -> tuple[object, ...]:
-        left_s = entry.left_s(now_ns)
-        keys: dict[str, tuple[object, ...]] = {
-            "age": (entry.created_ns,),
-            "left": (_FOREVER_S if left_s is None else left_s,),
-            "path": (entry.origin or b"",),
-            "user": (entry.uid, entry.created_ns),
-        }
-        return keys[order]
+    def left_s(entry: ListedContainer) -> int:
+        left = entry.left_s(now_ns)
+        return _FOREVER_S if left is None else left
 
-    return sorted(entries, key=key)
+    keys: dict[str, Callable[[ListedContainer], Any]] = {
+        "age": lambda entry: entry.created_ns,
+        "left": left_s,
+        "path": lambda entry: entry.origin or b"",
+        "user": lambda entry: (entry.uid, entry.created_ns),
+    }
+    return sorted(entries, key=keys[order])

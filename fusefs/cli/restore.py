@@ -9,13 +9,13 @@ import click
 
 from fusefs.cli import output
 from fusefs.cli.id_completion import OrphanIdOrPath
-from fusefs.cli.options import ParsedValue, PathBytes, json_option, volume_option
+from fusefs.cli.inside_argument import whose_option
+from fusefs.cli.options import PathBytes, json_option, volume_option
 from fusefs.cli.restore_choice import chosen
 from fusefs.cli.restore_last import restore_last
 from fusefs.cli.settle_first import tended
 from fusefs.core.errors import Incomplete, UsageError
 from fusefs.core.printable_names import printable, shell_word
-from fusefs.linux.user_names import uid_of
 from fusefs.store.restore import Restored
 from fusefs.store.restore_by_id import restore_by_id
 
@@ -25,7 +25,7 @@ from fusefs.store.restore_by_id import restore_by_id
 @click.argument("inside", type=PathBytes(), required=False, metavar="[PATH-INSIDE]")
 @click.option("--last", is_flag=True, help="What your last command in this terminal took away (trashd undo).")
 @click.option("--to", type=PathBytes(), metavar="PATH", help="Restore to PATH, which must not exist, instead.")
-@click.option("--user", "uid", type=ParsedValue("user", uid_of), metavar="USER", help="Whose orphan, for root.")
+@whose_option
 @volume_option
 @json_option
 def command(

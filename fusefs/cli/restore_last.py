@@ -50,7 +50,7 @@ def restore_last(kernel: Kernel, volumes: Sequence[bytes], tell: Callable[[Resto
 def _of_last(listed: Sequence[ListedContainer]) -> list[ListedContainer]:
     here, uid = session(), os.geteuid()
     own = [
-        entry for entry in reversed(listed)
+        entry for entry in listed
         if here and entry.uid == uid and entry.state is State.ORPHANS
         and entry.invocation is not None and entry.invocation.session == here
     ]  # fmt: skip

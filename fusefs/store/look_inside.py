@@ -71,8 +71,8 @@ def inside(
 
 def entries_inside(kernel: Kernel, fd: Fd) -> list[EntryInside]:
     """Those of a directory, sorted by name; of anything else, itself with no name. Raises  OSError"""
-    if not stat.S_ISDIR(kernel.fstat(fd).st_mode):
-        return [_entry(b"", kernel.fstat(fd), fd)]
+    if not stat.S_ISDIR((st := kernel.fstat(fd)).st_mode):
+        return [_entry(b"", st, fd)]
     found = []
     with kernel.open_dir(fd) as directory:
         for name in sorted(map(os.fsencode, os.listdir(directory))):
