@@ -9,6 +9,7 @@ import struct
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ import trio
 
 from fusefs.linux.fanotify import watch_filesystem
 from fusefs.linux.fd import Fd
+from fusefs.linux.fuse_device import INVAL_INODE, NOTIFY_INVAL_INODE
 from fusefs.mount.notices.forget_stored import StoredNotices
 from fusefs.mount.notices.invalidation import ChangeNotices, ChangeSource
 from fusefs.mount.notices.invalidation_process import ANSWER, MESSAGE_MAX
@@ -84,15 +86,25 @@ def watched(top: Path) -> Iterator[tuple[ChangeSource, socket.socket]]:
         yield ChangeSource(changes, ours), theirs
 
 
-def told(known: Known, act: Callable[[], object], *, up_to: Notice = END) -> list[Notice]:
-    """What the kernel is told when something is done, and then a last thing, up to a notice."""
+def told(
+    known: Known,
+    act: Callable[[], object],
+    *,
+    up_to: Notice = END,
+    unknown: Callable[[bytes], bytes] = lambda _message: b"",
+) -> list[Notice]:
+    """What the kernel is told when something is done, and then a last thing, up to a notice.
+
+    unknown  the notices of a message whose inodes it does not know
+    """
     found: list[Notice] = []
 
     async def listen(theirs: socket.socket, scope: trio.CancelScope) -> None:
         while up_to not in found:
             await trio.lowlevel.wait_readable(theirs)
-            found.extend(notices_of(theirs.recv(MESSAGE_MAX)))
-            theirs.send(ANSWER.pack(0))
+            message = theirs.recv(MESSAGE_MAX)
+            found.extend(notices_of(message))
+            theirs.send(ANSWER.pack(0) + unknown(message))
         scope.cancel()
 
     async def main() -> None:
@@ -161,6 +173,30 @@ def test_a_directory_that_goes_is_not_held_open(known: Known) -> None:
     assert held() == 1
     told(known, lambda: behind("rmdir", known.top / "empty"))
     assert held() == 0
+
+
+@pytest.mark.parametrize("how_it_ends", ["taken in", "forgotten"])
+def test_what_is_on_its_way_to_the_kernel_is_told_until_it_has_it_or_has_forgotten_it(
+    known: Known, how_it_ends: str
+) -> None:
+    """The answer may be older than the change, and would be believed for as long as it says."""
+    n_times = 0
+
+    def unknown(message: bytes) -> bytes:
+        nonlocal n_times
+        if (known.file, "attributes") not in notices_of(message):
+            return b""
+        n_times += 1
+        if n_times == 3:
+            behind("rmdir", known.top / "unknown")
+            if how_it_ends == "taken in":
+                return b""
+            known.vfs.references.forget(known.file, 1)
+        return INVAL_INODE.pack(INVAL_INODE.size, NOTIFY_INVAL_INODE, 0, known.file, -1, 0)
+
+    act = partial(behind, "chmod", "0600", known.top / "directory" / "file")
+    found = told(known, act, up_to=(ROOT, b"unknown"), unknown=unknown)
+    assert found.count((known.file, "attributes")) == 3
 
 
 def make_too_many(top: Path) -> None:

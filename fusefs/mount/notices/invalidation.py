@@ -2,6 +2,10 @@
 
 Here it is found out what that is, on the trio thread; another process (invalidation_process) says so, and waits.
 
+An inode that the kernel does not know may be on its way to it, in an answer that is older than the change: nothing
+would make that void. So it is told again, until the kernel knows the inode, or was read to have forgotten it. A name
+needs no such thing: the kernel waits for the directory's lock, which who looks it up keeps until he has the answer.
+
 Source  fuse_notify in the kernel's fs/fuse/dev.c, and what it calls
 """
 
@@ -9,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import os
 import select
 import socket
@@ -20,7 +25,7 @@ from typing import NamedTuple
 
 import trio
 
-from fusefs.core.inode_table import Node
+from fusefs.core.inode_table import Node, NodeId
 from fusefs.linux import fanotify
 from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_device import INVAL_INODE, NOTIFY_INVAL_ENTRY, NOTIFY_INVAL_INODE
@@ -38,6 +43,8 @@ _GATHER_S = 0.005
 """Between two looks: the daemon's own work is told too, and must not wake it for each file."""
 _REST_PER_WORK = 4
 """Whatever else is done on the filesystem is told too; clients' requests go before that."""
+_AGAIN_S = 0.02
+"""Between two tries to tell of what is on its way to the kernel, or from it; so late what it forgot may be read."""
 _START_OVER_S = 1.0
 _N_AT_A_TIME = 500
 
@@ -100,21 +107,30 @@ class ChangeNotices:
         Checkpoint  between two looks at the tables, which are asked for what is there then
         """
         own_pid = os.getpid()
+        unknown: list[bytes] = []
         try:
             while True:
-                await trio.lowlevel.wait_readable(watched.changes)
+                with trio.move_on_after(_AGAIN_S if unknown else math.inf):
+                    await trio.lowlevel.wait_readable(watched.changes)
                 start_s = time.monotonic()
                 changes = fanotify.read_changes(watched.changes, own_pid)
                 with self._lock:
-                    notices = [notice for change in changes for notice in self._notices(change)]
+                    notices = [notice for notice in unknown if self._is_on_its_way(notice)]
+                    notices += [notice for change in changes for notice in self._notices(change)]
                 took_s = time.monotonic() - start_s
-                await _tell(watched.channel, notices)
+                unknown = await _tell(watched.channel, notices)
                 if any(change.mask & fanotify.FAN_Q_OVERFLOW for change in changes):
-                    await self._forget_all(watched.channel)
+                    unknown += await self._forget_all(watched.channel)
                 await trio.sleep(max(_GATHER_S, took_s * _REST_PER_WORK))
         except OSError as error:
             self._listings.are_kept = False
             _log.error("changes behind the mount are seen when the timeout is over from now on: %s", error.strerror)
+
+    def _is_on_its_way(self, notice: bytes) -> bool:
+        """Whether the kernel has been told of an inode that it did not know: the answer was not taken in yet, and may
+        be older than the change; or it has forgotten it, and that was not read yet."""
+        node = self._nodes.get(NodeId(INVAL_INODE.unpack(notice)[3]))
+        return node is not None and node.nlookup > 0
 
     def _notices(self, change: fanotify.FanotifyChange) -> Iterator[bytes]:
         """What a change makes wrong of what the kernel knows."""
@@ -134,8 +150,8 @@ class ChangeNotices:
         if subject is not None and (change.mask != fanotify.FAN_MODIFY or not self._passthrough.is_unbelieved(subject)):
             yield _forget_inode(subject, keeps_content=not change.mask & fanotify.FAN_MODIFY)
 
-    async def _forget_all(self, channel: socket.socket) -> None:
-        """Some changes were lost, with so much going on: forget everything.
+    async def _forget_all(self, channel: socket.socket) -> list[bytes]:
+        """Some changes were lost, with so much going on: forget everything; the notices of inodes that are not known.
 
         And leave it at that for a while: it will be necessary again and again, and the timeout sees to what isn't told.
         """
@@ -143,34 +159,39 @@ class ChangeNotices:
         with self._lock:
             self._cache.clear()
             nodes = list(self._nodes)
+        unknown: list[bytes] = []
         for at in range(0, len(nodes), _N_AT_A_TIME):
-            await _tell(channel, [notice for node in nodes[at : at + _N_AT_A_TIME] for notice in _forget_node(node)])
+            part = nodes[at : at + _N_AT_A_TIME]
+            unknown += await _tell(channel, [notice for node in part for notice in _forget_node(node)])
         await trio.sleep(max(_START_OVER_S, (time.monotonic() - start_s) * _REST_PER_WORK))
+        return unknown
 
 
-async def _tell(channel: socket.socket, notices: Iterable[bytes]) -> None:
-    """Have the kernel told, each thing once.
+async def _tell(channel: socket.socket, notices: Iterable[bytes]) -> list[bytes]:
+    """Have the kernel told, each thing once; the notices of inodes that it does not know.
 
     Raises      OSError: it doesn't listen any more
     Checkpoint  at each message
     """
-    message = b""
+    message, unknown = b"", list[bytes]()
     for notice in dict.fromkeys(notices):
         if len(message) + len(notice) > MESSAGE_MAX:
-            await _send(channel, message)
+            unknown += await _send(channel, message)
             message = b""
         message += notice
     if message:
-        await _send(channel, message)
+        unknown += await _send(channel, message)
+    return unknown
 
 
-async def _send(channel: socket.socket, message: bytes) -> None:
+async def _send(channel: socket.socket, message: bytes) -> list[bytes]:
     channel.send(message)
     await trio.lowlevel.wait_readable(channel)
-    answer = channel.recv(ANSWER.size)
-    number = ANSWER.unpack(answer)[0] if answer else errno.EPIPE
+    answer = channel.recv(ANSWER.size + MESSAGE_MAX)
+    number = ANSWER.unpack_from(answer)[0] if answer else errno.EPIPE
     if number:
         raise OSError(number, os.strerror(number))
+    return [answer[at : at + INVAL_INODE.size] for at in range(ANSWER.size, len(answer), INVAL_INODE.size)]
 
 
 def _forget_node(node: Node) -> Iterator[bytes]:

@@ -14,15 +14,16 @@ import signal
 import socket
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from fusefs.linux.child_processes import child
-from fusefs.linux.fuse_device import abort, open_abort
+from fusefs.linux.fuse_device import NOTIFY_INVAL_INODE, abort, open_abort
 
 MESSAGE_MAX = 32768
 ANSWER = struct.Struct("=i")
-"""An errno, or 0."""
-_LENGTH = struct.Struct("=I")
+"""An errno, or 0; after it come the notices of inodes that the kernel does not know."""
+_HEAD = struct.Struct("=Ii")
+"""Length and code, of struct fuse_out_header."""
 
 
 @contextmanager
@@ -59,17 +60,22 @@ def _guard(switch: int) -> None:
 def _tell(channel: int, device: int) -> None:
     with socket.socket(fileno=channel) as daemon:
         while message := daemon.recv(MESSAGE_MAX):
-            daemon.send(ANSWER.pack(_tell_all(device, message)))
+            daemon.send(_tell_all(device, message))
 
 
-def _tell_all(device: int, message: bytes) -> int:
-    at = 0
+def _tell_all(device: int, message: bytes) -> bytes:
+    """The answer to a message."""
+    at, unknown = 0, b""
     try:
         while at < len(message):
-            end = at + _LENGTH.unpack_from(message, at)[0]
-            with suppress(FileNotFoundError):  # the kernel doesn't know it, or not any more
-                os.write(device, message[at:end])
-            at = end
+            length, code = _HEAD.unpack_from(message, at)
+            notice = message[at : at + length]
+            try:
+                os.write(device, notice)
+            except FileNotFoundError:
+                if code == NOTIFY_INVAL_INODE:
+                    unknown += notice
+            at += length
     except OSError as error:
-        return error.errno or -1
-    return 0
+        return ANSWER.pack(error.errno or -1)
+    return ANSWER.pack(0) + unknown
