@@ -250,6 +250,7 @@ class _MountDaemon(Pyfuse3Handlers):
             nursery.start_soon(self.stats.keep_gauges, self._vfs.gauges)
             nursery.start_soon(self._answer_from_now_on, attached, ended)
             nursery.start_soon(self.lock.submounts.keep)
+            nursery.start_soon(self._vfs.retries.expire)
             nursery.start_soon(self._stored_notices.run, self._replies.device)
             if watched is not None:
                 nursery.start_soon(self._notify, watched)

@@ -383,8 +383,6 @@ class FuseRequests:
         give: Give,
     ) -> _Unfinished | None:
         """Do it, and answer; or what remains to be done. Raises  WouldWait"""
-        if self._retries:
-            self._retries.expire()
         answer = attempt(act.act, nodeid, request, caller)
         if isinstance(answer, Generator):
             unfinished = _Unfinished(answer, unique, caller.pid, act.cell, begun_ns, give)

@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from typing import NamedTuple
+
+import trio
 
 from fusefs.core.inode_table import Node
 from fusefs.linux.fd import Fd
@@ -37,6 +40,8 @@ class EstaleRetries:
         self._lock = lock
         self._retries: dict[int, _Retry] = {}
         """Those told so longest ago come first."""
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._has_any = trio.Event()
 
     def __len__(self) -> int:
         """How many there are."""
@@ -47,8 +52,11 @@ class EstaleRetries:
         return pid in self._retries
 
     def add(self, pid: int) -> None:
-        """A process is told ESTALE. The one told so longest ago makes room: it has long tried again."""
+        """A process is told ESTALE. The one told so longest ago makes room: it has long tried again. By any thread."""
         self._put(pid, None)
+        if self._token is not None:
+            with suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(self._see_one)
         while len(self._retries) > _N_MAX:
             self.remove(next(iter(self._retries)))
 
@@ -65,11 +73,26 @@ class EstaleRetries:
         if retry is not None and retry.found is not None:
             self._lock.call(retry.found[1].close)
 
-    def expire(self) -> None:
-        """Those that have long tried again do so no more: nobody says when they have what they wanted."""
-        end_s = time.monotonic() - _LAST_S
-        while self._retries and self._retries[pid := next(iter(self._retries))].since_s < end_s:
-            self.remove(pid)
+    async def expire(self) -> None:
+        """Those that have long tried again do so no more: nobody says when they have what they wanted. Until cancelled.
+
+        No request need come for that: what is held keeps a filesystem that is mounted inside from being unmounted.
+
+        Checkpoint  while there is none, and for as long as one lasts
+        """
+        self._token = trio.lowlevel.current_trio_token()
+        while True:
+            if not self._retries:
+                await self._has_any.wait()
+            self._has_any = trio.Event()
+            await trio.sleep(_LAST_S)
+            with self._lock:
+                end_s = time.monotonic() - _LAST_S
+                while self._retries and self._retries[pid := next(iter(self._retries))].since_s <= end_s:
+                    self.remove(pid)
+
+    def _see_one(self) -> None:
+        self._has_any.set()
 
     def drop(self, node: Node) -> None:
         """A node has ended. Its client has not found another yet: the kernel looks twice before it opens anything, and

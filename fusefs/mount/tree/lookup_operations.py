@@ -7,7 +7,7 @@ import os
 
 from fusefs.core.inode_attributes import Attributes
 from fusefs.core.inode_table import ROOT, TOP, InodeTable, Node, NodeId, SourceKey, source_key
-from fusefs.linux.fd import Fd
+from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.fuse_caller import Caller
 from fusefs.linux.mountinfo import TOP as TOP_NAME
 from fusefs.linux.statx import look_at
@@ -110,13 +110,11 @@ class LookupOperations:
         fd = self._retries.open(caller.pid, dir_fd, name)
         if fd is None:
             return None
-        try:
+        with closed_on_error(fd):
             known = self.see_made(directory, dir_fd, name, fd)
-        except BaseException:
-            self._lock.call(fd.close)
-            raise
-        self._references.counted(known)
-        self._retries.hold(caller.pid, self._access.node(known.nodeid), fd)
+            node = self._access.node(known.nodeid)  # WouldWait comes before anything is counted
+            self._references.counted(known)
+        self._retries.hold(caller.pid, node, fd)
         return known
 
     def see(self, directory: Node, fd: Fd, name: bytes) -> EntryParam:
