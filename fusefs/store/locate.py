@@ -12,6 +12,7 @@ from typing import NamedTuple, Self
 from fusefs.core.errors import (
     IsMountPoint,
     IsStore,
+    LacksCall,
     NoBacking,
     NoStore,
     NotADirectory,
@@ -28,6 +29,9 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import FilesystemPath, Mount, below, find_mount, place_below, place_of, read_mounts
 from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount, Scope, is_taken, suppress_errno, wholly_beneath
 from fusefs.store.layout import Store, is_stores_own, open_store
+
+_OF_A_CALL = frozenset({errno.ENOSYS, errno.EPERM, errno.EACCES, errno.EINVAL})
+"""What may be said of a call, and not of what it was asked for; the last by the C library."""
 
 
 class Victim(NamedTuple):
@@ -84,7 +88,18 @@ def find_victim(kernel: Kernel, path: bytes) -> Victim:
                         raise
             return _victim_in(kernel, led.plain_scope(kernel), name, path)
     except OSError as error:
-        raise from_os(error, path) from error
+        raise as_told(error, path) from error
+
+
+def as_told(error: OSError, path: bytes) -> TrashdError:
+    """The error for a person: `from_os`, or that a call is refused whatever it is asked."""
+    if error.errno in _OF_A_CALL:
+        from fusefs.linux.refused_calls import refused_calls  # a swap that is not refused is spared it
+
+        needed = ", ".join(f"{one.call} ({one.errno})" for one in refused_calls() if one.is_needed)
+        if needed:
+            return LacksCall(needed)
+    return from_os(error, path)
 
 
 def _victim_in(kernel: Kernel, scope: Scope, name: Name, path: bytes) -> Victim:
@@ -118,7 +133,7 @@ def find_scope(kernel: Kernel, path: bytes) -> Scope:
         with kernel.open_long(directory) as above, _open_named(above, name, path) as wanted:
             scope = scope_of(kernel, wanted, os.path.join(directory, name))
     except OSError as error:
-        raise from_os(error, path) from error
+        raise as_told(error, path) from error
     if any(is_stores_own(one) for one in scope.place().path.split(b"/")):
         with scope:
             raise IsStore(scope.path())
