@@ -108,7 +108,8 @@ def test_a_machine_for_this_has_environment_modules_or_lmod() -> None:
 @pytest.mark.parametrize("modules", MODULES, ids=lambda path: path.name)
 @pytest.mark.parametrize("is_link", [False, True], ids=["itself", "link"])
 def test_its_module_brings_command_and_pages_and_takes_them_away(user: User, modules: Path, is_link: bool) -> None:
-    tree = user.unpack("some-place" if modules.name == "lmod" else "some place")
+    reads_spaces = modules.name != "lmod"  # in a Tcl modulefile's path: Lmod 8.6
+    tree = user.unpack("some place" if reads_spaces or is_link else "place")
     place = tree / "modulefiles"
     if is_link:
         place = user.home / "modulefiles"
