@@ -93,13 +93,15 @@ def find_victim(kernel: Kernel, path: bytes) -> Victim:
 
 def as_told(error: OSError, path: bytes) -> TrashdError:
     """The error for a person: `from_os`, or that a call is refused whatever it is asked."""
-    if error.errno in _OF_A_CALL:
-        from fusefs.linux.refused_calls import refused_calls  # a swap that is not refused is spared it
+    return (error.errno in _OF_A_CALL and lacks_call()) or from_os(error, path)
 
-        needed = ", ".join(f"{one.call} ({one.errno})" for one in refused_calls() if one.is_needed)
-        if needed:
-            return LacksCall(needed)
-    return from_os(error, path)
+
+def lacks_call() -> LacksCall | None:
+    """What to say where a call is refused that every swap needs."""
+    from fusefs.linux.refused_calls import refused_calls  # a swap that is not refused is spared it
+
+    needed = ", ".join(f"{one.call} ({one.errno})" for one in refused_calls() if one.is_needed)
+    return LacksCall(needed) if needed else None
 
 
 def _victim_in(kernel: Kernel, scope: Scope, name: Name, path: bytes) -> Victim:
@@ -287,7 +289,7 @@ def stores_for(kernel: Kernel, scope: Scope, wanted: bytes) -> Iterator[Offered]
 
     wanted  the path of what a store is wanted for, for people
     To ask for the next one says that the last could not take it: one that was made for it goes again.
-    Raises  NoStore, or what making the last one met, after the last
+    Raises  NoStore, LacksCall, or what making the last one met, after the last
     """
     untrusted: list[Untrusted] = []
     bases = set()
@@ -308,7 +310,7 @@ def stores_for(kernel: Kernel, scope: Scope, wanted: bytes) -> Iterator[Offered]
             if made is not None:
                 yield Offered(relative, made, is_made=True)
                 unmake_at(kernel, scope, relative)
-    raise last
+    raise lacks_call() or last
 
 
 def _make_missing(kernel: Kernel, scope: Scope, relative: RelPath, path: bytes) -> Store | None:

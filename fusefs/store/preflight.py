@@ -36,7 +36,7 @@ from fusefs.linux.refused_calls import RefusedCall, refused_calls
 from fusefs.store.backing_and_mount import FULL, is_taken, suppress_errno, wholly_beneath
 from fusefs.store.keep_entries import choose, hindrances
 from fusefs.store.layout import NEW_PART, NEW_PREFIX, Store, Volume, make_private, read_volume
-from fusefs.store.locate import Victim, ancestors, existing_stores, find_victim
+from fusefs.store.locate import Victim, ancestors, existing_stores, find_victim, lacks_call
 from fusefs.store.make_store import unfinished
 from fusefs.store.refusals import refusals
 from fusefs.store.reserve import is_stocked
@@ -183,7 +183,7 @@ def _try_stores(kernel: Kernel, victim: Victim, *, unlike: bool) -> _Found:
         crossed = made or crossed
     if crossed is not None:
         return crossed._replace(error=CrossesBoundary(victim.path()))
-    return _Found(None, False, None, error=last)
+    return _Found(None, False, None, error=lacks_call() or last)
 
 
 def _first_store(kernel: Kernel, victim: Victim) -> _Found:

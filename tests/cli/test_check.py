@@ -359,6 +359,14 @@ def test_a_call_that_is_refused_is_named_and_refuses_a_swap_if_that_needs_it(cal
         assert [checked.returncode, swapped.returncode] == [LacksCall.exit_code if needed else 0] * 2
 
 
+def test_it_is_named_where_the_store_could_not_be_made_for_it() -> None:
+    with tmpfs_volume() as volume:
+        victim = make_tree(volume / "job", TREE)
+        for verb in ("check", "swap"):
+            done = denied("renameat2", errno.EPERM, verb, victim)
+            assert (done.returncode, b"renameat2 (EPERM)" in done.stdout + done.stderr) == (LacksCall.exit_code, True)
+
+
 def test_calls_of_roots_are_missed_by_nobody_else() -> None:
     with job() as victim:
         (told,) = map(
