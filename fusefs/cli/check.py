@@ -22,6 +22,7 @@ def command(paths: tuple[bytes, ...], as_json: bool) -> int:
 
     What only trying tells is tried: empty directories are made beside DIR and where its store is or would be, and
     removed again. DIR stays where it is, and what is in it is not touched.
+    System calls that this kernel or container lacks are named, and what that costs.
 
     \b
     Examples:
@@ -66,5 +67,7 @@ def _tell(found: Preflight) -> None:
     if found.n_holders:
         holders = output.counted(found.n_holders, "process", "processes")
         print(f"  holders  {holders} (trashd holders {shell_word(found.path)})")
+    for missing in found.missing:
+        print(f"  missing  {missing.call} ({missing.errno}): {missing.cost}")
     for message, hint in found.refusals:
         print(f"  against  {message}\n           {hint}")

@@ -48,8 +48,9 @@ class InstalledFile(NamedTuple):
 
 def find_command(name: str = "trashd") -> str:
     """The absolute path of a command of this installation. Raises  NotFound"""
-    beside = Path(sys.executable).with_name(name)
-    found = str(beside) if os.access(beside, os.X_OK) else shutil.which(name)
+    places = (*(tree / "bin" for tree in _PACKAGE.parents[2:3]), Path(sys.executable).parent)
+    beside = (str(place / name) for place in places if os.access(place / name, os.X_OK))
+    found = next(beside, None) or shutil.which(name)
     if found is None:
         raise NotFound(name, "install trashd as a command first: pip install trashd")
     return os.path.abspath(found)

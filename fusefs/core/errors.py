@@ -292,6 +292,14 @@ class KernelRefused(TrashdError):
         self.errno = number
 
 
+class LacksCall(TrashdError):
+    """The kernel, or a filter of this container, refuses a system call that every swap needs"""
+
+    exit_code = Exit.KERNEL_REFUSED
+    errno = _errno.ENOSYS
+    hint = "it takes Linux 5.6; in a container, one whose seccomp filter allows the call"
+
+
 class AuthorityLost(TrashdError):
     """The process that acts for the user ended or was stopped"""
 

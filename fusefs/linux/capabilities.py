@@ -75,6 +75,11 @@ def are_ours(capabilities: int) -> bool:
     return not _ours() & ~capabilities
 
 
+def may_use(capability: Capability) -> bool:
+    """Whether this thread has it now."""
+    return bool(_SETS.unpack(_sets())[0] >> capability & 1)  # all of ours are below 32
+
+
 @cache
 def at_rest() -> bytes:
     """What all threads have, for `take_up`: none of them gets any more, or loses any for good, from now on.

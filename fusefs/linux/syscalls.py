@@ -63,8 +63,8 @@ _NANO = 1_000_000_000
 
 _NUMBERS = {
     "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428, "move_mount": 429,
-    "fsopen": 430, "fsconfig": 431, "fsmount": 432, "openat2": 437, "mount_setattr": 442, "getxattrat": 464,
-    "listxattrat": 465,
+    "fsopen": 430, "fsconfig": 431, "fsmount": 432, "close_range": 436, "openat2": 437, "mount_setattr": 442,
+    "getxattrat": 464, "listxattrat": 465,
 }  # fmt: skip
 """Calls that the C library may have no function for: one number on every architecture, as all since Linux 5.0."""
 _NUMBERS_BY_MACHINE = {
@@ -74,6 +74,7 @@ _NUMBERS_BY_MACHINE = {
 """Older ones. The C library's setgroups takes all threads along."""
 _PROTOTYPES: dict[str, tuple[type, ...]] = {
     "capget": (c_char_p, c_char_p),
+    "close_range": (c_uint, c_uint, c_int),
     "faccessat": (c_int, c_char_p, c_int, c_int),
     "fallocate": (c_int, c_int, c_long, c_long),
     "fanotify_init": (c_uint, c_uint),
@@ -421,6 +422,11 @@ def io_uring_enter(
     """io_uring_enter(2). argument: with IORING_ENTER_EXT_ARG, struct io_uring_getevents_arg"""
     size = c_size_t(0 if argument is None else len(argument))
     checked(_libc.io_uring_enter(fd, n_to_submit, n_wanted, flags, argument, size))
+
+
+def close_range(first: int, last: int) -> None:
+    """close_range(2), Linux 5.9."""
+    checked(_libc.close_range(first, last, 0))
 
 
 def unshare(flags: int) -> None:

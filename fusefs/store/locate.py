@@ -12,6 +12,7 @@ from typing import NamedTuple, Self
 from fusefs.core.errors import (
     IsMountPoint,
     IsStore,
+    LacksCall,
     NoBacking,
     NoStore,
     NotADirectory,
@@ -28,6 +29,9 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import FilesystemPath, Mount, below, find_mount, place_below, place_of, read_mounts
 from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount, Scope, is_taken, suppress_errno, wholly_beneath
 from fusefs.store.layout import Store, is_stores_own, open_store
+
+_OF_A_CALL = frozenset({errno.ENOSYS, errno.EPERM, errno.EACCES, errno.EINVAL})
+"""What may be said of a call, and not of what it was asked for; the last by the C library."""
 
 
 class Victim(NamedTuple):
@@ -84,7 +88,20 @@ def find_victim(kernel: Kernel, path: bytes) -> Victim:
                         raise
             return _victim_in(kernel, led.plain_scope(kernel), name, path)
     except OSError as error:
-        raise from_os(error, path) from error
+        raise as_told(error, path) from error
+
+
+def as_told(error: OSError, path: bytes) -> TrashdError:
+    """The error for a person: `from_os`, or that a call is refused whatever it is asked."""
+    return (error.errno in _OF_A_CALL and lacks_call()) or from_os(error, path)
+
+
+def lacks_call() -> LacksCall | None:
+    """What to say where a call is refused that every swap needs."""
+    from fusefs.linux.refused_calls import refused_calls  # a swap that is not refused is spared it
+
+    needed = ", ".join(f"{one.call} ({one.errno})" for one in refused_calls() if one.is_needed)
+    return LacksCall(needed) if needed else None
 
 
 def _victim_in(kernel: Kernel, scope: Scope, name: Name, path: bytes) -> Victim:
@@ -118,7 +135,7 @@ def find_scope(kernel: Kernel, path: bytes) -> Scope:
         with kernel.open_long(directory) as above, _open_named(above, name, path) as wanted:
             scope = scope_of(kernel, wanted, os.path.join(directory, name))
     except OSError as error:
-        raise from_os(error, path) from error
+        raise as_told(error, path) from error
     if any(is_stores_own(one) for one in scope.place().path.split(b"/")):
         with scope:
             raise IsStore(scope.path())
@@ -272,7 +289,7 @@ def stores_for(kernel: Kernel, scope: Scope, wanted: bytes) -> Iterator[Offered]
 
     wanted  the path of what a store is wanted for, for people
     To ask for the next one says that the last could not take it: one that was made for it goes again.
-    Raises  NoStore, or what making the last one met, after the last
+    Raises  NoStore, LacksCall, or what making the last one met, after the last
     """
     untrusted: list[Untrusted] = []
     bases = set()
@@ -293,7 +310,7 @@ def stores_for(kernel: Kernel, scope: Scope, wanted: bytes) -> Iterator[Offered]
             if made is not None:
                 yield Offered(relative, made, is_made=True)
                 unmake_at(kernel, scope, relative)
-    raise last
+    raise lacks_call() or last
 
 
 def _make_missing(kernel: Kernel, scope: Scope, relative: RelPath, path: bytes) -> Store | None:

@@ -32,10 +32,11 @@ from fusefs.linux.directory_metadata import (
 )
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import OVERLAY_MAGIC, Kernel
+from fusefs.linux.refused_calls import RefusedCall, refused_calls
 from fusefs.store.backing_and_mount import FULL, is_taken, suppress_errno, wholly_beneath
 from fusefs.store.keep_entries import choose, hindrances
 from fusefs.store.layout import NEW_PART, NEW_PREFIX, Store, Volume, make_private, read_volume
-from fusefs.store.locate import Victim, ancestors, existing_stores, find_victim
+from fusefs.store.locate import Victim, ancestors, existing_stores, find_victim, lacks_call
 from fusefs.store.make_store import unfinished
 from fusefs.store.refusals import refusals
 from fusefs.store.reserve import is_stocked
@@ -61,6 +62,7 @@ class Preflight(NamedTuple):
     n_holders  processes that have it open (of those that the caller may see)
     kept       top entries that would stay in view
     exit_code  the one that swap would have
+    missing    system calls that this process has not, and what that costs
     """
 
     path: bytes
@@ -75,6 +77,7 @@ class Preflight(NamedTuple):
     n_holders: int
     kept: tuple[bytes, ...] = ()
     exit_code: int = 0
+    missing: tuple[RefusedCall, ...] = ()
 
 
 def preflight(kernel: Kernel, path: bytes, keep: tuple[str, ...] = (), *, unlike: bool = False) -> Preflight:
@@ -107,6 +110,7 @@ def preflight(kernel: Kernel, path: bytes, keep: tuple[str, ...] = (), *, unlike
             n_holders=len(holders),
             kept=kept,
             exit_code=reasons[0].exit_code if reasons else 0,
+            missing=refused_calls(),
         )
 
 
@@ -179,7 +183,7 @@ def _try_stores(kernel: Kernel, victim: Victim, *, unlike: bool) -> _Found:
         crossed = made or crossed
     if crossed is not None:
         return crossed._replace(error=CrossesBoundary(victim.path()))
-    return _Found(None, False, None, error=last)
+    return _Found(None, False, None, error=lacks_call() or last)
 
 
 def _first_store(kernel: Kernel, victim: Victim) -> _Found:

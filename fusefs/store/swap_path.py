@@ -6,7 +6,7 @@ import errno
 import os
 from collections.abc import Callable, Iterable
 
-from fusefs.core.errors import CrossesBoundary, NoBacking, NoStore, NotPermitted, TrashdError, from_os
+from fusefs.core.errors import CrossesBoundary, NoBacking, NoStore, NotPermitted, TrashdError
 from fusefs.core.lifecycle import State
 from fusefs.core.names import RelPath
 from fusefs.core.printable_names import printable
@@ -16,7 +16,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import Mount, below
 from fusefs.store.backing_and_mount import Scope
 from fusefs.store.layout import Store, UserFolder
-from fusefs.store.locate import Victim, existing_stores, find_victim, stores_for
+from fusefs.store.locate import Victim, as_told, existing_stores, find_victim, stores_for
 from fusefs.store.refusals import refusals
 from fusefs.store.stage import SwapOptions, restock
 from fusefs.store.store_maker import way_out
@@ -197,7 +197,7 @@ def explain(error: OSError | TrashdError, victim: Victim) -> TrashdError:
                 return NotPermitted(victim.path(), hint)
     if error.errno == errno.ESTALE and victim.parent.root.mounted is not None:
         return shows_another(victim.parent)
-    return from_os(error, victim.path())
+    return as_told(error, victim.path())
 
 
 def shows_another(scope: Scope) -> NoBacking:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
+from fusefs.core.errors import LacksCall
 from tests.support.make_trees import APPEND_ONLY, IMMUTABLE, Seen, Spec, make_tree, set_flags, snapshot
 from tests.support.other_users import run_as
 from tests.support.real_filesystems import (
@@ -24,7 +26,8 @@ from tests.support.real_filesystems import (
     set_project,
     tmpfs_volume,
 )
-from tests.support.store_calls import init
+from tests.support.seccomp import CALLS, without
+from tests.support.store_calls import assert_silent, init
 from tests.support.trashd_command import TRASHD, done_well, trashd
 
 pytestmark = pytest.mark.needs("root")
@@ -329,3 +332,44 @@ def test_of_several_the_exit_code_is_that_of_several() -> None:
     with tmpfs_volume() as volume:
         victims = [make_tree(volume / "job", TREE), volume / "missing"]
         assert (trashd("check", *victims).code, trashd("swap", *victims).code) == (13, 13)
+
+
+@contextmanager
+def job() -> Iterator[Path]:
+    """A directory below a store."""
+    with tmpfs_volume() as volume:
+        init(volume)
+        yield make_tree(volume / "job", TREE)
+        assert_silent(volume)
+
+
+def denied(call: str, refusal: int, *words: str | Path) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run([*without(CALLS[call], refusal), TRASHD, *words], capture_output=True, check=False)
+
+
+@pytest.mark.parametrize("refusal", [errno.ENOSYS, errno.EPERM], ids=errno.errorcode.get)
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call_that_is_refused_is_named_and_refuses_a_swap_if_that_needs_it(call: str, refusal: int) -> None:
+    needed = call in ("openat2", "statx") or (call, refusal) == ("renameat2", errno.EPERM)
+    with job() as victim:
+        checked, swapped = (denied(call, refusal, verb, victim) for verb in ("check", "swap"))
+        name = f"{call} ({errno.errorcode[refusal]})".encode()
+        assert name in checked.stdout + checked.stderr
+        assert (name in swapped.stderr) == needed
+        assert [checked.returncode, swapped.returncode] == [LacksCall.exit_code if needed else 0] * 2
+
+
+def test_it_is_named_where_the_store_could_not_be_made_for_it() -> None:
+    with tmpfs_volume() as volume:
+        victim = make_tree(volume / "job", TREE)
+        for verb in ("check", "swap"):
+            done = denied("renameat2", errno.EPERM, verb, victim)
+            assert (done.returncode, b"renameat2 (EPERM)" in done.stdout + done.stderr) == (LacksCall.exit_code, True)
+
+
+def test_calls_of_roots_are_missed_by_nobody_else() -> None:
+    with job() as victim:
+        (told,) = map(
+            json.loads, run_as(ALICE, [TRASHD, "check", "--json", "--", owned(victim, ALICE)]).stdout.splitlines()
+        )
+        assert not {one["call"] for one in told["missing"]} & {"move_mount", "fsopen", "fanotify_init"}

@@ -30,6 +30,7 @@ ID = re.compile(r"\d{8}T\d{6}\.\d{3}Z-([A-Za-z0-9._-]*)-[0-9a-f]{12}")
 CHANGING = {
     "session": "<session>", "created_ns": "<ns>", "expires_ns": "<ns>", "restorable_for_s": "<s>",
     "filesystem": "<filesystem>", "project": "<project>", "handle": "<handle>", "ino": "<ino>", "btime_ns": "<ns>",
+    "missing": "<missing>",
 }  # fmt: skip
 
 
@@ -46,6 +47,8 @@ def steady(value: Any, words: Mapping[str, str], key: str = "") -> Any:
     match value:
         case dict():
             return {name: steady(item, words, name) for name, item in value.items()}
+        case list() if key in CHANGING:
+            return CHANGING[key]
         case list():
             return [steady(item, words) for item in value]
         case str() | int() if key in CHANGING and not isinstance(value, bool):

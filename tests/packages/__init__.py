@@ -1,1 +1,1 @@
-"""The packages of Debian: `make packages` alone runs these, which need them built."""
+"""Packages: `make packages`, `make rpm` and `make tarball` alone run these, which need them built."""

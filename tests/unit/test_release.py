@@ -112,6 +112,9 @@ def test_the_version_is_said_in_one_place() -> None:
     """A sample of an output may have any."""
     said = re.compile(rf"(?i)version\W{{1,5}}{re.escape(VERSION)}")
     texts = [*REPO.glob("fusefs/**/*.py"), *REPO.glob("systemd/**/*"), *REPO.glob("docs/man/*"), REPO / "Makefile"]
+    assert f"\nVersion:        {VERSION}\n" in (REPO / "trashd.spec").read_text(encoding="utf-8"), (
+        "rpmbuild wants it there"
+    )
     found = [path for path in texts if path.is_file() and said.search(path.read_text(encoding="utf-8"))]
     assert found == []
     heads = [path.read_text(encoding="utf-8").partition("\n")[0] for path in REPO.glob("docs/man/*")]

@@ -1,0 +1,134 @@
+"""System calls that this kernel lacks, or that a container's filter (seccomp) refuses whatever they are asked.
+
+Each is called with what no kernel takes, so that it does nothing: whoever has it says so by another errno.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import signal
+from collections.abc import Callable
+from typing import NamedTuple
+
+from fusefs.linux import syscalls
+from fusefs.linux.capabilities import Capability, may_use
+
+_NO_FD = -1
+_NO_FLAGS = 0xFFFFFFFF
+_RING_BYTES = 120
+"""Of struct io_uring_params."""
+_NO_SWAP = "nothing can be swapped, restored or reaped"
+_NO_SERVICE = "the service does not run"
+_NOT_OVER_ITSELF = "no mount of a directory over itself"
+
+
+class RefusedCall(NamedTuple):
+    """A call that can't be had.
+
+    errno      by which it is refused, as ENOSYS
+    cost       what does not work without it, or is done instead
+    is_needed  nothing can be swapped without it
+    """
+
+    call: str
+    errno: str
+    cost: str
+    is_needed: bool
+
+
+class _Trial(NamedTuple):
+    """A call, and how it is tried.
+
+    act       raises OSError
+    cost      of a kernel that has it not
+    denied    of a filter that forbids it, if that costs more
+    is_roots  whoever may not mount is refused anyway
+    is_faked  the C library stands in for a kernel that has it not, and says EINVAL where it can't
+    """
+
+    call: str
+    act: Callable[[], object]
+    cost: str
+    denied: str = ""
+    is_roots: bool = False
+    is_faked: bool = False
+
+
+_TRIALS = (
+    _Trial("openat2", lambda: syscalls.openat2(_NO_FD, b"x", 0, 0), _NO_SWAP),
+    _Trial("statx", lambda: syscalls.statx(_NO_FD, b"x"), _NO_SWAP, is_faked=True),
+    _Trial(
+        "renameat2",
+        lambda: syscalls.renameat2(_NO_FD, b"x", _NO_FD, b"x", syscalls.RENAME_NOREPLACE),
+        "a swap takes two renames, between which the name is missing",
+        denied=_NO_SWAP,
+        is_faked=True,
+    ),
+    _Trial(
+        "pidfd_open",
+        lambda: os.pidfd_open(0),
+        f"list, restore, undo and reap fail where they ask mounts; {_NO_SERVICE}",
+    ),
+    _Trial(
+        "name_to_handle_at",
+        lambda: syscalls.checked(syscalls.name_to_handle_at_held(_NO_FD, b"x", None, None, 0)),
+        "what is in a store is known again by its birth alone; a mount hears of no change behind it",
+    ),
+    _Trial("inotify_init1", lambda: syscalls.inotify_init1(-1), _NO_SERVICE),
+    _Trial("timerfd_create", lambda: syscalls.timerfd_create(-1, 0), _NO_SERVICE),
+    _Trial(
+        "pidfd_send_signal", lambda: signal.pidfd_send_signal(_NO_FD, 0), "the service can't end a child that hangs"
+    ),
+    _Trial("close_range", lambda: syscalls.close_range(1, 0), "files are closed one by one, which takes longer"),
+    _Trial("copy_file_range", lambda: os.copy_file_range(_NO_FD, _NO_FD, 1), "what is copied is read and written"),
+    _Trial("memfd_create", lambda: os.memfd_create("", _NO_FLAGS), "no mount"),
+    _Trial(
+        "io_uring_setup",
+        lambda: syscalls.io_uring_setup(0, ctypes.create_string_buffer(_RING_BYTES)),
+        "a mount is asked by /dev/fuse, which takes longer",
+    ),
+    _Trial(
+        "move_mount",
+        lambda: syscalls.move_mount(_NO_FD, b"x", _NO_FD, b"x", 0),
+        f"{_NOT_OVER_ITSELF}, and others with -o without=kept-root-acl only",
+        is_roots=True,
+    ),
+    _Trial("open_tree", lambda: syscalls.open_tree(_NO_FD, b"x", 0), _NOT_OVER_ITSELF, is_roots=True),
+    _Trial("mount_setattr", lambda: syscalls.mount_setattr(_NO_FD, b"x", 0, b""), _NOT_OVER_ITSELF, is_roots=True),
+    _Trial(
+        "fsopen",
+        lambda: syscalls.fsopen(b"", _NO_FLAGS),
+        "a mount is asked for the ACL of its top again and again",
+        is_roots=True,
+    ),
+    _Trial(
+        "fanotify_init",
+        lambda: syscalls.fanotify_init(_NO_FLAGS, 0),
+        "what changes behind a mount is seen there when its timeout is over",
+        is_roots=True,
+    ),
+)
+
+
+def refused_calls() -> tuple[RefusedCall, ...]:
+    """Those of the calls that trashd makes which this process has not, what is needed first."""
+    return tuple(_told(trial, number) for trial in _TRIALS if (number := _refusal(trial)))
+
+
+def _told(trial: _Trial, number: int) -> RefusedCall:
+    cost = trial.cost if number == errno.ENOSYS else trial.denied or trial.cost
+    return RefusedCall(trial.call, errno.errorcode[number], cost, cost == _NO_SWAP)
+
+
+def _refusal(trial: _Trial) -> int:
+    """The errno with which a call is refused; 0: it is not."""
+    try:
+        trial.act()
+    except OSError as error:
+        if error.errno == errno.ENOSYS or (trial.is_faked and error.errno == errno.EINVAL):
+            return errno.ENOSYS
+        if error.errno in (errno.EPERM, errno.EACCES) and (not trial.is_roots or may_use(Capability.SYS_ADMIN)):
+            return error.errno
+    return 0

@@ -1,0 +1,139 @@
+"""The tree of `make tarball`, as an ordinary user has it: without root and network, wherever it is."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from fusefs.cli.service_files import PACKAGES, pieces_for_all
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import tmpfs_volume
+from tests.support.store_calls import assert_silent
+
+pytestmark = pytest.mark.needs("root")
+
+REPO = Path(__file__).parents[2]
+VERSION = tomllib.loads((REPO / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+TARBALL = REPO / f"dist/trashd-{VERSION}-{platform.machine()}.tar.gz"
+ALICE = 1001
+MODULES = [*Path("/usr/lib").glob("*/modulecmd.tcl"), *Path("/usr/share/lmod/lmod/libexec").glob("lmod")]
+"""Environment Modules and Lmod: a machine has one of them."""
+SHARED = ("man/man1/", "bash-completion/", "zsh/", "fish/", "doc/")
+
+
+class User(NamedTuple):
+    """Somebody who has a home and nothing else, on a machine without network."""
+
+    home: Path
+
+    def run(self, *words: str | Path, code: int = 0, path: str | Path = "/usr/bin:/bin") -> str:
+        """What a command says."""
+        alone = ["unshare", "--net", "setpriv", f"--reuid={ALICE}", f"--regid={ALICE}", "--clear-groups", "env", "-i"]
+        done = subprocess.run(
+            [*alone, "LC_ALL=C.UTF-8", f"HOME={self.home}", f"PATH={path}", *words],
+            cwd=self.home, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == code, done
+        return done.stdout + done.stderr
+
+    def unpack(self, where: str = "some place") -> Path:
+        """The tree."""
+        self.run("mkdir", where)
+        self.run("tar", "--extract", "--directory", where, f"--file={TARBALL}")
+        return self.home / where / f"trashd-{VERSION}"
+
+
+@pytest.fixture
+def user() -> Iterator[User]:
+    with tmpfs_volume("128m", [f"uid={ALICE}", f"gid={ALICE}"]) as home:
+        yield User(home)
+
+
+def test_it_runs_and_runs_after_it_has_been_moved(user: User) -> None:
+    trashd = user.unpack() / "bin/trashd"
+    assert user.run(trashd, "--version") == f"trashd, version {VERSION}\n"
+    job = user.home / "job"
+    user.run("mkdir", job)
+    (job / "file").write_text("content")
+    user.run(trashd, "rm", job)
+    assert not job.exists()
+    assert str(job) in user.run(trashd, "list")
+    user.run("mv", user.home / "some place", user.home / "other")
+    user.run("ln", "--symbolic", user.home / f"other/trashd-{VERSION}/bin/trashd", user.home / "link")
+    assert str(job) in user.run(user.home / "link", "list")
+    user.run(user.home / "link", "restore", job)
+    assert (job / "file").read_text() == "content"
+    as_user(ALICE, lambda: assert_silent(user.home))
+
+
+def test_a_users_own_service_is_of_this_tree(user: User) -> None:
+    tree = user.unpack()
+    user.run(tree / "bin/trashd", "service", "install", "--user")
+    unit = user.home / ".local/share/systemd/user/trashd-reaper.service"
+    assert f'"{tree}/bin/trashd"' in unit.read_text()
+
+
+def test_a_python_that_is_missing_is_named(user: User) -> None:
+    trashd = user.unpack() / "bin/trashd"
+    user.run("mkdir", "bin")
+    for name in ("sh", "readlink"):
+        user.run("ln", "--symbolic", f"/usr/bin/{name}", f"bin/{name}")
+    told = user.run(trashd, "--version", path=user.home / "bin", code=127)
+    assert "Python {}.{} is not here".format(*sys.version_info) in told
+    assert "TRASHD_PYTHON is /bin/false" in user.run("env", "TRASHD_PYTHON=/bin/false", trashd, "list", code=127)
+    python = Path(sys.executable).resolve()
+    told = user.run("/usr/bin/env", f"TRASHD_PYTHON={python}", trashd, "--version", path=user.home / "bin")
+    assert VERSION in told
+
+
+def test_it_has_of_the_one_list_what_a_user_can_use(user: User) -> None:
+    share = user.unpack() / "share"
+    pieces = {piece.path.removeprefix(f"{PACKAGES}/share/"): piece.content for piece in pieces_for_all(PACKAGES)}
+    wanted = {name: content for name, content in pieces.items() if name.startswith(SHARED)}
+    assert len(wanted) == 6
+    assert {name: (share / name).read_bytes() for name in wanted} == wanted
+
+
+def test_a_machine_for_this_has_environment_modules_or_lmod() -> None:
+    assert MODULES, "apt-get install environment-modules, or lmod"
+
+
+@pytest.mark.parametrize("modules", MODULES, ids=lambda path: path.name)
+@pytest.mark.parametrize("is_link", [False, True], ids=["itself", "link"])
+def test_its_module_brings_command_and_pages_and_takes_them_away(user: User, modules: Path, is_link: bool) -> None:
+    reads_spaces = modules.name != "lmod"  # in a Tcl modulefile's path: Lmod 8.6
+    tree = user.unpack("some place" if reads_spaces or is_link else "place")
+    place = tree / "modulefiles"
+    if is_link:
+        place = user.home / "modulefiles"
+        user.run("mkdir", "-p", place / "trashd")
+        user.run("ln", "--symbolic", tree / f"modulefiles/trashd/{VERSION}", place / "trashd")
+    interpreter = "tclsh " if modules.name == "modulecmd.tcl" else ""
+    script = f"""
+        set -e
+        module() {{ eval "$({interpreter}{modules} bash "$@")"; }}
+        module use "{place}"
+        before=$PATH
+        module load trashd
+        command -v trashd
+        man -w trashd
+        echo "$XDG_DATA_DIRS"
+        trashd --version
+        man -w ls >/dev/null
+        module unload trashd
+        [ "$PATH" = "$before" ]
+        man -w ls >/dev/null
+    """
+    assert user.run("bash", "-c", script).splitlines() == [
+        f"{tree}/bin/trashd",
+        f"{tree}/share/man/man1/trashd.1",
+        f"/usr/local/share:/usr/share:{tree}/share",
+        f"trashd, version {VERSION}",
+    ]
