@@ -81,7 +81,7 @@ def _ask(
 ) -> AskedSize:
     from fusefs.engine.ask_size import ask_size
 
-    with folder.open(entry.state) as state, kernel.open_beneath(state, entry.id.encode()) as container:
+    with folder.open(entry.state) as state, kernel.open_dir(state, entry.id.encode()) as container:
         walks = how.far or kernel.is_local(container)
         with _looks(kernel, folder, stops, how) as pauses:
             asked = ask_size(kernel, container, walks=walks, stops=stops, pauses=pauses)
@@ -107,6 +107,11 @@ def size_by(kernel: Kernel, volumes: Sequence[bytes], entry: ListedContainer, en
     except TrashdError:
         return "size unknown"
     return in_words(counted.size)
+
+
+def in_column(size: TreeSize | None) -> str:
+    """What something takes, as a table has it."""
+    return "unknown" if size is None else (">=" if size.is_at_least else "") + format_size(size.n_bytes)
 
 
 def in_words(size: TreeSize | None) -> str:

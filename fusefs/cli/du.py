@@ -9,11 +9,11 @@ from collections.abc import Sequence
 import click
 
 from fusefs.cli import output
-from fusefs.cli.count_orphan import CountedOrphan, CountOptions, count_orphan
+from fusefs.cli.count_orphan import CountedOrphan, CountOptions, count_orphan, in_column
 from fusefs.cli.id_completion import OrphanId
 from fusefs.cli.json_objects import UNKNOWN, CountEnd, WhoseCount
-from fusefs.cli.options import ParsedValue, json_option, volume_option
-from fusefs.cli.orphan_filters import OrphanFilter, filter_options
+from fusefs.cli.options import json_option, volume_option
+from fusefs.cli.orphan_filters import OrphanFilter, filter_options, larger_option
 from fusefs.cli.settle_first import tended
 from fusefs.cli.stop_signals import StopSignals
 from fusefs.cli.wall_clock import watched
@@ -21,7 +21,7 @@ from fusefs.core.durations import format_duration
 from fusefs.core.errors import Incomplete, NotFound, TrashdError
 from fusefs.core.names import ID_RANDOM_CHARS
 from fusefs.core.record import TreeSize
-from fusefs.core.sizes import format_size, parse_size
+from fusefs.core.sizes import format_size
 from fusefs.linux.act_as_user import user_name
 from fusefs.linux.low_priority import be_idle
 from fusefs.store.find_orphans import all_entries, the_one_called
@@ -31,7 +31,7 @@ from fusefs.store.list_orphans import ListedContainer
 @click.command("du", short_help="Tell what orphans take.")
 @click.argument("identifiers", metavar="[ID]…", nargs=-1, type=OrphanId())
 @filter_options
-@click.option("--larger", "least", type=ParsedValue("size", parse_size), metavar="SIZE", help="Only those that are.")
+@larger_option
 @click.option("--count", "anew", is_flag=True, help="Count all of it anew, on filesystems of a server, too.")
 @volume_option
 @json_option
@@ -141,14 +141,14 @@ def _row(one: CountedOrphan, now_ns: int) -> tuple[str, ...]:
 def _told(size: TreeSize | None) -> tuple[str, str, str]:
     """What it takes, what it frees, and its entries."""
     if size is None:
-        return "unknown", "-", "-"
+        return in_column(size), "-", "-"
     bound = ">=" if size.is_at_least else ""
     # Of what is both, a part and shared with others, nothing is known.
     frees = "-" if size.is_at_least and size.may_share() else bound + ("<=" if size.may_share() else "")
     if frees != "-":
         frees += format_size(size.most_freed())
     entries = "-" if size.n_entries is None else f"{bound}{size.n_entries:,}"
-    return bound + format_size(size.n_bytes), frees, entries
+    return in_column(size), frees, entries
 
 
 def _why_it_stays(size: TreeSize | None) -> str:

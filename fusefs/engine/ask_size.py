@@ -30,6 +30,7 @@ def ask_size(
 ) -> AskedSize:
     """Ask for it; to be run as the container's owner.
 
+    container  open for reading
     walks   whether it is counted where the filesystem doesn't know it
     pauses, progress, stops  of that, as for `survey`
     Raises  OSError of the container itself
