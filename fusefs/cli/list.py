@@ -46,7 +46,7 @@ def command(
     volumes: tuple[bytes, ...],
     as_json: bool,
 ) -> int:
-    """List the orphans: where they came from, their age, how long they can be restored, whose they are, and more.
+    """List the orphans: where they came from, their age, how long they can be restored, size, owner, state.
 
     An orphan is what a swap, a removal or a sweep took away, in the trash store of its filesystem. Everybody sees his
     own, root everybody's. No tree is walked, so this is quick whatever they hold. What lies in a drop folder becomes

@@ -13,7 +13,7 @@ from fusefs.engine.count_tree import survey
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.known_sizes import known_size
-from fusefs.linux.shared_extents import tells_sharing
+from fusefs.linux.shared_extents import never_shares, tells_sharing
 from fusefs.store.layout import HOISTED, TREE
 
 _READABLE = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -46,9 +46,13 @@ def ask_size(
     return AskedSize(size_of(kernel, container, seen, is_stopped=is_stopped), seen.n_failed, is_stopped)
 
 
-def size_of(kernel: Kernel, container: Fd, seen: Survey, *, is_stopped: bool = False) -> TreeSize:
-    """What was counted, with what is shared, as a record has it."""
-    shared = seen.shared_bytes if tells_sharing(kernel.filesystem(container)) else None
+def size_of(
+    kernel: Kernel, container: Fd, seen: Survey, *, with_shared: bool = True, is_stopped: bool = False
+) -> TreeSize:
+    """What was counted, as a record has it. with_shared: as `survey` was asked"""
+    magic = kernel.filesystem(container)
+    knows = tells_sharing(magic) if with_shared else never_shares(magic)
+    shared = seen.shared_bytes if knows else None
     is_at_least = seen.is_at_least or seen.n_failed > 0 or is_stopped
     return TreeSize(
         seen.n_entries, seen.n_bytes, seen.linked_bytes, shared, is_at_least, "count", kernel.now_ns()

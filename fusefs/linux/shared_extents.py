@@ -29,9 +29,14 @@ def may_share(magic: int) -> bool:
     return magic in _SHARING
 
 
+def never_shares(magic: int) -> bool:
+    """Whether files of that filesystem have their blocks for themselves."""
+    return magic in _NOT_SHARING
+
+
 def tells_sharing(magic: int) -> bool:
     """Whether it is known which blocks files of that filesystem share; not of a server's, nor of ZFS with snapshots."""
-    return magic in _SHARING | _NOT_SHARING
+    return may_share(magic) or never_shares(magic)
 
 
 def shared_bytes(kernel: Kernel, file: Fd) -> int:

@@ -35,6 +35,10 @@ def blocks(identifier: str, volume: Path, uid: int = 0) -> int:
     return sum(os.lstat(path).st_blocks * 512 for path in (tree, *tree.rglob("*")))
 
 
+def blocks_of(container: str, name: str) -> int:
+    return os.lstat(os.path.join(container, "tree", name)).st_blocks * 512
+
+
 @pytest.mark.quick("du")
 def test_what_each_takes_is_counted_and_the_largest_comes_first(volume: Path) -> None:
     ids = {name: taken(volume, name, n) for name, n in (("small", 1), ("large", 3), ("middle", 2))}
@@ -86,7 +90,7 @@ def test_what_something_was_taken_out_of_is_not_known_any_more(volume: Path) -> 
     make_tree(volume / "job", {"file": "x" * 5000, "other": "x" * 5000})
     identifier = str(swapped(volume / "job")["id"])
     done_well("du", "--volume", volume)
-    done_well("restore", f"{identifier}:file", "--to", volume / "back", "--volume", volume)
+    done_well("restore", identifier, "file", "--to", volume / "back", "--volume", volume)
     (listed,) = done_well("list", "--json", "--volume", volume).objects()
     assert listed["size"] is None
     (counted,) = done_well("du", "--json", "--volume", volume).objects()
@@ -164,6 +168,21 @@ def test_a_server_that_knows_is_asked_and_one_that_does_not_is_counted_only_when
             (named,) = done_well("du", "--json", identifier, "--volume", served.path).objects()
             assert named["source"] == (source or "count")
             assert_silent(served.path)
+
+
+def test_a_sweep_that_looked_at_files_notes_at_least_what_they_take(volume: Path) -> None:
+    make_tree(volume / "job", {"a.log": "x" * 5000, "sub": {"b.log": "x" * 9000, "c": "kept"}, "l.log": "x" * 5000})
+    os.link(volume / "job/l.log", volume / "other")
+    done_well("sweep", volume / "job", "--name", "*.log", "--size", "+1")
+    (listed,) = done_well("list", "--json", "--volume", volume).objects()
+    size = listed["size"]
+    assert (size["source"], size["is_at_least"], size["n_entries"]) == ("sweep", True, 4)
+    assert size["n_bytes"] == sum(blocks_of(listed["path"], name) for name in ("a.log", "sub/b.log"))
+    assert f">={size['n_bytes'] // 1024}" in done_well("list", "--volume", volume).out
+    (counted,) = done_well("du", "--json", "--volume", volume).objects()
+    assert counted["n_bytes"] > size["n_bytes"]
+    assert not counted["is_at_least"]
+    assert_silent(volume)
 
 
 def test_nobody_sees_what_anothers_take_but_root(volume: Path) -> None:
