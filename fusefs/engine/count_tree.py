@@ -259,7 +259,7 @@ class _TreeCount:
                 if os.path.samestat(self._kernel.fstat(fd), st):
                     self._shared += min(shared_bytes(self._kernel, fd), self._bytes_of(st))
         except OSError:
-            self.n_failed += 1
+            self._shared += self._bytes_of(st)  # it can't be asked: at most all of it
 
     def _bytes_of(self, st: os.stat_result) -> int:
         inline_max = self._inline_max if stat.S_ISREG(st.st_mode) else 0

@@ -200,7 +200,7 @@ class Child:
         size = record.size
         if size is None or size.is_at_least or record.partial or is_claimed:
             return told
-        return told._replace(n_entries=size.n_entries, n_bytes=size.n_bytes)
+        return told._replace(n_bytes=size.n_bytes)
 
     def _reap(self, order: Reap, chosen: DueContainer) -> OrphanEnded:
         container = ContainerId(chosen.id)

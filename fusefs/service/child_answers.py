@@ -145,12 +145,10 @@ class ChildAnswers:
         part.schedule(DueContainer(seen.id, seen.retention_s), at_s)
         part.sizes.note(seen.id, seen.n_bytes)
         if self._has_quota():
+            # By what is measured alone: a size in a user's record would have others' orphans go.
             before = part.known.get(seen.id)
-            size = None if before is None else before.size
-            if seen.n_bytes is not None and seen.n_entries is not None:
-                size = OrphanSize(seen.n_entries, seen.n_bytes)
-            part.known[seen.id] = known._replace(size=size)
-            if size is None and before is None:
+            part.known[seen.id] = known if before is None else known._replace(size=before.size)
+            if before is None:
                 part.to_measure.append(seen.id)
         has_come = user.has_come(seen.id)
         is_new = has_come or seen.created_ns > part.told_until_ns

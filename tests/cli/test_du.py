@@ -124,6 +124,22 @@ def test_what_is_reflinked_bounds_what_comes_back() -> None:
         assert_silent(volume)
 
 
+@pytest.mark.needs("loop", "xfs")
+def test_of_what_its_owner_may_not_read_all_may_be_shared_and_its_size_is_known() -> None:
+    with loop_volume("xfs") as volume:
+        init(volume)
+        make_tree(volume / "home", {"job": {"closed": os.urandom(MIB)}})
+        (volume / "home/job/closed").chmod(0)
+        for path in (volume / "home", *(volume / "home").rglob("*")):
+            os.chown(path, USER, USER)
+        sync(volume)
+        as_user(USER, partial(swapped, volume / "home/job"))
+        (one,) = as_user(USER, partial(done_well, "du", "--json", "--volume", volume)).objects()
+        assert one["shared_bytes"] == MIB <= one["n_bytes"]
+        assert (one["is_at_least"], one["n_failed"]) == (False, 0)
+        assert_silent(volume)
+
+
 @pytest.mark.needs("loop", "btrfs")
 def test_what_a_snapshot_has_bounds_what_comes_back() -> None:
     with loop_volume("btrfs") as volume:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from functools import partial
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.core.service_status import HeldByUser, Status, VolumeStatus
+from fusefs.core.service_status import HeldByUser, Status, VolumePhase, VolumeStatus
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME
 from fusefs.service.held_files import HeldFiles, read_held
 from fusefs.service.size_sums import SizeSums
@@ -120,6 +121,27 @@ def test_each_user_is_told_of_his_own_and_root_of_all(shared: Shared) -> None:
         service.until(lambda: _held(volume)[1]["n_unknown"] == 0)
         as_user(ALICE, partial(done_well, "restore", ids[ALICE], "--volume", volume))
         service.until(lambda: [one["uid"] for one in _held(volume)] == [MALLORY])
+    assert_silent(volume)
+
+
+@pytest.mark.needs("root")
+def test_a_size_that_a_user_wrote_has_no_orphan_of_anothers_go(shared: Shared) -> None:
+    volume = shared.volume
+    ids = {uid: as_user(uid, partial(_taken, shared, uid, "job", 1)) for uid in (ALICE, MALLORY)}
+    as_user(MALLORY, partial(done_well, "du", "--volume", volume))
+    (record,) = shared.folder(MALLORY).glob("orphans/*/record.json")
+    text = json.loads(record.read_bytes())
+    text["size"]["n_bytes"] = 1 << 62
+    record.write_text(json.dumps(text))
+    with shared.served('[defaults]\npaced = false\nminimum_age = "0s"\nquota = { bytes = "1G" }\n') as service:
+        service.wait_ready()
+        service.until(lambda: {one["n_unknown"] for one in _held(volume)} == {0})  # Alice's is measured
+        service.until_phase(volume, VolumePhase.IDLE)
+    found = {one["id"]: one["size"]["n_bytes"] for one in done_well("list", "--json", "--volume", volume).objects()}
+    assert found.keys() == set(ids.values())
+    # Root is told what was counted when it reaps by sizes, whatever a record says.
+    asked = trashd("reap", "--free", "1T", "--yes", "--volume", volume)
+    assert asked.code == 13, asked
     assert_silent(volume)
 
 
