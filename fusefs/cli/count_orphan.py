@@ -68,7 +68,9 @@ def count_orphan(
         asked = act_on(kernel, volumes, entry, partial(_ask, kernel, entry, stops, how), AskedSize)
     except OSError as error:
         raise from_os(error, entry.id) from error
-    return CountedOrphan(entry, asked.size or kept, asked.n_failed, asked.is_stopped or stops())
+    known = [size for size in (asked.size, kept) if size is not None]
+    size = max(known, key=lambda one: one.n_bytes, default=None) if asked.is_stopped else next(iter(known), None)
+    return CountedOrphan(entry, size, asked.n_failed, asked.is_stopped or stops())
 
 
 def _ask(
@@ -85,8 +87,10 @@ def _ask(
         walks = how.far or kernel.is_local(container)
         with _looks(kernel, folder, stops, how) as pauses:
             asked = ask_size(kernel, container, walks=walks, stops=stops, pauses=pauses)
-    if how.noted and asked.size is not None and not asked.is_stopped and entry.state is State.ORPHANS:
-        keep_size(folder, entry.id, asked.size)
+            if how.noted and asked.size is not None and not asked.is_stopped and entry.state is State.ORPHANS:
+                pauses()
+                keep_size(folder, entry.id, asked.size)
+                pauses()  # its flush is felt more than looks are: it takes from the same share of the time
     return asked
 
 
