@@ -1,54 +1,125 @@
-"""What an orphan takes, counted by its owner."""
+"""What an orphan takes: as its record has it, by its filesystem's word, or counted by its owner."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
+from fusefs.cli import output
 from fusefs.core.errors import TrashdError, from_os
-from fusefs.core.freed_space import Survey
+from fusefs.core.freed_space import AskedSize
+from fusefs.core.lifecycle import State
+from fusefs.core.record import TreeSize
 from fusefs.core.report import Stops
 from fusefs.core.sizes import format_size
+from fusefs.core.slice_budget import Speed
 from fusefs.linux.kernel import Kernel
 from fusefs.store.find_orphans import act_on
+from fusefs.store.keep_size import keep_size
 from fusefs.store.layout import UserFolder
 from fusefs.store.list_orphans import ListedContainer
 from fusefs.store.victim_rename import VisibleRename
 
 
 class CountedOrphan(NamedTuple):
-    """An orphan, and what it holds; is_stopped: as far as it was counted."""
+    """An orphan, and what it takes.
+
+    size        None: that is not known
+    n_failed    what could not be looked at
+    is_stopped  it was not counted to the end
+    """
 
     entry: ListedContainer
-    seen: Survey
-    is_stopped: bool
+    size: TreeSize | None
+    n_failed: int = 0
+    is_stopped: bool = False
 
     def is_bound(self) -> bool:
-        """Whether it may be more than was counted."""
-        return self.is_stopped or self.seen.is_at_least or self.seen.n_failed > 0
+        """Whether it may take more."""
+        return self.size is None or self.size.is_at_least
 
 
-def count_orphan(kernel: Kernel, volumes: Sequence[bytes], entry: ListedContainer, stops: Stops) -> CountedOrphan:
-    """Walk its tree. stops: asked now and then. Raises  TrashdError"""
+class CountOptions(NamedTuple):
+    """How it is counted.
 
-    def act(folder: UserFolder, _visible: VisibleRename | None) -> Survey:
-        from fusefs.engine.count_tree import survey
+    anew    what is noted in its record is asked for once more
+    far     on filesystems of a server, too
+    paced   others on the disk come first; they are told of on stderr
+    noted   for the next time
+    """
 
-        with folder.open(entry.state) as state, kernel.open_beneath(state, entry.id.encode()) as container:
-            return survey(kernel, container, stops=stops)
+    anew: bool = False
+    far: bool = False
+    paced: bool = False
+    noted: bool = True
 
+
+def count_orphan(
+    kernel: Kernel, volumes: Sequence[bytes], entry: ListedContainer, stops: Stops, how: CountOptions
+) -> CountedOrphan:
+    """Find out what it takes. stops: asked now and then. Raises  TrashdError"""
+    kept = entry.size if entry.state is State.ORPHANS else None
+    if kept is not None and not (kept.is_at_least or how.anew):
+        return CountedOrphan(entry, kept)
     try:
-        seen = act_on(kernel, volumes, entry, act, Survey)
+        asked = act_on(kernel, volumes, entry, partial(_ask, kernel, entry, stops, how), AskedSize)
     except OSError as error:
         raise from_os(error, entry.id) from error
-    return CountedOrphan(entry, seen, stops())
+    known = [size for size in (asked.size, kept) if size is not None]
+    size = max(known, key=lambda one: one.n_bytes, default=None) if asked.is_stopped else next(iter(known), None)
+    return CountedOrphan(entry, size, asked.n_failed, asked.is_stopped or stops())
+
+
+def _ask(
+    kernel: Kernel,
+    entry: ListedContainer,
+    stops: Stops,
+    how: CountOptions,
+    folder: UserFolder,
+    _visible: VisibleRename | None,
+) -> AskedSize:
+    from fusefs.engine.ask_size import ask_size
+
+    with folder.open(entry.state) as state, kernel.open_dir(state, entry.id.encode()) as container:
+        walks = how.far or kernel.is_local(container)
+        with _looks(kernel, folder, stops, how) as pauses:
+            asked = ask_size(kernel, container, walks=walks, stops=stops, pauses=pauses)
+            if how.noted and asked.size is not None and not asked.is_stopped and entry.state is State.ORPHANS:
+                pauses()
+                keep_size(folder, entry.id, asked.size)
+                pauses()  # its flush is felt more than looks are: it takes from the same share of the time
+    return asked
+
+
+@contextmanager
+def _looks(kernel: Kernel, folder: UserFolder, stops: Stops, how: CountOptions) -> Iterator[Callable[[], None]]:
+    from fusefs.engine.foreground_pacing import pacer_in
+    from fusefs.engine.paced_looks import PacedLooks
+
+    tell = output.tell_why if how.paced else None
+    with pacer_in(kernel, folder.fd, Speed(), tell, may_write=False) as pacer:
+        yield PacedLooks(pacer, stops)
 
 
 def size_by(kernel: Kernel, volumes: Sequence[bytes], entry: ListedContainer, end_s: float) -> str:
-    """What it takes, in words, as far as it can be counted by then (time.monotonic)."""
+    """What it takes, in words, as far as that is found out by then (time.monotonic)."""
     try:
-        counted = count_orphan(kernel, volumes, entry, lambda: time.monotonic() > end_s)
+        counted = count_orphan(kernel, volumes, entry, lambda: time.monotonic() > end_s, CountOptions(noted=False))
     except TrashdError:
         return "size unknown"
-    return ("at least " if counted.is_bound() else "") + format_size(counted.seen.n_bytes)
+    return in_words(counted.size)
+
+
+def in_column(size: TreeSize | None) -> str:
+    """What something takes, as a table has it."""
+    return "unknown" if size is None else (">=" if size.is_at_least else "") + format_size(size.n_bytes)
+
+
+def in_words(size: TreeSize | None) -> str:
+    """What something takes, as a sentence has it."""
+    if size is None:
+        return "size unknown"
+    return ("at least " if size.is_at_least else "") + format_size(size.n_bytes)

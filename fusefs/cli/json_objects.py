@@ -37,9 +37,25 @@ class WhoseCount(NamedTuple):
     origin: bytes | None
 
 
-class CountEnd(NamedTuple):
-    """Whether it was counted to the end."""
+class KnownSize(NamedTuple):
+    """What it takes, as core.record.TreeSize has it; None: not known."""
 
+    n_entries: int | None = None
+    n_bytes: int | None = None
+    linked_bytes: int | None = None
+    shared_bytes: int | None = None
+    is_at_least: bool = False
+    source: str | None = None
+    at_ns: int | None = None
+
+
+UNKNOWN = KnownSize()
+
+
+class CountEnd(NamedTuple):
+    """What could not be looked at, and whether it was counted to the end."""
+
+    n_failed: int
     is_stopped: bool
 
 

@@ -15,7 +15,7 @@ from fusefs.cli.init import RefusedFolders
 from fusefs.cli.service_install import FileReport, ServiceInstalled
 from fusefs.core.config import Config
 from fusefs.core.errors import ConfigProblem
-from fusefs.core.freed_space import Survey, Waited
+from fusefs.core.freed_space import Waited
 from fusefs.core.policy import VolumePolicy
 from fusefs.core.report import Reaped
 from fusefs.core.service_status import Status
@@ -73,7 +73,7 @@ def printed() -> dict[str, tuple[PrintedObject, ...]]:
         "list": (restorable,),
         "restore": (restored,),
         "undo": (restored,),
-        "du": (_one(told.WhoseCount, Survey, told.CountEnd),),
+        "du": (_one(told.WhoseCount, told.KnownSize, told.CountEnd),),
         "ls": (_one(EntryInside),),
         "diff": (_one(Difference),),
         "keep": (_one(PinnedOrphan),),

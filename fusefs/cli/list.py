@@ -8,9 +8,10 @@ import time
 import click
 
 from fusefs.cli import output
+from fusefs.cli.count_orphan import in_column
 from fusefs.cli.json_objects import RestorableFor
 from fusefs.cli.options import json_option, volume_option
-from fusefs.cli.orphan_filters import ORDERS, OrphanFilter, filter_options, in_order
+from fusefs.cli.orphan_filters import ORDERS, OrphanFilter, filter_options, in_order, larger_option
 from fusefs.cli.settle_first import tended
 from fusefs.cli.wall_clock import watched
 from fusefs.core.durations import format_duration
@@ -30,6 +31,7 @@ _TOLD = {State.ORPHANS: "restorable", State.STAGE: "unfinished", State.RESTORING
 
 @click.command("list", short_help="List what can be restored.")
 @filter_options
+@larger_option
 @click.option("--sort", "order", type=click.Choice(ORDERS), default="age", help="The oldest first (age), and so on.")
 @volume_option
 @json_option
@@ -39,17 +41,18 @@ def command(
     within_s: int | None,
     glob: str | None,
     state: str | None,
+    least: int | None,
     order: str,
     volumes: tuple[bytes, ...],
     as_json: bool,
 ) -> int:
-    """List the orphans: where they came from, their age, how long they can be restored, whose they are, their state.
+    """List the orphans: where they came from, their age, how long they can be restored, size, owner, state.
 
     An orphan is what a swap, a removal or a sweep took away, in the trash store of its filesystem. Everybody sees his
     own, root everybody's. No tree is walked, so this is quick whatever they hold. What lies in a drop folder becomes
     an orphan first, and what a killed command left is settled. Of an origin that is told as swept a sweep took some,
-    and the directory itself is still there. On a terminal the ends of ids are shown, which are enough. What they take
-    is counted by trashd du.
+    and the directory itself is still there. On a terminal the ends of ids are shown, which are enough. Sizes
+    are those that are known: trashd du counts the others, and notes what it counted.
 
     \b
     Examples:
@@ -63,6 +66,8 @@ def command(
     lost: list[TrashdError] = []
     every = all_entries(kernel, volumes, lost, watched(notes=False))
     found = in_order(OrphanFilter(uid, older_s, within_s, glob, state).picks(every, now_ns), order, now_ns)
+    if least is not None:
+        found = [entry for entry in found if entry.size is not None and entry.size.n_bytes >= least]
     codes = [output.failed(error, as_json=as_json) for error in lost]
     if as_json:
         for entry in found:
@@ -72,7 +77,7 @@ def command(
         click.echo("no orphans" if not every else "no such orphans", err=True)
         return max(codes, default=0)
     shown = ID_RANDOM_CHARS if sys.stdout.isatty() else 0  # the end of an id is enough, and leaves room for the rest
-    rows = [("ID", "AGE", "LEFT", "OWNER", "STATE", "ORIGIN"), *(_row(entry, now_ns, shown) for entry in found)]
+    rows = [("ID", "AGE", "LEFT", "SIZE", "OWNER", "STATE", "ORIGIN"), *(_row(entry, now_ns, shown) for entry in found)]
     for line in output.aligned(rows):
         print(line)
     if any(entry.problem for entry in found):
@@ -93,7 +98,8 @@ def _row(entry: ListedContainer, now_ns: int, n_chars: int) -> tuple[str, ...]:
         state += " (partly reaped)"
     note = f"  # {printable(entry.note.encode('utf-8', 'replace'))}" if entry.note else ""
     if entry.problem:
-        return (identifier, "?", "?", user_name(entry.uid), "unreadable", entry.problem)
+        return (identifier, "?", "?", "?", user_name(entry.uid), "unreadable", entry.problem)
     age = format_duration(entry.age_s(now_ns))
     swept = " (swept)" if entry.method is Method.SWEEP else ""
-    return (identifier, age, shown, user_name(entry.uid), state, output.origin(entry.origin) + swept + note)
+    origin = output.origin(entry.origin) + swept + note
+    return (identifier, age, shown, in_column(entry.size), user_name(entry.uid), state, origin)

@@ -11,6 +11,7 @@ import click
 
 from fusefs.cli.options import DURATION, ParsedValue, together
 from fusefs.core.lifecycle import State
+from fusefs.core.sizes import parse_size
 from fusefs.linux.user_names import uid_of
 from fusefs.store.list_orphans import ListedContainer
 
@@ -19,6 +20,10 @@ _STATES = {
     "restoring": State.RESTORING, "unfinished": State.STAGE,
 }  # fmt: skip
 _FOREVER_S = 1 << 62
+
+larger_option = click.option(
+    "--larger", "least", type=ParsedValue("size", parse_size), metavar="SIZE", help="Only those that are."
+)
 
 filter_options = together(
     (
@@ -56,11 +61,14 @@ class OrphanFilter(NamedTuple):
         return self.glob is None or (entry.origin is not None and fnmatchcase(fsdecode(entry.origin), self.glob))
 
 
-ORDERS = ("age", "left", "path", "user")
+ORDERS = ("age", "left", "path", "user", "size")
 
 
 def in_order(entries: list[ListedContainer], order: str, now_ns: int) -> list[ListedContainer]:
-    """One of ORDERS: the oldest first, those that go soonest, by where they came from, by whose they are."""
+    """One of ORDERS: the oldest first, those that go soonest, by where they came from, by whose they are, the largest.
+
+    Those whose size is not known come last of these.
+    """
 
     def left_s(entry: ListedContainer) -> int:
         left = entry.left_s(now_ns)
@@ -71,5 +79,6 @@ def in_order(entries: list[ListedContainer], order: str, now_ns: int) -> list[Li
         "left": left_s,
         "path": lambda entry: entry.origin or b"",
         "user": lambda entry: (entry.uid, entry.created_ns),
+        "size": lambda entry: 1 if entry.size is None else -entry.size.n_bytes,
     }
     return sorted(entries, key=keys[order])

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import click
 
 from fusefs.cli import output
-from fusefs.cli.count_orphan import count_orphan
+from fusefs.cli.count_orphan import CountOptions, count_orphan
 from fusefs.cli.stop_signals import StopSignals
 from fusefs.core.errors import Incomplete, Refused, TrashdError
 from fusefs.core.sizes import format_size
@@ -28,7 +28,7 @@ def enough_to_free(
     """As many orphans as take so much: of those that have expired, the oldest first, and then of those that can still
     be restored, those that would go first; the two told apart. What is pinned is left.
 
-    Their trees are counted. What other names keep does not come back, and does not count.
+    What they take is counted where it isn't known. What other names keep, or may be shared, does not count.
     yes     the answer to the question whether the latter may go
     Raises  Refused: they may not, or nobody can be asked; Incomplete: all together it is not as much
     """
@@ -62,12 +62,14 @@ def _until(
         if came_bytes >= wanted_bytes or stop():
             break
         try:
-            seen = count_orphan(kernel, volumes, entry, stop).seen
+            # What another user's record says is that user's word.
+            how = CountOptions(anew=entry.uid != os.geteuid(), far=True, paced=True)
+            size = count_orphan(kernel, volumes, entry, stop, how).size
         except TrashdError as error:
             output.warn(f"{entry.id}: {error.message()}")
             continue
         chosen.append(entry)
-        came_bytes += seen.n_bytes - seen.linked_bytes
+        came_bytes += 0 if size is None else size.surely_freed()
     return chosen, came_bytes
 
 

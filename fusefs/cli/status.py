@@ -24,9 +24,10 @@ from fusefs.linux.runtime_directories import SYSTEM_RUNTIME, runtime_dir
 def command(watch: bool, as_json: bool) -> int:
     """Show what the reaper service does: backlog, rate, pressure, what it waits for, free space, last errors.
 
-    It reads a file that the service keeps, so it is quick whatever there is to do, and everybody may. Root's
-    service is shown, and your own if you have one. Exit code 5: no service runs; 14: a volume had too many errors
-    and rests, or the service hangs.
+    It reads files that the service keeps, so it is quick whatever there is to do, and everybody may. What orphans
+    take is shown of your own, and root sees everybody's, as far as it is known (trashd du counts). Root's service is
+    shown, and your own if you have one. Exit code 5: no service runs; 14: a volume had too many errors and rests, or
+    the service hangs.
 
     \b
     Examples:
@@ -58,10 +59,19 @@ def look() -> list[tuple[bytes, SeenStatus]]:
         with errors_about(directory):
             seen = read_status(directory)
         if seen is not None:
-            found.append((directory, seen))
+            found.append((directory, _with_held(directory, seen)))
     if not found:
         raise NotRunning
     return [(directory, seen) for directory, seen in found if seen.is_running] or found
+
+
+def _with_held(directory: bytes, seen: SeenStatus) -> SeenStatus:
+    """With what orphans take: the caller's own, for root everybody's."""
+    from fusefs.service.held_files import read_held
+
+    held = read_held(directory)
+    volumes = tuple(replace(volume, held=held.get(volume.path, ())) for volume in seen.status.volumes)
+    return seen._replace(status=replace(seen.status, volumes=volumes))
 
 
 def _tell(services: list[tuple[bytes, SeenStatus]], *, as_json: bool) -> int:

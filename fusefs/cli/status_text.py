@@ -59,6 +59,15 @@ def backlog(volume: VolumeStatus, now_ns: int) -> str:
     return ", ".join(parts)
 
 
+def held(volume: VolumeStatus) -> str | None:
+    """What orphans take, as far as the caller may know; None if there is nothing to tell."""
+    if not volume.held:
+        return None
+    n_unknown = sum(one.n_unknown for one in volume.held)
+    size = format_size(sum(one.n_bytes for one in volume.held))
+    return f"at least {size} ({n_unknown:,} of unknown size: trashd du)" if n_unknown else size
+
+
 def is_busy(volume: VolumeStatus) -> bool:
     """Whether something is being removed."""
     return bool(volume.current or volume.entries_per_s)
@@ -158,6 +167,7 @@ def _rows(volume: VolumeStatus, now_ns: int) -> list[tuple[str, str | None]]:
     pressure = [f"{name} {share:.0%}" for name, share in stalls(volume)] + latencies(volume)
     return [
         ("backlog", backlog(volume, now_ns)),
+        ("held", held(volume)),
         ("rate", rate(volume) if is_busy(volume) else None),
         ("now", now(volume)),
         ("left", time_left(volume)),

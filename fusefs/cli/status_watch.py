@@ -101,7 +101,7 @@ class StatusView:
         rows.add_column(ratio=1, no_wrap=True, overflow=self._overflow)
         for name, text in (
             ("doing", self._doing(volume)),
-            ("backlog", Text(status_text.backlog(volume, now_ns))),
+            ("backlog", Text(_backlog(volume, now_ns))),
             ("rate", self._rate(self._rates[directory, volume.path], volume)),
             ("pressure", self._pressure(volume)),
             ("free", self._free(volume)),
@@ -162,6 +162,11 @@ def _head(seen: SeenStatus, now_ns: int) -> Table:
     head.add_column(justify="right", style="dim", no_wrap=True)
     head.add_row(Text(status_text.title(seen.status, now_ns), "bold"), status_text.moment(now_ns, now_ns))
     return head
+
+
+def _backlog(volume: VolumeStatus, now_ns: int) -> str:
+    held = status_text.held(volume)
+    return status_text.backlog(volume, now_ns) + (f", {held}" if held else "")
 
 
 def _errors(volume: VolumeStatus, now_ns: int) -> Text:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import NamedTuple
 
+from fusefs.core.record import TreeSize
+
 STAT_BLOCK_BYTES = 512
 """What st_blocks counts in, whatever the filesystem's own blocks are."""
 INLINE_MAX_BYTES = 2048
@@ -34,6 +36,19 @@ class Survey(NamedTuple):
     shared_bytes: int
     n_failed: int
     is_at_least: bool
+
+
+class AskedSize(NamedTuple):
+    """What a tree takes, as far as that could be found out.
+
+    size        None: nothing
+    n_failed    what could not be looked at
+    is_stopped  it was not counted to the end
+    """
+
+    size: TreeSize | None
+    n_failed: int = 0
+    is_stopped: bool = False
 
 
 class SpaceKeeper(Enum):

@@ -104,6 +104,40 @@ class Invocation(NamedTuple):
     session: str
 
 
+class TreeSize(NamedTuple):
+    """What a tree takes, as far as it is known.
+
+    n_entries     with the tree itself; None: not told
+    n_bytes       of all its inodes, each once
+    linked_bytes  of these: they stay, as hard links outside keep them
+    shared_bytes  of these: at most as many stay, as snapshots or reflinks share them; None: nothing tells how many
+    is_at_least   not all was counted
+    source        who said so: `count` (a walk), `sweep` (which saw what it took), or a filesystem: `cephfs`, `juicefs`,
+                  `qgroup`
+    at_ns         when, wall time
+    """
+
+    n_entries: int | None
+    n_bytes: int
+    linked_bytes: int
+    shared_bytes: int | None
+    is_at_least: bool
+    source: str
+    at_ns: int
+
+    def most_freed(self) -> int:
+        """Bytes that come back when it goes, if nothing shares them; of what was not counted none."""
+        return max(self.n_bytes - self.linked_bytes, 0)
+
+    def surely_freed(self) -> int:
+        """Bytes that come back whatever is shared, as far as that is told."""
+        return max(self.most_freed() - (self.shared_bytes or 0), 0)
+
+    def may_share(self) -> bool:
+        """Whether less may come back, as others have some of it too."""
+        return self.shared_bytes != 0
+
+
 class Record(NamedTuple):
     """What record.json says.
 
@@ -130,6 +164,7 @@ class Record(NamedTuple):
     partial      the reaper had begun: the tree is not whole any more
     failures     why it is in quarantine
     invocation   the command that took it away, for `restore --last`; None if nobody gave one, or an older one did
+    size         what the tree took when that was last asked; None: not known, or something went out of it since
     unknown      keys of a later minor version: kept, never understood
     """
 
@@ -158,6 +193,7 @@ class Record(NamedTuple):
     partial: bool = False
     failures: tuple[Failure, ...] = ()
     invocation: Invocation | None = None
+    size: TreeSize | None = None
     unknown: tuple[tuple[str, Any], ...] = ()
 
     def expires_ns(self, now: Now | None = None) -> int | None:
@@ -208,6 +244,10 @@ def encode(record: Record) -> bytes:
         del fields["invocation"]
     else:
         fields["invocation"] = record.invocation._asdict()
+    if record.size is None:
+        del fields["size"]
+    else:
+        fields["size"] = record.size._asdict()
     for key in ("moved_ns", "taken_from"):
         if fields[key] is None:
             del fields[key]

@@ -22,6 +22,7 @@ from fusefs.core.record import (
     Method,
     NewOwner,
     Record,
+    TreeSize,
     unquote,
 )
 
@@ -53,6 +54,16 @@ class _Invocation(msgspec.Struct):
     session: _Word
 
 
+class _Size(msgspec.Struct):
+    n_entries: _Count | None
+    n_bytes: _Count
+    linked_bytes: _Count
+    shared_bytes: _Count | None
+    is_at_least: bool
+    source: _Word
+    at_ns: _Count
+
+
 class _Record(msgspec.Struct):
     format: int
     id: _Word
@@ -80,6 +91,7 @@ class _Record(msgspec.Struct):
     partial: bool = False
     failures: Annotated[list[_Failure], msgspec.Meta(max_length=MAX_FAILURES)] = []
     invocation: _Invocation | None = None
+    size: _Size | None = None
 
 
 class _Version(msgspec.Struct):
@@ -137,6 +149,7 @@ def _record(wire: _Record, raw: dict[str, Any]) -> Record:
         partial=wire.partial,
         failures=tuple(Failure(unquote(f.name), f.errno, f.call) for f in wire.failures),
         invocation=None if wire.invocation is None else Invocation(wire.invocation.id, wire.invocation.session),
+        size=None if wire.size is None else TreeSize(*msgspec.structs.astuple(wire.size)),
         unknown=tuple((key, value) for key, value in raw.items() if key not in known),
     )
 

@@ -21,7 +21,7 @@ class Report(NamedTuple):
     removed   entries that are gone
     failures  the first that could not be removed, see `core.record.MAX_FAILURES`
     n_failed  how many there are in all
-    n_bytes   freed by what was removed; None if that was not looked at (it costs a stat a file)
+    n_bytes   freed by what was removed; None if that was not looked at (it costs a stat a file), nor was known before
     stopped   it was asked to stop before it was done
     """
 

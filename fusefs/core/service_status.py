@@ -6,13 +6,14 @@ Every user may read it, so there is no name of any user's file in it, and of an 
 from __future__ import annotations
 
 from enum import Enum
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
 from fusefs.core.errors import TrashdError
 from fusefs.core.record import quote, unquote
 
+Count = Annotated[int, msgspec.Meta(ge=0)]
 MOST_FAULTS = 10
 UNSEEN = "….".encode()
 """Stands, with some of the store's id, for the names in a path that other users may not see."""
@@ -60,6 +61,21 @@ class StatusFault(msgspec.Struct, frozen=True):
     text: str
 
 
+class HeldBytes(NamedTuple):
+    """What orphans take: of those whose size is known, and how many others there are."""
+
+    n_bytes: Count
+    n_unknown: Count
+
+
+class HeldByUser(msgspec.Struct, frozen=True):
+    """What one user's orphans take, as HeldBytes has it."""
+
+    uid: Count
+    n_bytes: Count
+    n_unknown: Count
+
+
 class PassedOver(msgspec.Struct, frozen=True):
     """What is called like a user's folder and is not one, and what a person can do; `where` is printable."""
 
@@ -85,6 +101,7 @@ class VolumeStatus(msgspec.Struct, frozen=True, kw_only=True):
     next_due_ns                 wall time when the next one may go; None: none will
     free_trend_bytes_per_s      how free space went lately, whatever the cause
     removed_entries, freed_bytes, n_reaped  since the service started
+    held       what each user's orphans take: nobody's in the status file, which everybody may read
     faults     the last ones, the newest last
     refused    names in the store that are like users' folders and are not used as such, a few of each owner
     """
@@ -119,6 +136,7 @@ class VolumeStatus(msgspec.Struct, frozen=True, kw_only=True):
     freed_bytes: int = 0
     n_reaped: int = 0
     current: tuple[CurrentReap, ...] = ()
+    held: tuple[HeldByUser, ...] = ()
     faults: tuple[StatusFault, ...] = ()
     refused: tuple[PassedOver, ...] = ()
 

@@ -21,6 +21,7 @@ class SweepSums(NamedTuple):
     n_spared    what a guard, or an action, left alone on purpose
     n_inside    entries that went with a matched directory; no matches themselves
     n_bytes     in the files that it was done to, as far as they were looked at
+    taken_bytes  that these take, but for those with other names, of which it is not known whether they are counted yet
     """
 
     n_seen: int = 0
@@ -33,6 +34,7 @@ class SweepSums(NamedTuple):
     n_spared: int = 0
     n_inside: int = 0
     n_bytes: int = 0
+    taken_bytes: int = 0
 
     def plus(self, other: SweepSums) -> SweepSums:
         """Both together."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from heapq import nsmallest
 
@@ -43,6 +43,7 @@ def survey(
     *,
     with_shared: bool = False,
     stops: Stops = lambda: False,
+    pauses: Callable[[], None] = lambda: None,
 ) -> Survey:
     """Count what `tree` and `hoisted` of a container hold; to be run as its owner.
 
@@ -50,10 +51,11 @@ def survey(
     with_shared  ask each file which of its blocks snapshots or reflinks share: an open and an ioctl a file, only on
                  filesystems that can share
     stops        asked as often: after a yes it returns what was counted by then
+    pauses       called before each entry is looked at: it may wait
     Raises       nothing for an entry: what can't be looked at is counted
     """
     with Descent(kernel, container) as way:
-        return _CountingWalk(kernel, way, progress, stops, _TreeCount(kernel, container, with_shared)).run()
+        return _CountingWalk(kernel, way, progress, stops, pauses, _TreeCount(kernel, container, with_shared)).run()
 
 
 @dataclass(slots=True)
@@ -77,11 +79,20 @@ class _WalkLevel:
 class _CountingWalk:
     """One walk: the directories on our way that we are not done with."""
 
-    def __init__(self, kernel: Kernel, way: Descent, progress: Progress, stops: Stops, tally: _TreeCount) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        way: Descent,
+        progress: Progress,
+        stops: Stops,
+        pauses: Callable[[], None],
+        tally: _TreeCount,
+    ) -> None:
         self._kernel = kernel
         self._way = way
         self._progress = progress
         self._stops = stops
+        self._pauses = pauses
         self._is_stopped = False
         self._tally = tally
         self._told = (0, 0)
@@ -171,6 +182,7 @@ class _CountingWalk:
 
     def _look(self, name: Name, *, counts: bool) -> bool:
         """Look at an entry; whether it is a directory."""
+        self._pauses()
         is_directory = self._tally.look(self._way.fd, name, counts=counts)
         if counts and self._tally.n_entries - self._told[0] >= _PROGRESS_EVERY:
             self._tell()
@@ -247,7 +259,7 @@ class _TreeCount:
                 if os.path.samestat(self._kernel.fstat(fd), st):
                     self._shared += min(shared_bytes(self._kernel, fd), self._bytes_of(st))
         except OSError:
-            self.n_failed += 1
+            self._shared += self._bytes_of(st)  # it can't be asked: at most all of it
 
     def _bytes_of(self, st: os.stat_result) -> int:
         inline_max = self._inline_max if stat.S_ISREG(st.st_mode) else 0

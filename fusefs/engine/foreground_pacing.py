@@ -1,4 +1,4 @@
-"""A removal in the foreground at a pace: the user's limits alone, or what others on the disk feel.
+"""A removal, or a walk, in the foreground at a pace: the user's limits alone, or what others on the disk feel.
 
 The latter needs no privilege: every user can read the pressure, and the probe is written to the user's own folder.
 """
@@ -19,10 +19,12 @@ from fusefs.linux.low_priority import be_idle
 
 
 @contextmanager
-def pacer_in(kernel: Kernel, directory: Fd, most: Speed, tell: Callable[[str], None] | None) -> Iterator[SetsSpeed]:
+def pacer_in(
+    kernel: Kernel, directory: Fd, most: Speed, tell: Callable[[str], None] | None, *, may_write: bool = True
+) -> Iterator[SetsSpeed]:
     """Who leads a removal on a filesystem.
 
-    directory  on it, of any kind; files without a name are made there, if that is permitted
+    directory  on it, of any kind; files without a name are made there, if that is permitted and may_write
     most       that it may be
     tell       called with a sentence when it begins to yield to others, and when it ends; None: it does not yield
     """
@@ -30,7 +32,8 @@ def pacer_in(kernel: Kernel, directory: Fd, most: Speed, tell: Callable[[str], N
         yield ConstantSpeed(most)
         return
     be_idle()
-    with closing(PressurePacer(kernel, directory, RateCaps(most.entries_per_s, most.bytes_per_s))) as pacer:
+    caps = RateCaps(most.entries_per_s, most.bytes_per_s)
+    with closing(PressurePacer(kernel, directory, caps, may_write=may_write)) as pacer:
         yield ForegroundPacer(pacer, tell)
 
 

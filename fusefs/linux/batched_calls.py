@@ -21,8 +21,8 @@ _BY_FD = ctypes.c_int(syscalls.AT_SYMLINK_NOFOLLOW | syscalls.AT_EMPTY_PATH)
 _BASIC, _BTIME, _MOUNT_ROOT = syscalls.STATX_BASIC_STATS, syscalls.STATX_BTIME, syscalls.STATX_ATTR_MOUNT_ROOT
 _WANTED = ctypes.c_uint(_BASIC | _BTIME)
 _STATX = syscalls.statx_fields(
-    "mask", "attributes", "uid", "gid", "mode", "ino", "size", "attributes_mask", "atime_s", "atime_ns", "btime_s",
-    "btime_ns", "ctime_s", "ctime_ns", "mtime_s", "mtime_ns", "dev",
+    "mask", "attributes", "nlink", "uid", "gid", "mode", "ino", "size", "blocks", "attributes_mask", "atime_s",
+    "atime_ns", "btime_s", "btime_ns", "ctime_s", "ctime_ns", "mtime_s", "mtime_ns", "dev",
 )  # fmt: skip
 _CODING = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
 _NANO = 1_000_000_000
@@ -37,11 +37,13 @@ class StatxResult(NamedTuple):
     name: str
     has: int
     attributes: int
+    st_nlink: int
     st_uid: int
     st_gid: int
     st_mode: int
     st_ino: int
     st_size: int
+    st_blocks: int
     has_attributes: int
     atime_s: int
     atime_rest_ns: int

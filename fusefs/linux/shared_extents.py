@@ -9,10 +9,12 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 from fusefs.linux.fd import Fd
-from fusefs.linux.kernel import BTRFS_MAGIC, XFS_MAGIC, Kernel
+from fusefs.linux.kernel import BTRFS_MAGIC, EXT_MAGIC, TMPFS_MAGIC, XFS_MAGIC, Kernel
 
 _SHARING = frozenset({BTRFS_MAGIC, XFS_MAGIC, 0xCA451A4E})
 """btrfs, xfs, bcachefs"""
+_NOT_SHARING = frozenset({EXT_MAGIC, TMPFS_MAGIC, 0xF2F52010})
+"""ext4, tmpfs, f2fs"""
 _FS_IOC_FIEMAP = 0xC020660B
 _HEADER = struct.Struct("=QQIIII")  # start, length, flags, extents told, extents wanted
 _EXTENT = struct.Struct("=QQQ16xI12x")  # logical, physical, length, flags
@@ -25,6 +27,16 @@ _WHOLE = (1 << 64) - 1
 def may_share(magic: int) -> bool:
     """Whether files of that filesystem can share blocks, and FIEMAP says so."""
     return magic in _SHARING
+
+
+def never_shares(magic: int) -> bool:
+    """Whether files of that filesystem have their blocks for themselves."""
+    return magic in _NOT_SHARING
+
+
+def tells_sharing(magic: int) -> bool:
+    """Whether it is known which blocks files of that filesystem share; not of a server's, nor of ZFS with snapshots."""
+    return may_share(magic) or never_shares(magic)
 
 
 def shared_bytes(kernel: Kernel, file: Fd) -> int:

@@ -44,6 +44,7 @@ def reap(
     refuse_mounted(folder.store.kernel, folder.fd)
     try:
         held = with_room(folder, FOR_REAPER, lambda: claim(folder, State.ORPHANS, container, is_meant))
+        is_whole = held is not ClaimLost.GONE
         if held is ClaimLost.GONE:
             held = hold(folder, State.REAPING, container)
         if held is ClaimLost.GONE:
@@ -63,7 +64,7 @@ def reap(
                     rewrite(held, held.record._replace(entered=_with_those_before(entered, held.record)))
             return Reaped(container, None, report, seen)
         if report.n_failed == 0:
-            report = _retire(held, report)
+            report = _with_known_size(_retire(held, report), held.record, is_whole=is_whole)
         if report.n_failed:
             if wishes.waits:
                 left_bytes = survey(folder.store.kernel, held.fd).n_bytes
@@ -80,6 +81,14 @@ def _survey(kernel: Kernel, container: Fd, wishes: RemovalWishes) -> Survey | No
     if wishes.counted is not None:
         wishes.counted(seen)
     return seen
+
+
+def _with_known_size(report: Report, record: Record, *, is_whole: bool) -> Report:
+    """Of a removal that looked at no file: what the record knows of the tree that is gone. is_whole: it all went now"""
+    size = record.size
+    if size is None or size.is_at_least or record.partial or not is_whole or report.n_failed:
+        return report
+    return report if report.n_bytes is not None else report._replace(n_bytes=size.surely_freed())
 
 
 def _retire(held: HeldContainer, report: Report) -> Report:
@@ -117,5 +126,5 @@ def _set_aside(held: HeldContainer, report: Report, entered: tuple[Entered, ...]
     with suppress(OSError):
         # On a full volume the reasons may find no room; the quarantine itself needs none.
         noted = _with_those_before(entered, held.record)
-        held = rewrite(held, held.record._replace(failures=failures, entered=noted, partial=True))
+        held = rewrite(held, held.record._replace(failures=failures, entered=noted, partial=True, size=None))
     move(held, State.QUARANTINE)

@@ -22,6 +22,7 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, is_container_id
 from fusefs.core.report import Reaped, keeps_for_its_owner
 from fusefs.core.slice_budget import HOLD, Speed
+from fusefs.engine.ask_size import size_of
 from fusefs.engine.count_tree import survey
 from fusefs.linux.boot_id import boot_id
 from fusefs.reaper.reap import reap
@@ -50,6 +51,7 @@ from fusefs.service.messages import (
 )
 from fusefs.store.claim import look_at_record
 from fusefs.store.discover import with_lower
+from fusefs.store.keep_size import keep_size
 from fusefs.store.layout import FOLDERS, UserFolder, open_areas, read_volume
 from fusefs.store.swap_for_owner import give_what_is_left
 from fusefs.store.tidy_folder import tend
@@ -194,7 +196,11 @@ class Child:
         # On a full volume the reasons found no room: it is not known that it is root's to take.
         is_reasonless = state is State.QUARANTINE and not record.failures
         is_kept = is_reasonless or keeps_for_its_owner(record.failures)
-        return told._replace(is_kept=is_kept, boot_ns=boot_ns)
+        told = told._replace(is_kept=is_kept, boot_ns=boot_ns)
+        size = record.size
+        if size is None or size.is_at_least or record.partial or is_claimed:
+            return told
+        return told._replace(n_bytes=size.n_bytes)
 
     def _reap(self, order: Reap, chosen: DueContainer) -> OrphanEnded:
         container = ContainerId(chosen.id)
@@ -222,7 +228,10 @@ class Child:
                     except FileNotFoundError:
                         continue
                 with fd:
-                    found = survey(folder.store.kernel, fd, lambda _entries, _bytes: self._listen(), stops=self._stops)
+                    kernel = folder.store.kernel
+                    found = survey(kernel, fd, lambda _entries, _bytes: self._listen(), stops=self._stops)
+                    if state is State.ORPHANS and not self._is_stopped:
+                        keep_size(folder, container, size_of(kernel, fd, found, with_shared=False))
                     return Measured(container, found.n_entries, found.n_bytes)
         return Measured(container, 0, 0)
 

@@ -143,7 +143,9 @@ class ChildAnswers:
         wait_s = due_at_s(known, rules, clock, early=self._room.hurries)
         at_s = None if wait_s is None else max(boot_s() + wait_s, user.not_before_s(seen.id))
         part.schedule(DueContainer(seen.id, seen.retention_s), at_s)
+        part.sizes.note(seen.id, seen.n_bytes)
         if self._has_quota():
+            # By what is measured alone: a size in a user's record would have others' orphans go.
             before = part.known.get(seen.id)
             part.known[seen.id] = known if before is None else known._replace(size=before.size)
             if before is None:

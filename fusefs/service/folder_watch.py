@@ -126,10 +126,11 @@ class FolderWatch:
         else:
             part.leaves(identifier)
 
-    def _on_restoring(self, _part: FolderPart, event: InotifyEvent) -> None:
+    def _on_restoring(self, part: FolderPart, event: InotifyEvent) -> None:
         identifier = _id(event)
         if identifier is not None:
             self.user.forget(identifier)
+            part.look_at(identifier)  # so that it is known how many there are now
             self._context.tell(EventKind.RESTORED, volume=self._volume, uid=self.user.uid, identifier=identifier)
 
     def _on_reaping(self, part: FolderPart, event: InotifyEvent) -> None:
@@ -140,6 +141,7 @@ class FolderWatch:
             part.look_at(identifier)  # somebody left it to us (`trashd swap --wait`), or reaps it himself
             return
         self.user.forget(identifier)
+        part.look_at(identifier)
         detail = "not by this service"
         self._context.tell(
             EventKind.REAPED, volume=self._volume, uid=self.user.uid, identifier=identifier, detail=detail

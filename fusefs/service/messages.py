@@ -97,6 +97,7 @@ class SeenContainer(NamedTuple):
     problem     why the record can't be read; the rest is empty then
     is_kept     of one in quarantine: for a reason of ours, its owner decides, not root
     boot_ns     when it was made by CLOCK_BOOTTIME of this boot; None if that is not told
+    n_bytes     what it takes; None where that is not known, or only a part of it
     """
 
     id: str
@@ -108,6 +109,7 @@ class SeenContainer(NamedTuple):
     problem: str = ""
     is_kept: bool = False
     boot_ns: Count | None = None
+    n_bytes: Count | None = None
 
 
 class Page(msgspec.Struct, tag=True):

@@ -44,6 +44,16 @@ _GAUGES = (
     _Row("trashd_orphans", "Orphans in the store, those being reaped among them.", lambda v: v.n_orphans, adds=True),
     _Row("trashd_due_orphans", "Orphans that may go now.", lambda v: v.n_due, adds=True),
     _Row(
+        "trashd_held_bytes",
+        "Bytes that orphans take whose size is known.",
+        lambda v: sum(one.n_bytes for one in v.held),
+    ),
+    _Row(
+        "trashd_unsized_orphans",
+        "Orphans whose size is not known.",
+        lambda v: sum(one.n_unknown for one in v.held),
+    ),
+    _Row(
         "trashd_quarantined_orphans",
         "Orphans of which something could not be removed.",
         lambda v: v.n_quarantined,

@@ -36,6 +36,7 @@ from fusefs.linux.systemd import SystemdNotifier
 from fusefs.service.clock_file import load_clock, save_clock
 from fusefs.service.event_outlets import EventOutlets
 from fusefs.service.forker import Forker, ForkerLost
+from fusefs.service.held_files import HeldFiles
 from fusefs.service.inotify_watches import InotifyWatches
 from fusefs.service.open_volume import all_views, by_rules, registered_paths, volume_paths
 from fusefs.service.own_store_limits import OwnStoreLimits
@@ -136,6 +137,7 @@ class _Service:
         self._loaded = loaded
         self._runtime = runtime
         self._state = state
+        self._held = HeldFiles(runtime)
         self._watcher = watcher
         self._notifier = SystemdNotifier()
         self._loops: dict[bytes, VolumeLoop] = {}
@@ -408,6 +410,7 @@ class _Service:
         )
         with suppress(OSError):  # /run is full: it will be told later
             write_status(self._runtime, status)
+            self._held.publish(status)
         self.outlets.publish(status)
 
     def _tell_manager(self) -> None:

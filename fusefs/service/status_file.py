@@ -1,4 +1,7 @@
-"""The status file in the service's runtime directory: written by the service, readable for every user."""
+"""The status file in the service's runtime directory: written by the service, readable for every user.
+
+What orphans take is nobody's business but their owner's: service/held_files.py.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,8 @@ def write_status(directory: bytes, status: Status) -> None:
     Raises  OSError
     """
     now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-    text = encode(msgspec.structs.replace(status, updated_boot_ns=now_ns))
+    volumes = tuple(msgspec.structs.replace(volume, held=()) for volume in status.volumes)
+    text = encode(msgspec.structs.replace(status, updated_boot_ns=now_ns, volumes=volumes))
     replace_file(directory + b"/" + FILE, text, 0o644, whatever_umask=True)
 
 

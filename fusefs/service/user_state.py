@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 
 from fusefs.core.orphan_age import Clock, FirstSight, FirstSights
 from fusefs.core.policy import KnownOrphan
+from fusefs.core.service_status import HeldBytes
 from fusefs.service.due_queue import DueContainer, DueQueue
 from fusefs.service.messages import Measure, Order, ReadRecords, Reap, SeenContainer, Tend
+from fusefs.service.size_sums import SizeSums
 
 BATCH = 20
 """Orphans in one order: most are small, and each order costs a round trip."""
@@ -52,6 +54,7 @@ class FolderPart:
         """
         self.base = base
         self._upcoming = DueQueue(most)
+        self.sizes = SizeSums(most)
         self.fresh: set[str] = set()
         self.pending: dict[str, DueContainer] = {}
         self._pending_since_s = math.inf
@@ -79,6 +82,7 @@ class FolderPart:
         """It is no orphan any more: restored, or claimed."""
         self.fresh.discard(identifier)
         self._upcoming.remove(identifier)
+        self.sizes.forget(identifier)
         self.known.pop(identifier, None)
         self._left[identifier] = None
         _bound(self._left)
@@ -90,6 +94,7 @@ class FolderPart:
     def forget(self, identifier: str) -> None:
         """It is gone: nothing need be known of it."""
         self._upcoming.remove(identifier)
+        self.sizes.forget(identifier)
         self.known.pop(identifier, None)
         self._sights.forget(identifier)
 
@@ -124,6 +129,7 @@ class FolderPart:
         if not self._after:
             self._looked_since_ns = wall_ns - _SLACK_NS
         if not last:
+            self.sizes.looked()
             self.told_until_ns = max(self.told_until_ns, self._looked_since_ns)
         is_full_of_due = self._upcoming.is_cut() and self._upcoming.n_due(now_s) == len(self._upcoming)
         self._after = None if is_full_of_due else last or None  # there is no room for what comes later
@@ -142,6 +148,7 @@ class FolderPart:
             is_first, self._is_new = self._is_new, False
             if not self._after:
                 self._upcoming.clear()
+                self.sizes.look()
             self._left.clear()
             return ReadRecords(self.base, after=self._after, and_quarantined=is_first)
         if n_due:
@@ -153,6 +160,10 @@ class FolderPart:
             ids, self.to_measure = self.to_measure[:BATCH], self.to_measure[BATCH:]
             return Measure(self.base, ids)
         return None
+
+    def held(self) -> HeldBytes:
+        """What its orphans take, as far as that is known."""
+        return HeldBytes(self.sizes.n_bytes, max(self.n_orphans - len(self.sizes), 0))
 
     def wants(self, now_s: float) -> bool:
         """Whether `next_order` has one."""
@@ -264,6 +275,11 @@ class UserState:
     def due_at_s(self) -> float:
         """When the user's next orphan is due, or was; infinity for never."""
         return min(part.due_at_s() for part in self.parts.values())
+
+    def held(self) -> HeldBytes:
+        """What the user's orphans take, as far as that is known."""
+        parts = [part.held() for part in self.parts.values()]
+        return HeldBytes(sum(one.n_bytes for one in parts), sum(one.n_unknown for one in parts))
 
     def n_due(self, now_s: float) -> int:
         """His orphans that may be reaped now, as far as they are known."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fusefs.core.record import quote
-from fusefs.core.service_status import CurrentReap, PassedOver, VolumePhase, VolumeStatus
+from fusefs.core.service_status import CurrentReap, HeldByUser, PassedOver, VolumePhase, VolumeStatus
 from fusefs.service.shared_context import boot_s
 from fusefs.service.user_state import UserState
 from fusefs.service.volume_figures import SpaceTrend, WorkTotals
@@ -79,6 +79,7 @@ def status_of(
         freed_bytes=tally.n_bytes,
         n_reaped=tally.n_reaped,
         current=_current(session),
+        held=tuple(HeldByUser(user.uid, *user.held()) for user in users if any(user.held())),
         faults=tuple(tally.faults),
         refused=kept.refused,
     )

@@ -14,7 +14,7 @@ from typing import NamedTuple, Self
 
 from fusefs.core.lifecycle import LEGAL_MOVES, State
 from fusefs.core.names import ContainerId, Name, RelPath, join, make_id
-from fusefs.core.record import Record, encode
+from fusefs.core.record import Record, TreeSize, encode
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import FUSE_MAGIC, Kernel
 from fusefs.linux.syscalls import NO_TMPFILE
@@ -182,10 +182,11 @@ def rewrite(held: HeldContainer, record: Record) -> HeldContainer:
     return held._replace(record=record)
 
 
-def come(held: HeldContainer) -> HeldContainer:
+def come(held: HeldContainer, size: TreeSize | None) -> HeldContainer:
     """The container after all that it was made for came, bit by bit: what is moved from now on was not given.
 
     Where there is no room for that in its record, what came is in doubt as far as others could have moved it.
+    size  of its tree, as far as it is known; it costs no write of its own
     """
     kernel = held.folder.store.kernel
     with suppress(OSError):
@@ -195,7 +196,7 @@ def come(held: HeldContainer) -> HeldContainer:
                 break
             time.sleep(_TICK_S)
             now_ns = touch(kernel, held.fd)
-        return rewrite(held, held.record._replace(moved_ns=now_ns))
+        return rewrite(held, held.record._replace(moved_ns=now_ns, size=size))
     return held
 
 

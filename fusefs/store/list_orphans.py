@@ -12,7 +12,7 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, is_container_id
 from fusefs.core.orphan_age import Now
 from fusefs.core.printable_names import printable, show
-from fusefs.core.record import RECORD_MAX_BYTES, Failure, Invocation, Method, Record
+from fusefs.core.record import RECORD_MAX_BYTES, Failure, Invocation, Method, Record, TreeSize
 from fusefs.core.record_decoding import decode
 from fusefs.core.report import WORDS
 from fusefs.linux.fd import Fd
@@ -36,6 +36,7 @@ class ListedContainer(NamedTuple):
     is_proven   whether its folder is: only its user reaps it otherwise
     is_vouched  whether its store is vouched for, so that it is no copy: only by its ID it is reaped otherwise
     invocation  the command that took it away; None: not told
+    size        what it takes, as far as that is known; None once a reaper has begun on it
     """
 
     id: ContainerId
@@ -56,6 +57,7 @@ class ListedContainer(NamedTuple):
     is_vouched: bool = True
     is_stopped: bool = False
     invocation: Invocation | None = None
+    size: TreeSize | None = None
 
     def base_path(self) -> bytes:
         """The directory that holds the store."""
@@ -127,6 +129,7 @@ def _entry(folder: UserFolder, state: State, container: ContainerId, record: Rec
         clock_set_ns=record.clock_set_ns(now),
         is_proven=folder.is_proven,
         invocation=record.invocation,
+        size=None if record.partial or state is State.REAPING else record.size,
     )
 
 

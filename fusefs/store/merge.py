@@ -20,6 +20,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import BackingAndMount, between, wholly_beneath
 from fusefs.store.container import HeldContainer, drop_empty_tree, flush, move, open_inside
 from fusefs.store.deep_path import DeepOpener, walk_inwards
+from fusefs.store.keep_size import forget_size
 from fusefs.store.layout import TREE
 from fusefs.store.origin import Origin
 from fusefs.store.restore import RestoreClaim, Restored, RestoreDestination, closed, restore, settle, way_back
@@ -49,6 +50,7 @@ def merge_back(claim: RestoreClaim, inside: RelPath | None) -> Restored:
     What can't be moved is an orphan still, and told: the same again, later, brings the rest.
     Raises  NotFound, Occupied, or OSError as the kernel refused: what is not back by then is an orphan again
     """
+    claim = claim._replace(held=forget_size(claim.held))
     held = claim.held
     kernel, origin = held.folder.store.kernel, held.record.origin
     assert origin is not None

@@ -30,6 +30,7 @@ from fusefs.store.container import (
     unfinished_name,
 )
 from fusefs.store.keep_entries import holds_only_kept, missing
+from fusefs.store.keep_size import forget_size
 from fusefs.store.layout import FRESH, TREE, UserFolder
 from fusefs.store.origin import Origin
 from fusefs.store.permission_loan import lend, loan, take_back
@@ -362,6 +363,7 @@ def restore_inside(claim: RestoreClaim, inside: RelPath, elsewhere: RestoreDesti
     elsewhere  where it shall go; None for where it was, with the directories on the way made like the tree's own
     Raises     NotFound, Occupied, OSError
     """
+    claim = claim._replace(held=forget_size(claim.held))
     held = claim.held
     kernel = held.folder.store.kernel
     path = os.path.join(held.folder.store.base_path, held.record.origin or b"", inside)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from fusefs.core.errors import CrossesBoundary, NoStore, TrashdError, from_os
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, Name, RelPath
-from fusefs.core.record import Method, Record
+from fusefs.core.record import Method, Record, TreeSize
 from fusefs.linux.directory_metadata import DirectoryMetadata, apply_likeness, make_like, read_likeness
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
@@ -81,10 +81,11 @@ class SweepContainer(NamedTuple):
         appear = partial(kernel.rename_free, self.held.fd, new, here, name)
         make_like(kernel, self.held.fd, new, _likeness_of(kernel, model), appear)
 
-    def finish(self, *, is_empty: bool) -> tuple[ContainerId | None, tuple[str, ...]]:
+    def finish(self, *, is_empty: bool, size: TreeSize | None = None) -> tuple[ContainerId | None, tuple[str, ...]]:
         """What is in it becomes an orphan; without anything the container goes. With what could not be finished.
 
         is_empty  nothing was taken: the directories that were made for it go as well, and the store if it was
+        size      of what was taken, as far as it is known
         """
         try:
             drop_prepared(self.held)
@@ -95,7 +96,7 @@ class SweepContainer(NamedTuple):
                 if self.made is not None:
                     unmake_at(self.held.folder.store.kernel, self.scope, self.made)
                 return None, ()
-            move(come(self.held), State.ORPHANS)
+            move(come(self.held, size), State.ORPHANS)
             if self.options.durable:
                 flush(self.held)
         except OSError as error:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import NamedTuple
 
+from fusefs.core.freed_space import STAT_BLOCK_BYTES
 from fusefs.core.names import join
 from fusefs.core.selection import Matcher
 from fusefs.core.sweep_result import SweepSums
@@ -85,8 +86,10 @@ class Chooser:
 
     def choose_files(
         self, upper: bytes, sides: BackingAndMount, names: list[str], n_bytes: int | None, *, strips: bool
-    ) -> tuple[list[str], dict[str, int], list[str]]:
+    ) -> tuple[list[str], dict[str, tuple[int, int]], list[str]]:
         """Of some names of a directory those that are chosen, their sizes if they were looked at, and those for later.
+
+        A size is the file's length and what it takes, as SweepSums has them.
 
         n_bytes  the most that those chosen now may hold together, if they are more than one; None: whatever
         strips   all are chosen
@@ -100,7 +103,7 @@ class Chooser:
         else:
             looked = [one for one in looked if one.st_mode >> 12 in kinds and takes(one, one.btime_ns)]
         n = len(looked) if n_bytes is None else _fitting(looked, n_bytes)
-        return _names(looked[:n]), {one.name: one.st_size for one in looked}, _names(looked[n:])
+        return _names(looked[:n]), {one.name: (one.st_size, _taken(one)) for one in looked}, _names(looked[n:])
 
     def choose_dirs(
         self, upper: bytes, sides: BackingAndMount, names: list[str], *, are_listed: bool = False
@@ -227,6 +230,10 @@ class Chooser:
 
 def _names(looked: Iterable[StatxResult]) -> list[str]:
     return [one.name for one in looked]
+
+
+def _taken(one: StatxResult) -> int:
+    return one.st_blocks * STAT_BLOCK_BYTES if one.st_nlink == 1 else 0
 
 
 def _fitting(looked: Sequence[StatxResult], n_bytes: int) -> int:

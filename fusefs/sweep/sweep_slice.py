@@ -305,7 +305,7 @@ class _SweepRun:
         """Act on some names; those that have to be offered again."""
         tally, are_dirs = self._tally, job.kind is JobKind.AFTER
         again: list[str] = []
-        sizes: dict[str, int] = {}
+        sizes: dict[str, tuple[int, int]] = {}
         if are_dirs and job.inode is not None and self._way.dirs is Dirs.WHOLE:
             names = self._chooser.chosen_still(sides, names)
         if not are_dirs:
@@ -327,7 +327,8 @@ class _SweepRun:
         tried, untried = names[: len(names) - taken.n_left], names[len(names) - taken.n_left :]
         if sizes:
             undone = {name for name, _why in (*taken.refused, *taken.spared)}
-            tally.count(SweepSums(n_bytes=sum(sizes[name] for name in tried if name not in undone)))
+            done = [sizes[name] for name in tried if name not in undone]
+            tally.count(SweepSums(n_bytes=sum(size for size, _ in done), taken_bytes=sum(taken for _, taken in done)))
         return untried + again
 
     def _offer(self, here: ActionPlace, names: Sequence[str]) -> ActionResult:

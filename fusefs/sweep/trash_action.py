@@ -11,8 +11,10 @@ from functools import partial
 
 from fusefs.core.errors import NotFound
 from fusefs.core.names import Name, RelPath
+from fusefs.core.record import TreeSize
 from fusefs.core.sweep_result import SweepSums
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.shared_extents import never_shares
 from fusefs.store.backing_and_mount import FULL, BackingAndMount, between, is_same
 from fusefs.store.locate import find_scope
 from fusefs.store.merge import bring
@@ -84,8 +86,18 @@ class _TrashAction:
             return error.errno or errno.EIO
         return 0
 
+    def _size(self, sums: SweepSums) -> TreeSize | None:
+        """What it took, if it looked at files anyway: all but directories, what is in them, and links."""
+        if not sums.taken_bytes:
+            return None
+        held = self._basket.held
+        kernel = held.folder.store.kernel
+        shared = 0 if never_shares(kernel.filesystem(held.fd)) else None
+        return TreeSize(sums.n_done + 1, sums.taken_bytes, 0, shared, True, "sweep", kernel.now_ns())
+
     def end(self, sums: SweepSums) -> ActionEnd:
         """See Action."""
-        orphan, warnings = self._basket.finish(is_empty=not (sums.n_done or self._has_joined[0]))
+        is_empty = not (sums.n_done or self._has_joined[0])
+        orphan, warnings = self._basket.finish(is_empty=is_empty, size=self._size(sums))
         store = None if orphan is None else self._basket.held.folder.path()
         return ActionEnd(orphan, self._basket.volume, store, warnings=warnings)

@@ -104,7 +104,7 @@ def test_list_shows_origin_note_and_time_left(volume: Path) -> None:
     victim = make_victim(volume)
     swapped(victim, "--note", "a note", "--keep-for", "3d")
     (_head, row) = done_well("list", "--volume", volume).out.splitlines()
-    assert "  2d23h  root   restorable  " in row
+    assert "  2d23h  unknown  root   restorable  " in row
     assert row.endswith(f"{victim}  # a note")
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tests.support.fuse_dirstat import knowing_volume
 from tests.support.make_trees import make_tree
 from tests.support.other_users import as_user
-from tests.support.store_calls import assert_silent
+from tests.support.real_filesystems import btrfs_subvolume, loop_volume, sync
+from tests.support.store_calls import assert_silent, init
 from tests.support.trashd_command import done_well, swapped, trashd
 
 pytestmark = pytest.mark.needs("root")
@@ -30,6 +33,10 @@ def taken(volume: Path, name: str, n_mib: int) -> str:
 def blocks(identifier: str, volume: Path, uid: int = 0) -> int:
     tree = volume / f".trashd/u/{uid}/orphans/{identifier}/tree"
     return sum(os.lstat(path).st_blocks * 512 for path in (tree, *tree.rglob("*")))
+
+
+def blocks_of(container: str, name: str) -> int:
+    return os.lstat(os.path.join(container, "tree", name)).st_blocks * 512
 
 
 @pytest.mark.quick("du")
@@ -55,6 +62,142 @@ def test_what_other_names_keep_is_told(volume: Path) -> None:
     (one,) = done_well("du", "--json", "--volume", volume).objects()
     assert one["linked_bytes"] == os.lstat(volume / "outside").st_blocks * 512 > 0
     assert "stay" in done_well("du", "--volume", volume).out
+    assert_silent(volume)
+
+
+def test_what_was_counted_is_noted_and_not_counted_again(volume: Path) -> None:
+    first = taken(volume, "job", 1)
+    (listed,) = done_well("list", "--json", "--volume", volume).objects()
+    assert listed["size"] is None
+    assert "unknown" in done_well("list", "--volume", volume).out
+    assert done_well("list", "--json", "--larger", "1", "--volume", volume).out == ""
+    (counted,) = done_well("du", "--json", "--volume", volume).objects()
+    (listed,) = done_well("list", "--json", "--larger", "1M", "--volume", volume).objects()
+    assert listed["size"] == {key: counted[key] for key in listed["size"]}
+    assert (listed["size"]["source"], listed["size"]["is_at_least"]) == ("count", False)
+    (volume / f".trashd/u/0/orphans/{first}/tree/more").write_bytes(bytes(MIB))
+    assert done_well("du", "--json", "--volume", volume).objects() == [counted]
+    (anew,) = done_well("du", "--json", "--count", "--volume", volume).objects()
+    assert anew["n_bytes"] == counted["n_bytes"] + MIB
+    second = taken(volume, "job", 3)
+    done_well("du", "--volume", volume)
+    ids = [one["id"] for one in done_well("list", "--json", "--sort", "size", "--volume", volume).objects()]
+    assert ids == [second, first]
+    assert_silent(volume)
+
+
+def test_what_something_was_taken_out_of_is_not_known_any_more(volume: Path) -> None:
+    make_tree(volume / "job", {"file": "x" * 5000, "other": "x" * 5000})
+    identifier = str(swapped(volume / "job")["id"])
+    done_well("du", "--volume", volume)
+    done_well("restore", identifier, "file", "--to", volume / "back", "--volume", volume)
+    (listed,) = done_well("list", "--json", "--volume", volume).objects()
+    assert listed["size"] is None
+    (counted,) = done_well("du", "--json", "--volume", volume).objects()
+    assert counted["n_bytes"] == blocks(identifier, volume)
+    done_well("reap", "--now", identifier, "--volume", volume)
+    assert_silent(volume)
+
+
+def test_a_reap_that_looks_at_no_file_tells_what_was_known(volume: Path) -> None:
+    first, second = taken(volume, "a", 1), taken(volume, "b", 2)
+    done_well("du", second, "--volume", volume)
+    (unknown,) = done_well("reap", "--now", "--json", first, "--volume", volume).objects()
+    assert unknown["report"]["n_bytes"] is None
+    (known,) = done_well("reap", "--now", "--json", second, "--volume", volume).objects()
+    assert known["report"]["n_bytes"] == 2 * MIB
+    assert_silent(volume)
+
+
+@pytest.mark.needs("loop", "xfs")
+def test_what_is_reflinked_bounds_what_comes_back() -> None:
+    with loop_volume("xfs") as volume:
+        init(volume)
+        make_tree(volume / "job", {"shared": os.urandom(MIB), "own": os.urandom(MIB)})
+        subprocess.run(["cp", "--reflink=always", volume / "job/shared", volume / "copy"], check=True)
+        sync(volume)
+        swapped(volume / "job")
+        (one,) = done_well("du", "--json", "--volume", volume).objects()
+        assert one["shared_bytes"] == MIB
+        assert one["n_bytes"] >= 2 * MIB
+        assert " <=2.00 MiB " in done_well("du", "--volume", volume).out
+        assert_silent(volume)
+
+
+@pytest.mark.needs("loop", "xfs")
+def test_of_what_its_owner_may_not_read_all_may_be_shared_and_its_size_is_known() -> None:
+    with loop_volume("xfs") as volume:
+        init(volume)
+        make_tree(volume / "home", {"job": {"closed": os.urandom(MIB)}})
+        (volume / "home/job/closed").chmod(0)
+        for path in (volume / "home", *(volume / "home").rglob("*")):
+            os.chown(path, USER, USER)
+        sync(volume)
+        as_user(USER, partial(swapped, volume / "home/job"))
+        (one,) = as_user(USER, partial(done_well, "du", "--json", "--volume", volume)).objects()
+        assert one["shared_bytes"] == MIB <= one["n_bytes"]
+        assert (one["is_at_least"], one["n_failed"]) == (False, 0)
+        assert_silent(volume)
+
+
+@pytest.mark.needs("loop", "btrfs")
+def test_what_a_snapshot_has_bounds_what_comes_back() -> None:
+    with loop_volume("btrfs") as volume:
+        init(volume)
+        make_tree(volume / "job", {"old": os.urandom(MIB)})
+        subprocess.run(["btrfs", "subvolume", "snapshot", volume, volume / "snap"], check=True, capture_output=True)
+        (volume / "job/new").write_bytes(os.urandom(MIB))
+        sync(volume)
+        swapped(volume / "job")
+        (one,) = done_well("du", "--json", "--volume", volume).objects()
+        assert one["shared_bytes"] == MIB
+        assert one["n_bytes"] >= 2 * MIB
+        assert "may stay: shared" in done_well("du", "--volume", volume).out
+        assert_silent(volume)
+
+
+@pytest.mark.needs("loop", "btrfs")
+def test_a_subvolume_with_quotas_is_not_walked() -> None:
+    with loop_volume("btrfs") as volume:
+        init(volume)
+        job = btrfs_subvolume(volume, "job", limit_bytes=64 * MIB)
+        (job / "file").write_bytes(os.urandom(2 * MIB))
+        sync(volume)
+        swapped(job)
+        (one,) = done_well("du", "--json", "--volume", volume).objects()
+        assert (one["source"], one["n_entries"], one["shared_bytes"]) == ("qgroup", None, 0)
+        assert 2 * MIB <= one["n_bytes"] < 3 * MIB
+        assert_silent(volume)
+
+
+@pytest.mark.needs("fuse")
+def test_a_server_that_knows_is_asked_and_one_that_does_not_is_counted_only_when_told_to() -> None:
+    for kind, source in (("ceph", "cephfs"), ("honest", None)):
+        with knowing_volume(kind) as served:
+            init(served.path)
+            make_tree(served.path / "job", {"file": "x" * 5000})
+            identifier = str(swapped(served.path / "job")["id"])
+            (one,) = done_well("du", "--json", "--volume", served.path).objects()
+            assert one["source"] == source
+            assert one["n_bytes"] == (5000 if source else None)
+            assert ("unknown" in done_well("du", "--volume", served.path).out) is (source is None)
+            (named,) = done_well("du", "--json", identifier, "--volume", served.path).objects()
+            assert named["source"] == (source or "count")
+            assert_silent(served.path)
+
+
+def test_a_sweep_that_looked_at_files_notes_at_least_what_they_take(volume: Path) -> None:
+    make_tree(volume / "job", {"a.log": "x" * 5000, "sub": {"b.log": "x" * 9000, "c": "kept"}, "l.log": "x" * 5000})
+    os.link(volume / "job/l.log", volume / "other")
+    done_well("sweep", volume / "job", "--name", "*.log", "--size", "+1")
+    (listed,) = done_well("list", "--json", "--volume", volume).objects()
+    size = listed["size"]
+    assert (size["source"], size["is_at_least"], size["n_entries"]) == ("sweep", True, 4)
+    assert size["n_bytes"] == sum(blocks_of(listed["path"], name) for name in ("a.log", "sub/b.log"))
+    assert f">={size['n_bytes'] // 1024}" in done_well("list", "--volume", volume).out
+    (counted,) = done_well("du", "--json", "--volume", volume).objects()
+    assert counted["n_bytes"] > size["n_bytes"]
+    assert not counted["is_at_least"]
     assert_silent(volume)
 
 

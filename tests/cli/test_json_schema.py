@@ -96,6 +96,12 @@ def told_list_unreadable(volume: Path, victim: Path) -> Done:
     return done
 
 
+def told_list_sized(volume: Path, victim: Path) -> Done:
+    swapped(victim)
+    done_well("du", "--volume", volume)
+    return done_well("list", "--json", "--volume", volume)
+
+
 def told_restore_rescued(volume: Path, victim: Path) -> Done:
     identifier = swapped(victim)["id"]
     (victim / "meanwhile").touch()
@@ -226,7 +232,7 @@ SCENES: dict[str, tuple[Act, ...]] = {
     "swap": (golden.told_swap, golden.told_swap_now, told_swap_dry, told_swap_held, told_swap_awaited_in_vain,
              told_swap_waited),
     "rm": (golden.told_rm, told_rm_now, told_rm_together),
-    "list": (golden.told_list, told_list_dropped, told_list_unreadable),
+    "list": (golden.told_list, told_list_dropped, told_list_unreadable, told_list_sized),
     "restore": (golden.told_restore, told_restore_rescued),
     "undo": (told_undo,),
     "du": (told_du,),

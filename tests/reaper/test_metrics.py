@@ -17,7 +17,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from fusefs.core.events import Event, EventKind
-from fusefs.core.service_status import Status, VolumePhase, VolumeStatus, volume_status
+from fusefs.core.service_status import HeldByUser, Status, VolumePhase, VolumeStatus, volume_status
 from fusefs.service.hooks import HookCounts
 from fusefs.service.metrics_http import serve
 from fusefs.service.prometheus import PrometheusMetrics
@@ -29,6 +29,7 @@ VOLUME = VolumeStatus(
     tempo_entries_per_s=100, io=0.25,
     memory=0.0, cpu=0.5, probe_ms=2.0, unlink_us=20.0, eta_s=60.0, oldest_overdue_s=7.0, free_bytes=10, total_bytes=100,
     free_inodes=4, total_inodes=8, removed_entries=1000, freed_bytes=4096, n_reaped=9,
+    held=(HeldByUser(0, 5000, 0), HeldByUser(1000, 2000, 2)),
 )  # fmt: skip
 SOME = Status(version="0.1", pid=1, boot_id="b", started_ns=10**9, updated_ns=2 * 10**9, volumes=(VOLUME,))
 NO_HOOKS = HookCounts()
@@ -70,6 +71,7 @@ def test_a_volumes_values_have_base_units(textfile: Path) -> None:
     values = {name: value(metric, volume="/v") for name, metric in with_volume.items()}
     assert values == {
         "trashd_users": 2, "trashd_orphans": 5, "trashd_due_orphans": 3, "trashd_quarantined_orphans": 1,
+        "trashd_held_bytes": 7000, "trashd_unsized_orphans": 2,
         "trashd_tempo_entries_per_second": 100, "trashd_probe_seconds": 0.002, "trashd_unlink_seconds": 0.00002,
         "trashd_eta_seconds": 60, "trashd_overdue_seconds": 7, "trashd_free_bytes": 10, "trashd_size_bytes": 100,
         "trashd_free_inodes": 4, "trashd_inodes": 8, "trashd_removed_entries_total": 1000,

@@ -6,6 +6,7 @@ import os
 from functools import partial
 from pathlib import Path
 
+from fusefs.cli.count_orphan import CountOptions, count_orphan
 from fusefs.linux.kernel import Kernel
 from fusefs.store.find_orphans import find_container
 from fusefs.store.pin import KeepFor, keep_by_id
@@ -53,6 +54,12 @@ def make_read_only_orphan(volume: Path) -> None:
     """A read-only tree an orphan, and its fresh directory as read-only."""
     make_read_only(volume)
     swap(home(volume))
+
+
+def make_counted(volume: Path) -> None:
+    """The tree an orphan that was counted."""
+    make_orphan(volume)
+    _count(volume, Kernel())
 
 
 def write_late(volume: Path) -> None:
@@ -133,6 +140,13 @@ def _keep(volume: Path, kernel: Kernel) -> object:
     return keep_by_id(kernel, volumes, find_container(kernel, volumes, only_id(volume)), KeepFor(None))
 
 
+def _count(volume: Path, kernel: Kernel) -> object:
+    volumes = [os.fsencode(volume)]
+    return count_orphan(
+        kernel, volumes, find_container(kernel, volumes, only_id(volume)), lambda: False, CountOptions()
+    )
+
+
 def _reap(volume: Path, kernel: Kernel) -> object:
     return reap_now(volume, only_id(volume), kernel)
 
@@ -182,6 +196,9 @@ RESTORE_BY_ROOT = Scene(make_read_only_orphan, _restore, uid=USER, by=0, is_gapl
 RESTORE_TO_BY_ROOT = Scene(make_read_only_orphan, partial(_restore, to="elsewhere"), uid=USER, by=0, is_gapless=True)
 KEEP = Scene(make_orphan, _keep, is_gapless=True)
 KEEP_BY_ROOT = Scene(make_orphan, _keep, uid=USER, by=0, is_gapless=True)
+COUNT = Scene(make_orphan, _count, is_gapless=True)
+COUNT_BY_ROOT = Scene(make_orphan, _count, uid=USER, by=0, is_gapless=True)
+RESTORE_INSIDE_COUNTED = Scene(make_counted, partial(_restore, inside=b"sub/leaf"), is_gapless=True, is_split=True)
 REAP = Scene(make_orphan, _reap, is_gapless=True, is_reap=True)
 REAP_BY_ROOT = Scene(make_orphan, _reap, uid=USER, by=0, is_gapless=True, is_reap=True)
 RECOVER_SWAP = Scene(killed_after(make_victim, _swap, "exchange"), _recover, is_gapless=True)
@@ -220,6 +237,9 @@ SCENES = {
     "restore-to-by-root": RESTORE_TO_BY_ROOT,
     "keep": KEEP,
     "keep-by-root": KEEP_BY_ROOT,
+    "count": COUNT,
+    "count-by-root": COUNT_BY_ROOT,
+    "restore-inside-counted": RESTORE_INSIDE_COUNTED,
     "reap": REAP,
     "reap-by-root": REAP_BY_ROOT,
     "recover-swap": RECOVER_SWAP,

@@ -15,7 +15,17 @@ from fusefs.core.durations import DURATION_MAX_S
 from fusefs.core.errors import BadRecord
 from fusefs.core.identity import Identity
 from fusefs.core.names import ContainerId, Name, RelPath, VolumeId, make_id
-from fusefs.core.record import RECORD_MAX_BYTES, Entered, Failure, KeptDirectory, Method, NewOwner, Record, encode
+from fusefs.core.record import (
+    RECORD_MAX_BYTES,
+    Entered,
+    Failure,
+    KeptDirectory,
+    Method,
+    NewOwner,
+    Record,
+    TreeSize,
+    encode,
+)
 from fusefs.core.record_decoding import decode
 from tests.unit.test_lifecycle import record_of
 
@@ -35,7 +45,8 @@ KNOWN = {"format", *Record._fields} - {"unknown"}
 KEPT = st.none() | st.dictionaries(NAME, st.integers(0, 2**64 - 1), max_size=3).map(
     lambda inos: tuple(KeptDirectory(Name(name), ino) for name, ino in inos.items())
 )
-COUNT = st.none() | st.integers(0, 2**63 - 1)
+N = st.integers(0, 2**63 - 1)
+COUNT = st.none() | N
 UNKNOWN = st.dictionaries((TEXT | st.just("unknown")).filter(lambda key: key not in KNOWN), JSON, max_size=3)
 RECORD = st.builds(
     Record,
@@ -65,6 +76,7 @@ RECORD = st.builds(
     ),
     partial=st.booleans(),
     failures=st.lists(st.builds(Failure, st.binary(max_size=20), st.integers(1, 133), TEXT), max_size=3).map(tuple),
+    size=st.none() | st.builds(TreeSize, COUNT, N, N, COUNT, st.booleans(), TEXT, N),
     unknown=UNKNOWN.map(lambda fields: tuple(fields.items())),
 )
 FIELDS: dict[str, Any] = json.loads(encode(record_of()))
@@ -96,7 +108,7 @@ def test_decoding_any_bytes_raises_nothing_but_bad_record(text: bytes) -> None:
         decode(text)
 
 
-@given(st.sampled_from(sorted({*FIELDS, "kept", "moved_ns", "boot_ns", "taken_from", "entered"})), JSON)
+@given(st.sampled_from(sorted({*FIELDS, "kept", "moved_ns", "boot_ns", "taken_from", "entered", "size"})), JSON)
 @example("note", "\ud800")
 @example("origin", "%FF/%zz")
 @example("created_ns", 10**400)
@@ -106,6 +118,7 @@ def test_decoding_any_bytes_raises_nothing_but_bad_record(text: bytes) -> None:
 @example("moved_ns", -1)
 @example("entered", {"1:00": "now"})
 @example("entered", {str(n): n for n in range(1000)})
+@example("size", {"n_bytes": -1})
 @example("kept", {})
 @example("kept", {"a/b": 1})
 @example("kept", {"..": 1})

@@ -1,0 +1,79 @@
+"""A FUSE filesystem that knows what directories hold, and says so as CephFS or JuiceFS's Enterprise Edition does.
+
+python -m tests.support.fuse_dirstat SRC MNT ceph|juicefs
+"""
+
+import contextlib
+import errno
+import os
+import stat
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyfuse3
+import trio
+from pyfuse3 import EntryAttributes, InodeT, RequestContext
+
+from tests.support.fuse_bad_rename import LyingFs, Mode
+from tests.support.fuse_watchdog import ServedVolume, fuse_mount
+from tests.support.real_filesystems import tmpfs_volume
+
+_REPO = Path(__file__).resolve().parents[2]
+
+
+@contextlib.contextmanager
+def knowing_volume(kind: str, limit_s: float = 60) -> Iterator[ServedVolume]:
+    """The filesystem on a tmpfs. kind: `ceph`, `juicefs`. Raises  TimeoutError: it hung, see fuse_mount"""
+    with tmpfs_volume() as base:
+        backing, point = base / "backing", base / "mount"
+        backing.mkdir()
+        point.mkdir()
+        module = ["env", f"PYTHONPATH={_REPO}", sys.executable, "-m", "tests.support.fuse_dirstat"]
+        with fuse_mount([*module, str(backing), str(point), kind], point, limit_s):
+            yield ServedVolume(point, backing)
+
+
+def sums_of(top: bytes | Path) -> tuple[int, int]:
+    """The bytes of all files in a directory as long as they say they are, and all entries, itself among them."""
+    n_bytes = n_entries = 0
+    for upper, _directories, files in os.walk(os.fsencode(top)):
+        n_bytes += sum(os.lstat(os.path.join(upper, name)).st_size for name in files)
+        n_entries += 1 + len(files)
+    return n_bytes, n_entries
+
+
+class KnowingFs(LyingFs):
+    """The handlers: all others' are honest."""
+
+    def __init__(self, source: Path, kind: str) -> None:
+        super().__init__(source, Mode.HONEST, 0.0, {})
+        self.kind = kind
+
+    async def getxattr(self, inode: InodeT, name: bytes, ctx: RequestContext) -> bytes:
+        st = self._stat(inode)
+        sums = dict(zip((b"ceph.dir.rbytes", b"ceph.dir.rentries"), sums_of(self._path(inode)), strict=True))
+        if self.kind != "ceph" or not stat.S_ISDIR(st.st_mode) or name not in sums:
+            raise pyfuse3.FUSEError(errno.ENODATA)
+        return b"%d" % sums[name]
+
+    async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
+        entry = await super().getattr(inode, ctx)
+        if self.kind == "juicefs" and stat.S_ISDIR(entry.st_mode):
+            entry.st_size = sums_of(self._path(inode))[0]
+        return entry
+
+
+def main() -> None:
+    """Serve until unmounted."""
+    source, point, kind = sys.argv[1:]
+    options = {f"fsname={kind}", f"subtype={kind}", "allow_other", "default_permissions"}
+    pyfuse3.init(KnowingFs(Path(source).resolve(), kind), point, options)
+    try:
+        trio.run(pyfuse3.main)
+    finally:
+        pyfuse3.close(unmount=True)
+
+
+if __name__ == "__main__":
+    main()
