@@ -71,7 +71,7 @@ def command(
     """
     if asks and force:
         raise UsageError("-i with -f", "it is asked, or it is not")
-    if asks and (null or not (sys.stdin and sys.stdin.isatty())):
+    if asks and (null or not sys.stdin.isatty()):
         raise UsageError("-i asks at a terminal", "paths can't be read from there, too")
     if force and not paths and not null:
         return 0
