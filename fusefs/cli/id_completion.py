@@ -58,18 +58,17 @@ def _own() -> list[tuple[str, str]]:
     A child looks, as a dead mount blocks whoever looks at it: what it has not told in time is not offered. It has
     nothing of ours open, or a shell would wait for it that reads what we say to the end.
     """
-    from fusefs.linux.answer_timeout import ask_each
-
-    ((_asked, answer),) = ask_each((None,), _tell, set(), lambda _asked: None, limit_s=_LIMIT_S)
-    pairs = [line.split(b"\t", 1) for line in (answer or b"").split(b"\n")[:-1]]
-    return [(identifier.decode(), origin.decode()) for identifier, origin in reversed(pairs)]
-
-
-def _tell(_asked: None) -> bytes:
     from fusefs.cli.output import origin
+    from fusefs.linux.answer_timeout import ask_each
     from fusefs.linux.kernel import Kernel
     from fusefs.store.find_orphans import all_entries
 
     own = os.geteuid()
-    lines = [f"{entry.id}\t{origin(entry.origin)}\n" for entry in all_entries(Kernel(), (), []) if entry.uid == own]
-    return "".join(lines).encode()
+
+    def tell(_asked: None) -> bytes:
+        found = (entry for entry in all_entries(Kernel(), (), []) if entry.uid == own)
+        return "".join(f"{entry.id}\t{origin(entry.origin)}\n" for entry in found).encode()
+
+    ((_asked, answer),) = ask_each((None,), tell, set(), lambda _asked: None, limit_s=_LIMIT_S)
+    pairs = [line.split(b"\t", 1) for line in (answer or b"").split(b"\n")[:-1]]
+    return [(identifier.decode(), origin.decode()) for identifier, origin in reversed(pairs)]
