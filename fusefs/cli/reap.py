@@ -44,7 +44,7 @@ _REAPABLE = (State.ORPHANS, State.REAPING)
     metavar="SIZE",
     help="As many as take so much: expired ones first, then it asks.",
 )
-@click.option("--dry-run", "dry", is_flag=True, help="Only say which would go.")
+@click.option("-n", "--dry-run", "dry", is_flag=True, help="Only say which would go.")
 @click.option("--yes", is_flag=True, help="Don't ask before several go before their time.")
 @threads_option
 @tempo_options
