@@ -30,8 +30,9 @@ def ensure_reserve(folder: UserFolder) -> bool:
             if all(_discard(kernel, reserve, name) for name in (READY, _MAKING)):
                 try:
                     _make(kernel, reserve)
-                except OSError:  # a part of one helps nobody, and takes what a container could do with
-                    _discard(kernel, reserve, _MAKING)
+                except OSError as error:
+                    if error.errno in FULL:  # a part of one helps nobody, and takes what a container could do with
+                        _discard(kernel, reserve, _MAKING)
                     raise
                 return True
     return False
