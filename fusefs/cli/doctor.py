@@ -127,7 +127,7 @@ def _forget(
 ) -> int:
     from fusefs.store.rescue import find_thing, forget, why_stuck
 
-    if not yes and not (sys.stdin and sys.stdin.isatty()):  # None: it was closed
+    if not yes and not sys.stdin.isatty():
         raise UsageError("nobody is there to be asked", "say --yes, or run it on a terminal")
     entry = find_thing(kernel, volumes, wanted)
     if not yes:

@@ -19,6 +19,8 @@ _SECTIONS = {
 """In the order in which people meet them; each is the `command` of its module, which has its name."""
 _COMMANDS = tuple(name for names in _SECTIONS.values() for name in names)
 _N_MEANT = 3
+_SAID_ELSEWHERE = {"empty": ["reap"], "put": ["rm"]}
+"""What other trash cans call it (trash-empty, trash-put)."""
 _OLD_NAMES = {"reaper": ("service", "run")}
 """They work as ever, and are not listed."""
 
@@ -55,7 +57,7 @@ class LazyGroup(click.Group):
         except click.UsageError:
             from difflib import get_close_matches  # who types well is spared it
 
-            meant = get_close_matches(args[0], _COMMANDS, _N_MEANT)
+            meant = _SAID_ELSEWHERE.get(args[0]) or get_close_matches(args[0], _COMMANDS, _N_MEANT)
             if not meant:
                 raise
             ctx.fail(f"No such command {args[0]!r}. Did you mean {' or '.join(meant)}?")

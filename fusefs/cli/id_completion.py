@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
-import signal
-import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -59,37 +55,20 @@ def _offered(incomplete: str) -> list[CompletionItem]:
 def _own() -> list[tuple[str, str]]:
     """The ids of what the caller has in all stores that are known, and where that came from; newest first.
 
-    A child looks, as a dead mount blocks whoever looks at it: what it has not told in time is not offered.
+    A child looks, as a dead mount blocks whoever looks at it: what it has not told in time is not offered. It has
+    nothing of ours open, or a shell would wait for it that reads what we say to the end.
     """
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.close(reading)
-            _tell(writing)
-        finally:
-            os._exit(0)  # an error is no reason to disturb who types
-    os.close(writing)
-    told, end_s = b"", time.monotonic() + _LIMIT_S
-    with suppress(OSError):
-        while select.select([reading], [], [], max(0.0, end_s - time.monotonic()))[0]:
-            part = os.read(reading, 1 << 16)
-            if not part:
-                break
-            told += part
-    os.close(reading)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, os.WNOHANG)  # what hangs in the kernel ends when it can; we do now
-    pairs = [line.split(b"\t", 1) for line in told.split(b"\n")[:-1]]
-    return [(identifier.decode(), origin.decode()) for identifier, origin in reversed(pairs)]
-
-
-def _tell(writing: int) -> None:
     from fusefs.cli.output import origin
+    from fusefs.linux.answer_timeout import ask_each
     from fusefs.linux.kernel import Kernel
     from fusefs.store.find_orphans import all_entries
 
     own = os.geteuid()
-    lines = [f"{entry.id}\t{origin(entry.origin)}\n" for entry in all_entries(Kernel(), (), []) if entry.uid == own]
-    with os.fdopen(writing, "wb") as pipe:
-        pipe.write("".join(lines).encode())
+
+    def tell(_asked: None) -> bytes:
+        found = (entry for entry in all_entries(Kernel(), (), []) if entry.uid == own)
+        return "".join(f"{entry.id}\t{origin(entry.origin)}\n" for entry in found).encode()
+
+    ((_asked, answer),) = ask_each((None,), tell, set(), lambda _asked: None, limit_s=_LIMIT_S)
+    pairs = [line.split(b"\t", 1) for line in (answer or b"").split(b"\n")[:-1]]
+    return [(identifier.decode(), origin.decode()) for identifier, origin in reversed(pairs)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import io
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -23,20 +24,42 @@ def main() -> None:
     process is too short to have any, and each costs more than the swap itself (docs/decisions/0002).
     """
     gc.disable()
-    if sys.stderr is None:
-        _open_stderr()
+    settle_streams()
     code = run(sys.argv[1:])
     sys.stderr.flush()
     os._exit(code)
 
 
-def _open_stderr() -> None:
-    """Have errors go nowhere if standard error was closed: its number would be that of whatever is opened next."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 2)
-    if null != 2:
-        os.close(null)
-    sys.stderr = os.fdopen(2, "w")
+class _Stderr(io.TextIOWrapper):
+    """Standard error, on which nothing depends: it may be a file on the very volume that is full."""
+
+    def write(self, text: str) -> int:
+        """Write it, if that can be."""
+        try:
+            return super().write(text)
+        except OSError:
+            return len(text)
+
+    def flush(self) -> None:
+        """Have it out, if that can be."""
+        _refuses(super().flush)
+
+
+def settle_streams() -> None:
+    """Have standard streams that were closed lead to nothing, and let standard error take what it can.
+
+    The number of a closed one would be that of whatever is opened next. `sys.__stdin__` and `sys.__stdout__` stay None.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            os.dup2(null, number)
+            if null != number:
+                os.close(null)
+            setattr(sys, name, os.fdopen(number, "w" if number else "r"))
+    assert isinstance(sys.stderr, io.TextIOWrapper)
+    encoding, errors = sys.stderr.encoding, sys.stderr.errors
+    sys.stderr = _Stderr(sys.stderr.detach(), encoding, errors, line_buffering=True)
 
 
 def run(arguments: list[str]) -> int:

@@ -7,6 +7,7 @@ import os
 import sys
 
 from fusefs.cli import output
+from fusefs.cli.main import settle_streams
 from fusefs.core.errors import NotPermitted, TrashdError, UsageError, from_os
 
 _USAGE, _INTERRUPTED, _FAILED = 1, 8, 32  # mount(8), EXIT STATUS
@@ -15,6 +16,7 @@ _HINT = "mount.fuse.trashd SRC MNT [-sfnv] [-o OPTIONS]; people use: trashd moun
 
 def main() -> None:
     """Run the helper of this process and exit with its code."""
+    settle_streams()
     code = run(sys.argv[1:])
     sys.stderr.flush()
     os._exit(code)

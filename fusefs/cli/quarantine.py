@@ -161,7 +161,7 @@ def delete_command(
       trashd quarantine delete 2fe7e4cb8ba8
       trashd quarantine delete --yes 2fe7e4cb8ba8 3fc2b800eb1e
     """
-    if not yes and not (sys.stdin and sys.stdin.isatty()):  # None: it was closed
+    if not yes and not sys.stdin.isatty():
         raise UsageError("nobody is there to be asked", "say --yes, or run it on a terminal")
     kernel = tended(volumes)
     chosen = _quarantined(kernel, volumes, identifiers)

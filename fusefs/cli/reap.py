@@ -12,6 +12,7 @@ from typing import NamedTuple
 import click
 
 from fusefs.cli import output
+from fusefs.cli.early_question import ask_about, can_be_asked, line_of
 from fusefs.cli.id_completion import OrphanId
 from fusefs.cli.json_objects import RestorableFor
 from fusefs.cli.options import ParsedValue, json_option, tempo_options, threads_option, volume_option
@@ -19,18 +20,15 @@ from fusefs.cli.reap_foreground import ReapOptions, has_expired, is_named, is_un
 from fusefs.cli.reap_free import enough_to_free
 from fusefs.cli.settle_first import tended
 from fusefs.cli.wall_clock import tell_kept_by_clock, watched
-from fusefs.core.durations import format_duration
-from fusefs.core.errors import Incomplete, Refused, TrashdError, UsageError
+from fusefs.core.errors import Incomplete, TrashdError, UsageError
 from fusefs.core.lifecycle import State
 from fusefs.core.printable_names import printable, shell_word
 from fusefs.core.report import Reaped, Report
 from fusefs.core.sizes import parse_size
 from fusefs.core.slice_budget import Speed
-from fusefs.linux.act_as_user import user_name
 from fusefs.store.find_orphans import all_entries, find_container
 from fusefs.store.list_orphans import ListedContainer
 
-_SHOWN_MAX = 10
 _REAPABLE = (State.ORPHANS, State.REAPING)
 
 
@@ -46,7 +44,7 @@ _REAPABLE = (State.ORPHANS, State.REAPING)
     metavar="SIZE",
     help="As many as take so much: expired ones first, then it asks.",
 )
-@click.option("--dry-run", "dry", is_flag=True, help="Only say which would go.")
+@click.option("-n", "--dry-run", "dry", is_flag=True, help="Only say which would go.")
 @click.option("--yes", is_flag=True, help="Don't ask before several go before their time.")
 @threads_option
 @tempo_options
@@ -132,8 +130,8 @@ def command(
     if dry:
         _tell_would_go(due, as_json=as_json)
         return refused
-    if now and not yes:
-        _ask_about(waiting, as_json=as_json)
+    if now and len(waiting) > 1 and not (yes or as_json) and can_be_asked():
+        ask_about(waiting)
     expired = partial(has_expired, clocks=clocks)
     is_meant = is_named if now and (identifiers or pinned) else is_unpinned if now or soon else expired
     how = ReapOptions(n_workers, Speed(max_rate, max_bytes), counts, waits, paced, with_stores, is_meant)
@@ -248,22 +246,6 @@ def _waits(entry: ListedContainer) -> bool:
     return entry.expires_ns is None or entry.expires_ns > time.time_ns()
 
 
-def _ask_about(early: Sequence[ListedContainer], *, as_json: bool) -> None:
-    """Ask a person about several that would go before their time; a program is not asked, nor a user who wants JSON.
-
-    Raises  Refused if the answer is no
-    """
-    if len(early) < 2 or as_json or not (os.isatty(0) and os.isatty(2)):
-        return
-    now_ns = time.time_ns()
-    for entry in early[:_SHOWN_MAX]:
-        click.echo(_line(entry, now_ns), err=True)
-    if len(early) > _SHOWN_MAX:
-        click.echo(f"and {len(early) - _SHOWN_MAX:,} more (--dry-run shows all)", err=True)
-    if not click.confirm(f"Delete these {len(early):,} for good, before their time?", err=True):
-        raise Refused("nothing was deleted")
-
-
 def _tell_would_go(due: Sequence[ListedContainer], *, as_json: bool) -> None:
     """Print what a reap would take, as `trashd list` has it."""
     now_ns = time.time_ns()
@@ -271,10 +253,4 @@ def _tell_would_go(due: Sequence[ListedContainer], *, as_json: bool) -> None:
         if as_json:
             output.as_json(entry, RestorableFor(entry.left_s(now_ns)))
         else:
-            print(f"would be reaped: {_line(entry, now_ns)}")
-
-
-def _line(entry: ListedContainer, now_ns: int) -> str:
-    left = entry.left_s(now_ns)
-    term = "kept" if left is None else f"{format_duration(left)} left" if left > 0 else "expired"
-    return f"{entry.id}  {user_name(entry.uid)}  {output.origin(entry.origin)}  ({term})"
+            print(f"would be reaped: {line_of(entry, now_ns)}")

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-import click
-
 from fusefs.cli import output
 from fusefs.cli.count_orphan import CountOptions, count_orphan
+from fusefs.cli.early_question import ask_about, can_be_asked, tell_early
 from fusefs.cli.stop_signals import StopSignals
 from fusefs.core.errors import Incomplete, Refused, TrashdError
 from fusefs.core.sizes import format_size
@@ -49,7 +48,12 @@ def enough_to_free(
             f"{have}, not {format_size(wanted_bytes)}: nothing was deleted", "trashd du shows what there is"
         )
     if early and not yes:
-        _ask(early, format_size(wanted_bytes))
+        if not can_be_asked():
+            tell_early(early)
+            count = output.counted(len(early), "orphan")
+            told = f"for {format_size(wanted_bytes)} also {count} would go that can still be restored"
+            raise Refused(told, "--yes says that they may")
+        ask_about(early)
     return chosen, early
 
 
@@ -71,13 +75,3 @@ def _until(
         chosen.append(entry)
         came_bytes += 0 if size is None else size.surely_freed()
     return chosen, came_bytes
-
-
-def _ask(early: Sequence[ListedContainer], wanted: str) -> None:
-    for entry in early:
-        click.echo(f"{entry.id}  {output.origin(entry.origin)}", err=True)
-    count = output.counted(len(early), "orphan")
-    if not (os.isatty(0) and os.isatty(2)):
-        raise Refused(f"for {wanted} also {count} would go that can still be restored", "--yes says that they may")
-    if not click.confirm(f"Delete these {len(early):,} for good, before their time?", err=True):
-        raise Refused("nothing was deleted")

@@ -67,7 +67,7 @@ def _asked(
 ) -> CameFrom:
     """Which of several, as a person at a terminal says. Raises  UsageError: there is none"""
     shown = found[:_MOST_TOLD]
-    if as_json or not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
+    if as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
         ids = ", ".join(one.entry.id for one in shown)
         more = f", and {len(found) - len(shown)} older ones" if len(found) > len(shown) else ""
         raise UsageError(f"{len(found)} orphans came from {printable(word)}", f"name one by its id: {ids}{more}")

@@ -71,19 +71,19 @@ def command(
     """
     if asks and force:
         raise UsageError("-i with -f", "it is asked, or it is not")
-    if asks and (null or not (sys.stdin and sys.stdin.isatty())):
+    if asks and (null or not sys.stdin.isatty()):
         raise UsageError("-i asks at a terminal", "paths can't be read from there, too")
     if force and not paths and not null:
         return 0
     wanted = every_path(paths, null=null)
     if force:
         wanted = filter(os.path.lexists, wanted)
-    if asks:
-        wanted = filter(_is_meant, wanted)
     removal = _RmCommand(
         SwapOptions(keep_for, note, not no_fsync, invocation=invocation()), verbose=verbose, now=now, as_json=as_json
     )
-    return removal.run(_emptied(wanted, removal.codes, as_json=as_json) if only_empty and not recursive else wanted)
+    if only_empty and not recursive:
+        wanted = _emptied(wanted, removal.codes, as_json=as_json)
+    return removal.run(filter(_is_meant, wanted) if asks else wanted)
 
 
 def _is_meant(path: bytes) -> bool:

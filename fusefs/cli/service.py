@@ -40,7 +40,7 @@ root_option = click.option(
 prefix_option = click.option(
     "--prefix", default="/usr/local", show_default=True, metavar="DIR", help="Where units and man page belong."
 )
-dry_run_option = click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+dry_run_option = click.option("-n", "--dry-run", is_flag=True, help="Only say what would be done.")
 
 
 @click.group("service", cls=OrderedGroup, short_help="Run the service that reaps; install it for systemd.")

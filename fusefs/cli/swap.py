@@ -77,7 +77,7 @@ _wait_option: Decorator = click.option(
 )
 @click.argument("directories", type=PathBytes(), nargs=-1, metavar="DIR…")
 @null_option
-@click.option("--dry-run", "dry", is_flag=True, help="Only say what would be done, and what stands against it.")
+@click.option("-n", "--dry-run", "dry", is_flag=True, help="Only say what would be done, and what stands against it.")
 @click.option(
     "--keep",
     "keep",

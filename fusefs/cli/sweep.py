@@ -69,7 +69,7 @@ _Prints = Callable[[Kernel, Fd, bytes, Sequence[str]], _NotTold]
 @click.option("--keep-for", type=DURATION, help="Trashed, they can be restored that long (24h).")
 @click.option("--note", type=Note(), default="", help="A sentence kept with the orphan.")
 @click.option("--max-delete", "most", type=click.IntRange(0), metavar="N", help="Act on so many matches at most.")
-@click.option("--dry-run", "dry", is_flag=True, help="Only count them, and show the largest and the oldest.")
+@click.option("-n", "--dry-run", "dry", is_flag=True, help="Only count them, and show the largest and the oldest.")
 @click.option("--confirm-above", "limit", type=click.IntRange(0), metavar="N", help="Ask first if more than N match.")
 @click.option("--yes", is_flag=True, help="The answer to that question.")
 @threads_option

@@ -30,10 +30,10 @@ def make_id(utc: str, milliseconds: int, victim: bytes, random: bytes) -> Contai
     """A container's id from the clock, the victim's name and chance, all handed in.
 
     utc      as `%Y%m%dT%H%M%S`
-    victim   any bytes; what is not a plain letter, digit, dot, dash or underscore becomes `_`
+    victim   any bytes; each character that is not a plain letter, digit, dot, dash or underscore becomes `_`
     random   6 bytes
     """
-    slug = re.sub(rb"[^A-Za-z0-9._-]", b"_", victim)[:_SLUG_MAX].decode("ascii")
+    slug = re.sub(r"[^A-Za-z0-9._-]", "_", victim.decode("utf-8", "replace"))[:_SLUG_MAX]
     return ContainerId(f"{utc}.{milliseconds:03d}Z-{slug}-{random.hex()}")
 
 

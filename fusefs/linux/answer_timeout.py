@@ -30,17 +30,19 @@ def ask_each(
     silent: set[Hashable],
     where: Callable[[T], Hashable],
     person: UserCredentials | None = None,
+    limit_s: float | None = None,
 ) -> Iterator[tuple[T, bytes | None]]:
     """Each question with its answer; None for what is not answered in time, and for all else that is asked there.
 
-    ask     runs in a child that has none of our fds; what it can't say is its answer, not an error
-    silent  those that have not answered, as `where` tells them; it is added to
-    person  the user for whom the child acts (needs root); None for ourselves
+    ask      runs in a child that has none of our fds; what it can't say is its answer, not an error
+    silent   those that have not answered, as `where` tells them; it is added to
+    person   the user for whom the child acts (needs root); None for ourselves
+    limit_s  how long one answer may take, whatever keeps it; None: LIMIT_S, and as long as it lacks but a processor
     """
     done = 0
     while done < len(questions):
         due = [question for question in questions[done:] if where(question) not in silent]
-        answers = _AskingChild(due, ask, person) if due else None
+        answers = _AskingChild(due, ask, person, limit_s) if due else None
         try:
             while done < len(questions):
                 question = questions[done]
@@ -67,7 +69,14 @@ def ask_each(
 class _AskingChild:
     """A process that puts questions one after the other."""
 
-    def __init__(self, questions: Sequence[T], ask: Callable[[T], bytes], person: UserCredentials | None) -> None:
+    def __init__(
+        self,
+        questions: Sequence[T],
+        ask: Callable[[T], bytes],
+        person: UserCredentials | None,
+        limit_s: float | None,
+    ) -> None:
+        self._limit_s = limit_s
         self._channel, theirs = socket.socketpair()
         parent = os.getpid()
         self._pid = os.fork()
@@ -82,8 +91,8 @@ class _AskingChild:
         return receive(self._channel, self._wait)[0]
 
     def _wait(self) -> None:
-        while not self._poll.poll(LIMIT_S * 1000):
-            if not self._is_working():
+        while not self._poll.poll((LIMIT_S if self._limit_s is None else self._limit_s) * 1000):
+            if self._limit_s is not None or not self._is_working():
                 raise TimeoutError
 
     def _is_working(self) -> bool:
@@ -97,7 +106,7 @@ class _AskingChild:
         with suppress(ChildProcessError, ProcessLookupError):
             with Fd(os.pidfd_open(self._pid)) as pidfd:
                 os.kill(self._pid, signal.SIGKILL)
-                _wait_for(pidfd, _END_S)
+                _wait_for(pidfd, _END_S if self._limit_s is None else 0)
             os.waitpid(self._pid, os.WNOHANG)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 
 
 def host_id() -> str:
@@ -14,6 +15,7 @@ def host_id() -> str:
         return os.uname().nodename
 
 
+@cache
 def boot_id() -> str:
     """The running kernel's boot id: the same in all its containers, so that locks are seen among them."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:

@@ -14,6 +14,7 @@ OURS = b"fuse.trashd"
 """The type of our own mounts; their source is the path of the backing tree."""
 TOP = b".trashd@"
 """The name of that tree's top in such a filesystem, if its own root is not mounted (mount/life/root_inode.py)."""
+MERGERFS = b"fuse.mergerfs"
 DAEMON_GONE = (errno.ENOTCONN, errno.ECONNABORTED, errno.ECANCELED)
 """What is said in a FUSE mount without its daemon; the last to who asked over io_uring while it ended."""
 _FUSE = re.compile(rb"fuse(?:blk)?(?:\..*)?")

@@ -325,15 +325,7 @@ def open_store(kernel: Kernel, base: BackingAndMount, base_path: bytes, *, of: i
         owned.enter_context(base)
         try:
             fd = owned.enter_context(kernel.open_beneath(base.fd, STORE, READABLE))
-            dev = kernel.fstat(base.fd).st_dev
-            owner = _check(kernel, fd, base_path, owners, dev)
-            volume = read_volume(kernel, fd, base_path, owners)
-            areas = owned.enter_context(open_areas(kernel, fd))
-            for _name, area in areas.all():
-                _check(kernel, area, base_path, owners, dev, sticky=area is areas.new_fd)
-            if areas.registry_fd is not None:
-                _check(kernel, areas.registry_fd, base_path, owners, dev)
-            store = Store(kernel, base, base_path, fd, areas, volume, owner)
+            store = store_of(kernel, base, base_path, fd, owned, owners)
             if os.geteuid() == 0:
                 store = store.judged()
         except OSError as error:
@@ -344,6 +336,25 @@ def open_store(kernel: Kernel, base: BackingAndMount, base_path: bytes, *, of: i
             raise
         owned.pop_all()
         return store
+
+
+def store_of(
+    kernel: Kernel, base: BackingAndMount, base_path: bytes, fd: Fd, owned: ExitStack, owners: tuple[int, ...]
+) -> Store:
+    """The store of an opened `.trashd`, by whatever name; what it opens is owned by `owned`.
+
+    owners  the users whose it may be
+    Raises  Untrusted; OSError
+    """
+    dev = kernel.fstat(base.fd).st_dev
+    owner = _check(kernel, fd, base_path, owners, dev)
+    volume = read_volume(kernel, fd, base_path, owners)
+    areas = owned.enter_context(open_areas(kernel, fd))
+    for _name, area in areas.all():
+        _check(kernel, area, base_path, owners, dev, sticky=area is areas.new_fd)
+    if areas.registry_fd is not None:
+        _check(kernel, areas.registry_fd, base_path, owners, dev)
+    return Store(kernel, base, base_path, fd, areas, volume, owner)
 
 
 def open_areas(kernel: Kernel, store_fd: Fd) -> Areas:

@@ -304,8 +304,8 @@ def stores_for(kernel: Kernel, scope: Scope, wanted: bytes) -> Iterator[Offered]
             made = _make_missing(kernel, scope, relative, path)
         except Untrusted as error:
             last = error
-        except PermissionError:
-            pass  # not ours to make one there
+        except (PermissionError, FileNotFoundError):
+            pass  # not ours to make one there; or what is there makes nothing, as /proc says it
         else:
             if made is not None:
                 yield Offered(relative, made, is_made=True)

@@ -40,7 +40,7 @@ def make_user(store: Store, uid: int | None = None, *, waits: bool = True) -> Us
         try:
             if turn and (folder := open_user(store, uid)) is not None:
                 return folder
-            with _candidate(store, u_fd, uid) as (new, fd):
+            with unnamed_folder(store, u_fd, uid) as (new, fd):
                 has_rivals = discard_dead(kernel, u_fd, uid, but=new)
                 with suppress(FileExistsError):
                     kernel.rename_free(u_fd, new, u_fd, plain)
@@ -98,7 +98,7 @@ def make_proven(store: Store, uid: int) -> UserFolder | None:
         discard_dead(kernel, u_fd, uid)
         for attempt in range(_ATTEMPTS):
             try:
-                with _candidate(store, u_fd, uid) as (new, fd):
+                with unnamed_folder(store, u_fd, uid) as (new, fd):
                     entry = read_registered(kernel, registry_fd, uid)
                     name = free_name(kernel, u_fd, uid)
                     write_registered(kernel, registry_fd, entry._replace(name=name, identity=kernel.identify(fd)))
@@ -137,7 +137,7 @@ def take_registry(kernel: Kernel, registry_fd: Fd, owned: ExitStack) -> bool:
 
 
 @contextmanager
-def _candidate(store: Store, area_fd: Fd, uid: int) -> Iterator[tuple[Name, Fd]]:
+def unnamed_folder(store: Store, area_fd: Fd, uid: int) -> Iterator[tuple[Name, Fd]]:
     """A whole folder that has no user yet and its name, locked as long as its maker runs; gone again if not renamed.
 
     Raises  OSError; NoStore; FileNotFoundError if another command took it for a killed maker's before it was locked

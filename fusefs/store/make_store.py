@@ -105,7 +105,10 @@ def _build(
                 _take_in(kernel, base, new, replaces)
             with suppress(FileExistsError):
                 kernel.rename_free(base.names(), new, base.names(), STORE)
-                sync_dir(kernel, base.fd)
+                try:
+                    sync_dir(kernel, base.fd)
+                except PermissionError:  # who may make names in a directory need not be allowed to read it
+                    kernel.syncfs(fd)
                 return kernel.identify(fd)
             if replaces is None:
                 break  # another process's is as good
@@ -137,6 +140,8 @@ def unfinished(
     Raises  OSError; FileNotFoundError if an init was faster than the lock
     """
     new = new or Name(NEW_PREFIX + os.urandom(6).hex().encode())
+    if kernel.is_read_only(base.names()):  # where a mount of ours is, what is made below it could not be removed
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
     kernel.mkdir(base.fd, new)
     try:
         with kernel.open_dir(base.fd, new) as fd:

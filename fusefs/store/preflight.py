@@ -32,18 +32,22 @@ from fusefs.linux.directory_metadata import (
 )
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import OVERLAY_MAGIC, Kernel
+from fusefs.linux.mergerfs import check_rename
+from fusefs.linux.mountinfo import MERGERFS
 from fusefs.linux.refused_calls import RefusedCall, refused_calls
 from fusefs.store.backing_and_mount import FULL, is_taken, suppress_errno, wholly_beneath
+from fusefs.store.folder_registry import RegisteredFolder, write_registered
 from fusefs.store.keep_entries import choose, hindrances
-from fusefs.store.layout import NEW_PART, NEW_PREFIX, Store, Volume, make_private, read_volume
+from fusefs.store.layout import NEW_PREFIX, RECORD, Store, make_private, store_of, trusted_owners
 from fusefs.store.locate import Victim, ancestors, existing_stores, find_victim, lacks_call
+from fusefs.store.make_folder import take_registry, unnamed_folder
 from fusefs.store.make_store import unfinished
 from fusefs.store.refusals import refusals
 from fusefs.store.reserve import is_stocked
 from fusefs.store.swap import Unlike, give_likeness, in_words
 from fusefs.store.swap_path import explain
 from fusefs.store.tree_holders import holders_of
-from fusefs.store.user_folders import open_user, why_not
+from fusefs.store.user_folders import open_user
 from fusefs.store.victim_rename import NO_EXCHANGE
 
 _WRITE_SEARCH = os.W_OK | os.X_OK
@@ -88,7 +92,7 @@ def preflight(kernel: Kernel, path: bytes, keep: tuple[str, ...] = (), *, unlike
     Raises  TrashdError if there is nothing to look at
     """
     with find_victim(kernel, path) as victim:
-        reasons = list(refusals(kernel, victim, directory=True))
+        reasons = _refusals(kernel, victim)
         kept: tuple[bytes, ...] = ()
         if keep and victim.is_directory():
             kept, more = _kept(kernel, victim, keep)
@@ -103,7 +107,7 @@ def preflight(kernel: Kernel, path: bytes, keep: tuple[str, ...] = (), *, unlike
             mount_point=victim.parent.mount.point,
             store=found.path,
             exists=found.exists,
-            method="unknown" if found.volume is None else "exchange" if found.volume.exchange else "two-rename",
+            method="unknown" if found.exchanges is None else "exchange" if found.exchanges else "two-rename",
             project=_project(kernel, victim),
             refusals=tuple((reason.message(), reason.hint) for reason in reasons),
             unlike=tuple(in_words(found.unlike)),
@@ -112,6 +116,18 @@ def preflight(kernel: Kernel, path: bytes, keep: tuple[str, ...] = (), *, unlike
             exit_code=reasons[0].exit_code if reasons else 0,
             missing=refused_calls(),
         )
+
+
+def _refusals(kernel: Kernel, victim: Victim) -> list[TrashdError]:
+    """Every reason to leave it alone; what can't be looked at any more is none after the first: a swap ends there."""
+    reasons = []
+    try:
+        for reason in refusals(kernel, victim, directory=True):
+            reasons.append(reason)  # noqa: PERF402 - those before an error are kept
+    except OSError:
+        if not reasons:
+            raise
+    return reasons
 
 
 def _kept(kernel: Kernel, victim: Victim, keep: tuple[str, ...]) -> tuple[tuple[bytes, ...], list[TrashdError]]:
@@ -133,16 +149,16 @@ def _project(kernel: Kernel, victim: Victim) -> int | None:
 class _Found(NamedTuple):
     """The store that would take a victim.
 
-    path    of the `.trashd`; None if none would
-    exists  whether it is there already
-    volume  what its volume.json says, or would say
-    unlike  what of the likeness can't be had there
-    error   why swap would be refused; None if it would not
+    path       of the `.trashd`; None if none would
+    exists     whether it is there already
+    exchanges  whether by an exchange; None where that is not known
+    unlike     what of the likeness can't be had there
+    error      why swap would be refused; None if it would not
     """
 
     path: bytes | None
     exists: bool
-    volume: Volume | None
+    exchanges: bool | None = None
     unlike: Unlike = ()
     error: TrashdError | None = None
 
@@ -158,24 +174,22 @@ def _try_stores(kernel: Kernel, victim: Victim, *, unlike: bool) -> _Found:
     for relative, store in existing_stores(kernel, victim.parent, untrusted):
         bases.add(relative)
         with store:
-            there = _Found(os.path.join(store.base_path, STORE), True, store.volume)
-            try:
-                with _room_in(store) as room:
-                    lacking = _try_way(kernel, victim, room, exchanges=store.volume.exchange, unlike=unlike)
-                    return there._replace(unlike=lacking)
-            except (OSError, TrashdError) as error:
-                if not _is_crossed(error):
-                    return there._replace(error=explain(error, victim))
-                crossed = there
+            tried = _try_store(store, victim, _Found(os.path.join(store.base_path, STORE), True), unlike=unlike)
+            if not _is_crossed(tried.error):
+                return tried
+            crossed = tried
     last: TrashdError = untrusted[0] if untrusted else NoStore(victim.path())
     for relative, path in ancestors(victim.parent):
         if relative in bases:
             continue
-        there = _Found(os.path.join(path, STORE), False, None)
+        there = _Found(os.path.join(path, STORE), False)
         try:
             made = _try_making(kernel, victim, relative, there, unlike=unlike)
-        except PermissionError:
-            continue  # not ours to make one there
+        except Untrusted as error:
+            last = error
+            continue
+        except (PermissionError, FileNotFoundError):
+            continue  # as `stores_for`
         except (OSError, TrashdError) as error:
             return there._replace(error=explain(error, victim))
         if made is not None and not _is_crossed(made.error):
@@ -183,15 +197,16 @@ def _try_stores(kernel: Kernel, victim: Victim, *, unlike: bool) -> _Found:
         crossed = made or crossed
     if crossed is not None:
         return crossed._replace(error=CrossesBoundary(victim.path()))
-    return _Found(None, False, None, error=lacks_call() or last)
+    return _Found(None, False, error=lacks_call() or last)
 
 
 def _first_store(kernel: Kernel, victim: Victim) -> _Found:
     """The store that would be tried first, of those that are there; nothing is tried."""
-    for _relative, store in existing_stores(kernel, victim.parent, []):
-        with store:
-            return _Found(os.path.join(store.base_path, STORE), True, store.volume)
-    return _Found(None, False, None)
+    with suppress(OSError):
+        for _relative, store in existing_stores(kernel, victim.parent, []):
+            with store:
+                return _Found(os.path.join(store.base_path, STORE), True, store.volume.exchange)
+    return _Found(None, False)
 
 
 def _is_crossed(error: Exception | None) -> bool:
@@ -208,72 +223,71 @@ def _try_making(kernel: Kernel, victim: Victim, relative: RelPath, there: _Found
     with wholly_beneath(kernel, victim.parent.root, relative) as base:
         if is_taken(kernel, base.fd, STORE):
             return None
-        with _same_times(kernel, base.fd), unfinished(kernel, base) as fd:
-            volume = read_volume(kernel, fd, base_path)
-            found = there._replace(volume=volume)
-            try:
-                with _room_at(kernel, fd, base_path) as room:
-                    lacking = _try_way(kernel, victim, room, exchanges=volume.exchange, unlike=unlike)
-                    return found._replace(unlike=lacking)
-            except (OSError, TrashdError) as error:
-                return found._replace(error=explain(error, victim))
+        with _same_times(kernel, base.fd), unfinished(kernel, base) as fd, ExitStack() as owned:
+            store = store_of(kernel, base, base_path, fd, owned, trusted_owners(os.geteuid()))
+            if store.areas.registry_fd is not None:  # what root's first folder takes besides
+                take_registry(kernel, store.areas.registry_fd, owned)
+                write_registered(kernel, store.areas.registry_fd, RegisteredFolder(os.geteuid()))
+            return _try_store(store, victim, there, unlike=unlike)
 
 
-@contextmanager
-def _room_in(store: Store) -> Iterator[Fd | None]:
-    """A directory in a store where the caller's containers would come to; None on a full volume with a reserve."""
+def _try_store(store: Store, victim: Victim, there: _Found, *, unlike: bool) -> _Found:
+    """Try the way to a store."""
     kernel = store.kernel
-    folder = open_user(store, os.geteuid())
-    if folder is None:
-        _area, for_new = store.areas.for_new()
-        with _same_times(kernel, for_new), _room_at(kernel, for_new, store.base_path) as there:
-            yield there
-        return
-    with folder, _same_times(kernel, folder.fd), ExitStack() as owned:
-        room: Fd | None = None
-        try:
-            room = owned.enter_context(_room_at(kernel, folder.fd, store.base_path))
-        except OSError as error:
-            if error.errno not in FULL or not is_stocked(folder):
-                raise
-        yield room
+    found = there._replace(exchanges=store.volume.exchange)
+    try:
+        with _room_in(store) as room:
+            return _try_way(kernel, victim, room, found, unlike=unlike)
+    except (OSError, TrashdError) as error:
+        if error.errno not in FULL or not _has_reserve(store):
+            return found._replace(error=explain(error, victim))
+    try:
+        _refuse_unmovable(kernel, victim)
+    except (OSError, TrashdError) as error:
+        return found._replace(error=explain(error, victim))
+    return found  # nothing can be made there, and nothing need be
+
+
+def _has_reserve(store: Store) -> bool:
+    with suppress(OSError):
+        folder = open_user(store, os.geteuid())
+        if folder is not None:
+            with folder:
+                return is_stocked(folder)
+    return False
 
 
 @contextmanager
-def _room_at(kernel: Kernel, dir_fd: Fd, base_path: bytes) -> Iterator[Fd]:
-    """A directory for the caller alone, as that user's folder would be; gone at the end of the block.
+def _room_in(store: Store) -> Iterator[Fd]:
+    """A directory in a store where a container of the caller's would be: in that user's folder, or in a new one that is
+    made as for a first command; gone at the end of the block.
 
     Raises  OSError; NoStore where modes or owners mean nothing, as make_user
     """
-    uid = os.geteuid()
-    name = Name(b"%b%d.%b" % (NEW_PART, uid, os.urandom(6).hex().encode()))
-    with make_private(kernel, dir_fd, name) as room:
-        try:
-            st = kernel.fstat(room)
-            why = why_not(kernel, room, st, uid, st.st_dev)
-            if why:
-                raise NoStore(base_path, f"this filesystem can't keep a new directory to its maker: {why}")
-            yield room
-        finally:
-            with suppress(OSError):
-                kernel.rmdir(dir_fd, name)
+    kernel, uid = store.kernel, os.geteuid()
+    with ExitStack() as owned:
+        folder = open_user(store, uid)
+        if folder is not None:
+            place = owned.enter_context(folder).fd
+            owned.enter_context(_same_times(kernel, place))
+        else:
+            _area, for_new = store.areas.all()[0] if store.owner == uid else store.areas.for_new()
+            owned.enter_context(_same_times(kernel, for_new))
+            _new, place = owned.enter_context(unnamed_folder(store, for_new, uid))
+        yield owned.enter_context(_made(kernel, Name(NEW_PREFIX + os.urandom(6).hex().encode()), place))
 
 
-def _try_way(kernel: Kernel, victim: Victim, room: Fd | None, *, exchanges: bool, unlike: bool) -> Unlike:
-    """Make a fresh directory in the room, and do with it, and with one beside the victim, what a swap does; what it
-    would lack of the victim's likeness.
+def _try_way(kernel: Kernel, victim: Victim, room: Fd, found: _Found, *, unlike: bool) -> _Found:
+    """Make a fresh directory in the room, and do with it, and with one beside the victim, what a swap does; what was
+    found, with what it would lack of the victim's likeness.
 
-    room    None: nothing can be made, and nothing need be
     Raises  OSError, TrashdError as the swap would
     """
-    if room is None:
-        _refuse_unmovable(victim)
-        return ()
     fresh, beside = (Name(NEW_PREFIX + os.urandom(6).hex().encode()) for _ in range(2))
-    with _made(kernel, fresh, room) as made:
+    with _made(kernel, fresh, room) as made, _recorded(kernel, room):
         wanted = _likeness(kernel, victim)
         lacking = () if wanted is None else give_likeness(kernel, victim, made, wanted, accepted=unlike)
-    _refuse_unmovable(victim)
+    _refuse_unmovable(kernel, victim)
     parent = victim.parent.sides.fd
     with (
         _same_times(kernel, parent),
@@ -285,10 +299,25 @@ def _try_way(kernel: Kernel, victim: Victim, room: Fd | None, *, exchanges: bool
                 apply_likeness(kernel, fd, read_likeness(kernel, fd)._replace(extended=wanted.extended))
         if kernel.filesystem(victim.fd) == OVERLAY_MAGIC:
             _try_lower_layer(kernel, victim, beside, stand_in)
-        if not (exchanges and _exchanges(kernel, room, fresh, parent, beside)):
+        if victim.parent.mount.fstype == MERGERFS:
+            check_rename(victim.parent.root.fd, victim.fd, room)
+        exchanges = bool(found.exchanges) and _exchanges(kernel, room, fresh, parent, beside)
+        if not exchanges:
             kernel.rename_free(parent, beside, room, beside)
             kernel.rename_free(room, fresh, parent, beside)
-    return lacking
+    return found._replace(exchanges=exchanges, unlike=lacking)
+
+
+@contextmanager
+def _recorded(kernel: Kernel, room: Fd) -> Iterator[None]:
+    """A file as large as most records are, gone at the end."""
+    try:
+        with kernel.create(room, RECORD) as fd:
+            kernel.write(fd, bytes(1))
+        yield
+    finally:
+        with suppress(FileNotFoundError):
+            kernel.unlink(room, RECORD)
 
 
 def _exchanges(kernel: Kernel, room: Fd, fresh: Name, parent: Fd, beside: Name) -> bool:
@@ -324,9 +353,12 @@ def _likeness(kernel: Kernel, victim: Victim) -> DirectoryMetadata | None:
     return wanted
 
 
-def _refuse_unmovable(victim: Victim) -> None:
-    """Raise NotPermitted if the victim may not be moved: what a look at modes and flags tells."""
+def _refuse_unmovable(kernel: Kernel, victim: Victim) -> None:
+    """Raise NotPermitted if the victim may not be moved: what a look at modes and flags tells; OSError EROFS."""
     uid, parent_fd = os.geteuid(), victim.parent.sides.fd
+    for fd in (victim.fd, victim.parent.sides.names()):
+        if kernel.is_read_only(fd):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
     parent, own = b"/proc/self/fd/%d" % parent_fd, b"/proc/self/fd/%d" % victim.fd
     if is_frozen(victim.fd) or is_frozen(parent_fd):
         raise explain(PermissionError(errno.EPERM, os.strerror(errno.EPERM)), victim)

@@ -6,15 +6,17 @@ import errno
 import os
 from collections.abc import Iterable, Iterator
 
-from fusefs.core.errors import IsMountPoint, IsStore, MountInside, NotADirectory, TrashdError
+from fusefs.core.errors import CrossesBoundary, IsMountPoint, IsStore, MountInside, NotADirectory, TrashdError
 from fusefs.core.names import STORE, join
 from fusefs.core.printable_names import shell_word
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.mountinfo import FilesystemPath, Mount, every_place, mounts_inside, other_namespaces, views
+from fusefs.linux.mountinfo import MERGERFS, FilesystemPath, Mount, every_place, mounts_inside, other_namespaces, views
 from fusefs.store.layout import VOLUME, is_stores_own, trusted_owners
 from fusefs.store.locate import Victim
 from fusefs.store.stores_inside import stores_below
+
+_MERGED = "it is merged of directories on several branches, and a rename takes one: swap it on each branch itself"
 
 
 def refusals(kernel: Kernel, victim: Victim, *, directory: bool) -> Iterator[TrashdError]:
@@ -31,8 +33,16 @@ def refusals(kernel: Kernel, victim: Victim, *, directory: bool) -> Iterator[Tra
         if holds_store(kernel, victim.fd, b""):
             yield IsStore(os.path.join(victim.path(), STORE), "move that store's orphans back or reap them first")
         above = victim.parent
+        if above.mount.fstype == MERGERFS and _is_merged(victim):
+            yield CrossesBoundary(victim.path(), _MERGED)
         for lower in stores_below(kernel, above.root.fd, above.root_path, join(above.relative, victim.name)):
             yield _holds(os.path.join(victim.path(), lower))
+
+
+def _is_merged(victim: Victim) -> bool:
+    from fusefs.linux.mergerfs import branches_with  # few have it
+
+    return len(branches_with(victim.fd)) > 1
 
 
 def _holds(directory: bytes) -> IsStore:

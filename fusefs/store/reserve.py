@@ -28,7 +28,12 @@ def ensure_reserve(folder: UserFolder) -> bool:
             return True
         with suppress_errno(*FULL, errno.EEXIST, errno.ENOENT):  # full, or another command is making it
             if all(_discard(kernel, reserve, name) for name in (READY, _MAKING)):
-                _make(kernel, reserve)
+                try:
+                    _make(kernel, reserve)
+                except OSError as error:
+                    if error.errno in FULL:  # a part of one helps nobody, and takes what a container could do with
+                        _discard(kernel, reserve, _MAKING)
+                    raise
                 return True
     return False
 

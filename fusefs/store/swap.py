@@ -299,9 +299,10 @@ def _by_two_renames(
         is_placed = _place(staged, victim, visible)
         gap_ns = time.monotonic_ns() - began_ns
         swapped = finish(staged, victim, options, visible, unlike, gap_ns, keeping if is_placed else None, adopt)
-    if keeping is None or is_placed:
+    if is_placed:
         return swapped
-    told = f"something else took its name in the gap: what was to be kept is in {swapped.id}"
+    kept = "" if keeping is None else ", with what was to be kept"
+    told = f"something else took its name in the gap, and has it now; the old tree is {swapped.id}{kept}"
     return swapped._replace(warnings=(*swapped.warnings, told))
 
 

@@ -5,8 +5,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.foreground_mount import until
+from tests.support.fuse_silent import silent_fuse
 from tests.support.make_trees import make_tree
 from tests.support.other_users import as_user
+from tests.support.real_filesystems import tmpfs_volume
+from tests.support.store_calls import init
 from tests.support.trashd_command import swapped, trashd
 
 USER = 65_534
@@ -45,6 +48,18 @@ def test_a_path_is_a_path_wherever_an_id_may_be_meant(volume: Path) -> None:
     swapped(make_tree(volume / "job", {"file": ""}))
     for typed in ("./2", "2/", "job"):
         assert completed(f"trashd restore {typed}") == [f"file,{typed}"]
+
+
+@pytest.mark.needs("root", "fuse")
+@pytest.mark.parametrize("is_listed", [False, True], ids=["mounted", "registered"])
+def test_a_mount_that_never_answers_keeps_no_shell_waiting(*, is_listed: bool) -> None:
+    with tmpfs_volume() as other:
+        dead = other / "dead"
+        dead.mkdir()
+        if is_listed:
+            init(dead)
+        with silent_fuse(dead, 0):
+            completed("trashd restore 2")  # what asks it waits for the end of the block, and may hold nothing of ours
 
 
 def completed(typed: str) -> list[str]:

@@ -7,7 +7,9 @@ import pytest
 from tests.support.trashd_command import done_well, trashd
 
 
-@pytest.mark.parametrize(("typed", "meant"), [("swp", "swap"), ("lst", "list"), ("restor", "restore")])
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("swp", "swap"), ("lst", "list"), ("restor", "restore"), ("empty", "reap")]
+)
 def test_who_mistypes_a_command_is_told_what_may_be_meant(typed: str, meant: str) -> None:
     done = trashd(typed)
     assert done.code == 2

@@ -49,6 +49,7 @@ def test_what_can_be_restored_goes_by_a_yes_alone(volume: Path, ids: dict[str, s
     assert left(volume, ids) == set(ids)
     done = at_a_terminal("reap", "--free", "8M", "--volume", str(volume), cwd=volume, answers="n\n")
     assert done.code == 3, done
+    assert "Delete this for good, before its time?" in done.out
     assert left(volume, ids) == set(ids)
     done = at_a_terminal("reap", "--free", "8M", "--volume", str(volume), cwd=volume, answers="y\n")
     assert done.code == 0, done

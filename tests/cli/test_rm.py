@@ -162,6 +162,15 @@ def test_it_asks_before_each(volume: Path) -> None:
     assert_silent(volume)
 
 
+def test_nobody_is_asked_about_what_is_refused_anyway(volume: Path) -> None:
+    make(volume / "full")
+    (volume / "b").touch()
+    done = at_a_terminal("rm", "-id", "full", "b", cwd=volume, answers="y\n")
+    assert (done.code, done.out.count("Remove "), (volume / "full").exists()) == (13, 1, True)
+    assert not (volume / "b").exists()
+    assert_silent(volume)
+
+
 def at_a_terminal(*words: str, cwd: Path, answers: str) -> Done:
     master, slave = pty.openpty()
     process = subprocess.Popen(

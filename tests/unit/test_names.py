@@ -88,3 +88,8 @@ def test_shown_path_moves_no_cursor(path: bytes) -> None:
 )
 def test_only_what_a_terminal_would_obey_is_escaped(path: bytes, shown: str) -> None:
     assert printable(path) == shown
+
+
+@pytest.mark.parametrize(("victim", "slug"), [("größe-1".encode(), "gr__e-1"), (b"a\xffb c", "a_b_c")])
+def test_an_id_has_one_underscore_for_a_character_that_it_can_not_have(victim: bytes, slug: str) -> None:
+    assert make_id("20261121T032253", 7, victim, bytes(6)) == f"20261121T032253.007Z-{slug}-000000000000"
