@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 
 import click
 
@@ -142,7 +142,9 @@ def problems_in_plans() -> tuple[ConfigProblem, ...]:
 
 def has_plans() -> bool:
     """Whether the caller has rules at all, right or wrong."""
-    return any(is_drop_in(name) for own in _own() for name in os.listdir(own))
+    with suppress(OSError):  # what is wrong with it is told as a problem
+        return any(is_drop_in(name) for own in _own() for name in os.listdir(own))
+    return False
 
 
 def _leading_nowhere(rules: Sequence[Rule]) -> Iterator[ConfigProblem]:
