@@ -45,10 +45,15 @@ def home(volume: Path) -> Path:
     return home
 
 
+def of_user(home: Path, *words: str) -> Done:
+    """What it tells a user whose home this is."""
+    variables = {"HOME": home, "XDG_CONFIG_HOME": home / "config", "XDG_DATA_HOME": home / "data"}
+    told = {name: str(path) for name, path in variables.items()}
+    return as_user(USER, lambda: trashd(*words, cwd=home, stdin=b"", XDG_RUNTIME_DIR="", **told))
+
+
 def doctor_of(home: Path) -> Done:
-    """What it tells a user."""
-    variables = {"HOME": str(home), "XDG_CONFIG_HOME": str(home / "config"), "XDG_DATA_HOME": str(home / "data")}
-    return as_user(USER, lambda: trashd("doctor", cwd=home, **variables, XDG_RUNTIME_DIR=""))
+    return of_user(home, "doctor")
 
 
 def told_root(volume: Path) -> dict[str, tuple[str, str]]:
@@ -82,8 +87,7 @@ def test_a_rule_for_what_is_not_there_is_told_and_one_for_what_may_come_is_not(h
 
 
 def test_a_file_of_his_own_service_that_is_gone_is_told(home: Path) -> None:
-    variables = {"HOME": str(home), "XDG_DATA_HOME": str(home / "data"), "XDG_RUNTIME_DIR": ""}
-    assert as_user(USER, lambda: trashd("service", "install", "--user", **variables)).code == 0
+    assert of_user(home, "service", "install", "--user").code == 0
     assert doctor_of(home) == Done(0, "", "")
     (home / "data/man/man1/trashd.1").unlink()
     done = doctor_of(home)
@@ -94,8 +98,7 @@ def test_a_file_of_his_own_service_that_is_gone_is_told(home: Path) -> None:
 
 
 def test_units_of_another_version_are_told(home: Path) -> None:
-    variables = {"HOME": str(home), "XDG_DATA_HOME": str(home / "data"), "XDG_RUNTIME_DIR": ""}
-    assert as_user(USER, lambda: trashd("service", "install", "--user", **variables)).code == 0
+    assert of_user(home, "service", "install", "--user").code == 0
     manifest = home / "data/trashd/installed.json"
     manifest.write_text(manifest.read_text().replace('"version": "', '"version": "0.0.'))
     done = doctor_of(home)
