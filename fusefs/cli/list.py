@@ -8,6 +8,7 @@ import time
 import click
 
 from fusefs.cli import output
+from fusefs.cli.expiry_notice import tell_soon
 from fusefs.cli.json_objects import RestorableFor
 from fusefs.cli.options import json_option, volume_option
 from fusefs.cli.orphan_filters import ORDERS, OrphanFilter, filter_options, in_order
@@ -77,6 +78,8 @@ def command(
         print(line)
     if any(entry.problem for entry in found):
         output.warn(f"of what is unreadable {WAY_OUT}")
+    if within_s is None:  # who asks for these is told
+        tell_soon(every, as_json=as_json)
     return max(codes, default=0)
 
 

@@ -222,7 +222,8 @@ def test_a_user_who_is_not_there_runs_nothing() -> None:
     ],
 )
 def test_a_kind_has_its_hook(kind: EventKind, hook: str) -> None:
-    hooks = HooksConfig(*(shell(f"echo {name} $TRASHD_EVENT") for name in HooksConfig._fields[:5]))
+    first, second, third, fourth, fifth = (shell(f"echo {name} $TRASHD_EVENT") for name in HooksConfig._fields[:5])
+    hooks = HooksConfig(first, second, third, fourth, fifth)
     (text,), _tally = run(hooks, Event(kind, 0))
     assert text.endswith(f": {hook} {kind.value}")
 
