@@ -49,7 +49,8 @@ def command(
     An orphan is what a swap, a removal or a sweep took away, in the trash store of its filesystem. Everybody sees his
     own, root everybody's. No tree is walked, so this is quick whatever they hold. What lies in a drop folder becomes
     an orphan first, and what a killed command left is settled. Of an origin that is told as swept a sweep took some,
-    and the directory itself is still there. On a terminal the ends of ids are shown, which are enough. What they take
+    and the directory itself is still there. On a terminal the ends of ids are shown, which are enough, and of long
+    paths and notes what fits: --json has them whole. What they take
     is counted by trashd du.
 
     \b
@@ -74,8 +75,9 @@ def command(
         return max(codes, default=0)
     shown = ID_RANDOM_CHARS if sys.stdout.isatty() else 0  # the end of an id is enough, and leaves room for the rest
     rows = [("ID", "AGE", "LEFT", "OWNER", "STATE", "ORIGIN"), *(_row(entry, now_ns, shown) for entry in found)]
-    for line in output.aligned(rows):
-        print(line)
+    width = output.terminal_width()
+    for line, note in zip(output.aligned(rows, width), ["", *map(_note, found)], strict=True):
+        print(line + note if width is None or len(line + note) <= width else line)
     if any(entry.problem for entry in found):
         output.warn(f"of what is unreadable {WAY_OUT}")
     if within_s is None:  # who asks for these is told
@@ -94,9 +96,13 @@ def _row(entry: ListedContainer, now_ns: int, n_chars: int) -> tuple[str, ...]:
         state += " (stopped)" if entry.is_stopped else ""
     elif entry.partial:
         state += " (partly reaped)"
-    note = f"  # {printable(entry.note.encode('utf-8', 'replace'))}" if entry.note else ""
     if entry.problem:
         return (identifier, "?", "?", user_name(entry.uid), "unreadable", entry.problem)
     age = format_duration(entry.age_s(now_ns))
     swept = " (swept)" if entry.method is Method.SWEEP else ""
-    return (identifier, age, shown, user_name(entry.uid), state, output.origin(entry.origin) + swept + note)
+    return (identifier, age, shown, user_name(entry.uid), state, output.origin(entry.origin) + swept)
+
+
+def _note(entry: ListedContainer) -> str:
+    """Behind all else, where there is room."""
+    return f"  # {printable(entry.note.encode('utf-8', 'replace'))}" if entry.note else ""

@@ -51,6 +51,13 @@ class _PlanGroup(OrderedGroup):
     def _of_now(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and (args[0] in self.commands or args[0] in ctx.help_option_names):
             return args
+        if (
+            args
+            and not args[0].startswith("-")
+            and not os.path.lexists(args[0])
+            and (meant := self.meant(ctx, args[0]))
+        ):
+            ctx.fail(f"There is no file {args[0]!r}, nor such a command. Did you mean {meant}?")
         end = args.index("--") if "--" in args else len(args)
         given = _OLD_WORDS.keys() & args[:end]
         if len(given) > 1:
