@@ -103,7 +103,8 @@ def _noted() -> bool:
     """Note that it is told now; whether that could be."""
     with suppress(OSError):
         path = os.path.join(make_dir(lasting_dir()), _FILE)
-        with Fd(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)) as fd:
+        how = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with Fd(os.open(path, how, 0o600)) as fd:
             os.utime(fd)
         return True
     return False
