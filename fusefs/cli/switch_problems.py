@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from fusefs.core.mount_options import UringMode
-from fusefs.core.uring_reasons import UringFacts, why_not
+from fusefs.core.uring_reasons import why_not
 from fusefs.linux import fanotify
 from fusefs.linux.fd import Fd
 from fusefs.linux.inotify import InotifyMask, open_inotify, watch
@@ -28,7 +28,7 @@ def switch_problems(*, is_reaping: bool) -> Iterator[AdoptionProblem]:
     is_reaping  there is something for a reaper
     """
     lines = list(mount_lines())
-    yield from _uring(lines, read_facts())
+    yield from _uring(lines)
     yield from _allow_other(lines)
     yield from _fanotify(lines)
     if is_reaping:
@@ -36,16 +36,18 @@ def switch_problems(*, is_reaping: bool) -> Iterator[AdoptionProblem]:
         yield from _pressure()
 
 
-def _uring(lines: Sequence[MountLine], facts: UringFacts) -> Iterator[AdoptionProblem]:
+def _uring(lines: Sequence[MountLine]) -> Iterator[AdoptionProblem]:
     """A mount with uring=on sets the switch itself; what sets it at boot may not have been run."""
     settings = next(filter(os.path.exists, _URING_SETTINGS), None)
     wanted = [line.place for line in lines if "uring=on" in line.options]
+    place = wanted[0] if wanted else settings
+    if place is None:
+        return
+    facts = read_facts()._replace(barred=frozenset())  # cores that this very command may not use are a daemon's
     if wanted and facts.is_enabled is False:
         facts = facts._replace(is_enabled=True)
-    place = wanted[0] if wanted else settings
-    # Cores that this very command may not use are no daemon's.
-    why = why_not(UringMode.ON, facts._replace(barred=frozenset()))
-    if place is None or why is None:
+    why = why_not(UringMode.ON, facts)
+    if why is None:
         return
     without = "take uring=on away there" if wanted else "trashd service install --no-uring"
     if facts.is_enabled is False:

@@ -13,6 +13,7 @@ from fusefs.cli.service_install import FileOutcome, Installation
 from fusefs.cli.status import unwell
 from fusefs.core.errors import BadRecord, errors_about
 from fusefs.core.printable_names import printable
+from fusefs.core.service_status import SeenStatus
 from fusefs.linux import systemd
 from fusefs.linux.runtime_directories import runtime_dir
 from fusefs.store.adopt import AdoptionProblem
@@ -28,11 +29,12 @@ def unit_problems(*, is_reaping: bool, has_rules: bool) -> Iterator[AdoptionProb
 
     is_reaping  there is something for a reaper
     has_rules   there is something for the timer
-    Raises      TrashdError, OSError: the service's status can't be read
+    Raises      TrashdError: the service's status can't be read
     """
     for_user = os.geteuid() != 0
     place = InstallPlace(for_user, "/", PREFIX)
     word = "--user " if for_user else ""
+    seen = _seen()
     is_installed = False
     try:
         installation = place.open()
@@ -46,10 +48,14 @@ def unit_problems(*, is_reaping: bool, has_rules: bool) -> Iterator[AdoptionProb
         except (systemd.SystemdFailed, FileNotFoundError):
             units = []  # no systemctl, or none that may ask
         for unit in units:
-            # A package brings every user's unit, and root's service serves him all the same.
-            is_wanted = is_reaping and (not for_user or is_installed or unit["UnitFileState"] == "enabled")
-            yield from _unit(unit, word, is_wanted=is_wanted if unit["Id"] == REAPER else has_rules)
-    yield from _running(word)
+            if unit["Id"] != REAPER:
+                yield from _unit(unit, word, is_wanted=has_rules)
+            elif seen is None or unit["ActiveState"] != "inactive":  # else the service runs without systemd
+                # A package brings every user's unit, and root's service serves him all the same.
+                is_meant = not for_user or is_installed or unit["UnitFileState"] == "enabled"
+                yield from _unit(unit, word, is_wanted=is_reaping and is_meant)
+    if seen is not None:
+        yield from _running(seen, word)
 
 
 def _looked_at(*, for_user: bool) -> list[dict[str, str]]:
@@ -111,15 +117,18 @@ def _again(unit: Mapping[str, str], word: str) -> str:
     return "install the package anew, or see what a drop-in of it says: systemctl cat " + unit["Id"]
 
 
-def _running(word: str) -> Iterator[AdoptionProblem]:
-    """What is wrong with the service that lives, if one does. Raises  TrashdError, OSError"""
+def _seen() -> SeenStatus | None:
+    """The service that lives, if one does. Raises  TrashdError"""
     from fusefs.service.status_file import read_status
 
+    with errors_about(runtime_dir()):
+        seen = read_status(runtime_dir())
+    return seen if seen is not None and seen.is_running else None
+
+
+def _running(seen: SeenStatus, word: str) -> Iterator[AdoptionProblem]:
+    """What is wrong with it."""
     directory = runtime_dir()
-    with errors_about(directory):
-        seen = read_status(directory)
-    if seen is None or not seen.is_running:
-        return
     if seen.status.version != version("trashd"):
         what = f"the service that runs is trashd {seen.status.version}, and this is {version('trashd')}"
         yield AdoptionProblem(printable(directory), what, f"systemctl {word}restart {REAPER}")
