@@ -10,6 +10,7 @@ from typing import NamedTuple
 import click
 
 from fusefs.cli import output
+from fusefs.cli.group import OrderedGroup
 from fusefs.cli.options import Decorator, PathBytes, json_option
 from fusefs.core.config import Config, tell_config, tell_volume
 from fusefs.core.errors import BadConfig, ConfigProblem, UsageError
@@ -23,7 +24,7 @@ _system_option: Decorator = click.option(
 )
 
 
-@click.group("config", short_help="Check the reaper's configuration; show what is in force.")
+@click.group("config", cls=OrderedGroup, short_help="Check the reaper's configuration; show what is in force.")
 def command() -> None:
     """Check the reaper service's configuration, and show what is in force.
 

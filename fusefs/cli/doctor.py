@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import click
 
 from fusefs.cli import output
 from fusefs.cli.config import problems_in_force
 from fusefs.cli.options import PathBytes, json_option
+from fusefs.cli.plan import has_plans, problems_in_plans
 from fusefs.cli.settle_first import tended
+from fusefs.cli.switch_problems import switch_problems
+from fusefs.cli.unit_problems import unit_problems
 from fusefs.core.errors import Exit, NotFound, Refused, TrashdError, UsageError, errors_about
 from fusefs.core.printable_names import printable
 from fusefs.linux.act_as_user import user_name
@@ -25,7 +28,7 @@ from fusefs.store.layout import Store, UserFolder
 from fusefs.store.list_orphans import ListedContainer
 
 
-@click.command("doctor", short_help="Check a store, and repair it.")
+@click.command("doctor", short_help="Say what is wrong here; repair a store.")
 @click.argument("volume", type=PathBytes(), required=False)
 @click.option("--repair", is_flag=True, help="First complete or undo what killed commands left.")
 @click.option(
@@ -51,11 +54,12 @@ def command(
     yes: bool,
     as_json: bool,
 ) -> int:
-    """Check a trash store against its invariants; silent but on a terminal, with exit code 0, if all is well.
+    """Say what is wrong here, and what mends it; silent but on a terminal, with exit code 0, if all is well.
 
-    VOLUME is the directory that holds `.trashd`; without it every store that is known is checked, and the reaper's
-    configuration. Everybody's own folder is checked, as root everybody's. Nothing is ever deleted that is not
-    understood: it is kept, and listed here.
+    Looked at is every store that is known, against its invariants, the configuration, the plans, and the units of the
+    service; as root everybody's, and switches and limits of the kernel that something here wants. VOLUME is the
+    directory that holds a `.trashd`, which alone is looked at then. Nothing is ever deleted that is not understood: it
+    is kept, and listed here.
 
     What is listed and can be neither restored nor reaped leaves the store by --rescue: whole, its record with it, by
     one rename to a PATH on the same filesystem. By --forget it becomes an orphan that has expired, which the next
@@ -148,7 +152,7 @@ def _ask(entry: ListedContainer, why: str) -> None:
 
 
 def _examine_all(repair: bool, ended: Sequence[str], *, as_json: bool) -> int:
-    """Every store that is known, and the configuration in force."""
+    """Every store that is known, and what else of this machine has a part in it."""
     paths, silent = [], list[bytes]()
     for store in discover(Kernel(), (), silent):
         with store:
@@ -159,10 +163,22 @@ def _examine_all(repair: bool, ended: Sequence[str], *, as_json: bool) -> int:
             found += _examine(path, repair, ended)
         except TrashdError as error:
             found.append(AdoptionProblem(printable(path), error.message(), error.hint))
-    for problem in problems_in_force():
+    found += _examine_machine(is_reaping=bool(paths))
+    looks = "configuration, plans, units" + ("" if os.geteuid() else ", kernel switches")
+    return _tell_found(f"{output.counted(len(paths), 'store')}, {looks}", found, as_json=as_json)
+
+
+def _examine_machine(*, is_reaping: bool) -> Iterator[AdoptionProblem]:
+    """What is not in a store: as much of it as the caller could change. is_reaping: there are stores"""
+    for problem in (*problems_in_force(), *problems_in_plans()):
         place = problem.file if problem.line is None else f"{problem.file}:{problem.line}"
-        found.append(AdoptionProblem(place, problem.what, problem.fix))
-    return _tell_found(f"{output.counted(len(paths), 'store')}, configuration", found, as_json=as_json)
+        yield AdoptionProblem(place, problem.what, problem.fix)
+    try:
+        yield from unit_problems(is_reaping=is_reaping, has_rules=has_plans())
+    except TrashdError as error:
+        yield AdoptionProblem("the service", error.message(), error.hint)
+    if os.geteuid() == 0:
+        yield from switch_problems(is_reaping=is_reaping)
 
 
 def _examine(path: bytes, repair: bool, ended: Sequence[str]) -> list[AdoptionProblem]:

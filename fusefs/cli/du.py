@@ -116,7 +116,7 @@ def _tell(counted: Sequence[CountedOrphan], now_ns: int, *, as_json: bool) -> No
         click.echo("no orphans", err=True)
         return
     rows = [("SIZE", "FREES", "ENTRIES", "OWNER", "AGE", "ID", "ORIGIN"), *(_row(one, now_ns) for one in counted)]
-    for line in output.aligned(rows):
+    for line in output.aligned(rows, output.terminal_width()):
         print(line)
     for uid in sorted({one.entry.uid for one in counted}):
         print(f"{user_name(uid)}: {_sum([one for one in counted if one.entry.uid == uid])}")

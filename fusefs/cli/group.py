@@ -19,13 +19,35 @@ _SECTIONS = {
 """In the order in which people meet them; each is the `command` of its module, which has its name."""
 _COMMANDS = tuple(name for names in _SECTIONS.values() for name in names)
 _N_MEANT = 3
-_SAID_ELSEWHERE = {"empty": ["reap"], "put": ["rm"]}
+_SAID_ELSEWHERE = {"empty": "reap", "put": "rm"}
 """What other trash cans call it (trash-empty, trash-put)."""
 _OLD_NAMES = {"reaper": ("service", "run")}
 """They work as ever, and are not listed."""
 
 
-class LazyGroup(click.Group):
+class _AskingGroup(click.Group):
+    """A group that asks which of its commands was meant."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """What is to be run; of an unknown one those are told that may be meant."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError:
+            meant = self.meant(ctx, args[0])
+            if not meant:
+                raise
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {meant}?")
+
+    def meant(self, ctx: click.Context, word: str) -> str:
+        """The commands that are like a word."""
+        from difflib import get_close_matches  # who types well is spared it
+
+        return " or ".join(get_close_matches(word, self.list_commands(ctx), _N_MEANT))
+
+
+class LazyGroup(_AskingGroup):
     """A group whose commands are the `command` of their modules."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -46,21 +68,17 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """What is to be run. `help` is the help of what follows; of an unknown one those are told that may be meant."""
+        """What is to be run. `help` is the help of what follows."""
         if args[0] == "help" and not ctx.resilient_parsing:  # a shell that completes it is offered commands
             args = [*args[1:], "--help"]
             if len(args) == 1:
                 click.echo(ctx.get_help())
                 ctx.exit()
-        try:
-            return super().resolve_command(ctx, args)
-        except click.UsageError:
-            from difflib import get_close_matches  # who types well is spared it
+        return super().resolve_command(ctx, args)
 
-            meant = _SAID_ELSEWHERE.get(args[0]) or get_close_matches(args[0], _COMMANDS, _N_MEANT)
-            if not meant:
-                raise
-            ctx.fail(f"No such command {args[0]!r}. Did you mean {' or '.join(meant)}?")
+    def meant(self, ctx: click.Context, word: str) -> str:
+        """The commands that are like a word, or that it means elsewhere."""
+        return _SAID_ELSEWHERE.get(word) or super().meant(ctx, word)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """By what they are for."""
@@ -71,7 +89,7 @@ class LazyGroup(click.Group):
                 formatter.write_dl([(f"{name:<{width}}", one.get_short_help_str()) for name, one in commands if one])
 
 
-class OrderedGroup(click.Group):
+class OrderedGroup(_AskingGroup):
     """A group whose commands are listed as they were defined, as people need them: click itself sorts by name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

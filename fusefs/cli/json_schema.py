@@ -65,6 +65,11 @@ def printed() -> dict[str, tuple[PrintedObject, ...]]:
     restorable = _one(ListedContainer, told.RestorableFor)
     swapped, reaped, held, restored = _one(Swapped, told.UndoCommand), _one(Reaped), _one(HeldTree), _one(Restored)
     swept = (told.SweepAction, Swept, told.SweepOutcome)
+    planned = (
+        _one(told.PlannedRule, *swept, without="looks"),
+        _one(told.RuleLeftUndone),
+        _one(told.WrittenPurgeLists),
+    )
     problem, file = _one(ConfigProblem), _one(FileReport)
     waited, awaited = _one(told.ReapedVolume, Waited), _one(told.WaitGoal, Waited, told.WaitAdvice)
     return {
@@ -81,12 +86,9 @@ def printed() -> dict[str, tuple[PrintedObject, ...]]:
         "check": (_one(Preflight),),
         "holders": (held,),
         "sweep": (_one(*swept, without="looks"), _one(told.SweepMatch)),
-        "plan": (
-            _one(told.PlannedRule, *swept, without="looks"),
-            _one(told.RuleLeftUndone),
-            _one(told.WrittenPurgeLists),
-            problem,
-        ),
+        "plan show": planned,
+        "plan apply": planned,
+        "plan check": (problem,),
         "status": (_one(told.ServiceLife, Status),),
         "stats": (_one(told.MountNumbers),),
         "doctor": (_one(AdoptionProblem), _one(Rescued), _one(Forgotten)),

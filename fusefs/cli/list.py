@@ -9,6 +9,7 @@ import click
 
 from fusefs.cli import output
 from fusefs.cli.count_orphan import in_column
+from fusefs.cli.expiry_notice import tell_soon
 from fusefs.cli.json_objects import RestorableFor
 from fusefs.cli.options import json_option, volume_option
 from fusefs.cli.orphan_filters import ORDERS, OrphanFilter, filter_options, in_order, larger_option
@@ -51,8 +52,9 @@ def command(
     An orphan is what a swap, a removal or a sweep took away, in the trash store of its filesystem. Everybody sees his
     own, root everybody's. No tree is walked, so this is quick whatever they hold. What lies in a drop folder becomes
     an orphan first, and what a killed command left is settled. Of an origin that is told as swept a sweep took some,
-    and the directory itself is still there. On a terminal the ends of ids are shown, which are enough. Sizes
-    are those that are known: trashd du counts the others, and notes what it counted.
+    and the directory itself is still there. On a terminal the ends of ids are shown, which are enough, and of long
+    paths and notes what fits: --json has them whole. Sizes are those that are known: trashd du counts the others, and
+    notes what it counted.
 
     \b
     Examples:
@@ -78,10 +80,13 @@ def command(
         return max(codes, default=0)
     shown = ID_RANDOM_CHARS if sys.stdout.isatty() else 0  # the end of an id is enough, and leaves room for the rest
     rows = [("ID", "AGE", "LEFT", "SIZE", "OWNER", "STATE", "ORIGIN"), *(_row(entry, now_ns, shown) for entry in found)]
-    for line in output.aligned(rows):
-        print(line)
+    width = output.terminal_width()
+    for line, note in zip(output.aligned(rows, width), ["", *map(_note, found)], strict=True):
+        print(line + note if width is None or len(line + note) <= width else line)
     if any(entry.problem for entry in found):
         output.warn(f"of what is unreadable {WAY_OUT}")
+    if within_s is None:  # who asks for these is told
+        tell_soon(every, as_json=as_json)
     return max(codes, default=0)
 
 
@@ -96,10 +101,14 @@ def _row(entry: ListedContainer, now_ns: int, n_chars: int) -> tuple[str, ...]:
         state += " (stopped)" if entry.is_stopped else ""
     elif entry.partial:
         state += " (partly reaped)"
-    note = f"  # {printable(entry.note.encode('utf-8', 'replace'))}" if entry.note else ""
     if entry.problem:
         return (identifier, "?", "?", "?", user_name(entry.uid), "unreadable", entry.problem)
     age = format_duration(entry.age_s(now_ns))
     swept = " (swept)" if entry.method is Method.SWEEP else ""
-    origin = output.origin(entry.origin) + swept + note
+    origin = output.origin(entry.origin) + swept
     return (identifier, age, shown, in_column(entry.size), user_name(entry.uid), state, origin)
+
+
+def _note(entry: ListedContainer) -> str:
+    """Behind all else, where there is room."""
+    return f"  # {printable(entry.note.encode('utf-8', 'replace'))}" if entry.note else ""

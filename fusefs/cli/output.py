@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from fusefs.store.swap import Swapped
 
 _NAMED_MAX = 5
+_LEAST_ROOM = 8
+"""Columns: less of a path says nothing."""
 
 
 def wants_json(arguments: Sequence[str]) -> bool:
@@ -87,10 +89,31 @@ def as_json(*parts: Any, without: str = "") -> None:
     print(json.dumps(told))
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a table: all columns but the last as wide as their widest cell."""
+def aligned(rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
+    """The lines of a table: all columns but the last as wide as their widest cell.
+
+    width  so wide at most, as far as the last column can be shortened to that; None: nothing is
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
-    return ["  ".join([*map(str.ljust, row, widths), row[-1]]) for row in rows]
+    room = None if width is None else max(width - sum(widths) - 2 * len(widths), _LEAST_ROOM)
+    return ["  ".join([*map(str.ljust, row, widths), _shortened(row[-1], room)]) for row in rows]
+
+
+def terminal_width() -> int | None:
+    """How many columns there are to print on; None: it is no terminal."""
+    if not sys.stdout.isatty():
+        return None
+    from shutil import get_terminal_size  # a swap is spared it
+
+    return get_terminal_size().columns
+
+
+def _shortened(text: str, room: int | None) -> str:
+    """A text without its middle: a path is known by where it begins and by its end."""
+    if room is None or len(text) <= room:
+        return text
+    n_first = room // 3
+    return f"{text[:n_first]}…{text[n_first + 1 - room :]}"
 
 
 def origin(path: bytes | None) -> str:

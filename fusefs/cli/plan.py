@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import redirect_stdout
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout, suppress
 
 import click
 
 from fusefs.cli import output, sweep_text
+from fusefs.cli.group import OrderedGroup
 from fusefs.cli.json_objects import PlannedRule, RuleLeftUndone, SweepAction, WrittenPurgeLists
 from fusefs.cli.options import PathBytes, json_option, tempo_options
 from fusefs.cli.stop_signals import StopSignals
@@ -29,59 +30,168 @@ from fusefs.core.printable_names import printable
 from fusefs.core.sizes import format_size
 from fusefs.core.slice_budget import Speed
 from fusefs.core.sweep_result import Swept
+from fusefs.linux.answer_timeout import ask_each
+from fusefs.linux.config_files import is_drop_in
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.mountinfo import covering, read_mounts
 from fusefs.linux.plan_files import load_plan, plan_dir
 
+_OLD_WORDS = {"--run": "apply", "--check": "check"}
+"""What was an option, and is a command since."""
 
-@click.command("plan", short_help="Sweep by rules: say what they would do, or do it.")
-@click.argument("files", type=PathBytes(), nargs=-1, metavar="[FILE]…")
-@click.option("--run", "runs", is_flag=True, help="Do it. Without it nothing is touched.")
-@click.option("--check", "checks", is_flag=True, help="Only say what is wrong in the rules.")
-@tempo_options
-@json_option
-def command(
-    files: tuple[bytes, ...],
-    runs: bool,
-    checks: bool,
-    max_rate: int | None,
-    max_bytes: int | None,
-    paced: bool,
-    as_json: bool,
-) -> int:
+
+class _PlanGroup(OrderedGroup):
+    """Its commands; without one `show` is meant, or what an old word says, which works as ever."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Have a command stand first. Raises  UsageError"""
+        is_completed = ctx.resilient_parsing and not args  # a shell is offered the commands
+        return super().parse_args(ctx, args if is_completed else self._of_now(ctx, args))
+
+    def _of_now(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and (args[0] in self.commands or args[0] in ctx.help_option_names):
+            return args
+        if (
+            args
+            and not args[0].startswith("-")
+            and not os.path.lexists(args[0])
+            and (meant := self.meant(ctx, args[0]))
+        ):
+            ctx.fail(f"There is no file {args[0]!r}, nor such a command. Did you mean {meant}?")
+        end = args.index("--") if "--" in args else len(args)
+        given = _OLD_WORDS.keys() & args[:end]
+        if len(given) > 1:
+            raise UsageError("--run with --check", "it is one or the other")
+        rest = [word for word in args[:end] if word not in given] + args[end:]
+        return [*(_OLD_WORDS[word] for word in given), *["show"] * (not given), *rest]
+
+
+_plans_argument = click.argument("files", type=PathBytes(), nargs=-1, metavar="[PLAN]…")
+
+
+@click.group("plan", cls=_PlanGroup, short_help="Sweep by rules: say what they would do, or do it.")
+@click.option("--run", is_flag=True, hidden=True, expose_value=False)
+@click.option("--check", is_flag=True, hidden=True, expose_value=False)
+def command() -> None:
     """Carry out rules such as "what nobody has touched below /scratch for 30 days goes to the trash".
 
-    FILEs are TOML, or directories with *.toml; without any: those in /etc/trashd/plan.d, or of your own in
-    ~/.config/trashd/plan.d. It is said what each rule would do, with counts, bytes and the oldest, until you say
-    --run. An error in any file is told with its line, and then nothing is done. trashd-sweep.timer does it every night.
+    A PLAN is a TOML file, or a directory with *.toml; without any: those in /etc/trashd/plan.d, or of your own in
+    ~/.config/trashd/plan.d. An error in any of them is told with its line, and then nothing is done.
+    trashd-sweep.timer applies the system's every night.
 
     Left alone is what holds a file .trashd-keep, and what any program has locked by flock(2).
 
     \b
     Examples:
-      trashd plan scratch.toml
-      trashd plan --check /etc/trashd/plan.d
-      trashd plan --run --paced
+      trashd plan show scratch.toml
+      trashd plan apply --paced
     """
-    if runs and checks:
-        raise UsageError("--run with --check", "it is one or the other")
-    cutoffs = AgeCutoffs(Kernel(), notes=runs)
-    now_ns = cutoffs.now.wall_ns
-    paths = files or _own()
+
+
+@command.command("show", short_help="Say what it would do now; nothing is touched.")
+@_plans_argument
+@tempo_options
+@json_option
+def show_command(
+    files: tuple[bytes, ...], max_rate: int | None, max_bytes: int | None, paced: bool, as_json: bool
+) -> int:
+    """Say what each rule would do now, with counts, bytes, the largest and the oldest; nothing is touched.
+
+    \b
+    Examples:
+      trashd plan show
+      trashd plan show draft.toml
+    """
+    return _plan(files, Speed(max_rate, max_bytes), runs=False, paced=paced, as_json=as_json)
+
+
+@command.command("apply", short_help="Do it.")
+@_plans_argument
+@tempo_options
+@json_option
+def apply_command(
+    files: tuple[bytes, ...], max_rate: int | None, max_bytes: int | None, paced: bool, as_json: bool
+) -> int:
+    """Do what the rules say, and tell it. The files must be root's, or your own, and nobody else's to write.
+
+    \b
+    Examples:
+      trashd plan apply --paced
+      trashd plan apply --max-rate 5000/s scratch.toml
+    """
+    return _plan(files, Speed(max_rate, max_bytes), runs=True, paced=paced, as_json=as_json)
+
+
+@command.command("check", hidden=True, short_help="Only say what is wrong in the rules.")
+@_plans_argument
+@json_option
+def check_command(files: tuple[bytes, ...], as_json: bool) -> int:
+    """Only say what is wrong in the rules, as --check did before there were commands; doctor looks at yours, too."""
+    cutoffs, paths = AgeCutoffs(Kernel(), notes=False), files or _own()
+    try:
+        rules = _load(paths, cutoffs, is_trusting=bool(files))
+    except BadConfig as error:
+        _tell_problems(error.problems, as_json=as_json, is_asked=True)
+        return BadConfig.exit_code
+    if not as_json:
+        print(f"{output.counted(len(rules), 'rule')}, no problems") if rules else _tell_none(paths)
+    return 0
+
+
+def problems_in_plans() -> tuple[ConfigProblem, ...]:
+    """What is wrong in the caller's rules, which are the system's for root."""
+    try:
+        rules = _load(_own(), AgeCutoffs(Kernel(), notes=False), is_trusting=False)
+    except BadConfig as error:
+        return error.problems
+    return tuple(_leading_nowhere(rules))
+
+
+def has_plans() -> bool:
+    """Whether the caller has rules at all, right or wrong."""
+    with suppress(OSError):  # what is wrong with it is told as a problem
+        return any(is_drop_in(name) for own in _own() for name in os.listdir(own))
+    return False
+
+
+def _leading_nowhere(rules: Sequence[Rule]) -> Iterator[ConfigProblem]:
+    """Rules for one directory that isn't there. One with wildcards waits for what comes."""
+    from fusefs.sweep.open_directories import has_wildcards
+
+    mounts = read_mounts()
+    named = [rule for rule in rules if not has_wildcards(rule.directory)]
+    # A child looks: what does not answer there is told by the look at the stores.
+    looks = ask_each(
+        named, lambda rule: bytes([os.path.isdir(rule.directory)]), set(), lambda rule: covering(rule.directory, mounts)
+    )
+    for rule, answer in looks:
+        if answer == b"\0":
+            fix = "name one that is, or take the rule away"
+            yield rule.place.problem(f"{printable(rule.directory)} is no directory", fix)
+
+
+def _plan(files: tuple[bytes, ...], most: Speed, *, runs: bool, paced: bool, as_json: bool) -> int:
+    cutoffs, paths = AgeCutoffs(Kernel(), notes=runs), files or _own()
     try:
         # A draft by any user may be looked at; what is done must be what we, or root, wrote.
-        rules = load_plan(paths, now_ns, cutoffs.ago, is_trusting=bool(files) and not runs)
+        rules = _load(paths, cutoffs, is_trusting=bool(files) and not runs)
     except BadConfig as error:
-        _tell_problems(error.problems, as_json=as_json, is_asked=checks)
+        _tell_problems(error.problems, as_json=as_json, is_asked=False)
         return BadConfig.exit_code
     if not rules and not as_json:
-        where = ", ".join(map(printable, paths)) or f"{printable(plan_dir() or b'~')}"
-        click.echo(f"there are no rules in {where}", err=True)
-    if checks:
-        if rules and not as_json:
-            print(f"{output.counted(len(rules), 'rule')}, no problems")
-        return 0
+        _tell_none(paths)
     cutoffs.tell()
-    return _carry_out(rules, now_ns, Speed(max_rate, max_bytes), runs=runs, paced=paced, as_json=as_json)
+    return _carry_out(rules, cutoffs.now.wall_ns, most, runs=runs, paced=paced, as_json=as_json)
+
+
+def _load(paths: Sequence[bytes], cutoffs: AgeCutoffs, *, is_trusting: bool) -> tuple[Rule, ...]:
+    """Raises  BadConfig"""
+    return load_plan(paths, cutoffs.now.wall_ns, cutoffs.ago, is_trusting=is_trusting)
+
+
+def _tell_none(paths: Sequence[bytes]) -> None:
+    where = ", ".join(map(printable, paths)) or f"{printable(plan_dir() or b'~')}"
+    click.echo(f"there are no rules in {where}", err=True)
 
 
 def _own() -> tuple[bytes, ...]:
@@ -140,7 +250,9 @@ class _PlanReport:
         size = f" ({format_size(self._n_bytes)})" if self._n_bytes else ""
         where = output.counted(self._n_directories, "directory", "directories")
         what = f"{output.counted(self._n_matches, 'match', 'matches')}{size} in {where}"
-        print(f"{what} taken" if self._runs else f"{what} would be taken; nothing was touched (--run does it)")
+        print(
+            f"{what} taken" if self._runs else f"{what} would be taken; nothing was touched (trashd plan apply does it)"
+        )
 
     def exit_code(self) -> int:
         """A single error's own, or Incomplete's."""

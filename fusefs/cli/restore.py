@@ -8,6 +8,7 @@ from functools import partial
 import click
 
 from fusefs.cli import output
+from fusefs.cli.expiry_notice import look_for_soon
 from fusefs.cli.id_completion import OrphanIdOrPath
 from fusefs.cli.inside_argument import whose_option
 from fusefs.cli.options import PathBytes, json_option, volume_option
@@ -16,6 +17,7 @@ from fusefs.cli.restore_last import restore_last
 from fusefs.cli.settle_first import tended
 from fusefs.core.errors import Incomplete, UsageError
 from fusefs.core.printable_names import printable, shell_word
+from fusefs.linux.kernel import Kernel
 from fusefs.store.restore import Restored
 from fusefs.store.restore_by_id import restore_by_id
 
@@ -89,6 +91,7 @@ def tell_restored(done: Restored, *, as_json: bool) -> int:
         print(f"  {_closed(done.path, done.closed_uid)}")
     for warning in done.warnings:
         output.warn(warning)
+    look_for_soon(Kernel(), done.path, as_json=as_json)
     return code
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import click
 
 from fusefs.cli import output
+from fusefs.cli.expiry_notice import look_for_soon
 from fusefs.cli.json_objects import UndoCommand
 from fusefs.cli.options import DURATION, Note, every_path, json_option, null_option, paths_argument
 from fusefs.cli.reap_foreground import reap_ids
@@ -83,7 +84,10 @@ def command(
     )
     if only_empty and not recursive:
         wanted = _emptied(wanted, removal.codes, as_json=as_json)
-    return removal.run(filter(_is_meant, wanted) if asks else wanted)
+    code = removal.run(filter(_is_meant, wanted) if asks else wanted)
+    if paths:
+        look_for_soon(Kernel(), paths[0], as_json=as_json)
+    return code
 
 
 def _is_meant(path: bytes) -> bool:

@@ -26,9 +26,11 @@ from fusefs.core.errors import Busy, Incomplete, NotFound, NotPermitted, Refused
 from fusefs.core.printable_names import printable
 from fusefs.linux import systemd
 
+PREFIX = "/usr/local"
+"""Where install puts what it brings, if nothing else is said."""
 _MANIFEST = "share/trashd/installed.json"
-_REAPER, _MOUNTS = "trashd-reaper.service", "trashd-mount@*.service"
-_SWEEP, _TIMER = "trashd-sweep.service", "trashd-sweep.timer"
+REAPER, MOUNTS = "trashd-reaper.service", "trashd-mount@*.service"
+SWEEP, TIMER = "trashd-sweep.service", "trashd-sweep.timer"
 _PROPERTIES = (
     "Id", "LoadState", "UnitFileState", "ActiveState", "SubState", "MainPID", "NRestarts", "StatusText", "FragmentPath",
 )  # fmt: skip
@@ -38,7 +40,7 @@ root_option = click.option(
     "--root", default="/", metavar="DIR", help="Below DIR, as if that were /: to make a package (DESTDIR)."
 )
 prefix_option = click.option(
-    "--prefix", default="/usr/local", show_default=True, metavar="DIR", help="Where units and man page belong."
+    "--prefix", default=PREFIX, show_default=True, metavar="DIR", help="Where units and man page belong."
 )
 dry_run_option = click.option("-n", "--dry-run", is_flag=True, help="Only say what would be done.")
 
@@ -126,7 +128,7 @@ def install_command(for_user: bool, root: str, prefix: str, uring: bool | None, 
       trashd service install --uring
       trashd service install --root "$DESTDIR" --prefix /usr
     """
-    home = _InstallPlace(for_user, root, prefix)
+    home = InstallPlace(for_user, root, prefix)
     home.check_permitted()
     if for_user and uring is not None:
         raise UsageError("--uring with --user", "the switch is the machine's: sudo trashd service install --uring")
@@ -167,7 +169,7 @@ def status_command(for_user: bool, prefix: str, as_json: bool) -> int:
       trashd service status
       trashd service status --json | jq .units
     """
-    home = _InstallPlace(for_user, "/", prefix)
+    home = InstallPlace(for_user, "/", prefix)
     installation = home.open()
     if installation.manifest is None:
         raise NotFound("the service", f"nothing is installed: trashd service install{' --user' if for_user else ''}")
@@ -204,7 +206,7 @@ def uninstall_command(for_user: bool, root: str, prefix: str, dry_run: bool, as_
     Example:
       trashd service uninstall --dry-run
     """
-    home = _InstallPlace(for_user, root, prefix)
+    home = InstallPlace(for_user, root, prefix)
     home.check_permitted()
     installation = home.open(is_dry=dry_run)
     if installation.manifest is None:
@@ -220,7 +222,7 @@ def uninstall_command(for_user: bool, root: str, prefix: str, dry_run: bool, as_
     return 0
 
 
-class _InstallPlace:
+class InstallPlace:
     """Where an installation belongs: the machine's, or a user's."""
 
     def __init__(self, for_user: bool, root: str, prefix: str) -> None:
@@ -298,17 +300,17 @@ def _apply(*, for_user: bool, prefix: str, has_uring: bool) -> None:
 
 def _stop(*, for_user: bool) -> None:
     """Raises  Busy: a mount service is active, so that what uses it would lose it"""
-    mounts = [] if for_user else [unit for unit in _shown(_MOUNTS) if unit["ActiveState"] != "inactive"]
+    mounts = [] if for_user else [unit for unit in _shown(MOUNTS) if unit["ActiveState"] != "inactive"]
     if mounts:
         names = " ".join(f"'{unit['Id']}'" for unit in mounts)
         raise Busy(f"{len(mounts)} mounts are served", f"systemctl disable --now {names}")
-    for name in (_REAPER,) if for_user else (_REAPER, _TIMER, _SWEEP):
+    for name in (REAPER,) if for_user else (REAPER, TIMER, SWEEP):
         if any(unit["LoadState"] == "loaded" for unit in _shown(name, for_user=for_user)):
             _run("systemctl", "disable", "--now", name, for_user=for_user)
 
 
 def _units(*, for_user: bool) -> list[dict[str, str]]:
-    names = (_REAPER,) if for_user else (_REAPER, _TIMER, _SWEEP, _MOUNTS)
+    names = (REAPER,) if for_user else (REAPER, TIMER, SWEEP, MOUNTS)
     return [unit for name in names for unit in _shown(name, for_user=for_user)]
 
 

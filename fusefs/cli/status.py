@@ -90,6 +90,11 @@ def _errors(directory: bytes, seen: SeenStatus) -> list[TrashdError]:
     """What a monitoring should hear of."""
     if not seen.is_running:
         return [NotRunning(f"the last one of {printable(directory)} had pid {seen.status.pid}")]
+    return unwell(seen)
+
+
+def unwell(seen: SeenStatus) -> list[TrashdError]:
+    """What is wrong with a service that lives, and with its volumes."""
     found: list[TrashdError] = []
     if seen.is_stale():
         found.append(Unwell(f"pid {seen.status.pid} hangs", "its log says more: journalctl -u trashd-reaper"))

@@ -14,18 +14,22 @@ POLL_S = 600
 """Ten minutes: how long what inotify can't tell (network filesystems) may stay unseen; a look costs next to nothing."""
 HOOK_TIMEOUT_S = 30
 """To reload a log writer takes a second; what takes longer hangs, and holds a place that other hooks want."""
+WARN_BEFORE_S = 21_600
+"""Six hours: of the 24 that orphans are kept by themselves there is an evening left to look what they are."""
 AUDIT_FILE = "/var/log/trashd/audit.log"
 _LOCAL_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 _OFF = Watermark(0.0, 0.0)
 
 
 class HooksConfig(NamedTuple):
-    """Commands to be run after something happened; None: none."""
+    """Commands to be run after something happened, or warn_before_s before an orphan's term ends; None: none."""
 
     on_reaped: tuple[str, ...] | None = None
     on_quarantine: tuple[str, ...] | None = None
     on_low_space: tuple[str, ...] | None = None
     on_swap: tuple[str, ...] | None = None
+    on_expires_soon: tuple[str, ...] | None = None
+    warn_before_s: int = WARN_BEFORE_S
     timeout_s: int = HOOK_TIMEOUT_S
     user: str = "nobody"
 
@@ -44,6 +48,7 @@ class Config(NamedTuple):
     volumes   those that the configuration names
     audit     the audit log; None: the journal only
     poll_s    how often to look where the kernel doesn't tell
+    notices   whether a command on a terminal may say that orphans of its user expire soon
     """
 
     defaults: VolumePolicy = VolumePolicy(b"")
@@ -52,6 +57,7 @@ class Config(NamedTuple):
     metrics: MetricsConfig = MetricsConfig()
     audit: str | None = AUDIT_FILE
     poll_s: int = POLL_S
+    notices: bool = True
 
     def volume(self, path: bytes) -> VolumePolicy:
         """What holds for the volume that is mounted there."""
@@ -101,6 +107,8 @@ HOOKS: Schema = {
     "on_quarantine": setting_types.COMMAND,
     "on_low_space": setting_types.COMMAND,
     "on_swap": setting_types.COMMAND,
+    "on_expires_soon": setting_types.COMMAND,
+    "warn_before": setting_types.TIME_LIMIT,
     "timeout": setting_types.TIME_LIMIT,
     "user": setting_types.USER,
 }
@@ -109,9 +117,13 @@ METRICS: Schema = {
     "http": setting_types.or_none(setting_types.ADDRESS),
     "allow_remote": setting_types.FLAG,
 }
-CONFIG: Schema = {
+_TOP: Schema = {
     "poll": setting_types.TIME_LIMIT,
     "audit": setting_types.or_none(setting_types.FILE),
+    "notices": setting_types.FLAG,
+}
+CONFIG: Schema = {
+    **_TOP,
     "defaults": VOLUME,
     "volume": Tables({**VOLUME, "rules": Tables(RULES)}),
     "hooks": HOOKS,
@@ -157,6 +169,7 @@ class _ConfigBuilder(SettingsBuilder):
             metrics=self._metrics(base.metrics),
             audit=self.get("audit", otherwise=base.audit),
             poll_s=self.get("poll", otherwise=base.poll_s),
+            notices=self.get("notices", otherwise=base.notices),
         )
 
     def _each(self, at: Key, keys: Iterable[str], base: Iterable[Any]) -> Iterator[Any]:
@@ -232,8 +245,9 @@ class _ConfigBuilder(SettingsBuilder):
 
 def tell_config(config: Config, settings: Settings) -> str:
     """All of it; read again it is the same configuration."""
+    hooks = {**config.hooks._asdict(), "warn_before": config.hooks.warn_before_s, "timeout": config.hooks.timeout_s}
     lines = [
-        *_table({"poll": config.poll_s, "audit": config.audit}, CONFIG, [()], settings),
+        *_table({**config._asdict(), "poll": config.poll_s}, _TOP, [()], settings),
         "\n[defaults]",
         *_table(_volume_values(config.defaults), VOLUME, [("defaults",)], settings),
     ]
@@ -243,7 +257,7 @@ def tell_config(config: Config, settings: Settings) -> str:
     metrics = {**config.metrics._asdict(), "allow_remote": host not in _LOCAL_HOSTS}
     lines += [
         "\n[hooks]",
-        *_table({**config.hooks._asdict(), "timeout": config.hooks.timeout_s}, HOOKS, [("hooks",)], settings),
+        *_table(hooks, HOOKS, [("hooks",)], settings),
         "\n[metrics]",
         *_table(metrics, METRICS, [("metrics",)], settings),
     ]

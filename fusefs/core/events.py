@@ -18,6 +18,7 @@ class EventKind(Enum):
     SWAPPED, REMOVED, DROPPED, SWEPT  a tree came into the store: how
     FOUND        it was there when the service started, and no service had seen it before
     QUARANTINED  some of it could not be removed
+    EXPIRES_SOON its term ends in a while: its owner may want to know
     LOW_SPACE    a volume went below its low watermark: it hurries
     BROKEN       too many errors: the volume rests for a while, and is then tried again
     MENDED       it works again
@@ -33,6 +34,7 @@ class EventKind(Enum):
     RESTORED = "restored"
     REAPED = "reaped"
     QUARANTINED = "quarantined"
+    EXPIRES_SOON = "expires-soon"
     LOW_SPACE = "low-space"
     BROKEN = "broken"
     MENDED = "mended"
@@ -60,7 +62,7 @@ class Event(NamedTuple):
     origin     where the tree came from, in full; None for what was dropped
     n_entries  removed, or known to be in it
     n_bytes    freed, or known to be taken by it
-    seconds    how long the work took
+    seconds    how long the work took; of EXPIRES_SOON, until its term ends
     detail     what else a person should know
     """
 

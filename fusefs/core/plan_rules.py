@@ -211,7 +211,7 @@ def read_plan(sources: Sequence[Source], world: PlanContext) -> tuple[Rule, ...]
         problems[n_before:] = sorted(problems[n_before:], key=lambda one: one.line or 0)
     problems += _swept_lists(rules)
     if problems:
-        raise BadConfig(hint="trashd plan --check shows all of them; docs/plan.md", problems=tuple(problems))
+        raise BadConfig(hint="trashd plan show names all of them; docs/plan.md", problems=tuple(problems))
     return tuple(rules)
 
 

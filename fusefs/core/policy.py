@@ -170,6 +170,18 @@ def due_at_s(known: KnownOrphan, rules: RetentionRules, clock: Clock, *, early: 
     return wait_s - _age_s(known, clock)
 
 
+def warning_in_s(known: KnownOrphan, rules: RetentionRules, clock: Clock, before_s: float) -> float | None:
+    """Seconds until it is to be told that an orphan's term ends, 0 or less if it is to be now; None: nothing is.
+
+    before_s  so long before that end. Of one that is kept no longer than that nothing is told: who took it away just
+              now knows it; nor of one whose term is over, or that goes early
+    """
+    due_s = None if known.is_claimed else due_at_s(known, rules, clock)
+    if due_s is None or due_s <= 0 or due_s + _age_s(known, clock) <= before_s:
+        return None
+    return due_s - before_s
+
+
 def _age_s(known: KnownOrphan, clock: Clock) -> float:
     return age_ns(clock, known.created_ns, known.sight or see(clock, known.created_ns)) / 1e9
 

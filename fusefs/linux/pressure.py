@@ -9,6 +9,7 @@ from typing import NamedTuple, Self
 from fusefs.core.pacing import Requests
 from fusefs.linux.fd import Fd
 
+PRESSURE = "/proc/pressure"
 _PSI = ("io", "memory", "cpu")
 _PAGE = 4096
 # Columns of /sys/block/*/stat (Documentation/block/stat.rst).
@@ -26,7 +27,7 @@ class StallTimes(NamedTuple):
 class Psi:
     """/proc/pressure, as it is at the moment: each read makes the kernel add up."""
 
-    def __init__(self, directory: str = "/proc/pressure") -> None:
+    def __init__(self, directory: str = PRESSURE) -> None:
         self._fds = [_open(f"{directory}/{what}") for what in _PSI]
 
     def read(self) -> StallTimes:

@@ -13,7 +13,17 @@ import trio
 
 from fusefs.core.events import EventKind
 from fusefs.core.names import ContainerId
-from fusefs.core.policy import Authority, KnownOrphan, OrphanSize, Quota, VolumePolicy, beyond_quota, due_at_s
+from fusefs.core.policy import (
+    Authority,
+    KnownOrphan,
+    OrphanSize,
+    Quota,
+    RetentionRules,
+    VolumePolicy,
+    beyond_quota,
+    due_at_s,
+    warning_in_s,
+)
 from fusefs.core.printable_names import printable
 from fusefs.core.record import Method
 from fusefs.linux.act_as_user import user_name
@@ -144,6 +154,7 @@ class ChildAnswers:
         at_s = None if wait_s is None else max(boot_s() + wait_s, user.not_before_s(seen.id))
         part.schedule(DueContainer(seen.id, seen.retention_s), at_s)
         part.sizes.note(seen.id, seen.n_bytes)
+        self._warn(user, part, known, rules)
         if self._has_quota():
             # By what is measured alone: a size in a user's record would have others' orphans go.
             before = part.known.get(seen.id)
@@ -156,6 +167,29 @@ class ChildAnswers:
             is_older = seen.created_ns < self._context.started_ns and not has_come
             kind = EventKind.FOUND if is_older else _KINDS[seen.method]
             self._context.tell(kind, volume=self._volume, uid=user.uid, identifier=seen.id, origin=seen.origin)
+
+    def _warn(self, user: UserState, part: FolderPart, known: KnownOrphan, rules: RetentionRules) -> None:
+        """Tell that its term ends soon, once, or see to it that it is looked at then; only if somebody listens."""
+        hooks = self._context.config.hooks
+        if hooks.on_expires_soon is None:
+            return
+        clock, chosen = self._context.clock(), DueContainer(known.id, known.retention_s)
+        wait_s = warning_in_s(known, rules, clock, hooks.warn_before_s)
+        if wait_s is None or wait_s > 0:
+            part.warn(chosen, None if wait_s is None else boot_s() + wait_s)
+            return
+        part.warn(chosen, None)
+        # What the last service could tell it has told, and what was told before a look need not be remembered.
+        if clock.wall_ns + wait_s * 1e9 > part.told_until_ns and part.is_unwarned(chosen):
+            left_s = wait_s + hooks.warn_before_s
+            self._context.tell(
+                EventKind.EXPIRES_SOON,
+                volume=self._volume,
+                uid=user.uid,
+                identifier=known.id,
+                origin=known.origin,
+                seconds=left_s,
+            )
 
     def _ended(self, user: UserState, part: FolderPart, ended: OrphanEnded, now_s: float) -> None:
         """What became of an orphan."""

@@ -107,6 +107,8 @@ def _argv(hooks: HooksConfig, kind: EventKind) -> tuple[str, ...] | None:
             return hooks.on_reaped
         case EventKind.QUARANTINED:
             return hooks.on_quarantine
+        case EventKind.EXPIRES_SOON:
+            return hooks.on_expires_soon
         case EventKind.LOW_SPACE:
             return hooks.on_low_space
         case _:

@@ -53,8 +53,11 @@ class FolderPart:
         told_until_ns  wall time: what was made later is not told yet
         """
         self.base = base
+        self._most = most
         self._upcoming = DueQueue(most)
         self.sizes = SizeSums(most)
+        self._warnings = DueQueue(most)
+        self._warned: dict[DueContainer, None] = {}
         self.fresh: set[str] = set()
         self.pending: dict[str, DueContainer] = {}
         self._pending_since_s = math.inf
@@ -81,7 +84,7 @@ class FolderPart:
     def leaves(self, identifier: str) -> None:
         """It is no orphan any more: restored, or claimed."""
         self.fresh.discard(identifier)
-        self._upcoming.remove(identifier)
+        self._unschedule(identifier)
         self.sizes.forget(identifier)
         self.known.pop(identifier, None)
         self._left[identifier] = None
@@ -93,7 +96,7 @@ class FolderPart:
 
     def forget(self, identifier: str) -> None:
         """It is gone: nothing need be known of it."""
-        self._upcoming.remove(identifier)
+        self._unschedule(identifier)
         self.sizes.forget(identifier)
         self.known.pop(identifier, None)
         self._sights.forget(identifier)
@@ -115,10 +118,33 @@ class FolderPart:
         else:
             self._upcoming.add(chosen, at_s)
 
+    def warn(self, chosen: DueContainer, at_s: float | None) -> None:
+        """A container is to be looked at then, to tell that its term ends soon; None: it is not."""
+        if at_s is None:
+            self._warnings.remove(chosen.id)
+        else:
+            self._warnings.add(chosen, at_s)
+
+    def is_unwarned(self, chosen: DueContainer) -> bool:
+        """Whether it was not told of a container that its term ends; from now on it was."""
+        if chosen in self._warned:
+            return False
+        self._warned[chosen] = None
+        _bound(self._warned, self._most)
+        return True
+
     def look_again(self) -> None:
         """Look at all of it from the beginning: what is known may not be true any more."""
         self._after = ""
+        self._clear()
+
+    def _clear(self) -> None:
         self._upcoming.clear()
+        self._warnings.clear()
+
+    def _unschedule(self, identifier: str) -> None:
+        self._upcoming.remove(identifier)
+        self._warnings.remove(identifier)
 
     def is_looking(self) -> bool:
         """Whether a look is not at its end."""
@@ -141,16 +167,18 @@ class FolderPart:
             self.fresh.difference_update(ids)
             self._left.clear()
             return ReadRecords(self.base, ids=ids)
-        if self._upcoming.must_look():
+        if self._upcoming.must_look() or self._warnings.must_look():
             self.look_again()
         n_due = self._upcoming.n_due(now_s)
         if self._after is not None and n_due < _ENOUGH_DUE:
             is_first, self._is_new = self._is_new, False
             if not self._after:
-                self._upcoming.clear()
+                self._clear()
                 self.sizes.look()
             self._left.clear()
             return ReadRecords(self.base, after=self._after, and_quarantined=is_first)
+        if self._warnings.n_due(now_s):
+            return ReadRecords(self.base, ids=[one.id for one in self._warnings.take(now_s, BATCH)])
         if n_due:
             self._pending_since_s = _or_never(self._upcoming.next_at_s())
             chosen = self._upcoming.take(now_s, BATCH)
@@ -171,8 +199,10 @@ class FolderPart:
 
     def next_at_s(self) -> float:
         """When `next_order` has one, as far as is known: 0 for now, infinity for never."""
-        is_now = self.fresh or self.is_looking() or self._upcoming.must_look() or self.to_measure
-        return 0.0 if is_now else _or_never(self._upcoming.next_at_s())
+        queues = (self._upcoming, self._warnings)
+        must_look = any(queue.must_look() for queue in queues)
+        is_now = self.fresh or self.is_looking() or must_look or self.to_measure
+        return 0.0 if is_now else min(_or_never(queue.next_at_s()) for queue in queues)
 
     def n_due(self, now_s: float) -> int:
         """How many may be reaped now, as far as they are known; those that are being reaped too."""
@@ -389,8 +419,8 @@ def _count(counts: dict[str, int], identifier: str) -> int:
     return counts[identifier]
 
 
-def _bound(remembered: dict[str, Any]) -> None:
-    while len(remembered) > _MOST_REMEMBERED:
+def _bound(remembered: dict[Any, Any], most: int = _MOST_REMEMBERED) -> None:
+    while len(remembered) > most:
         del remembered[next(iter(remembered))]
 
 

@@ -57,6 +57,11 @@ class _WildComponent(NamedTuple):
 _Part = bytes | _WildComponent
 
 
+def has_wildcards(pattern: bytes) -> bool:
+    """Whether it may mean several directories, or none."""
+    return bool(_WILD & set(pattern))
+
+
 def find_directories(
     kernel: Kernel, pattern: bytes, mounts: Sequence[Mount] | None = None
 ) -> Generator[FoundDirectory, None, None]:

@@ -135,7 +135,7 @@ def test_files_are_as_old_as_the_time_that_passed(volume: Path, state: Path, set
     remember(state, set_s)
     (volume / "rules.toml").write_text(f'[[rule]]\ndirectory = "{top}"\nolder = "7d"\naction = "delete"\n')
     words = (
-        ("plan", "--run", volume / "rules.toml") if command == "plan" else ("sweep", top, "--older", "7d", "--delete")
+        ("plan", "apply", volume / "rules.toml") if command == "plan" else ("sweep", top, "--older", "7d", "--delete")
     )
     done = trashd(*words, STATE_DIRECTORY=str(state))
     assert (done.code, os.listdir(top)) == (0, ["young"]), done

@@ -23,6 +23,7 @@ COMMANDS = (
     "undo", "du", "ls", "cat", "diff", "umount", "stats",
     "status", "pause", "resume", "service", "reaper", "config", "doctor",
 )  # fmt: skip
+PLAN = ("plan show", "plan apply")
 CONFIG = ("config check", "config show")
 QUARANTINE = ("quarantine list", "quarantine retry", "quarantine restore", "quarantine delete")
 SERVICE = ("service run", "service install", "service status", "service uninstall")
@@ -64,7 +65,7 @@ def steady(value: Any, words: Mapping[str, str], key: str = "") -> Any:
     return value
 
 
-@pytest.mark.parametrize("command", ["", *COMMANDS, *CONFIG, *QUARANTINE, *SERVICE])
+@pytest.mark.parametrize("command", ["", *COMMANDS, *PLAN, *CONFIG, *QUARANTINE, *SERVICE])
 def test_help_is_as_promised(command: str) -> None:
     compare(f"help-{command.replace(' ', '-') or 'trashd'}.txt", done_well(*command.split(), "--help").out)
 
@@ -158,7 +159,7 @@ def told_plan(volume: Path, victim: Path) -> Done:
         f'purgelist = {{ directory = "{volume}/lists", ahead = "1d" }}\n',
         encoding="utf-8",
     )
-    done = trashd("plan", "--json", "--run", plan)
+    done = trashd("plan", "apply", "--json", plan)
     plan.unlink()
     return done
 

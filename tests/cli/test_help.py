@@ -16,6 +16,17 @@ def test_who_mistypes_a_command_is_told_what_may_be_meant(typed: str, meant: str
     assert f"Did you mean {meant}" in done.err
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("service instal", "install"), ("quarantine retri", "retry"), ("plan shwo", "show"), ("config shw", "show")],
+)
+def test_who_mistypes_a_groups_command_is_told_too(typed: str, meant: str) -> None:
+    done = trashd(*typed.split())
+    assert done.code == 2
+    assert "Did you mean" in done.err
+    assert meant in done.err.splitlines()[-1]
+
+
 def test_what_is_like_nothing_is_no_command() -> None:
     done = trashd("xyzzy")
     assert (done.code, "Did you mean" in done.err) == (2, False)

@@ -168,6 +168,12 @@ def told_sweep_printed(_volume: Path, victim: Path) -> Done:
     return done_well("sweep", "--json", victim, "--name", "f*", "--print")
 
 
+def told_plan_shown(volume: Path, victim: Path) -> Done:
+    plan = volume / "plan.toml"
+    plan.write_text(f'[[rule]]\ndirectory = "{victim}"\nname = "*"\n', encoding="utf-8")
+    return done_well("plan", "show", "--json", plan)
+
+
 def told_plan_wrong(volume: Path, _victim: Path) -> Done:
     plan = volume / "plan.toml"
     plan.write_text('[[rule]]\ndirectory = "/"\n', encoding="utf-8")
@@ -243,7 +249,9 @@ SCENES: dict[str, tuple[Act, ...]] = {
     "check": (golden.told_check, golden.told_check_refused),
     "holders": (golden.told_holders, told_holders_of_some),
     "sweep": (told_sweep, told_sweep_dry, told_sweep_printed),
-    "plan": (golden.told_plan, told_plan_wrong),
+    "plan show": (told_plan_shown,),
+    "plan apply": (golden.told_plan,),
+    "plan check": (told_plan_wrong,),
     "status": (told_status,),
     "doctor": (golden.told_doctor, golden.told_doctor_rescue, golden.told_doctor_forget),
     "init": (golden.told_init, told_init_again),

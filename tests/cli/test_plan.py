@@ -46,7 +46,7 @@ def left(volume: Path) -> set[str]:
 
 
 def test_it_says_what_it_would_do_and_touches_nothing(volume: Path) -> None:
-    done = plan(volume, rule(volume))
+    done = plan(volume, rule(volume), "show")
     assert done == Done(
         0,
         f"{volume}/plan.toml:1: {volume}/scratch: 2 matches (14 B) would be trashed\n"
@@ -54,7 +54,7 @@ def test_it_says_what_it_would_do_and_touches_nothing(volume: Path) -> None:
         "                 7 B  2001-09-09  old-1\n"
         "  oldest         7 B  2001-09-09  old-1\n"
         "                 7 B  2001-09-10  old-2\n"
-        "2 matches (14 B) in 1 directory would be taken; nothing was touched (--run does it)\n",
+        "2 matches (14 B) in 1 directory would be taken; nothing was touched (trashd plan apply does it)\n",
         "",
     )
     assert left(volume) == {"old-1", "old-2", "new"}
@@ -62,7 +62,7 @@ def test_it_says_what_it_would_do_and_touches_nothing(volume: Path) -> None:
 
 
 def test_it_does_it_and_says_how_to_take_it_back(volume: Path) -> None:
-    done = plan(volume, rule(volume), "--run")
+    done = plan(volume, rule(volume), "apply")
     assert (done.code, done.err) == (0, "")
     assert left(volume) == {"new"}
     (undo,) = [line.split()[1:] for line in done.out.splitlines() if line.startswith("  undo")]
@@ -76,7 +76,7 @@ def test_error_in_any_file_is_told_with_its_line_and_nothing_is_done(volume: Pat
     right.write_text(rule(volume), encoding="utf-8")
     file = volume / "wrong.toml"
     file.write_text('[[rule]]\ndirectory = "/scratch"\nolder = "30x"\n', encoding="utf-8")
-    done = trashd("plan", "--run", right, file)
+    done = trashd("plan", "apply", right, file)
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith(f"{file}:3: older: '30x': there is no unit 'x'")
     assert done.err.endswith("trashd: nothing was done\n")
@@ -99,7 +99,7 @@ def test_what_somebody_else_wrote_is_looked_at_but_not_done(volume: Path, runs: 
     file = volume / "plan.toml"
     file.write_text(rule(volume), encoding="utf-8")
     os.chown(file, ALICE, ALICE)
-    done = trashd("plan", *(["--run"] if runs else []), file)
+    done = trashd("plan", "apply" if runs else "show", file)
     assert done.code == code
     assert (f"it belongs to uid {ALICE}" in done.err) == runs
     assert left(volume) == {"old-1", "old-2", "new"}
@@ -108,7 +108,7 @@ def test_what_somebody_else_wrote_is_looked_at_but_not_done(volume: Path, runs: 
 def test_json_tells_each_directory(volume: Path) -> None:
     lists = f'purgelist = {{ directory = "{volume}/lists", ahead = "7d" }}'
     text = rule(volume, lists) + rule(volume).replace("scratch", "none*").replace("older", "newer")
-    done, missing, listed = plan(volume, text, "--json").objects()
+    done, missing, listed = plan(volume, text, "show", "--json").objects()
     assert (done["rule"], done["action"], done["dry_run"]) == (f"{volume}/plan.toml:1", "trash", True)
     assert (done["directory"], done["sums"]["n_done"], done["oldest"][0]["path"]) == (f"{volume}/scratch", 2, "old-1")
     assert (missing["directory"], missing["error"]) == (f"{volume}/none*", None)
@@ -116,7 +116,7 @@ def test_json_tells_each_directory(volume: Path) -> None:
 
 
 def test_rest_beyond_max_delete_is_told_by_the_exit_code(volume: Path) -> None:
-    done = plan(volume, rule(volume, 'action = "delete"', "max_delete = 1"), "--run")
+    done = plan(volume, rule(volume, 'action = "delete"', "max_delete = 1"), "apply")
     assert done.code == 13
     assert "there are more matches" in done.out
     assert len(left(volume)) == 2
@@ -126,7 +126,7 @@ def test_system_s_rules_are_those_that_are_meant_without_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("fusefs.linux.config_files.SYSTEM_DIR", bytes(tmp_path))
-    assert run(["plan", "--run"]) == 0
+    assert run(["plan", "apply"]) == 0
     assert capsys.readouterr().err == f"there are no rules in {tmp_path}/plan.d\n"
     (tmp_path / "plan.d").mkdir()
     for name in ("b.toml", "a.toml", ".hidden.toml", "other.txt"):
@@ -136,6 +136,26 @@ def test_system_s_rules_are_those_that_are_meant_without_a_file(
     assert [line.partition(": ")[0] for line in told if "without" in line] == [
         f"{tmp_path}/plan.d/a.toml:1", f"{tmp_path}/plan.d/b.toml:1",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [((), "show"), (("--json",), "show"), (("--run",), "apply"), (("--paced", "--run"), "apply")]
+)
+def test_old_words_mean_the_new_ones(volume: Path, old: tuple[str, ...], new: str) -> None:
+    text = rule(volume).replace("scratch", "empty")
+    (volume / "empty").mkdir()
+    kept = [word for word in old if word != "--run"]
+    assert plan(volume, text, *old) == plan(volume, text, new, *kept)
+
+
+def test_a_shell_is_offered_the_new_words() -> None:
+    done = trashd(COMP_WORDS="trashd plan ", COMP_CWORD="2", _TRASHD_COMPLETE="bash_complete")
+    assert done.out.split() == ["plain,show", "plain,apply"]
+
+
+def test_help_of_the_old_words_is_that_of_the_new_ones() -> None:
+    assert trashd("plan", "--run", "--help") == trashd("plan", "apply", "--help")
+    assert "--run" not in trashd("plan", "--help").out
 
 
 def test_run_and_check_exclude_each_other(volume: Path) -> None:

@@ -218,11 +218,12 @@ def test_a_user_who_is_not_there_runs_nothing() -> None:
         (EventKind.REAPED, "on_reaped"),
         (EventKind.QUARANTINED, "on_quarantine"),
         (EventKind.LOW_SPACE, "on_low_space"),
+        (EventKind.EXPIRES_SOON, "on_expires_soon"),
     ],
 )
 def test_a_kind_has_its_hook(kind: EventKind, hook: str) -> None:
-    reaped, quarantine, low_space, swap = (shell(f"echo {name} $TRASHD_EVENT") for name in HooksConfig._fields[:4])
-    hooks = HooksConfig(reaped, quarantine, low_space, swap)
+    first, second, third, fourth, fifth = (shell(f"echo {name} $TRASHD_EVENT") for name in HooksConfig._fields[:5])
+    hooks = HooksConfig(first, second, third, fourth, fifth)
     (text,), _tally = run(hooks, Event(kind, 0))
     assert text.endswith(f": {hook} {kind.value}")
 

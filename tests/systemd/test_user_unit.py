@@ -28,9 +28,9 @@ def home() -> Iterator[System]:
         yield system
 
 
-def as_alice(system: System, *words: str | Path) -> str:
+def as_alice(system: System, *words: str | Path, code: int = 0) -> str:
     variables = (f"XDG_RUNTIME_DIR={RUNTIME}", "HOME=/home/alice")
-    return system.run("runuser", "--user=alice", "--", "env", *variables, *words).stdout
+    return system.run("runuser", "--user=alice", "--", "env", *variables, *words, code=code).stdout
 
 
 def show(system: System, name: str) -> str:
@@ -69,3 +69,14 @@ def test_it_runs_behind_everybody_else_and_can_gain_nothing(home: System) -> Non
 
 def test_its_user_sees_how_it_is(home: System) -> None:
     assert "trashd-reaper.service  active" in as_alice(home, TRASHD, "service", "status", "--user")
+
+
+def test_doctor_tells_its_user_when_it_does_not_run(home: System) -> None:
+    volume_at(home, "/srv/mine")
+    assert as_alice(home, TRASHD, "doctor") == ""
+    as_alice(home, "systemctl", "--user", "stop", REAPER)
+    assert as_alice(home, TRASHD, "doctor", code=1) == (
+        f"{REAPER}: it does not run: nothing is reaped by itself\n  hint: systemctl --user enable --now {REAPER}\n"
+    )
+    as_alice(home, "systemctl", "--user", "start", REAPER)
+    assert as_alice(home, TRASHD, "doctor") == ""

@@ -44,6 +44,7 @@ def test_every_key_is_understood() -> None:
     config = read("""
         poll = "5m"
         audit = "none"
+        notices = false
         [defaults]
         retention = "2d"
         [[volume]]
@@ -73,6 +74,8 @@ def test_every_key_is_understood() -> None:
         on_quarantine = ["/q"]
         on_low_space = []
         on_swap = ["/s"]
+        on_expires_soon = ["/e"]
+        warn_before = "2d"
         timeout = "1m"
         user = "trash"
         [metrics]
@@ -97,10 +100,11 @@ def test_every_key_is_understood() -> None:
     assert config == Config(
         defaults=VolumePolicy(b"", rules=RetentionRules(retention_s=2 * 86_400)),
         volumes=(volume,),
-        hooks=HooksConfig(("/usr/bin/logger", "gone", ""), ("/q",), None, ("/s",), 60, "trash"),
+        hooks=HooksConfig(("/usr/bin/logger", "gone", ""), ("/q",), None, ("/s",), ("/e",), 172_800, 60, "trash"),
         metrics=MetricsConfig("/var/lib/node_exporter/trashd.prom", ("::1", 9817)),
         audit=None,
         poll_s=300,
+        notices=False,
     )
 
 

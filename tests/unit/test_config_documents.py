@@ -18,7 +18,7 @@ TEXT = (DOCS / "config.md").read_text(encoding="utf-8")
 EXAMPLE = (DOCS / "config.example.toml").read_text(encoding="utf-8")
 MAN = (DOCS / "man/trashd.1").read_text(encoding="utf-8")
 SECTIONS: dict[str, Schema] = {
-    "Above all tables": {"poll": CONFIG["poll"], "audit": CONFIG["audit"]},
+    "Above all tables": {key: kind for key, kind in CONFIG.items() if isinstance(kind, ValueKind)},
     "`[defaults]`, and each `[[volume]]`": VOLUME,
     "`[hooks]`": HOOKS,
     "`[metrics]`": METRICS,

@@ -39,6 +39,7 @@ def assert_helpful(error: BadConfig, text: str) -> None:
 def assert_possible(config: Config) -> None:
     """What was let through makes sense."""
     assert 0 < config.poll_s <= DURATION_MAX_S
+    assert 0 < config.hooks.warn_before_s <= DURATION_MAX_S
     for volume in (config.defaults, *config.volumes):
         assert volume.path == b"" or (volume.path.startswith(b"/") and b"\0" not in volume.path)
         assert volume.max_entries_per_s is None or volume.max_entries_per_s > 0
@@ -178,7 +179,8 @@ configs = st.builds(
     volumes=st.lists(absolute.flatmap(volume_at), max_size=2, unique_by=lambda one: one.path).map(tuple),
     hooks=st.builds(
         HooksConfig,
-        *(st.none() | commands for _ in range(4)),
+        *(st.none() | commands for _ in range(5)),
+        st.integers(1, DURATION_MAX_S),
         st.integers(1, DURATION_MAX_S),
         st.just("nobody"),
     ),
@@ -189,6 +191,7 @@ configs = st.builds(
     ),
     audit=st.none() | st.just(AUDIT_FILE) | absolute.filter(lambda path: path != "/"),
     poll_s=st.integers(1, DURATION_MAX_S),
+    notices=st.booleans(),
 )
 
 

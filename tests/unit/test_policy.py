@@ -22,6 +22,7 @@ from fusefs.core.policy import (
     due_at_s,
     hurries,
     is_at_or_below,
+    warning_in_s,
 )
 from fusefs.core.time_windows import TimeWindow
 
@@ -147,6 +148,30 @@ def test_one_from_the_future_is_due_at_last(rules: RetentionRules, retention_s: 
 
 
 # Rules for places.
+
+
+def test_a_warning_comes_so_long_before_the_end_of_the_term() -> None:
+    assert warning_in_s(orphan(NOW), RetentionRules(), CLOCK, 3600) == DEFAULT_RETENTION_S - 3600
+
+
+@given(orphans, rules, st.integers(1, DURATION_MAX_S))
+def test_a_warning_is_ahead_of_what_is_due_by_itself_and_of_nothing_else(
+    known: KnownOrphan, rules: RetentionRules, before_s: int
+) -> None:
+    due_s, wait_s = due_at_s(known, rules, CLOCK), warning_in_s(known, rules, CLOCK, before_s)
+    assert wait_s is None or (due_s is not None and due_s > 0 and wait_s == due_s - before_s)
+
+
+def test_who_keeps_it_no_longer_than_that_is_not_warned() -> None:
+    for retention_s, is_warned in ((3600, False), (3601, True)):
+        known = orphan(NOW, retention_s)
+        for seconds in (0, 3000):
+            wait_s = warning_in_s(known._replace(sight=see(CLOCK, NOW)), RetentionRules(), later(CLOCK, seconds), 3600)
+            assert (wait_s is not None) == is_warned
+
+
+def test_of_what_is_claimed_nothing_is_told() -> None:
+    assert warning_in_s(orphan(NOW)._replace(is_claimed=True), RetentionRules(), CLOCK, 3600) is None
 
 
 def test_deepest_path_gives_the_rules() -> None:
