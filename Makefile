@@ -6,7 +6,7 @@ NATIVE = hatch_build.py $(wildcard fusefs/mount/native/*.[ch])
 
 SANITIZERS = address,undefined
 
-.PHONY: setup native demo test quick lint coverage fmt bench docs schema changelog dist release fast-paths install-system packages deb-bundled rpm tarball suites soak soak-service soak-store soak-reap soak-mount sanitize clean
+.PHONY: setup native demo test every quick lint coverage fmt bench docs schema changelog dist release fast-paths install-system packages deb-bundled rpm tarball suites soak soak-service soak-store soak-reap soak-mount sanitize clean
 
 setup: .venv/.ready .venv/.native
 .venv/.ready: pyproject.toml .ci/setup; @.ci/setup
@@ -14,7 +14,8 @@ native: .venv/.native
 .venv/.native: $(NATIVE) | .venv/.ready; @$(PYTHON) hatch_build.py && touch $@
 demo: setup; @$(PYTHON) -m bench.demo $(ARGS)
 fast-paths: setup; @for path in $(or $(FAST_PATHS),$(shell $(PYTHON) -c "from fusefs.core.fast_paths import FastPath; print(*[p.value for p in FastPath])")); do echo "without $$path" && TRASHD_TEST_WITHOUT=$$path .ci/pytest tests/mount tests/posix $(or $(ARGS),--numprocesses=2 --dist=worksteal) || failed="$$failed $$path"; done; [ -z "$$failed" ] || { echo "fails without:$$failed"; exit 1; }
-test: setup; @.ci/pytest $(or $(ARGS),--numprocesses=3 --dist=worksteal)
+test: setup; @.ci/pytest $(or $(ARGS),--sample=6 --numprocesses=3 --dist=worksteal)
+every: setup; @.ci/pytest $(or $(ARGS),--numprocesses=3 --dist=worksteal)
 quick: setup; @.ci/pytest -m quick $(or $(ARGS),--numprocesses=2 --dist=worksteal)
 lint: setup; $(PYTHON) -m ruff check . && $(PYTHON) -m ruff format --check . && $(PYTHON) -m mypy && $(PYTHON) hatch_build.py --lint
 # Counted is what the tests' own processes run, some as other users, and commands and daemons of a sample (tests/conftest.py).

@@ -4,9 +4,10 @@ import logging
 import os
 import signal
 import subprocess
-from collections import Counter
-from collections.abc import Generator
+from collections import Counter, defaultdict
+from collections.abc import Generator, Iterable
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -21,9 +22,11 @@ VITAL_GROUPS = ("crash", "mount", "posix", "systemd")
 QUICK_GROUPS = ("unit", "linux")
 EVERY_CALL_GROUPS = ("crash",)
 
+N_LEFT_OUT = pytest.StashKey[int]()
+"""Cases that --sample left out."""
 N_COST = pytest.StashKey[Counter[str]]()
 """Tests skipped, by the capability that they missed."""
-_LACKS = "lacks"
+_LACKS, _LEFT_OUT = "lacks", "left out"
 GROWTH = pytest.StashKey[Growth]()
 N_RUN = pytest.StashKey[Counter[str]]()
 """Tests that ran to their end, by group: neither skipped on the way nor failed."""
@@ -45,8 +48,15 @@ class _Warnings(logging.Handler):
         self.messages.append(f"{record.levelname} {record.name}: {record.getMessage()}")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--sample", type=int, metavar="N", help="of a test with more cases than that run N, chosen by --randomly-seed"
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[N_COST] = Counter()
+    config.stash[N_LEFT_OUT] = 0
     config.stash[N_RUN] = Counter()
     # Run in the background of a script, all that we start ignores Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -76,12 +86,22 @@ class _Tally:
             self._config.stash[N_COST].update(str(what) for name, what in report.user_properties if name == _LACKS)
 
 
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: object) -> None:
+        self._config.stash[N_LEFT_OUT] = getattr(node, "workeroutput", {}).get(_LEFT_OUT, 0)
+
+
 def _group_of(nodeid: str) -> str:
     return nodeid.removeprefix("tests/").partition("/")[0]
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.option.sample:
+        left_out = _left_out(items, config.option.sample, config.option.randomly_seed)
+        config.stash[N_LEFT_OUT] = len(left_out)
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
     for item in items:
         if _group_of(item.nodeid) in QUICK_GROUPS:
             item.add_marker("quick")
@@ -90,6 +110,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker in item.iter_markers("needs"):
             if unknown := set(marker.args) - set(machine_capabilities.PROBES):
                 raise pytest.UsageError(f"{item.nodeid}: no such capability: {', '.join(sorted(unknown))}")
+
+
+def _left_out(items: Iterable[pytest.Item], most: int, seed: object) -> set[pytest.Item]:
+    """The same in each worker: of every test some cases stay, so that no law is left out. Quick groups stay whole."""
+    cases: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in sorted(items, key=lambda item: item.nodeid):
+        if _group_of(item.nodeid) not in QUICK_GROUPS:
+            cases[item.nodeid.partition("[")[0]].append(item)
+    return {
+        item
+        for test, those in cases.items()
+        if len(those) > most
+        for item in Random(f"{seed} {test}").sample(those, len(those) - most)
+    }
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -145,6 +179,8 @@ def _list_idle_groups(config: pytest.Config) -> list[str]:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput[_LEFT_OUT] = session.config.stash[N_LEFT_OUT]
     if _list_idle_groups(session.config) and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -155,5 +191,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.section("NOT RUN ON THIS MACHINE", sep="!", red=True, bold=True)
     for capability, n_tests in cost.most_common():
         terminalreporter.line(f"{n_tests:5} without {capability}: {machine_capabilities.why_missing(capability)}")
+    if n_left_out := config.stash[N_LEFT_OUT]:
+        told = "cases of tests with many were left out; all: make every; the same: --randomly-seed"
+        terminalreporter.line(f"{n_left_out:,} {told}={config.option.randomly_seed}")
     for group in _list_idle_groups(config):
         terminalreporter.line(f"CI fails: no test of tests/{group} ran", red=True, bold=True)

@@ -95,8 +95,12 @@ def aligned(rows: Sequence[Sequence[str]], width: int | None = None) -> list[str
     width  so wide at most, as far as the last column can be shortened to that; None: nothing is
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
-    room = None if width is None else max(width - sum(widths) - 2 * len(widths), _LEAST_ROOM)
-    return ["  ".join([*map(str.ljust, row, widths), _shortened(row[-1], room)]) for row in rows]
+    gap, room = "  ", None
+    if width is not None:
+        left = width - sum(widths)
+        gap = gap if left - 2 * len(widths) >= _LEAST_ROOM else " "
+        room = max(left - len(gap) * len(widths), _LEAST_ROOM)
+    return [gap.join([*map(str.ljust, row, widths), _shortened(row[-1], room)]) for row in rows]
 
 
 def terminal_width() -> int | None:
