@@ -43,7 +43,8 @@ _REST_S = 1.0
 """After which memory is given back."""
 _WAKE, _NOTHING = 0, (1 << 64) - 1
 """What is no entry's number."""
-_GONE = (errno.ENOTCONN, errno.ECONNABORTED, errno.ECANCELED, errno.ENOENT)
+_GONE = (errno.ENOTCONN, errno.ECONNABORTED, errno.ECANCELED, errno.ENOENT, errno.EBADF)
+"""The last: /dev/fuse was closed, as by the daemon's end before a thread has given its last answer."""
 
 
 class ConnectionGone(Exception):
