@@ -85,7 +85,6 @@ class _Tally:
         if report.when == "setup":
             self._config.stash[N_COST].update(str(what) for name, what in report.user_properties if name == _LACKS)
 
-
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: object) -> None:
         self._config.stash[N_LEFT_OUT] = getattr(node, "workeroutput", {}).get(_LEFT_OUT, 0)

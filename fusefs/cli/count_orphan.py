@@ -120,6 +120,6 @@ def in_column(size: TreeSize | None) -> str:
 
 def in_words(size: TreeSize | None) -> str:
     """What something takes, as a sentence has it."""
-    if size is None:
+    if size is None or (size.is_at_least and not size.n_bytes):
         return "size unknown"
     return ("at least " if size.is_at_least else "") + format_size(size.n_bytes)

@@ -197,9 +197,7 @@ class NotFound(TrashdError):
 class NotRunning(NotFound):
     """No reaper service runs"""
 
-    hint = (
-        "systemctl start trashd-reaper (trashd service install puts it there), or run one by hand: trashd service run"
-    )
+    hint = "systemctl [--user] start trashd-reaper (trashd service install [--user] puts it there); by hand: trashd service run"
 
 
 class DaemonGone(NotFound):
