@@ -197,7 +197,10 @@ class NotFound(TrashdError):
 class NotRunning(NotFound):
     """No reaper service runs"""
 
-    hint = "systemctl [--user] start trashd-reaper (trashd service install [--user] puts it there); by hand: trashd service run"
+    hint = (
+        "systemctl [--user] start trashd-reaper (trashd service install [--user] puts it there), or by hand: "
+        "trashd service run"
+    )
 
 
 class DaemonGone(NotFound):
