@@ -12,6 +12,7 @@ import pytest
 from tests.support.crash_scenarios import EVERY_CALL
 from tests.support.hostile_steps import ALICE, BOB, DATA, MAPPED, OF_A_MATE, OF_THE_MAPPED, OF_THE_OWNER, ROOT, team
 from tests.support.interrupted_beside_twin import ask, untold
+from tests.support.interrupted_command import COMPLETE
 from tests.support.other_users import called_by
 from tests.support.plain_twin import Step, Twins, contents
 from tests.support.privileges import Person
@@ -62,6 +63,15 @@ VERBS: Mapping[str, Verb] = {
     "swap": Verb(ALICE, f"swap --keep-for 0s VOLUME/{DATA}", gives=DATA),
     "rm": Verb(ALICE, f"rm --keep-for 0s VOLUME/{DATA}", gives=DATA),
     "restore": Verb(ALICE, "restore ID --volume VOLUME", ALICE, back=DATA),
+    "restore by path": Verb(ALICE, f"restore VOLUME/{DATA}", ALICE, back=DATA),
+    "root's restore by path": Verb(ROOT, f"restore --user {ALICE.uid} VOLUME/{DATA}", ALICE, back=DATA),
+    "undo": Verb(ALICE, "undo --volume VOLUME", ALICE, back=DATA),
+    "root's undo": Verb(ROOT, "undo --volume VOLUME", ROOT, back=DATA),
+    "du": Verb(ALICE, "du --volume VOLUME", ALICE),
+    "root's du": Verb(ROOT, "du --volume VOLUME", ALICE),
+    "root's count anew": Verb(ROOT, "du --count --volume VOLUME", ALICE),
+    "complete": Verb(ALICE, COMPLETE, ALICE),
+    "root's complete": Verb(ROOT, COMPLETE, ALICE),
     "reap": Verb(ALICE, "reap --now ID --volume VOLUME", ALICE),
     "keep": Verb(ALICE, "keep ID --volume VOLUME", ALICE),
     "sweep": Verb(ALICE, f"sweep --keep-for 0s VOLUME/{DATA}", gives=DATA),

@@ -174,7 +174,7 @@ class HostileMachine(RuleBasedStateMachine):
 
     @rule(
         asker=ASKERS,
-        words=st.sampled_from(["reap", "reap --all --now", "list", "keep --release ID", "reap --now ID", "init"]),
+        words=st.sampled_from(["reap", "reap --all --now", "list", "du", "keep --release ID", "reap --now ID", "init"]),
         data=st.data(),
         moment=MOMENTS,
         steps=STEPS,

@@ -15,11 +15,27 @@ from fusefs.cli.main import run
 from fusefs.linux.kernel import Kernel
 from tests.support.privileges import Person
 
-for _name in ("doctor", "group", "init", "keep", "list", "quarantine", "reap", "restore", "rm", "swap", "sweep"):
+for _name in (
+    "doctor",
+    "du",
+    "group",
+    "init",
+    "keep",
+    "list",
+    "quarantine",
+    "reap",
+    "restore",
+    "rm",
+    "swap",
+    "sweep",
+    "undo",
+):
     import_module(f"fusefs.cli.{_name}")  # once, not in each child
 for _name in ("engine.foreground_pacing", "service.clock_file", "store.rescue", "waiting.wait_for_space"):
     import_module(f"fusefs.{_name}")  # what they import late
 
+COMPLETE = "complete"
+"""Words that stand for a shell that completes an id (docs of click: _TRASHD_COMPLETE)."""
 BROKEN = 111
 """The exit code of a command that ended by what no command may raise."""
 
@@ -82,6 +98,9 @@ def _command(person: Person, words: Sequence[str], out: int, hook: _Pausing) -> 
         sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
         person.be()
         Kernel.__init__.__defaults__ = (hook,)  # every Kernel that a command makes for itself
+        if list(words) == [COMPLETE]:
+            os.environ.update(_TRASHD_COMPLETE="bash_complete", COMP_WORDS="trashd restore ", COMP_CWORD="2")
+            words = []
         code = run(list(words))
     except BaseException:
         traceback.print_exc()
