@@ -112,7 +112,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _left_out(items: Iterable[pytest.Item], most: int, seed: object) -> set[pytest.Item]:
-    """The same in each worker: of every test some cases stay, so that no law is left out. Quick groups stay whole."""
+    """Alike in each worker: of every test some cases stay, so that no law is left out. Quick groups stay whole."""
     cases: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in sorted(items, key=lambda item: item.nodeid):
         if _group_of(item.nodeid) not in QUICK_GROUPS:
