@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import islice
 
@@ -38,9 +38,9 @@ def tell_soon(listed: Iterable[ListedContainer], *, as_json: bool) -> None:
         _tell(listed)
 
 
-def look_for_soon(kernel: Kernel, path: bytes, *, as_json: bool) -> None:
-    """Tell of the caller's own in the stores at and above a path, where something was done just now."""
-    if not _is_time(as_json=as_json):
+def look_for_soon(kernel: Kernel, paths: Sequence[bytes], *, as_json: bool) -> None:
+    """Tell of the caller's own in the stores at and above paths, where something was done just now."""
+    if not paths or not _is_time(as_json=as_json):
         return
     now, uid, lost = moment(kernel, ()), os.geteuid(), list[TrashdError]()
 
@@ -48,7 +48,7 @@ def look_for_soon(kernel: Kernel, path: bytes, *, as_json: bool) -> None:
         return list(islice(entries(folder, now), _MOST_READ))
 
     with suppress(OSError, TrashdError):  # what it was called for is done
-        stores = discover(kernel, [os.path.dirname(os.path.abspath(path))])
+        stores = discover(kernel, [os.path.dirname(os.path.abspath(path)) for path in paths])
         found = each_folder(stores, body, list[ListedContainer], lost, serves=lambda folder: folder.uid == uid)
         _tell(entry for part in found for entry in part)
 

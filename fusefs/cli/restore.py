@@ -17,7 +17,6 @@ from fusefs.cli.restore_last import restore_last
 from fusefs.cli.settle_first import tended
 from fusefs.core.errors import Incomplete, UsageError
 from fusefs.core.printable_names import printable, shell_word
-from fusefs.linux.kernel import Kernel
 from fusefs.store.restore import Restored
 from fusefs.store.restore_by_id import restore_by_id
 
@@ -67,7 +66,9 @@ def command(
     part = None if inside is None else os.path.normpath(inside)
     meant = chosen(kernel, volumes, word, part, uid, as_json=as_json)
     done = restore_by_id(kernel, volumes, meant.entry, meant.inside, to)
-    return tell_restored(done, as_json=as_json)
+    code = tell_restored(done, as_json=as_json)
+    look_for_soon(kernel, (done.path,), as_json=as_json)
+    return code
 
 
 def tell_restored(done: Restored, *, as_json: bool) -> int:
@@ -91,7 +92,6 @@ def tell_restored(done: Restored, *, as_json: bool) -> int:
         print(f"  {_closed(done.path, done.closed_uid)}")
     for warning in done.warnings:
         output.warn(warning)
-    look_for_soon(Kernel(), done.path, as_json=as_json)
     return code
 
 

@@ -85,8 +85,7 @@ def command(
     if only_empty and not recursive:
         wanted = _emptied(wanted, removal.codes, as_json=as_json)
     code = removal.run(filter(_is_meant, wanted) if asks else wanted)
-    if paths:
-        look_for_soon(Kernel(), paths[0], as_json=as_json)
+    look_for_soon(Kernel(), paths[:1], as_json=as_json)
     return code
 
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from fusefs.core.freed_space import AskedSize, Survey
 from fusefs.core.record import TreeSize
-from fusefs.core.report import Progress, Stops
+from fusefs.core.report import Stops
 from fusefs.engine.count_tree import survey
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
@@ -25,14 +25,13 @@ def ask_size(
     *,
     walks: bool,
     pauses: Callable[[], None] = lambda: None,
-    progress: Progress = lambda _entries, _bytes: None,
     stops: Stops = lambda: False,
 ) -> AskedSize:
     """Ask for it; to be run as the container's owner.
 
     container  open for reading
     walks   whether it is counted where the filesystem doesn't know it
-    pauses, progress, stops  of that, as for `survey`
+    pauses, stops  of that, as for `survey`
     Raises  OSError of the container itself
     """
     with suppress(OSError), kernel.open_beneath(container, TREE, _READABLE) as tree:
@@ -41,7 +40,7 @@ def ask_size(
             return AskedSize(known)
     if not walks:
         return AskedSize(None)
-    seen = survey(kernel, container, progress, with_shared=True, stops=stops, pauses=pauses)
+    seen = survey(kernel, container, with_shared=True, stops=stops, pauses=pauses)
     is_stopped = stops()
     return AskedSize(size_of(kernel, container, seen, is_stopped=is_stopped), seen.n_failed, is_stopped)
 

@@ -9,10 +9,8 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId
 from fusefs.core.record import TreeSize
 from fusefs.store.claim import hold
-from fusefs.store.container import HeldContainer, rewrite
+from fusefs.store.container import HeldContainer, rewrite, touch
 from fusefs.store.layout import UserFolder
-
-_MODE = 0o700
 
 
 def keep_size(folder: UserFolder, container: ContainerId, size: TreeSize) -> None:
@@ -25,7 +23,7 @@ def keep_size(folder: UserFolder, container: ContainerId, size: TreeSize) -> Non
         if isinstance(held, HeldContainer):
             with held:
                 held = rewrite(held, held.record._replace(size=size))
-                folder.store.kernel.chmod(held.fd, _MODE)  # what it was: the service's watch of orphans/ tells it
+                touch(folder.store.kernel, held.fd)  # the service's watch of orphans/ tells it
 
 
 def forget_size(held: HeldContainer) -> HeldContainer:

@@ -13,14 +13,13 @@ from fusefs.core.names import ContainerId
 from fusefs.linux.clocks import moment
 from fusefs.linux.kernel import Kernel
 from fusefs.store.claim import ClaimLost, hold
-from fusefs.store.container import rewrite
+from fusefs.store.container import rewrite, touch
 from fusefs.store.find_orphans import act_on
 from fusefs.store.layout import UserFolder
 from fusefs.store.list_orphans import ListedContainer
 from fusefs.store.spare_space import FOR_USER, with_room
 
 _S = 1_000_000_000
-_MODE = 0o700
 _ELSEWHERE = {
     State.REAPING: ("is being reaped already", "trashd restore takes back what is left of it, on a local filesystem"),
     State.QUARANTINE: ("is in quarantine, where nothing goes by itself", "trashd quarantine restore takes it back"),
@@ -83,7 +82,7 @@ def keep(folder: UserFolder, container: ContainerId, term: Term) -> PinnedOrphan
         record = held.record._replace(retention_s=retention_s)
         if record != held.record:
             with_room(folder, FOR_USER, partial(rewrite, held, record))
-            folder.store.kernel.chmod(held.fd, _MODE)  # what it was: the reaper's watch of orphans/ tells it
+            touch(folder.store.kernel, held.fd)  # the reaper's watch of orphans/ tells it
             folder.store.kernel.fsync(held.fd)  # the name too: the pin has to last through a power failure
         return PinnedOrphan(container, retention_s, record.expires_ns(now))
 

@@ -367,6 +367,17 @@ class LyingFs(pyfuse3.Operations):
         return data
 
 
+def serve(handlers: LyingFs, mount_point: Path, name: str) -> None:
+    """Mount it for all users, and serve it until it is unmounted. name: the filesystem's, and its type's"""
+    pyfuse3.init(
+        handlers, str(mount_point), {f"fsname={name}", f"subtype={name}", "allow_other", "default_permissions"}
+    )
+    try:
+        trio.run(pyfuse3.main)
+    finally:
+        pyfuse3.close(unmount=True)
+
+
 def main() -> None:
     """Serve until unmounted."""
     parser = argparse.ArgumentParser(prog="lyingfs")
@@ -382,12 +393,7 @@ def main() -> None:
             parser.error(f"no handler is named {operation}")
         faults[operation, int(n)] = int(getattr(errno, name))
     handlers = LyingFs(given.source.resolve(), given.mode, given.timeout, faults)
-    options = {"fsname=lyingfs", "subtype=lyingfs", "allow_other", "default_permissions"}
-    pyfuse3.init(handlers, str(given.mount_point), options)
-    try:
-        trio.run(pyfuse3.main)
-    finally:
-        pyfuse3.close(unmount=True)
+    serve(handlers, given.mount_point, "lyingfs")
 
 
 if __name__ == "__main__":

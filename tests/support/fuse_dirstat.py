@@ -12,10 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pyfuse3
-import trio
 from pyfuse3 import EntryAttributes, InodeT, RequestContext
 
-from tests.support.fuse_bad_rename import LyingFs, Mode
+from tests.support.fuse_bad_rename import LyingFs, Mode, serve
 from tests.support.fuse_watchdog import ServedVolume, fuse_mount
 from tests.support.real_filesystems import tmpfs_volume
 
@@ -67,12 +66,7 @@ class KnowingFs(LyingFs):
 def main() -> None:
     """Serve until unmounted."""
     source, point, kind = sys.argv[1:]
-    options = {f"fsname={kind}", f"subtype={kind}", "allow_other", "default_permissions"}
-    pyfuse3.init(KnowingFs(Path(source).resolve(), kind), point, options)
-    try:
-        trio.run(pyfuse3.main)
-    finally:
-        pyfuse3.close(unmount=True)
+    serve(KnowingFs(Path(source).resolve(), kind), Path(point), kind)
 
 
 if __name__ == "__main__":

@@ -17,10 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pyfuse3
-import trio
 from pyfuse3 import FileHandleT, InodeT, ReaddirToken, RequestContext
 
-from tests.support.fuse_bad_rename import LyingFs, Mode
+from tests.support.fuse_bad_rename import LyingFs, Mode, serve
 from tests.support.fuse_watchdog import ServedVolume, fuse_mount
 from tests.support.real_filesystems import tmpfs_volume
 
@@ -120,12 +119,7 @@ def main() -> None:
     parser.add_argument("mount_point", type=Path)
     given = parser.parse_args()
     handlers = BrokenFs(given.source.resolve())
-    pyfuse3.init(handlers, str(given.mount_point), {"fsname=brokenfs", "subtype=brokenfs", "allow_other",
-                                                    "default_permissions"})  # fmt: skip
-    try:
-        trio.run(pyfuse3.main)
-    finally:
-        pyfuse3.close(unmount=True)
+    serve(handlers, given.mount_point, "brokenfs")
 
 
 if __name__ == "__main__":
