@@ -179,5 +179,11 @@ def open_handle(mount_fd: int, handle: bytes, flags: int) -> Fd:
 
     mount_fd  any fd on that mount
     Raises    OSError: ESTALE if it is gone, EPERM without CAP_DAC_READ_SEARCH
+    Source    fs/inode.c: iget_locked gives nothing, which is then ENOMEM, while a new file is getting the inode number
     """
-    return Fd(syscalls.open_by_handle_at(mount_fd, handle, flags | os.O_CLOEXEC))
+    try:
+        return Fd(syscalls.open_by_handle_at(mount_fd, handle, flags | os.O_CLOEXEC))
+    except OSError as error:
+        if error.errno == errno.ENOMEM:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE)) from error
+        raise

@@ -100,7 +100,7 @@ def test_no_service_is_5_and_says_how_to_start_one() -> None:
     done = trashd("status")
     assert done.code == 5
     assert done.out == ""
-    assert "systemctl start trashd-reaper" in done.err
+    assert "systemctl [--user] start trashd-reaper" in done.err
 
 
 def test_a_dead_service_is_5_and_its_last_words_are_told_as_such(directory: bytes) -> None:

@@ -144,8 +144,24 @@ def test_nothing_is_held_for_others(vfs: Vfs) -> None:
 
 def test_what_is_absent_is_not_held(vfs: Vfs) -> None:
     n_fds = open_fds()
-    vfs.lookups.lookup(ROOT, b"absent", LOSER)
+    with pytest.raises(FileNotFoundError):
+        vfs.lookups.lookup(ROOT, b"absent", LOSER)
     assert open_fds() == n_fds
+
+
+def test_what_a_loser_is_told_is_absent_is_not_found_the_next_moment(vfs: Vfs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What appeared just then would not be held."""
+    look = vfs.retries.open
+
+    def look_before_it_appears(pid: int, dir_fd: Fd, name: bytes) -> Fd | None:
+        try:
+            return look(pid, dir_fd, name)
+        finally:
+            os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644, dir_fd=dir_fd))
+
+    monkeypatch.setattr(vfs.retries, "open", look_before_it_appears)
+    with pytest.raises(FileNotFoundError):
+        vfs.lookups.lookup(ROOT, b"late", LOSER)
 
 
 def test_whatever_a_loser_finds_answers_though_it_is_removed(vfs: Vfs) -> None:

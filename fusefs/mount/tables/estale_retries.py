@@ -113,14 +113,14 @@ class EstaleRetries:
         return next((held[1] for held in found if held is not None and held[0] is node), None)
 
     def open(self, pid: int, dir_fd: Fd, name: bytes) -> Fd | None:
-        """An O_PATH fd of what has a name now, the caller's own; None: no such process, or it is not there."""
+        """An O_PATH fd of what has a name now, the caller's own; None: no such process.
+
+        Raises  OSError ENOENT: nothing has it. That is the answer: what a second look finds would not be held
+        """
         if pid not in self._retries:
             return None
         self._lock.look_by(name)
-        try:
-            return Fd(self._lock.call(os.open, name, TO_PEEK, dir_fd=dir_fd))
-        except OSError:
-            return None  # the usual lookup tells why
+        return Fd(self._lock.call(os.open, name, TO_PEEK, dir_fd=dir_fd))
 
     def hold(self, pid: int, node: Node, fd: Fd) -> None:
         """Hold a node that a process has found, by an O_PATH fd of it, which is ours from now on."""

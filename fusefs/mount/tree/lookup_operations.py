@@ -106,7 +106,7 @@ class LookupOperations:
         return EntryParam(TOP, self._reader.attributes(root)._replace(ino=TOP), 0)
 
     def _look_again(self, directory: Node, dir_fd: Fd, name: bytes, caller: Caller) -> EntryParam | None:
-        """What a name is to a client that was told ESTALE, and has it held; None: it was not, or nothing is there."""
+        """What a name is to a client that was told ESTALE, and has it held; None: it was not. Raises  OSError ENOENT"""
         fd = self._retries.open(caller.pid, dir_fd, name)
         if fd is None:
             return None
