@@ -473,6 +473,7 @@ def _rings(attached: Attached, lock: TablesLock, device: int, states: FastPathSt
     finally:
         rings.give_up()
         abort(abort_fd)  # the rings keep /dev/fuse open as long as a call of theirs hangs, and so who waits for it
+        rings.wait_for_end(_GRACE_S)  # what they answer with is closed next
         abort_fd.close()
 
 

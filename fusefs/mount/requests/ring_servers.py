@@ -18,6 +18,7 @@ import errno
 import logging
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -250,7 +251,7 @@ class RingServers:
         """What answers most of it, if there is such."""
         self._mutex = threading.Lock()
         self._of_core: dict[int, list[RingServer]] = {}
-        self._n_servers = 0
+        self._threads: list[threading.Thread] = []
         self._told: SimpleQueue[Exception | None] = SimpleQueue()
 
     def prepare(self) -> None:
@@ -282,16 +283,23 @@ class RingServers:
         """There is nothing to answer."""
         self.may_begin.set()
 
+    def wait_for_end(self, limit_s: float) -> None:
+        """Let the threads end, as they do with the connection; one in a call that hangs stays, after that long."""
+        end_s = time.monotonic() + limit_s
+        for thread in self._threads:
+            thread.join(max(0.0, end_s - time.monotonic()))
+
     def _await(self) -> None:
-        errors = [self._told.get(timeout=_LIMIT_S) for _ in range(self._n_servers)]
+        errors = [self._told.get(timeout=_LIMIT_S) for _ in self._threads]
         for error in errors:
             if error is not None:
                 raise error
 
     def _start(self, server: RingServer, told: Callable[[Exception | None], None]) -> None:
         """Raises  RuntimeError: no more threads for us."""
-        threading.Thread(target=server.run, args=(told,), daemon=True, name="ring").start()
-        self._n_servers += 1
+        thread = threading.Thread(target=server.run, args=(told,), daemon=True, name="ring")
+        thread.start()
+        self._threads.append(thread)
         for core in server.cores:
             self._of_core.setdefault(core, []).append(server)
 
