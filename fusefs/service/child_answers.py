@@ -155,7 +155,7 @@ class ChildAnswers:
         part.schedule(DueContainer(seen.id, seen.retention_s), at_s)
         part.sizes.note(seen.id, seen.n_bytes)
         self._warn(user, part, known, rules)
-        if self._has_quota():
+        if self.has_quota():
             # By what is measured alone: a size in a user's record would have others' orphans go.
             before = part.known.get(seen.id)
             part.known[seen.id] = known if before is None else known._replace(size=before.size)
@@ -241,7 +241,8 @@ class ChildAnswers:
         if not ended.is_kept:
             self._hand_over(user, part, ended.id, ended.origin)
 
-    def _has_quota(self) -> bool:
+    def has_quota(self) -> bool:
+        """Whether the volume's trash may only be so large."""
         return self._policy.quota != Quota()
 
     def _hand_over(self, user: UserState, part: FolderPart, identifier: str, origin: bytes | None) -> None:
@@ -259,7 +260,7 @@ class ChildAnswers:
         total_bytes  that the volume has
         limiter      of the threads of this volume: to sort a hundred thousand would hold up all others
         """
-        if not self._has_quota():
+        if not self.has_quota():
             return
         parts = [(user, part) for user in users for part in user.parts.values()]
         clock = self._context.clock()

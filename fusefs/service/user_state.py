@@ -150,6 +150,10 @@ class FolderPart:
         """Whether a look is not at its end."""
         return self._after is not None
 
+    def is_known(self) -> bool:
+        """Whether nothing is left to be looked at, or measured."""
+        return not (self.is_looking() or self.fresh or self.to_measure)
+
     def looked(self, last: str, now_s: float, wall_ns: int) -> None:
         """A page was read, up to that id; empty: the last one."""
         if not self._after:

@@ -25,7 +25,7 @@ from fusefs.service.child_answers import ChildAnswers
 from fusefs.service.child_handle import ChildGone, ChildHandle
 from fusefs.service.fair_turns import FairTurns
 from fusefs.service.forker import ForkerLost
-from fusefs.service.messages import Heartbeat, Measure, Order, Reap
+from fusefs.service.messages import Heartbeat, Measure, Order, ReadRecords, Reap
 from fusefs.service.open_volume import OpenVolume, VolumeSpace
 from fusefs.service.root_takeover import take_over
 from fusefs.service.shared_context import ServiceContext, boot_s, in_thread
@@ -320,8 +320,9 @@ class WorkSession:
                 async with aclosing(child.answers(order)) as answers:
                     async for answer in answers:
                         self._intake.take(user, order, answer)
-            all_measured = isinstance(order, Measure) and not user.parts[order.base].to_measure
-            if all_measured or (isinstance(order, Reap) and self._room.hurries):
+            # What was looked at again is due by its own term alone, whatever the quota had said before.
+            has_looked = isinstance(order, Measure | ReadRecords) and user.parts[order.base].is_known()
+            if (has_looked and self._intake.has_quota()) or (isinstance(order, Reap) and self._room.hurries):
                 await self._look_at_space()
             user.succeeded(boot_s())
         except ChildGone as lost:
