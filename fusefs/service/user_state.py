@@ -205,8 +205,7 @@ class FolderPart:
         """When `next_order` has one, as far as is known: 0 for now, infinity for never."""
         queues = (self._upcoming, self._warnings)
         must_look = any(queue.must_look() for queue in queues)
-        is_now = self.fresh or self.is_looking() or must_look or self.to_measure
-        return 0.0 if is_now else min(_or_never(queue.next_at_s()) for queue in queues)
+        return 0.0 if must_look or not self.is_known() else min(_or_never(queue.next_at_s()) for queue in queues)
 
     def n_due(self, now_s: float) -> int:
         """How many may be reaped now, as far as they are known; those that are being reaped too."""

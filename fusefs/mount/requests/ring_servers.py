@@ -290,7 +290,7 @@ class RingServers:
             thread.join(max(0.0, end_s - time.monotonic()))
 
     def _await(self) -> None:
-        errors = [self._told.get(timeout=_LIMIT_S) for _ in self._threads]
+        errors = [self._told.get(timeout=_LIMIT_S) for _ in range(len(self._threads))]
         for error in errors:
             if error is not None:
                 raise error
