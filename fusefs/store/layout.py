@@ -56,6 +56,7 @@ FOLDERS = (*(Name(state.value.encode()) for state in State), DROP, POINTERS, RES
 VOLUME_MAX_BYTES = 4096
 FOLDER_MODE = 0o700
 _SUBVOLUME = "it is another subvolume than what it is in: look who made it, and remove it or move it away"
+_SEEN = ("unnamed", "strangers_refused", "noreplace", "shared_locks", "handles", "birth_times")
 _NO_STORE = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP)
 
 
@@ -66,6 +67,11 @@ class Volume(NamedTuple):
     filesystem  magic number of the filesystem on which it was seen; on another one it must be seen again
     unnamed     whether files made without a name were seen to last there (O_TMPFILE); None: not tried
     strangers_refused  whether another user was seen to be refused what a folder relies on; None: not tried
+    noreplace   whether RENAME_NOREPLACE was seen to refuse what has a name and to take what has none; None: not tried
+    shared_locks  whether a second mount was seen to see a lock of the first; None: not tried, as with what follows
+    handles     whether a second mount was seen to open a handle of the first
+    birth_times  whether files have the same birth time through both
+    cache_s     how long a second mount was seen to tell what was no longer so
     store       the identity of `.trashd` itself: it differs in a copy; None: not written down
     format      of the store as it is; what is written is always today's
     """
@@ -75,6 +81,11 @@ class Volume(NamedTuple):
     filesystem: int
     unnamed: bool | None = None
     strangers_refused: bool | None = None
+    noreplace: bool | None = None
+    shared_locks: bool | None = None
+    handles: bool | None = None
+    birth_times: bool | None = None
+    cache_s: float | None = None
     store: Identity | None = None
     format: int = FORMAT
 
@@ -296,12 +307,14 @@ def decode_volume(text: bytes) -> Volume | None:
     if not (isinstance(identifier, str) and isinstance(exchange, bool) and isinstance(filesystem, int)):
         return None
     # Stores of before don't say the others.
-    seen = (fields.get(key) for key in ("unnamed", "strangers_refused"))
-    unnamed, refused = (one if isinstance(one, bool) else None for one in seen)
+    seen: dict[str, Any] = {key: one for key in _SEEN if isinstance(one := fields.get(key), bool)}
+    cache_s = fields.get("cache_s")
+    if isinstance(cache_s, (int, float)) and not isinstance(cache_s, bool) and cache_s >= 0:
+        seen["cache_s"] = float(cache_s)
     store = decode_identity(fields.get("store"))
     if not is_volume_id(identifier):
         return None
-    return Volume(VolumeId(identifier), exchange, filesystem, unnamed, refused, store, int(written))
+    return Volume(VolumeId(identifier), exchange, filesystem, store=store, format=int(written), **seen)
 
 
 def decode_identity(fields: object) -> Identity | None:
