@@ -266,6 +266,12 @@ class Busy(TrashdError):
     hint = "try again when that command has ended"
 
 
+class TakenOver(Busy):
+    """Another node took it for dead and goes on with it"""
+
+    hint = "trashd list shows what became of it; this node was silent, or cut off, for too long"
+
+
 class Occupied(TrashdError):
     """Something else has the name now"""
 

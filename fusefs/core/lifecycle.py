@@ -23,6 +23,7 @@ LEGAL_MOVES = frozenset(
         (State.STAGE, State.ORPHANS),  # adopt
         (State.ORPHANS, State.REAPING),  # claim by the reaper
         (State.ORPHANS, State.RESTORING),  # claim by a restore
+        (State.REAPING, State.ORPHANS),  # given back: who keeps it was faster
         (State.REAPING, State.RESTORING),  # the same, of what an ended reaper left
         (State.REAPING, State.QUARANTINE),  # set aside
         (State.QUARANTINE, State.REAPING),  # tried again

@@ -42,6 +42,19 @@ def is_container_id(text: str) -> bool:
     return len(text) <= ID_MAX_BYTES and _ID.fullmatch(text) is not None
 
 
+def successor(container: ContainerId, random: bytes) -> ContainerId:
+    """What a container is called in the directory of its state that takes this one's place.
+
+    random  6 bytes
+    """
+    return ContainerId(container[:-ID_RANDOM_CHARS] + random.hex())
+
+
+def is_of(called: ContainerId, container: ContainerId) -> bool:
+    """Whether a container that is called so may be the one with that id, or have taken its place."""
+    return called[:-ID_RANDOM_CHARS] == container[:-ID_RANDOM_CHARS]
+
+
 def is_volume_id(text: str) -> bool:
     """Whether a text has the form of a volume's id."""
     return _VOLUME_ID.fullmatch(text) is not None

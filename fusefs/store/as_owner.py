@@ -20,7 +20,8 @@ from fusefs.store.root_rename import ITS_OWNERS, RenameAnswer, RenameQuestion, R
 from fusefs.store.stage import restock
 from fusefs.store.swap_path import own_folder
 from fusefs.store.user_folders import open_user
-from fusefs.store.victim_rename import DirectRename, VisibleMove, VisibleRename
+from fusefs.store.victim_rename import DirectRename, VisibleRename
+from fusefs.store.visible_move import VisibleMove
 
 T = TypeVar("T")
 
@@ -113,7 +114,7 @@ class _RenameThroughRoot(NamedTuple):
 
     def make(self, move: VisibleMove, held: HeldContainer) -> None:
         """See Visible."""
-        self._put(RenameQuestion(move.name, held.state, held.id, held.record.victim, held.record.method))
+        self._put(RenameQuestion(move.name, held.state, held.name().decode(), held.record.victim, held.record.method))
 
     def found(self) -> tuple[int, int] | None:
         """See Visible."""
@@ -121,7 +122,7 @@ class _RenameThroughRoot(NamedTuple):
 
     def refresh(self, held: HeldContainer) -> None:
         """See Visible."""
-        self._put(RenameQuestion("refresh", held.state, held.id))
+        self._put(RenameQuestion("refresh", held.state, held.name().decode()))
 
     def _put(self, question: RenameQuestion) -> RenameAnswer:
         answer = msgspec.json.decode(self.ask(msgspec.json.encode(question)), type=RenameAnswer)

@@ -23,7 +23,7 @@ from fusefs.linux.mountinfo import is_inside, read_mounts
 from fusefs.store.adopt import AdoptionProblem
 from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount
 from fusefs.store.claim import ClaimLost, hold
-from fusefs.store.container import RECORD_NEW, HeldContainer
+from fusefs.store.container import HeldContainer
 from fusefs.store.folder_reports import passed_over
 from fusefs.store.layout import (
     FORMAT,
@@ -31,6 +31,7 @@ from fusefs.store.layout import (
     HOISTED,
     NEW_PREFIX,
     RECORD,
+    RECORD_NEW,
     RESERVE,
     TREE,
     UNMOUNT,

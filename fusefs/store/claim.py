@@ -11,7 +11,7 @@ from enum import Enum
 
 from fusefs.core.errors import BadRecord
 from fusefs.core.lifecycle import State
-from fusefs.core.names import ContainerId
+from fusefs.core.names import ContainerId, is_of
 from fusefs.core.record import RECORD_MAX_BYTES, Record
 from fusefs.core.record_decoding import decode
 from fusefs.linux.fd import Fd, closed_on_error
@@ -63,7 +63,7 @@ def read_record(kernel: Kernel, record_fd: Fd, folder: UserFolder, container: Co
     Raises  BadRecord
     """
     record = decode(kernel.read(record_fd, RECORD_MAX_BYTES + 1))
-    if record.id != container:
+    if not is_of(container, record.id):
         raise BadRecord(f"it is the record of {record.id}")
     if record.volume != folder.store.volume.id:
         raise BadRecord("it was made in another volume's store")
@@ -108,7 +108,15 @@ def hold(folder: UserFolder, state: State, container: ContainerId) -> HeldContai
         if not (kernel.is_named(fd, state_fd, name) and kernel.is_named(record_fd, fd, RECORD)):
             return ClaimLost.GONE
         record = read_record(kernel, record_fd, folder, container)
-        return HeldContainer(folder, container, state, fd, record, owned.pop_all())
+        called = None if container == record.id else container
+        return HeldContainer(folder, record.id, state, fd, record, owned.pop_all(), called)
+
+
+def _look_again(held: HeldContainer) -> Record:
+    """What its record says, opened anew by its name."""
+    kernel = held.folder.store.kernel
+    with open_record(kernel, held.fd, held.folder.uid) as fd:
+        return read_record(kernel, fd, held.folder, held.id)
 
 
 def claim(
@@ -119,7 +127,8 @@ def claim(
 ) -> HeldContainer | ClaimLost:
     """The container, locked and moved to reaping/ by one rename; one claim wins (I5).
 
-    is_meant  asked about the record, when no other process can change it any more; if not the container stays
+    is_meant  asked about the record, when no other process can change it any more; if not the container stays. Off
+              local filesystems a lock may be lost: it is asked again when the container was moved
     """
     held = hold(folder, source, container)
     if isinstance(held, ClaimLost):
@@ -128,7 +137,12 @@ def claim(
         if not is_meant(held.record):
             held.owned.close()
             return ClaimLost.CHANGED
-        return move(held, State.REAPING)
+        moved = move(held, State.REAPING)
+        if source is not State.ORPHANS or not folder.store.is_shared() or is_meant(_look_again(moved)):
+            return moved
+        move(moved, State.ORPHANS)
+        held.owned.close()
+        return ClaimLost.CHANGED
     except BaseException as error:
         held.owned.close()
         if isinstance(error, FileNotFoundError):

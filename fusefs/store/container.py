@@ -16,15 +16,13 @@ from fusefs.core.lifecycle import LEGAL_MOVES, State
 from fusefs.core.names import ContainerId, Name, RelPath, join, make_id
 from fusefs.core.record import Record, TreeSize, encode
 from fusefs.linux.fd import Fd, closed_on_error
-from fusefs.linux.kernel import FUSE_MAGIC, Kernel
+from fusefs.linux.kernel import Kernel
 from fusefs.linux.syscalls import NO_TMPFILE
 from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount, both_sides, suppress_errno
-from fusefs.store.layout import FRESH, RECORD, TREE, Store, UserFolder
+from fusefs.store.layout import FRESH, HIDDEN_PREFIXES, RECORD, RECORD_NEW, TREE, WATCH_PREFIXES, Store, UserFolder
 
-RECORD_NEW = Name(b"record.json.new")
-_UNFINISHED = FRESH + b"."
+UNFINISHED_PREFIX = FRESH + b"."
 """How the name of a directory begins that is being made for a sweep's tree, or for its origin, beside the tree."""
-_HIDDEN = b".fuse_hidden"  # what libfuse makes of a record that was replaced or unlinked while we hold it open
 _PATIENCE, _PAUSE_S = 100, 0.01
 _TICK_S = 0.001
 
@@ -35,6 +33,7 @@ class HeldContainer(NamedTuple):
     fd      its directory, readable
     record  as it is on disk
     owned   closes what keeps the lock; once, however many values of this hold share it
+    called  its name in the directory of its state, if it took another container's place; the id's otherwise
     """
 
     folder: UserFolder
@@ -43,6 +42,7 @@ class HeldContainer(NamedTuple):
     fd: Fd
     record: Record
     owned: ExitStack
+    called: ContainerId | None = None
 
     def __enter__(self) -> Self:
         """Hold it for the block."""
@@ -54,7 +54,7 @@ class HeldContainer(NamedTuple):
 
     def name(self) -> bytes:
         """Its name in the directory of its state."""
-        return self.id.encode()
+        return (self.called or self.id).encode()
 
     def way(self) -> RelPath:
         """Its path relative to the directory that holds the store."""
@@ -166,8 +166,8 @@ def move(held: HeldContainer, to: State) -> HeldContainer:
     assert (held.state, to) in LEGAL_MOVES, (held.state, to)
     kernel = held.folder.store.kernel
     with held.folder.open(held.state) as source, held.folder.open(to) as target:
-        kernel.rename(source, held.name(), target, held.name())
-    return held._replace(state=to)
+        kernel.rename(source, held.name(), target, held.id.encode())
+    return held._replace(state=to, called=None)
 
 
 def rewrite(held: HeldContainer, record: Record) -> HeldContainer:
@@ -219,21 +219,28 @@ def dissolve(held: HeldContainer) -> None:
             there would be no telling what that is
     """
     kernel = held.folder.store.kernel
-    others = {name for name in kernel.list(held.fd) if not name.startswith(_HIDDEN)} - {RECORD, RECORD_NEW}
+    is_shared = held.folder.store.is_shared()
+    if is_shared:
+        drop_prepared(held)  # what a mkdir that came a second time made
+    names = kernel.list_anew(held.fd) if is_shared else kernel.list(held.fd)
+    others = {name for name in names if not name.startswith((*HIDDEN_PREFIXES, *WATCH_PREFIXES))} - {RECORD, RECORD_NEW}
     if others:
         raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), min(others))
     _drop_new(kernel, held.fd)
+    for name in names:
+        if name.startswith(WATCH_PREFIXES):
+            kernel.unlink(held.fd, name)
     kernel.unlink(held.fd, RECORD)
     # Without a record no process owns it any more: recovery may have swept it away by now.
     with held.folder.open(held.state) as state, suppress(FileNotFoundError):
-        if kernel.filesystem(state) == FUSE_MAGIC:
+        if is_shared:
             _rmdir_patiently(held, state)
         else:
             kernel.rmdir(state, held.name())
 
 
 def _rmdir_patiently(held: HeldContainer, state: Fd) -> None:
-    """Lock and fds go first: libfuse keeps an unlinked open file under a hidden name until some time after that."""
+    """Lock and fds go first: libfuse and NFS keep an unlinked open file under a hidden name until after that."""
     held.owned.close()
     for _ in range(_PATIENCE):
         try:
@@ -249,14 +256,14 @@ def _rmdir_patiently(held: HeldContainer, state: Fd) -> None:
 
 def unfinished_name() -> bytes:
     """A new name for a directory that is being made for a sweep's tree, or for its origin, beside the tree."""
-    return _UNFINISHED + os.urandom(6).hex().encode()
+    return UNFINISHED_PREFIX + os.urandom(6).hex().encode()
 
 
 def drop_prepared(held: HeldContainer) -> None:
     """Remove the directories with such names, which a killed sweep, or a restore, was still making."""
     kernel = held.folder.store.kernel
-    for name in kernel.list(held.fd):
-        if name.startswith(_UNFINISHED):
+    for name in kernel.list_anew(held.fd):
+        if name.startswith(UNFINISHED_PREFIX):
             kernel.rmdir(held.fd, name)
 
 

@@ -44,6 +44,19 @@ LOCK = Name(b".lock")
 REGISTRY = Name(b"folders")
 """Root's registry of which folder is which user's (store.registered)."""
 RECORD = Name(b"record.json")
+RECORD_NEW = Name(b"record.json.new")
+GATE_PREFIX = b"gate."
+"""Of directories in a container that are made for one rename (store/gate.py)."""
+LATE_PREFIX = b"late."
+"""Of what came into a container late, or a second time."""
+OLD_CONTAINER = Name(b"old")
+"""In a container that took another's place: that one (store/take_over.py)."""
+WATCHED_PREFIX = b"watched."
+ANNOUNCED_PREFIX = b"announced."
+"""Of what another node notes in a container that it means to take over (store/silence.py)."""
+WATCH_PREFIXES = (WATCHED_PREFIX, ANNOUNCED_PREFIX)
+HIDDEN_PREFIXES = (b".fuse_hidden", b".nfs")
+"""Of what libfuse and NFS make of a file that was replaced or unlinked while it is open."""
 TREE = Name(b"tree")
 FRESH = Name(b"fresh")
 HOISTED = Name(b"hoisted")
@@ -158,6 +171,10 @@ class Store(NamedTuple):
     def keeps_unnamed(self) -> bool:
         """Whether files made without a name were seen to last on this filesystem."""
         return self.volume.unnamed is True and self.volume.filesystem == self.kernel.filesystem(self.fd)
+
+    def is_shared(self) -> bool:
+        """Whether other kernels may have this filesystem mounted too: nothing orders what they do."""
+        return not self.kernel.is_local(self.fd)
 
     def judged(self) -> Store:
         """This store, with its maker looked up if it is root's. Raises  OSError"""

@@ -10,13 +10,15 @@ from fusefs.core.durations import DURATION_MAX_S
 from fusefs.core.errors import SETTLE, BadRecord, Busy, NotFound, Refused
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S, State
 from fusefs.core.names import ContainerId
+from fusefs.core.record import Record
 from fusefs.linux.clocks import moment
 from fusefs.linux.kernel import Kernel
 from fusefs.store.claim import ClaimLost, hold
-from fusefs.store.container import rewrite, touch
+from fusefs.store.container import HeldContainer, move, rewrite, touch
 from fusefs.store.find_orphans import act_on
-from fusefs.store.layout import UserFolder
+from fusefs.store.layout import TREE, UserFolder
 from fusefs.store.list_orphans import ListedContainer
+from fusefs.store.permission_loan import take_back
 from fusefs.store.spare_space import FOR_USER, with_room
 
 _S = 1_000_000_000
@@ -80,11 +82,32 @@ def keep(folder: UserFolder, container: ContainerId, term: Term) -> PinnedOrphan
         ages = held.record.age_ns(now), now.wall_ns - held.record.created_ns
         retention_s = _retention_s(max(ages) if isinstance(term, KeepFor) and term.seconds else min(ages), term)
         record = held.record._replace(retention_s=retention_s)
-        if record != held.record:
+        if record != held.record and folder.store.is_shared():
+            _keep_anew(held, retention_s)
+        elif record != held.record:
             with_room(folder, FOR_USER, partial(rewrite, held, record))
             touch(folder.store.kernel, held.fd)  # the reaper's watch of orphans/ tells it
             folder.store.kernel.fsync(held.fd)  # the name too: the pin has to last through a power failure
         return PinnedOrphan(container, retention_s, record.expires_ns(now))
+
+
+def _keep_anew(held: HeldContainer, retention_s: int | None) -> None:
+    """Give what may be another node's to reap its term in a container of ours, which only then has the orphan's name.
+
+    That node's look at the old one may be stale, and its claim late. Raises  Busy; OSError
+    """
+    from fusefs.store.take_over import take_over
+
+    change = partial(Record._replace, retention_s=retention_s)
+    taken = with_room(held.folder, FOR_USER, partial(take_over, held, State.RESTORING, change))
+    if isinstance(taken, ClaimLost):
+        raise Busy(held.id)
+    with taken:
+        if taken.record.lent_mode is not None:
+            with held.folder.store.kernel.open_beneath(taken.fd, TREE) as tree:
+                take_back(taken, tree, taken.record.lent_mode)
+        move(taken, State.ORPHANS)
+        held.folder.store.kernel.fsync(taken.fd)
 
 
 def _retention_s(age_ns: int, term: Term) -> int | None:

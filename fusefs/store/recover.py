@@ -25,7 +25,6 @@ from fusefs.linux.kernel import Kernel
 from fusefs.store.adopt import AdoptionProblem
 from fusefs.store.claim import ClaimLost, hold
 from fusefs.store.container import (
-    RECORD_NEW,
     HeldContainer,
     dissolve,
     drop_empty_tree,
@@ -34,12 +33,13 @@ from fusefs.store.container import (
     superblock_of,
 )
 from fusefs.store.keep_entries import settle_kept
-from fusefs.store.layout import DROP, FRESH, RECORD, TREE, UserFolder
+from fusefs.store.layout import DROP, FRESH, RECORD, RECORD_NEW, TREE, UserFolder
 from fusefs.store.origin import Origin
 from fusefs.store.permission_loan import take_back
-from fusefs.store.restore_leftovers import keep_as_orphan, rescue_fresh, retire_restored
+from fusefs.store.restore_leftovers import keep_as_orphan, rescue_fresh, retire_restored, settle_late
+from fusefs.store.silence import Waits, left_to_wait_s
 from fusefs.store.stage import identify_at, unmake
-from fusefs.store.victim_rename import VisibleMove
+from fusefs.store.visible_move import VisibleMove
 
 _BOOT = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -51,35 +51,51 @@ class Recovered(NamedTuple):
     problems: tuple[AdoptionProblem, ...]
 
 
-def recover(folder: UserFolder, ended: Collection[str] = ()) -> Recovered:
+def recover(folder: UserFolder, ended: Collection[str] = (), waits: Waits | None = None) -> Recovered:
     """Settle the unlocked containers in one user's stage/ and restoring/; to be run as that user.
 
     ended  ids of boots in which, says a person, no process works on anything any more
+    waits  called to wait until what other nodes left has been watched for long enough. Without it that is told, and
+           any later recovery goes on with the watch
 
     In reaping/ only what has no record any more is swept: the end of a reap that was killed. In orphans/ only what
     has no tree is looked at: on btrfs another process's flush may write an adoption, and not the plain rename that
     had brought the tree (docs/crash.md).
     """
     settled: list[str] = []
-    problems: list[AdoptionProblem] = []
-    for state in (State.STAGE, State.RESTORING, State.REAPING, State.ORPHANS):
-        names = folder.list(state)
-        if names and state is State.ORPHANS:
-            with folder.open(state) as orphans:
-                names = [name for name in names if not _is_whole(folder.store.kernel, orphans, name)]
-        for name in names:
-            where = printable(os.path.join(folder.path(), state.value.encode(), name))
-            try:
-                told = _settle(folder, state, name, ended)
-                if told:
-                    settled.append(f"{where}: {told}")
-            except KeptContainer as kept:
-                problems.append(AdoptionProblem(where, str(kept), kept.hint))
-            except TrashdError as error:
-                problems.append(AdoptionProblem(where, error.message(), error.hint))
-            except OSError as error:
-                problems.append(AdoptionProblem(where, from_os(error, where).message(), WAY_OUT))
-    return Recovered(tuple(settled), tuple(problems))
+    while True:
+        watched: list[float] = []
+        problems: list[AdoptionProblem] = []
+        for state in (State.STAGE, State.RESTORING, State.REAPING, State.ORPHANS):
+            _recover_state(folder, state, ended, watched, settled, problems)
+        if waits is None or not watched or not waits(min(watched)):
+            return Recovered(tuple(settled), tuple(problems))
+
+
+def _recover_state(
+    folder: UserFolder,
+    state: State,
+    ended: Collection[str],
+    watched: list[float],
+    settled: list[str],
+    problems: list[AdoptionProblem],
+) -> None:
+    names = folder.list(state)
+    if names and state is State.ORPHANS:
+        with folder.open(state) as orphans:
+            names = [name for name in names if not _is_whole(folder.store.kernel, orphans, name)]
+    for name in names:
+        where = printable(os.path.join(folder.path(), state.value.encode(), name))
+        try:
+            told = _settle(folder, state, name, ended, watched)
+            if told:
+                settled.append(f"{where}: {told}")
+        except KeptContainer as kept:
+            problems.append(AdoptionProblem(where, str(kept), kept.hint))
+        except TrashdError as error:
+            problems.append(AdoptionProblem(where, error.message(), error.hint))
+        except OSError as error:
+            problems.append(AdoptionProblem(where, from_os(error, where).message(), WAY_OUT))
 
 
 def _is_whole(kernel: Kernel, orphans: Fd, name: bytes) -> bool:
@@ -103,8 +119,11 @@ class KeptContainer(Exception):
         self.hint = hint
 
 
-def _settle(folder: UserFolder, state: State, name: bytes, ended: Collection[str]) -> str:
-    """What was done with one container; empty if there was nothing to do or it is not ours to touch now."""
+def _settle(folder: UserFolder, state: State, name: bytes, ended: Collection[str], watched: list[float]) -> str:
+    """What was done with one container; empty if there was nothing to do or it is not ours to touch now.
+
+    watched  gets the seconds for which it must be silent still, if another node may work on it
+    """
     text = name.decode("ascii", "replace")
     if not is_container_id(text):
         raise KeptContainer("not a container of trashd")
@@ -122,14 +141,36 @@ def _settle(folder: UserFolder, state: State, name: bytes, ended: Collection[str
                 folder.store.kernel.unlink(held.fd, RECORD_NEW)
         if state is State.REAPING:
             return ""  # whole or half, the next reap goes on with it
-        if alive is not None:
+        if alive is None:
+            return _settle_held(held)
+        if state is State.ORPHANS:
             raise alive
-        with Origin(held) as origin:
-            if state is State.ORPHANS:
-                return _settle_empty(held, origin)
-            if state is State.STAGE:
-                return _settle_staged(held, origin)
-            return settle_restoring(held, origin)
+        if left_s := left_to_wait_s(held):
+            watched.append(left_s)
+            raise alive
+        from fusefs.store.take_over import take_over  # only what another node left needs it
+
+        taken = take_over(held, state)
+    if isinstance(taken, ClaimLost):
+        return ""
+    with taken:
+        told = _settle_held(taken)
+        return f"its maker was silent, and was taken over: {told}"
+
+
+def _settle_held(held: HeldContainer) -> str:
+    """What was done with one that nobody else works on."""
+    if held.folder.store.is_shared():
+        from fusefs.store.take_over import end_old
+
+        end_old(held)
+        settle_late(held)
+    with Origin(held) as origin:
+        if held.state is State.ORPHANS:
+            return _settle_empty(held, origin)
+        if held.state is State.STAGE:
+            return _settle_staged(held, origin)
+        return settle_restoring(held, origin)
 
 
 def _sweep(folder: UserFolder, state: State, name: bytes) -> str:
@@ -173,7 +214,9 @@ def may_be_alive(held: HeldContainer, ended: Collection[str]) -> KeptContainer |
         return KeptContainer(what)  # no id of a boot, and not to be typed into a shell
     volume = shell_word(held.folder.store.base_path)
     return KeptContainer(
-        what, f"if nothing of that boot does any more: trashd doctor --repair --ended {record.boot} {volume}"
+        what,
+        f"trashd doctor --repair {volume} takes it over when it was silent for long enough; at once, if nothing of that"
+        f" boot does any more: trashd doctor --repair --ended {record.boot} {volume}",
     )
 
 

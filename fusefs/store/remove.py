@@ -9,8 +9,9 @@ from fusefs.store.layout import TREE, UserFolder
 from fusefs.store.locate import Victim
 from fusefs.store.permission_loan import lend
 from fusefs.store.stage import SwapOptions, stage
-from fusefs.store.swap import Swapped, finish, give_back, unstage
-from fusefs.store.victim_rename import VisibleMove, VisibleRename
+from fusefs.store.swap import Swapped, finish, give_back, undo
+from fusefs.store.victim_rename import VisibleRename
+from fusefs.store.visible_move import VisibleMove
 
 
 def remove(
@@ -22,8 +23,8 @@ def remove(
         try:
             lend(staged.held, victim.fd, staged.held.record.lent_mode, visible)
             visible.make(VisibleMove.ASIDE, staged.held)
-        except (OSError, TrashdError):
-            unstage(staged, victim, visible)
+        except (OSError, TrashdError) as error:
+            undo(staged, victim, visible, error)
             raise
         if not kernel.is_named(victim.fd, staged.held.fd, TREE):
             give_back(staged, victim, visible)

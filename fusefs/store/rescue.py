@@ -38,10 +38,10 @@ from fusefs.store.adopt import take_in
 from fusefs.store.backing_and_mount import BackingAndMount, between, with_mounted
 from fusefs.store.check import check_container
 from fusefs.store.claim import ClaimLost, hold
-from fusefs.store.container import RECORD_NEW, HeldContainer
+from fusefs.store.container import HeldContainer
 from fusefs.store.discover import discover
 from fusefs.store.find_orphans import act_on, each_folder, opened_folder
-from fusefs.store.layout import FRESH, RECORD, TREE, UNMOUNT, UserFolder, is_stores_own
+from fusefs.store.layout import FRESH, RECORD, RECORD_NEW, TREE, UNMOUNT, UserFolder, is_stores_own
 from fusefs.store.list_orphans import ListedContainer, unreadable
 from fusefs.store.mounted_paths import open_shown
 from fusefs.store.recover import may_be_alive, recover

@@ -14,7 +14,6 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, Name, RelPath, join, split
 from fusefs.core.printable_names import printable
 from fusefs.core.record import Failure
-from fusefs.linux.boot_id import boot_id, host_id
 from fusefs.linux.directory_metadata import make_like, read_likeness
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
@@ -26,10 +25,9 @@ from fusefs.store.container import (
     flush_directory,
     move,
     rewrite,
-    superblock_of,
     unfinished_name,
 )
-from fusefs.store.keep_entries import holds_only_kept, missing
+from fusefs.store.keep_entries import missing
 from fusefs.store.keep_size import forget_size
 from fusefs.store.layout import FRESH, TREE, UserFolder
 from fusefs.store.origin import Origin
@@ -38,16 +36,16 @@ from fusefs.store.recover import KeptContainer, settle_restoring
 from fusefs.store.restore_leftovers import keep_hoisted, retire_restored
 from fusefs.store.root_rename import ITS_OWNERS, why_other
 from fusefs.store.spare_space import FOR_USER, with_room
-from fusefs.store.victim_rename import NO_EXCHANGE, DirectRename, VisibleMove, VisibleRename
+from fusefs.store.victim_rename import NO_EXCHANGE, DirectRename, VisibleRename
+from fusefs.store.visible_move import VisibleMove
 
-_UNKNOWABLE = (
-    "this filesystem does not tell whether that is the fresh directory of the swap, in which something was written: "
-    "move what is in it aside, or restore it elsewhere with --to PATH"
-)
-_UNSEEN = (
-    "it may work on another host, whose locks are not seen on this filesystem: nothing is taken back before its end; "
-    "what it can't delete comes to quarantine, and back by trashd quarantine restore"
-)
+_WITHOUT_RETURN = {
+    State.REAPING: "it may work on another host, which nothing stops for sure: nothing of it is taken back on this "
+    "filesystem; what it can't delete comes to quarantine",
+    State.QUARANTINE: "a reaper of another host that was cut off may go on with it, and nothing stops that for sure: "
+    "on this filesystem it is not moved back; copy what is left of it (trashd list --json tells where it lies)",
+}
+"""Why it does not come back off local filesystems: a reaper has directories of the tree itself open."""
 _SOURCES = (State.ORPHANS, State.REAPING, State.QUARANTINE)
 
 
@@ -131,10 +129,11 @@ def claim_for_restore(folder: UserFolder, container: ContainerId) -> RestoreClai
 
     Raises  NotFound; Busy if a process works on it, or may: from reaping/ it comes only when the reaper has let go
     """
+    is_shared = folder.store.is_shared()
     for source in _SOURCES:
-        if source is State.REAPING and not folder.store.kernel.is_local(folder.fd):
-            if container.encode() in folder.list(State.REAPING):
-                raise Busy(f"{container}: a reaper has begun on it", _UNSEEN)
+        if is_shared and source is not State.ORPHANS:
+            if container.encode() in folder.list(source):
+                raise Busy(f"{container}: a reaper has begun on it", _WITHOUT_RETURN[source])
             continue
         held = hold(folder, source, container)
         if held is ClaimLost.BUSY:
@@ -143,18 +142,28 @@ def claim_for_restore(folder: UserFolder, container: ContainerId) -> RestoreClai
             with closed_on_error(held):
                 # First the mark, then the move: killed in between it must not look whole again.
                 record = held.record._replace(partial=held.record.partial or source is not State.ORPHANS)
-                if not folder.store.kernel.is_local(held.fd):
-                    # Or its maker would take us for a dead process.
-                    here = superblock_of(folder.store.kernel, held.fd)
-                    record = record._replace(host=host_id(), boot=boot_id(), boot_ns=None, superblock=here)
                 if record != held.record:
                     held = with_room(folder, FOR_USER, partial(rewrite, held, record))
-                tree = _open_tree(held)
-                held = with_room(folder, FOR_USER, partial(move, held, State.RESTORING))
+                if is_shared:
+                    held = _taken_over(held)
+                    tree = _open_tree(held)
+                else:
+                    tree = _open_tree(held)
+                    held = with_room(folder, FOR_USER, partial(move, held, State.RESTORING))
             if held.record.partial:
                 _let_forget(held)
             return RestoreClaim(held, source, tree)
     raise _elsewhere(folder, container)
+
+
+def _taken_over(held: HeldContainer) -> HeldContainer:
+    """It in restoring/, where no call finds it that its swap, or an earlier restore, sent. Raises  Busy; OSError"""
+    from fusefs.store.take_over import take_over  # a local filesystem needs no such thing
+
+    taken = with_room(held.folder, FOR_USER, partial(take_over, held, State.RESTORING))
+    if isinstance(taken, ClaimLost):
+        raise Busy(held.id)
+    return taken
 
 
 def _elsewhere(folder: UserFolder, container: ContainerId) -> NotFound | Busy | Refused:
@@ -240,6 +249,8 @@ def _with_loan(kernel: Kernel, held: HeldContainer, tree: Fd, destination: Resto
     Raises  NotPermitted if recovery could not find the tree to end the loan
     """
     lent = None if destination.by_root else loan(kernel.fstat(tree))
+    if lent is None and held.folder.store.is_shared():
+        lent = held.record.lent_mode  # it was taken over by that loan
     if lent is not None and destination.target is None and not destination.at_origin:
         raise NotPermitted(destination.path, "it is not below the directory that holds the store; go there")
     record = held.record._replace(lent_mode=lent, target=None if lent is None else destination.target)
@@ -309,8 +320,8 @@ def _put(kernel: Kernel, held: HeldContainer, destination: RestoreDestination) -
 def _check_our_fresh(kernel: Kernel, held: HeldContainer, fd: Fd, destination: RestoreDestination) -> None:
     """Raise Occupied unless the name has the directory that the swap put there.
 
-    Where identities prove nothing (network filesystems without attributes), any directory may make way that holds
-    nothing but what the swap kept in view.
+    Where identities prove nothing (network filesystems without attributes), any directory may make way: what it holds
+    becomes an orphan of its own.
     """
     likelihood = compare(kernel.identify(fd), held.record.fresh)
     if likelihood is Likelihood.SAME:
@@ -318,9 +329,6 @@ def _check_our_fresh(kernel: Kernel, held: HeldContainer, fd: Fd, destination: R
     is_directory = stat.S_ISDIR(kernel.fstat(fd).st_mode)
     if likelihood is Likelihood.OTHER or held.record.fresh is None or not is_directory:
         raise Occupied(destination.path)
-    with kernel.open_dir(fd) as readable, kernel.open_beneath(held.fd, TREE) as tree:
-        if not (kernel.is_empty(readable) or holds_only_kept(held, readable, tree)):
-            raise Occupied(destination.path, _UNKNOWABLE)
 
 
 def _exchange_back(kernel: Kernel, held: HeldContainer, destination: RestoreDestination, fresh: Fd) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import os
 
+from fusefs.core.identity import Likelihood, compare
 from fusefs.core.names import ContainerId, Name, RelPath
 from fusefs.store.adopt import take_in
 from fusefs.store.container import HeldContainer, dissolve
-from fusefs.store.layout import FRESH, HOISTED, TREE
+from fusefs.store.layout import FRESH, HOISTED, LATE_PREFIX, TREE
+from fusefs.store.stage import identify_at
 
 RESCUED_RETENTION_S = 7 * 24 * 3600
 """How long what a restore found in its way can be restored: it was not asked for, and need not stay for ever."""
@@ -37,6 +40,25 @@ def rescue_hoisted(held: HeldContainer) -> ContainerId | None:
     """Make an orphan of the directories that a reaper had moved up from deep inside: where they were is unknown."""
     note = f"directories from deep inside {held.id}, moved up when it was half-reaped"
     return keep_as_orphan(held, HOISTED, None, note)
+
+
+def settle_late(held: HeldContainer) -> None:
+    """Sort out what came into a container late, or a second time, off local filesystems: it may be somebody's.
+
+    The victim is its tree, whatever has that name; all else becomes an orphan of its own. Raises  OSError
+    """
+    kernel, victim = held.folder.store.kernel, held.record.victim
+    late = [Name(name) for name in kernel.list_anew(held.fd) if name.startswith(LATE_PREFIX)]
+    for name in late:
+        tree, came = identify_at(kernel, held.fd, TREE), identify_at(kernel, held.fd, name)
+        if compare(came, victim) is Likelihood.SAME and compare(tree, victim) is not Likelihood.SAME:
+            aside = Name(LATE_PREFIX + os.urandom(6).hex().encode())
+            kernel.rename_free(held.fd, TREE, held.fd, aside)
+            kernel.rename_free(held.fd, name, held.fd, TREE)
+            name = aside
+        note = f"it came to {held.id} late, as a call that a server did once more"
+        origin = held.record.origin
+        take_in(held.folder, held.fd, name, origin=origin, retention_s=RESCUED_RETENTION_S, note=note)
 
 
 def keep_hoisted(held: HeldContainer) -> list[str]:

@@ -20,7 +20,8 @@ from fusefs.core.names import Name, is_container_id, join
 from fusefs.core.record import Method
 from fusefs.linux.fd import Fd
 from fusefs.store.layout import TREE, UserFolder
-from fusefs.store.victim_rename import DirectRename, VisibleMove
+from fusefs.store.victim_rename import DirectRename
+from fusefs.store.visible_move import VisibleMove
 
 _FILES_TOO = (Method.REMOVED, Method.DROPPED)
 _KINDS = {

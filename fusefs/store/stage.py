@@ -18,6 +18,7 @@ from fusefs.linux.identity_xattr import needs_mark
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import FULL
 from fusefs.store.container import (
+    UNFINISHED_PREFIX,
     HeldContainer,
     create_record,
     fill_record,
@@ -25,6 +26,7 @@ from fusefs.store.container import (
     new_id,
     superblock_in,
     touch,
+    unfinished_name,
 )
 from fusefs.store.layout import FRESH, RECORD, TREE, UserFolder
 from fusefs.store.locate import Victim
@@ -130,7 +132,7 @@ def stage_new(folder: UserFolder, name: bytes, method: Method, draft: Draft) -> 
                 fd = owned.enter_context(make_directory(folder, container))
                 fresh = None
                 if method in _NEEDS_FRESH:
-                    fresh = owned.enter_context(_make_fresh(kernel, fd, method))
+                    fresh = owned.enter_context(_make_fresh(folder, fd, method))
                 record = _told(kernel, fd, container, fresh, draft)
                 owned.enter_context(create_record(folder.store, fd, record))
             except BaseException as error:
@@ -155,9 +157,14 @@ def _told(kernel: Kernel, fd: Fd, container: ContainerId, fresh: Fd | None, draf
     return record._replace(superblock=superblock_in(st), moved_ns=moved_ns)
 
 
-def _make_fresh(kernel: Kernel, container_fd: Fd, method: Method) -> Fd:
-    name = FRESH if method is Method.TWO_RENAME else TREE
-    kernel.mkdir(container_fd, name)
+def _make_fresh(folder: UserFolder, container_fd: Fd, method: Method) -> Fd:
+    kernel, name = folder.store.kernel, FRESH if method is Method.TWO_RENAME else TREE
+    if folder.store.is_shared():
+        new = unfinished_name()  # a mkdir that comes a second time makes nothing that has the name of the tree
+        kernel.mkdir(container_fd, new)
+        kernel.rename(container_fd, new, container_fd, name)
+    else:
+        kernel.mkdir(container_fd, name)
     return kernel.open_dir(container_fd, name)
 
 
@@ -174,7 +181,8 @@ def unmake(kernel: Kernel, state: Fd, name: bytes) -> None:
     Raises  OSError if it does
     """
     with kernel.open_dir(state, name) as fd:
-        for directory in (TREE, FRESH):
+        unfinished = [name for name in kernel.list_anew(fd) if name.startswith(UNFINISHED_PREFIX)]
+        for directory in (TREE, FRESH, *unfinished):
             with suppress(FileNotFoundError):
                 kernel.rmdir(fd, directory)
     kernel.rmdir(state, name)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
-from fusefs.core.errors import NotAlike, Refused, TrashdError, Unsettled
+from fusefs.core.errors import NotAlike, Refused, TakenOver, TrashdError, Unsettled
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, RelPath
 from fusefs.core.printable_names import printable
@@ -27,7 +27,8 @@ from fusefs.store.layout import FRESH, TREE, UserFolder
 from fusefs.store.locate import Victim
 from fusefs.store.permission_loan import lend, take_back
 from fusefs.store.stage import ATTEMPTS, Staged, SwapOptions, stage
-from fusefs.store.victim_rename import NO_EXCHANGE, VisibleMove, VisibleRename
+from fusefs.store.victim_rename import NO_EXCHANGE, VisibleRename
+from fusefs.store.visible_move import VisibleMove
 
 if TYPE_CHECKING:
     from fusefs.store.keep_entries import KeptLinks
@@ -71,6 +72,10 @@ class Adopted(NamedTuple):
 
 def adopt(held: HeldContainer) -> Adopted:
     """Make an orphan of it, in the folder where it is."""
+    if held.folder.store.is_shared():
+        from fusefs.store.restore_leftovers import settle_late  # a local filesystem does each call once
+
+        settle_late(held)
     move(held, State.ORPHANS)
     return Adopted(held.id, held.folder.path())
 
@@ -127,7 +132,7 @@ def _by_exchange(
         except (OSError, TrashdError) as error:
             # Not for a Ctrl-C, which may come when all is done already: recovery settles that.
             is_swept = isinstance(error, FileNotFoundError) and not _has_fresh(staged)
-            unstage(staged, victim, visible)
+            undo(staged, victim, visible, error)
             if is_swept and n_attempts > 1:
                 # A recovery that had found no record yet took the fresh directory when there was one: start again.
                 return _by_exchange(folder, victim, relative, options, visible, adopt, n_attempts - 1)
@@ -170,6 +175,15 @@ def unstage(staged: Staged, victim: Victim, visible: VisibleRename) -> None:
         if staged.fresh is not None and kernel.is_named(staged.fresh, staged.held.fd, name):
             kernel.rmdir(staged.held.fd, name)
     dissolve(staged.held)
+
+
+def undo(staged: Staged, victim: Victim, visible: VisibleRename, error: Exception) -> None:
+    """`unstage` after an error. Who took the container over does what can't be done here any more."""
+    try:
+        unstage(staged, victim, visible)
+    except OSError:
+        if not isinstance(error, TakenOver):
+            raise
 
 
 def _has_fresh(staged: Staged) -> bool:
@@ -291,8 +305,8 @@ def _by_two_renames(
             keeping = _keep(staged, victim)
             began_ns = time.monotonic_ns()
             visible.make(VisibleMove.ASIDE, staged.held)
-        except (OSError, TrashdError):
-            unstage(staged, victim, visible)
+        except (OSError, TrashdError) as error:
+            undo(staged, victim, visible, error)
             raise
         if not kernel.is_named(victim.fd, staged.held.fd, TREE):
             give_back(staged, victim, visible)

@@ -24,7 +24,6 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import below
 from fusefs.store.backing_and_mount import DIRECTORY, READABLE, BackingAndMount, Scope, check_wholly
 from fusefs.store.container import (
-    RECORD_NEW,
     HeldContainer,
     come,
     dissolve,
@@ -36,7 +35,7 @@ from fusefs.store.container import (
     unfinished_name,
 )
 from fusefs.store.deep_path import DeepOpener, DeepOpeners, make_missing, walk_inwards
-from fusefs.store.layout import TREE, Store, UserFolder
+from fusefs.store.layout import RECORD_NEW, TREE, Store, UserFolder
 from fusefs.store.locate import stores_for, unmake_at
 from fusefs.store.pointers import add_pointer
 from fusefs.store.spare_space import FOR_USER, with_room

@@ -6,9 +6,8 @@ import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from enum import Enum
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from fusefs.core.lifecycle import State
 from fusefs.core.names import Name, RelPath, join
@@ -18,19 +17,13 @@ from fusefs.linux.mountinfo import DAEMON_GONE
 from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount, is_shown_as, patiently, refresh, suppress_errno
 from fusefs.store.container import HeldContainer
 from fusefs.store.layout import FRESH, TREE, UserFolder
+from fusefs.store.visible_move import VisibleMove
+
+if TYPE_CHECKING:
+    from fusefs.store.gated_rename import GatedRename
 
 NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTEMPTY, errno.EEXIST)
 """What a filesystem says that can't exchange; the last two where it ignores the flag and tries a plain rename."""
-
-
-class VisibleMove(Enum):
-    """What can be done to the name."""
-
-    EXCHANGE = "the container's `tree` and the name's thing change places"
-    ASIDE = "the name's thing goes to the container's `tree`"
-    ASIDE_FRESH = "the name's thing goes to the container's `fresh`"
-    PLACE = "the container's `fresh` goes to the name, which is free"
-    BACK = "the container's `tree` goes to the name, which is free"
 
 
 class VisibleRename(Protocol):
@@ -61,12 +54,15 @@ class DirectRename:
         self._name = name
 
     def make(self, move: VisibleMove, held: HeldContainer) -> None:
-        """See Visible; ESTALE if the mount shows another container."""
+        """See Visible; ESTALE if the mount shows another container. Raises  TakenOver; OSError"""
         self.make_in(move, held.folder, held.state, held.name(), held.fd)
 
     def make_in(self, move: VisibleMove, folder: UserFolder, state: State, container: bytes, fd: Fd) -> None:
         """Make a `VisibleMove` with a container that is open, but not locked; ESTALE if the mount shows another one."""
         with self._renamed_at(folder, state, container, fd) as (inside, parent):
+            if folder.store.is_shared():
+                self._gated(folder, inside, parent).make(move)
+                return
             match move:
                 case VisibleMove.EXCHANGE:
                     self._kernel.exchange(inside, TREE, parent, self._name)
@@ -82,7 +78,10 @@ class DirectRename:
     def take_away(self, folder: UserFolder, state: State, container: bytes, fd: Fd, to: Name) -> None:
         """Rename what has the name into a container that is open, to a name that is free there."""
         with self._renamed_at(folder, state, container, fd) as (inside, parent):
-            self._kernel.rename_free(parent, self._name, inside, to)
+            if folder.store.is_shared():
+                self._gated(folder, inside, parent).take_away(to)
+            else:
+                self._kernel.rename_free(parent, self._name, inside, to)
 
     def take_to(self, dir_fd: Fd, to: Name) -> None:
         """Rename what has the name into a directory of the backing filesystem."""
@@ -91,11 +90,17 @@ class DirectRename:
     def bring(self, held: HeldContainer, path: RelPath) -> None:
         """Rename a part of a container's tree to the name, which is free."""
         upper, _, last = join(TREE, path).rpartition(b"/")
-        with (
-            self._renamed_at(held.folder, held.state, held.name(), held.fd) as (inside, parent),
-            self._kernel.open_beneath(inside, upper, DIRECTORY) as source,
-        ):
-            self._kernel.rename_free(source, last, parent, self._name)
+        with self._renamed_at(held.folder, held.state, held.name(), held.fd) as (inside, parent):
+            if held.folder.store.is_shared():
+                self._gated(held.folder, inside, parent).bring(path)
+                return
+            with self._kernel.open_beneath(inside, upper, DIRECTORY) as source:
+                self._kernel.rename_free(source, last, parent, self._name)
+
+    def _gated(self, folder: UserFolder, inside: Fd, parent: Fd) -> GatedRename:
+        from fusefs.store.gated_rename import GatedRename  # a swap on a local filesystem is spared it
+
+        return GatedRename(self._kernel, folder.store.volume, inside, parent, self._name)
 
     @contextmanager
     def _renamed_at(self, folder: UserFolder, state: State, container: bytes, fd: Fd) -> Iterator[tuple[Fd, Fd]]:

@@ -1,0 +1,112 @@
+"""Gates: off local filesystems, what others can see is renamed through a directory of its own, which is removed then.
+
+A call that a cut-off client sent may take effect when its caller is long gone, or a second time. With a removed
+directory on one side it is refused for good: so nothing is decided by what is found before the gate is gone
+(docs/decisions/0042-shared-filesystems.md).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from fusefs.core.names import Name
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.store.layout import (
+    GATE_PREFIX,
+    HIDDEN_PREFIXES,
+    LATE_PREFIX,
+    OLD_CONTAINER,
+    RECORD,
+    RECORD_NEW,
+    WATCH_PREFIXES,
+)
+
+_N_TRIES, _PAUSE_S = 100, 0.01
+
+
+@contextmanager
+def gate(kernel: Kernel, container: Fd) -> Iterator[Fd]:
+    """A directory for one rename. Afterwards it is no more, and what it had is the container's.
+
+    Raises  OSError if it could not be made, or ended: the next recovery ends it
+    """
+    name = Name(GATE_PREFIX + os.urandom(6).hex().encode())
+    kernel.mkdir(container, name)
+    with kernel.open_dir(container, name) as fd:
+        uid = kernel.fstat(container).st_uid
+        if kernel.fstat(fd).st_uid != uid:
+            kernel.chown(fd, uid, -1)  # root made it for the container's user, who has to end it if root can't
+        try:
+            yield fd
+        finally:
+            empty_into(kernel, fd, container, name, container)
+
+
+def end_gates(kernel: Kernel, container: Fd) -> None:
+    """End the gates that a killed process left. Raises  OSError"""
+    for name in kernel.list_anew(container):
+        if name.startswith(GATE_PREFIX):
+            with suppress(FileNotFoundError), kernel.open_dir(container, name) as fd:
+                empty_into(kernel, fd, container, Name(name), container)
+
+
+def empty_into(kernel: Kernel, lower: Fd, upper: Fd, name: Name, container: Fd) -> None:
+    """Move all that is in a directory into a container, and remove it: what comes late finds it no more.
+
+    lower   the directory, which has that name in `upper`. Gates in it are emptied after it: what they have came later
+    Raises  OSError; what was moved by then is moved
+    """
+    failed: OSError | None = None
+    for _ in range(_N_TRIES):
+        try:
+            move_parts(kernel, lower, container)
+            for inner in kernel.list_anew(lower):
+                if inner.startswith(GATE_PREFIX):
+                    with kernel.open_dir(lower, inner) as fd:
+                        empty_into(kernel, fd, lower, Name(inner), container)
+            if not name.startswith(GATE_PREFIX):
+                for own in filter(_is_own_file, kernel.list_anew(lower)):
+                    with suppress(FileNotFoundError):
+                        kernel.unlink(lower, own)
+            kernel.rmdir(upper, name)
+        except FileNotFoundError as error:
+            if not kernel.is_named(lower, upper, name):
+                return
+            failed = error  # another process moves the same
+        except OSError as error:
+            failed = error  # a server that restarts, or a file that is open still (.nfs…, .fuse_hidden…)
+        else:
+            return
+        time.sleep(_PAUSE_S)
+    assert failed is not None
+    raise failed
+
+
+def _is_own_file(name: bytes) -> bool:
+    """Whether it is a container's own, and goes with it."""
+    return name in (RECORD, RECORD_NEW) or name.startswith(WATCH_PREFIXES)
+
+
+def move_parts(kernel: Kernel, lower: Fd, container: Fd) -> None:
+    """Move what a directory has into a container, but for gates and an older container.
+
+    What has its name there already is not what was meant: it came a second time, or late, and may be somebody's.
+    """
+    for name in kernel.list_anew(lower):
+        if _is_own_file(name) or name == OLD_CONTAINER or name.startswith((GATE_PREFIX, *HIDDEN_PREFIXES)):
+            continue
+        late = Name(LATE_PREFIX + os.urandom(6).hex().encode())
+        for to in (Name(name), late):
+            try:
+                kernel.rename_free(lower, name, container, to)
+                break
+            except FileNotFoundError:
+                break  # another process moves the same
+            except OSError as error:
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise

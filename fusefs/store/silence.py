@@ -1,0 +1,103 @@
+"""Whether another node still works on a container: off local filesystems it is watched for long, by our own clock.
+
+What was seen, and when, is noted beside the record, so that any later command of this boot goes on with the watch. It
+only tells who may be alive: what keeps live files, should a silent one wake after all, is how it is taken over
+(store/take_over.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NamedTuple
+
+from fusefs.core.names import Name
+from fusefs.linux.boot_id import boot_id
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.store.backing_and_mount import FILE_TO_READ
+from fusefs.store.container import HeldContainer
+from fusefs.store.layout import ANNOUNCED_PREFIX, WATCH_PREFIXES, WATCHED_PREFIX, Volume
+
+_LEAST_S, _CACHE_TIMES = 90.0, 3
+"""A node that says nothing for less may have been busy; and no cache of ours tells of a time so long ago."""
+_ANNOUNCED_PART = 1 / 3
+"""Of that time: so long nothing is said of it, or whoever looks would stop every swap; and so long it is announced."""
+_NOTE_MAX_BYTES = 200
+_NS = 1_000_000_000
+
+Waits = Callable[[float], bool]
+"""Waits for so many seconds; False if that was stopped before."""
+
+
+def silence_s(volume: Volume) -> float:
+    """For how long nothing must have changed in what is taken over."""
+    return max(_LEAST_S, _CACHE_TIMES * (volume.cache_s or 0.0))
+
+
+class _Note(NamedTuple):
+    """When something was seen, by the clock of this boot that can't be set, and what."""
+
+    at_s: float
+    sight: str
+
+
+def left_to_wait_s(held: HeldContainer) -> float:
+    """For how many seconds it must be silent still, as far as this boot has watched it; 0: it may be taken over.
+
+    A live owner who sees that it is announced withdraws. Raises  OSError
+    """
+    kernel = held.folder.store.kernel
+    needed_s, now_s, sight = silence_s(held.folder.store.volume), kernel.boot_ns() / _NS, _sight(kernel, held.fd)
+    announced_s = needed_s * _ANNOUNCED_PART
+    watched = _noted(kernel, held.fd, WATCHED_PREFIX)
+    if watched is None or watched.sight != sight:
+        _note(kernel, held.fd, WATCHED_PREFIX, _Note(now_s, sight))
+        _forget(kernel, held.fd, ANNOUNCED_PREFIX)
+        return announced_s
+    silent_s = now_s - watched.at_s
+    if silent_s < announced_s:
+        return announced_s - silent_s
+    announced = _noted(kernel, held.fd, ANNOUNCED_PREFIX)
+    if announced is None:
+        _note(kernel, held.fd, ANNOUNCED_PREFIX, announced := _Note(now_s, sight))
+    return max(0.0, needed_s - silent_s, announced.at_s + announced_s - now_s)
+
+
+def _name(prefix: bytes) -> Name:
+    """Each boot has a note of its own: another's clock tells us nothing."""
+    return Name(prefix + boot_id().encode())
+
+
+def _sight(kernel: Kernel, fd: Fd) -> str:
+    """What a container looks like: its names, and when its record and all else in it were changed."""
+    digest = hashlib.sha256()
+    for name in kernel.list_anew(fd):
+        if not name.startswith(WATCH_PREFIXES):
+            with suppress(FileNotFoundError):
+                st = kernel.stat(fd, name)
+                digest.update(repr((name, st.st_size, st.st_mtime_ns, st.st_ctime_ns)).encode())
+    return digest.hexdigest()
+
+
+def _noted(kernel: Kernel, fd: Fd, prefix: bytes) -> _Note | None:
+    """This boot's note; None if there is none that makes sense."""
+    with suppress(FileNotFoundError, ValueError), kernel.open_beneath(fd, _name(prefix), FILE_TO_READ) as file:
+        at_s, sight = kernel.read(file, _NOTE_MAX_BYTES).decode("ascii").split()
+        return _Note(float(at_s), sight)
+    return None
+
+
+def _note(kernel: Kernel, fd: Fd, prefix: bytes, note: _Note) -> None:
+    new = Name(prefix + os.urandom(6).hex().encode())
+    with kernel.create(fd, new) as file:
+        kernel.write(file, f"{note.at_s} {note.sight}".encode())
+        kernel.fsync(file)
+    kernel.rename(fd, new, fd, _name(prefix))
+
+
+def _forget(kernel: Kernel, fd: Fd, prefix: bytes) -> None:
+    with suppress(FileNotFoundError):
+        kernel.unlink(fd, _name(prefix))

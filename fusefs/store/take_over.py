@@ -1,0 +1,125 @@
+"""Takeover off local filesystems: what lies in another's container is moved into a new one, and that removed.
+
+Whoever had it may be frozen or cut off, and go on with the fds that it has open, or a call of it arrive that it sent
+before: they find nothing (docs/decisions/0042-shared-filesystems.md). A restore takes over what it gives back, and who
+keeps an orphan what is kept, since a late call may be on its way to that as well.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+
+from fusefs.core.errors import BadRecord
+from fusefs.core.lifecycle import State
+from fusefs.core.names import successor
+from fusefs.core.record import Record
+from fusefs.linux.boot_id import boot_id, host_id
+from fusefs.linux.fd import Fd, closed_on_error
+from fusefs.linux.kernel import Kernel
+from fusefs.store.claim import ClaimLost, open_record, read_record
+from fusefs.store.container import HeldContainer, create_record, dissolve, rewrite, superblock_of
+from fusefs.store.gate import empty_into, end_gates, move_parts
+from fusefs.store.layout import OLD_CONTAINER, TREE
+from fusefs.store.permission_loan import lend, loan
+from fusefs.store.stage import ATTEMPTS
+
+
+def take_over(
+    old: HeldContainer, to: State, change: Callable[[Record], Record] = lambda record: record
+) -> HeldContainer | ClaimLost:
+    """All that a container has, in a new one that is ours; one of several who want it gets it. Closes the old one.
+
+    to      the state that it goes on in
+    change  what its record is to say from now on
+    Raises  OSError: what was not done is done by who takes over the new one
+    """
+    with old:
+        kernel, folder = old.folder.store.kernel, old.folder
+        lent = _loan_of(kernel, old)
+        record = _ours(kernel, old.fd, change(old.record), lent)
+        new = _made(old, to, record)
+        with closed_on_error(new):
+            with folder.open(old.state) as source:
+                try:
+                    kernel.rename(source, old.name(), new.fd, OLD_CONTAINER)
+                except OSError as error:
+                    # What is said proves nothing: a server that started again may say so of a rename that it did.
+                    if not kernel.is_named(old.fd, new.fd, OLD_CONTAINER):
+                        dissolve(new)
+                        if isinstance(error, FileNotFoundError):
+                            return ClaimLost.GONE
+                        raise
+            now = _record_in(new, OLD_CONTAINER) or old.record
+            if now != old.record:  # somebody changed it meanwhile, whose lock we don't see
+                new = rewrite(new, _ours(kernel, old.fd, change(now), lent))
+    with closed_on_error(new):
+        if lent is not None:
+            with kernel.open_beneath(new.fd, OLD_CONTAINER + b"/" + TREE) as tree:
+                lend(new, tree, lent)
+        end_old(new)
+    return new
+
+
+def _loan_of(kernel: Kernel, old: HeldContainer) -> int | None:
+    """The mode that its tree has to be given back: to move it changes it, as its `..` changes."""
+    with suppress(FileNotFoundError), kernel.open_beneath(old.fd, TREE) as tree:
+        return loan(kernel.fstat(tree))
+    return None
+
+
+def _ours(kernel: Kernel, fd: Fd, record: Record, lent: int | None) -> Record:
+    """The record with us as its maker, who are alive: or another recovery would take us for the dead one."""
+    lent = record.lent_mode if lent is None else lent
+    return record._replace(
+        host=host_id(), boot=boot_id(), boot_ns=None, superblock=superblock_of(kernel, fd), lent_mode=lent
+    )
+
+
+def _made(old: HeldContainer, to: State, record: Record) -> HeldContainer:
+    """A new container for what another one has."""
+    kernel, folder = old.folder.store.kernel, old.folder
+    for attempt in range(ATTEMPTS):
+        called = successor(old.id, os.urandom(6))
+        with ExitStack() as owned, folder.open(to) as state:
+            kernel.mkdir(state, called.encode())
+            fd = owned.enter_context(kernel.open_dir(state, called.encode()))
+            try:
+                owned.enter_context(create_record(folder.store, fd, record))
+            except FileNotFoundError:
+                if attempt == ATTEMPTS - 1:
+                    raise
+                continue  # recovery swept it away while it had no record
+            return HeldContainer(folder, old.id, to, fd, record, owned.pop_all(), called)
+    raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+def _record_in(held: HeldContainer, name: bytes) -> Record | None:
+    """The record of a container in a container; None if there is none that could be read."""
+    kernel = held.folder.store.kernel
+    with (
+        suppress(FileNotFoundError, BadRecord),
+        kernel.open_dir(held.fd, name) as fd,
+        open_record(kernel, fd, held.folder.uid) as record_fd,
+    ):
+        return read_record(kernel, record_fd, held.folder, held.id)
+    return None
+
+
+def end_old(held: HeldContainer) -> None:
+    """Move all that lies in older containers, and in gates, into a container of ours, and remove these.
+
+    Who took over and was killed left its own with the one before in it. Raises  OSError
+    """
+    kernel = held.folder.store.kernel
+    with ExitStack() as opened:
+        chain = [held.fd]
+        with suppress(FileNotFoundError):
+            while True:
+                chain.append(opened.enter_context(kernel.open_dir(chain[-1], OLD_CONTAINER)))
+        for lower in chain[1:]:  # the newer first: what it has was moved out of the older one
+            move_parts(kernel, lower, held.fd)
+        for upper, lower in zip(reversed(chain[:-1]), reversed(chain[1:]), strict=True):
+            empty_into(kernel, lower, upper, OLD_CONTAINER, held.fd)
+    end_gates(kernel, held.fd)
