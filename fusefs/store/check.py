@@ -23,7 +23,7 @@ from fusefs.linux.mountinfo import is_inside, read_mounts
 from fusefs.store.adopt import AdoptionProblem
 from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount
 from fusefs.store.claim import ClaimLost, hold
-from fusefs.store.container import HeldContainer
+from fusefs.store.container import UNFINISHED_PREFIX, HeldContainer
 from fusefs.store.folder_reports import passed_over
 from fusefs.store.layout import (
     FORMAT,
@@ -35,6 +35,7 @@ from fusefs.store.layout import (
     RESERVE,
     TREE,
     UNMOUNT,
+    WATCH_PREFIXES,
     Store,
     UserFolder,
     open_store,
@@ -126,7 +127,8 @@ def _check_unrecorded(folder: UserFolder, state: State, name: bytes) -> Iterator
     where = printable(folder.path_to(state, name))
     with folder.open(state) as state_fd, suppress(FileNotFoundError), kernel.open_dir(state_fd, name) as fd:
         removed = {RECORD_NEW, TREE, FRESH} if state is State.STAGE else {RECORD_NEW}
-        if state is State.QUARANTINE or set(kernel.list(fd)) - removed:
+        names = {name for name in kernel.list(fd) if not name.startswith(UNFINISHED_PREFIX)}
+        if state is State.QUARANTINE or names - removed:
             yield AdoptionProblem(where, "no record (I3)", WAY_OUT)
         else:
             yield AdoptionProblem(where, "no record: left by a killed command", SETTLE)
@@ -177,7 +179,7 @@ def _check_held(held: HeldContainer, where: str) -> Iterator[AdoptionProblem]:
     if held.state in (State.STAGE, State.RESTORING):
         yield AdoptionProblem(where, f"left by a killed command ({record.method.value})", SETTLE)
         return
-    extra = set(kernel.list(held.fd)) - _EXPECTED
+    extra = {name for name in kernel.list(held.fd) if not name.startswith(WATCH_PREFIXES)} - _EXPECTED
     if held.state is State.ORPHANS:
         extra.discard(_BY_KILLED_KEEP)
     if extra:
