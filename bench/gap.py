@@ -4,8 +4,8 @@
     python -m bench.gap NAME=DIR...     directories of other filesystems, mounted here
 
 `two renames` is as short as the filesystem allows; `mkdir first` takes the name by mkdir and renames onto that, as it
-must be where no rename spares a taken name: the name is missing until the mkdir. All take turns; each run appends a line
-per filesystem to bench/results/gap.jsonl.
+must be where no rename spares a taken name: the name is missing until the mkdir. All take turns; each run appends a
+line per filesystem to bench/results/gap.jsonl.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def two_renames(work: Path) -> float:
 
 
 def mkdir_first(work: Path) -> float:
-    """The same up to a mkdir; onto what that made the fresh one is renamed."""
+    """Seconds up to a mkdir; onto what that made the fresh one is renamed."""
     began = time.perf_counter()
     os.rename(work / "name", work / "aside")
     os.mkdir(work / "name")

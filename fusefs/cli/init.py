@@ -53,7 +53,7 @@ def command(volume: bytes, is_known: bool, second: bytes | None, as_json: bool) 
 
     What the filesystem can is tried, and noted in the store. On a shared one, tell by --beside where a second mount of
     it is (another client's, or one more on this machine): locks, handles, birth times and caches of the two are tried
-    then, for as long as it takes one to see what the other did, two minutes at most. trashd check tells what follows.
+    then, for as long as it takes one to see what the other did, a few minutes at most. trashd check tells what follows.
 
     \b
     Examples:
@@ -72,6 +72,7 @@ def command(volume: bytes, is_known: bool, second: bytes | None, as_json: bool) 
     with store:
         own_folder(store).fd.close()
         refused = passed_over(store, os.geteuid() or None)
+        is_shared = not kernel.is_local(store.fd)
     _tell_reaper()
     if as_json:
         output.as_json(done, RefusedFolders(tuple(refused)))
@@ -80,7 +81,7 @@ def command(volume: bytes, is_known: bool, second: bytes | None, as_json: bool) 
     print(f"{printable(done.path)}: {'made' if done.made else 'is there'}; swap is {how}")
     for line in done.repaired:
         print(f"  repaired: {line}")
-    if second is not None:
+    if is_shared or second is not None:
         for told_of in consequences(done.volume, is_shared=True):
             print(f"  {told_of.about:8} {told_of.text}")
     for what in done.lying:
