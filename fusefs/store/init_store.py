@@ -241,14 +241,20 @@ def _name_rightly(kernel: Kernel, area: Name, area_fd: Fd) -> list[str]:
     for name in kernel.list_anew(area_fd):
         if owner_of(kernel, area_fd, name) is None:
             continue  # its user mounted something there; the kernel would not let us move it either
-        st = kernel.stat(area_fd, name)
-        is_directory = stat.S_ISDIR(st.st_mode)
-        if name.isdigit() and whose(name) is not None and not (is_directory and name == b"%d" % st.st_uid):
-            aside = b"%d.%b" % (st.st_uid, os.urandom(6).hex().encode() + (b"" if is_directory else _PLANTED[:-1]))
-            kernel.rename_free(area_fd, name, area_fd, aside)
-            where = area.decode()
-            told.append(f"moved {where}/{name.decode()}, which belongs to uid {st.st_uid}, to {where}/{aside.decode()}")
+        with suppress(FileNotFoundError):  # another init has moved it
+            told += _name_as_owned(kernel, area, area_fd, name)
     return told
+
+
+def _name_as_owned(kernel: Kernel, area: Name, area_fd: Fd, name: bytes) -> list[str]:
+    st = kernel.stat(area_fd, name)
+    is_directory = stat.S_ISDIR(st.st_mode)
+    if not name.isdigit() or whose(name) is None or (is_directory and name == b"%d" % st.st_uid):
+        return []
+    aside = b"%d.%b" % (st.st_uid, os.urandom(6).hex().encode() + (b"" if is_directory else _PLANTED[:-1]))
+    kernel.rename_free(area_fd, name, area_fd, aside)
+    where = area.decode()
+    return [f"moved {where}/{name.decode()}, which belongs to uid {st.st_uid}, to {where}/{aside.decode()}"]
 
 
 def _make_way(kernel: Kernel, fd: Fd, repaired: list[str]) -> None:
