@@ -92,9 +92,9 @@ def command(volume: bytes, is_known: bool, second: bytes | None, as_json: bool) 
 
 
 def _second(kernel: Kernel, base: BackingAndMount, path: bytes) -> SecondMount:
-    real = os.path.realpath(path)
-    with closed_on_error(base), errors_about(real):
-        return open_second(kernel, base.fd, real)
+    """By the path as it is: what leads through /proc/PID/root to another namespace's mount has no real path here."""
+    with closed_on_error(base), errors_about(path):
+        return open_second(kernel, base.fd, path)
 
 
 def _tell_reaper() -> None:

@@ -215,6 +215,18 @@ def test_a_path_that_is_not_there_makes_no_store(pair: Pair) -> None:
 
 
 @pytest.mark.needs("fuse", "sshfs")
+def test_it_may_be_the_mount_of_another_namespace(pair: Pair) -> None:
+    script = 'umount "$1" && echo ready && read -r _'
+    argv = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh", str(pair.a)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as elsewhere:
+        assert elsewhere.stdout is not None
+        assert elsewhere.stdout.readline() == b"ready\n"
+        done_well("init", "--known", "--beside", f"/proc/{elsewhere.pid}/root{pair.b}", pair.a)
+        elsewhere.communicate(b"\n")
+    assert facts(pair.a)["shared_locks"] is False
+
+
+@pytest.mark.needs("fuse", "sshfs")
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.7, 0.9])
 def test_what_a_killed_one_left_the_next_init_removes(pair: Pair, share: float) -> None:
     init(pair.a)
