@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -233,6 +234,22 @@ def test_what_a_killed_one_left_the_next_init_removes(pair: Pair, share: float) 
     n_calls = len(calls_of(lambda kernel: init_beside(pair.a, pair.b, kernel)))
     dying = Kernel(DyingAt(int(n_calls * share)))
     assert in_child(partial(init_beside, pair.a, pair.b, dying)) == DyingAt.EXIT_CODE
+    init(pair.a, is_known=True)
+    assert sorted(os.listdir(pair.a / ".trashd")) == ENTRIES
+    assert_silent(pair.a)
+
+
+@pytest.mark.needs("fuse", "sshfs")
+@pytest.mark.parametrize("share", [0.2, 0.4, 0.6, 0.8])
+def test_what_one_left_that_failed_the_next_init_removes(pair: Pair, share: float) -> None:
+    init(pair.a)
+    n_calls = len(calls_of(lambda kernel: init_beside(pair.a, pair.b, kernel)))
+
+    def fail() -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with suppress(OSError):
+        init_beside(pair.a, pair.b, Kernel(ActingAt(int(n_calls * share), fail)))
     init(pair.a, is_known=True)
     assert sorted(os.listdir(pair.a / ".trashd")) == ENTRIES
     assert_silent(pair.a)
