@@ -22,7 +22,8 @@ def command(paths: tuple[bytes, ...], as_json: bool) -> int:
 
     What only trying tells is tried: empty directories are made beside DIR and where its store is or would be, and
     removed again. DIR stays where it is, and what is in it is not touched.
-    System calls that this kernel or container lacks are named, and what that costs.
+    System calls that this kernel or container lacks are named, and what that costs; where there is no exchange, or
+    other machines may have the filesystem mounted, what follows from that.
 
     \b
     Examples:
@@ -58,6 +59,8 @@ def _tell(found: Preflight) -> None:
     how = {"exchange": "one atomic exchange", "two-rename": "two renames: the name is missing for a moment"}
     if found.method in how:
         print(f"  method   {how[found.method]}")
+    for told in found.follows:
+        print(f"  {told.about:8} {told.text}")
     if found.project:
         print(f"  project  {found.project}: its quota counts the orphan until it is reaped")
     if found.unlike:

@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 from contextlib import ExitStack, suppress
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from fusefs.core.errors import Busy, NoStore, Untrusted
 from fusefs.core.identity import Identity
@@ -36,6 +36,7 @@ from fusefs.store.make_folder import discard_dead
 from fusefs.store.make_store import (
     build_store,
     discard_abandoned,
+    discard_trials,
     is_being_replaced,
     is_wrong,
     make_area,
@@ -51,22 +52,34 @@ from fusefs.store.upgrade_format import OWNERS, SHARED, is_first, tidied
 from fusefs.store.user_folders import MOUNTED, whose
 from fusefs.store.verify_folders import register_again
 
+if TYPE_CHECKING:
+    from fusefs.store.prove_beside import SecondMount
+
 _PLANTED = b".planted-"
 _KEPT_OF_NAME = 200
 _AREAS = (USERS, NEW, REGISTRY)
 
 
 class Initialised(NamedTuple):
-    """What `trashd init` did: the store's path, whether it was made now, and what was repaired."""
+    """What `trashd init` did: the store's path, whether it was made now, and what was repaired.
+
+    lying  what one of two mounts went on telling for as long as it was asked
+    """
 
     path: bytes
     volume: Volume
     made: bool
     repaired: tuple[str, ...]
+    lying: tuple[str, ...] = ()
 
 
 def initialise(
-    kernel: Kernel, base: BackingAndMount, base_path: bytes, *, is_known: bool = False
+    kernel: Kernel,
+    base: BackingAndMount,
+    base_path: bytes,
+    *,
+    is_known: bool = False,
+    beside: SecondMount | None = None,
 ) -> tuple[Store, Initialised]:
     """Make the store of a directory, or check and repair the one that is there; takes over that directory.
 
@@ -74,9 +87,12 @@ def initialise(
     one: who moved what into the old one, or moved it as a whole, can't be told. Each owner's next command takes their
     own folder out of it.
     is_known  root says that it made the store which is there, where nothing shows that (another machine's, a copy)
-    Raises    NoStore if `.trashd` is something else than a directory; Busy if another command mends it
+    beside    the same directory by a second mount: what the two share is tried then, and noted
+    Raises    NoStore if `.trashd` is something else than a directory; Busy if another command mends it; Refused if the
+              second one is no such mount
     """
     repaired: list[str] = []
+    lying: tuple[str, ...] = ()
     with closed_on_error(base):
         done = _see_to_it(kernel, base, base_path, repaired, is_known=is_known)
     store = open_store(kernel, base, base_path)
@@ -95,7 +111,22 @@ def initialise(
             repaired.append(f"brought it up to date: format {store.volume.format}")
         if os.geteuid() == 0:
             repaired += register_again(store)
-    return store, Initialised(os.path.join(base_path, STORE), store.volume, done.is_new, tuple(repaired))
+        if beside is not None:
+            store, lying = _prove_beside(store, beside)
+    return store, Initialised(os.path.join(base_path, STORE), store.volume, done.is_new, tuple(repaired), lying)
+
+
+def _prove_beside(store: Store, beside: SecondMount) -> tuple[Store, tuple[str, ...]]:
+    """Note what a second mount shares with this one; what it never came to see. Raises  OSError, Refused, Busy"""
+    from fusefs.store.prove_beside import prove_beside
+
+    with ExitStack() as owned:
+        if not take_store(store.kernel, store.fd, owned):
+            raise Busy(os.path.join(store.base_path, STORE))
+        proven = prove(store.kernel, store.fd, store.volume.id)
+        volume, lying = prove_beside(store._replace(volume=proven), beside)
+        write_volume(store.kernel, store.fd, volume)
+    return store._replace(volume=volume), lying
 
 
 class _InitStep(NamedTuple):
@@ -186,6 +217,7 @@ def _is_roots(st: os.stat_result, *, sticky: bool) -> bool:
 
 def _mend(kernel: Kernel, fd: Fd, base_path: bytes, identifier: VolumeId | None, repaired: list[str]) -> None:
     """Make a store that no other user could change what it should be."""
+    discard_trials(kernel, fd)
     if os.geteuid() == 0:
         if is_wrong(kernel, fd, OWNERS):
             own(kernel, fd, OWNERS)
@@ -209,14 +241,20 @@ def _name_rightly(kernel: Kernel, area: Name, area_fd: Fd) -> list[str]:
     for name in kernel.list_anew(area_fd):
         if owner_of(kernel, area_fd, name) is None:
             continue  # its user mounted something there; the kernel would not let us move it either
-        st = kernel.stat(area_fd, name)
-        is_directory = stat.S_ISDIR(st.st_mode)
-        if name.isdigit() and whose(name) is not None and not (is_directory and name == b"%d" % st.st_uid):
-            aside = b"%d.%b" % (st.st_uid, os.urandom(6).hex().encode() + (b"" if is_directory else _PLANTED[:-1]))
-            kernel.rename_free(area_fd, name, area_fd, aside)
-            where = area.decode()
-            told.append(f"moved {where}/{name.decode()}, which belongs to uid {st.st_uid}, to {where}/{aside.decode()}")
+        with suppress(FileNotFoundError):  # another init has moved it
+            told += _name_as_owned(kernel, area, area_fd, name)
     return told
+
+
+def _name_as_owned(kernel: Kernel, area: Name, area_fd: Fd, name: bytes) -> list[str]:
+    st = kernel.stat(area_fd, name)
+    is_directory = stat.S_ISDIR(st.st_mode)
+    if not name.isdigit() or whose(name) is None or (is_directory and name == b"%d" % st.st_uid):
+        return []
+    aside = b"%d.%b" % (st.st_uid, os.urandom(6).hex().encode() + (b"" if is_directory else _PLANTED[:-1]))
+    kernel.rename_free(area_fd, name, area_fd, aside)
+    where = area.decode()
+    return [f"moved {where}/{name.decode()}, which belongs to uid {st.st_uid}, to {where}/{aside.decode()}"]
 
 
 def _make_way(kernel: Kernel, fd: Fd, repaired: list[str]) -> None:
@@ -254,8 +292,8 @@ def _renew_volume(kernel: Kernel, fd: Fd, base_path: bytes, identifier: VolumeId
         known = read_volume(kernel, fd, base_path)
         if known.format == FIRST_FORMAT:
             return []  # it is brought up to date, and proven then
-        is_proven = known.unnamed is not None and known.strangers_refused is not None
-        if is_proven and known.filesystem == kernel.filesystem(fd) and known.store == kernel.identify(fd):
+        is_same = known.filesystem == kernel.filesystem(fd) and known.store == kernel.identify(fd)
+        if is_same and None not in (known.unnamed, known.strangers_refused, known.noreplace):
             return []
     write_volume(kernel, fd, prove(kernel, fd, identifier or VolumeId(os.urandom(16).hex())))
     return ["wrote volume.json"]

@@ -44,9 +44,9 @@ from fusefs.store.spare_space import discard_spare_space
 from fusefs.store.store_maker import StoreMaker, note_made
 from fusefs.store.store_registry import vouch
 from fusefs.store.user_folders import open_user
-from fusefs.store.victim_rename import NO_EXCHANGE
 
-_PROBE = (Name(b"probe-a"), Name(b"probe-b"))
+PROBE_BESIDE = Name(b"probe-beside")
+"""What is tried with a second mount, in an opened `.trashd`."""
 _PROBE_UNNAMED = Name(b"probe-unnamed")
 _PROBE_STRANGERS = Name(b"probe-strangers")
 _ATTEMPTS = 8
@@ -332,79 +332,46 @@ def discard_unfinished(kernel: Kernel, base: BackingAndMount, name: Name) -> Non
     except OSError:
         return
     with fd:
-        for pair in _PROBE:
-            _discard_dir(kernel, fd, pair)
-        for entry in (VOLUME, CACHEDIR_TAG, LOCK, _PROBE_UNNAMED, Name(VOLUME + b".new"), Name(CACHEDIR_TAG + b".new")):
+        discard_trials(kernel, fd)
+        for entry in (VOLUME, CACHEDIR_TAG, LOCK, Name(VOLUME + b".new"), Name(CACHEDIR_TAG + b".new")):
             with suppress(FileNotFoundError):
                 kernel.unlink(fd, entry)
-        discard_trial(kernel, fd, _PROBE_STRANGERS)
         with suppress(FileNotFoundError), kernel.open_dir(fd, REGISTRY) as registry:
             for entry in map(Name, kernel.list(registry)):
                 kernel.unlink(registry, entry)
         for area in (NEW, REGISTRY, USERS):
-            _discard_dir(kernel, fd, area)
+            with suppress(FileNotFoundError):
+                kernel.rmdir(fd, area)
     kernel.rmdir(base.names(), name)
 
 
-def _discard_dir(kernel: Kernel, parent: Fd, name: Name) -> None:
-    """Remove a directory of ours with at most the probe's marks in it."""
-    try:
-        fd = kernel.open_dir(parent, name)
-    except FileNotFoundError:
-        return
-    with fd:
-        for mark in kernel.list(fd):
-            if mark in _PROBE:
-                kernel.rmdir(fd, mark)
-    kernel.rmdir(parent, name)
+def discard_trials(kernel: Kernel, fd: Fd) -> None:
+    """Remove what a killed `prove` left in an opened `.trashd`. Raises  OSError"""
+    from fusefs.linux.trial_directory import discard_trial_directory
+    from fusefs.store.rename_probes import discard_rename_trials
+
+    discard_rename_trials(kernel, fd)
+    with suppress(FileNotFoundError):
+        kernel.unlink(fd, _PROBE_UNNAMED)
+    discard_trial(kernel, fd, _PROBE_STRANGERS)
+    discard_trial_directory(kernel, fd, PROBE_BESIDE)
 
 
 def prove(kernel: Kernel, fd: Fd, identifier: VolumeId) -> Volume:
-    """What volume.json is to say: what was seen to work in an opened `.trashd`."""
-    exchanges, lasts = probe_exchange(kernel, fd), keeps_unnamed(kernel, fd, _PROBE_UNNAMED)
+    """What volume.json is to say: what was seen to work in an opened `.trashd`, by one mount. Raises  OSError"""
+    from fusefs.store.rename_probes import probe_renames  # a swap is spared it
+
+    flags, lasts = probe_renames(kernel, fd), keeps_unnamed(kernel, fd, _PROBE_UNNAMED)
     refuses = refuses_strangers(kernel, fd, _PROBE_STRANGERS)
-    return Volume(identifier, exchanges, kernel.filesystem(fd), lasts, refuses, store=kernel.identify(fd))
-
-
-def probe_exchange(kernel: Kernel, dir_fd: Fd) -> bool:
-    """Whether RENAME_EXCHANGE really exchanges here, tried on a throw-away pair.
-
-    Each of the two holds a directory of its own name: a filesystem that ignores the flag can't replace them
-    (ENOTEMPTY), and one that does nothing, or something else, and says 0, shows by where the marks are. After a
-    0 the kernel has exchanged its own dentries, so that looking by name may show what the liar did not do: the
-    directory's listing, which comes from the filesystem, decides too.
-    Source  s3fs-fuse PR 2933 and cryfs PR 568: a plain rename, and 0; measured with a FUSE filesystem that says 0
-            and does nothing
-    """
-    a, b = _PROBE
-    for name in _PROBE:
-        _discard_dir(kernel, dir_fd, name)  # a killed one's
-    try:
-        for name in _PROBE:
-            kernel.mkdir(dir_fd, name)
-            with kernel.open_dir(dir_fd, name) as fd:
-                kernel.mkdir(fd, name)
-        before = kernel.list_inos(dir_fd)
-        try:
-            kernel.exchange(dir_fd, a, dir_fd, b)
-        except OSError as error:
-            if error.errno in NO_EXCHANGE:
-                return False
-            raise
-        after = kernel.list_inos(dir_fd)
-        listed = (after.get(a), after.get(b)) == (before.get(b), before.get(a))
-        return listed and _marks(kernel, dir_fd, a) == [b] and _marks(kernel, dir_fd, b) == [a]
-    finally:
-        for name in _PROBE:
-            _discard_dir(kernel, dir_fd, name)
-
-
-def _marks(kernel: Kernel, dir_fd: Fd, name: Name) -> list[bytes]:
-    try:
-        with kernel.open_dir(dir_fd, name) as fd:
-            return kernel.list(fd)
-    except FileNotFoundError:
-        return []
+    return Volume(
+        identifier,
+        flags.exchange,
+        kernel.filesystem(fd),
+        unnamed=lasts,
+        strangers_refused=refuses,
+        noreplace=flags.noreplace,
+        store=kernel.identify(fd),
+    )
 
 
 def is_wrong(kernel: Kernel, fd: Fd, mode: int) -> bool:

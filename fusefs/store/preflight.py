@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple
@@ -36,9 +37,10 @@ from fusefs.linux.mergerfs import check_rename
 from fusefs.linux.mountinfo import MERGERFS
 from fusefs.linux.refused_calls import RefusedCall, refused_calls
 from fusefs.store.backing_and_mount import FULL, is_taken, suppress_errno, wholly_beneath
+from fusefs.store.consequences import Consequence, consequences, takeover_s
 from fusefs.store.folder_registry import RegisteredFolder, write_registered
 from fusefs.store.keep_entries import choose, hindrances
-from fusefs.store.layout import NEW_PREFIX, RECORD, Store, make_private, store_of, trusted_owners
+from fusefs.store.layout import NEW_PREFIX, RECORD, Store, Volume, make_private, store_of, trusted_owners
 from fusefs.store.locate import Victim, ancestors, existing_stores, find_victim, lacks_call
 from fusefs.store.make_folder import take_registry, unnamed_folder
 from fusefs.store.make_store import unfinished
@@ -67,6 +69,11 @@ class Preflight(NamedTuple):
     kept       top entries that would stay in view
     exit_code  the one that swap would have
     missing    system calls that this process has not, and what that costs
+    is_shared  other machines may have the filesystem mounted, as far as its kind tells
+    gap_ns     for how long a name was missing when two renames were tried; None if they were not
+    noreplace, shared_locks, handles, birth_times, cache_s  of that store: see Volume
+    takeover_s for how long another node's command has to be silent before it is taken over; None on a local one
+    follows    what follows from all that for users
     """
 
     path: bytes
@@ -82,6 +89,15 @@ class Preflight(NamedTuple):
     kept: tuple[bytes, ...] = ()
     exit_code: int = 0
     missing: tuple[RefusedCall, ...] = ()
+    is_shared: bool = False
+    gap_ns: int | None = None
+    noreplace: bool | None = None
+    shared_locks: bool | None = None
+    handles: bool | None = None
+    birth_times: bool | None = None
+    cache_s: float | None = None
+    takeover_s: float | None = None
+    follows: tuple[Consequence, ...] = ()
 
 
 def preflight(kernel: Kernel, path: bytes, keep: tuple[str, ...] = (), *, unlike: bool = False) -> Preflight:
@@ -101,7 +117,8 @@ def preflight(kernel: Kernel, path: bytes, keep: tuple[str, ...] = (), *, unlike
         if found.error is not None:
             reasons.append(found.error)
         holders = {holder.pid for held in holders_of([victim.path()]) for holder in held.holders}
-        return Preflight(
+        is_shared, volume = not kernel.is_local(victim.fd), found.volume
+        told = Preflight(
             path=victim.path(),
             filesystem=victim.parent.mount.fstype.decode("ascii", "replace"),
             mount_point=victim.parent.mount.point,
@@ -115,6 +132,20 @@ def preflight(kernel: Kernel, path: bytes, keep: tuple[str, ...] = (), *, unlike
             kept=kept,
             exit_code=reasons[0].exit_code if reasons else 0,
             missing=refused_calls(),
+            is_shared=is_shared,
+            gap_ns=found.gap_ns,
+        )
+        if volume is None:
+            return told
+        seen = volume if found.exchanges is None else volume._replace(exchange=found.exchanges)
+        return told._replace(
+            noreplace=volume.noreplace,
+            shared_locks=volume.shared_locks,
+            handles=volume.handles,
+            birth_times=volume.birth_times,
+            cache_s=volume.cache_s,
+            takeover_s=takeover_s(volume) if is_shared else None,
+            follows=consequences(seen, is_shared=is_shared, gap_ns=found.gap_ns),
         )
 
 
@@ -154,6 +185,8 @@ class _Found(NamedTuple):
     exchanges  whether by an exchange; None where that is not known
     unlike     what of the likeness can't be had there
     error      why swap would be refused; None if it would not
+    volume     what is known of its filesystem
+    gap_ns     for how long the stand-in's name was missing; None for an exchange
     """
 
     path: bytes | None
@@ -161,6 +194,8 @@ class _Found(NamedTuple):
     exchanges: bool | None = None
     unlike: Unlike = ()
     error: TrashdError | None = None
+    volume: Volume | None = None
+    gap_ns: int | None = None
 
 
 def _try_stores(kernel: Kernel, victim: Victim, *, unlike: bool) -> _Found:
@@ -205,7 +240,8 @@ def _first_store(kernel: Kernel, victim: Victim) -> _Found:
     with suppress(OSError):
         for _relative, store in existing_stores(kernel, victim.parent, []):
             with store:
-                return _Found(os.path.join(store.base_path, STORE), True, store.volume.exchange)
+                there = os.path.join(store.base_path, STORE)
+                return _Found(there, True, store.volume.exchange, volume=store.volume)
     return _Found(None, False)
 
 
@@ -234,7 +270,7 @@ def _try_making(kernel: Kernel, victim: Victim, relative: RelPath, there: _Found
 def _try_store(store: Store, victim: Victim, there: _Found, *, unlike: bool) -> _Found:
     """Try the way to a store."""
     kernel = store.kernel
-    found = there._replace(exchanges=store.volume.exchange)
+    found = there._replace(exchanges=store.volume.exchange, volume=store.volume)
     try:
         with _room_in(store) as room:
             return _try_way(kernel, victim, room, found, unlike=unlike)
@@ -302,10 +338,16 @@ def _try_way(kernel: Kernel, victim: Victim, room: Fd, found: _Found, *, unlike:
         if victim.parent.mount.fstype == MERGERFS:
             check_rename(victim.parent.root.fd, victim.fd, room)
         exchanges = bool(found.exchanges) and _exchanges(kernel, room, fresh, parent, beside)
-        if not exchanges:
-            kernel.rename_free(parent, beside, room, beside)
-            kernel.rename_free(room, fresh, parent, beside)
-    return found._replace(exchanges=exchanges, unlike=lacking)
+        gap_ns = None if exchanges else _two_renames(kernel, room, fresh, parent, beside)
+    return found._replace(exchanges=exchanges, unlike=lacking, gap_ns=gap_ns)
+
+
+def _two_renames(kernel: Kernel, room: Fd, fresh: Name, parent: Fd, beside: Name) -> int:
+    """Put the stand-in away and the fresh one in its place; for how long the name was missing. Raises  OSError"""
+    began_ns = time.monotonic_ns()
+    kernel.rename(parent, beside, room, beside)
+    kernel.rename_free(room, fresh, parent, beside)
+    return time.monotonic_ns() - began_ns
 
 
 @contextmanager
