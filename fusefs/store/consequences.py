@@ -20,9 +20,9 @@ class Consequence(NamedTuple):
 
 
 def takeover_s(volume: Volume) -> float:
-    """How long another node's command has to be silent before it is taken over, where no lock tells that it is dead.
+    """How long another node's command has to be silent before it is taken over, if its lock can be had.
 
-    Three times as long as what it writes may be unseen; where nothing is known of that, at least this.
+    A node that says nothing for less may have been busy; and three times as long as what it writes may be unseen.
     """
     return max(SILENCE_S, _CACHE_TIMES * (volume.cache_s or 0.0))
 
@@ -58,7 +58,10 @@ def _of_caches(volume: Volume) -> tuple[str, str]:
 
 def _of_locks(volume: Volume) -> tuple[str, str]:
     if volume.shared_locks:
-        return "locks", "nodes see each other's locks: what a dead command of another one left is completed or undone"
+        text = (
+            "nodes see each other's locks: what another one's dead command left waits, as a node that was cut off loses"
+        )
+        return "locks", f"{text} its locks, for {takeover_s(volume):g} s of silence"
     is_known = volume.shared_locks is False
     why = "nodes don't see each other's locks" if is_known else "whether nodes see each other's locks is not known"
     text = f"{why}: what a dead command of another one left waits for {takeover_s(volume):g} s of silence"

@@ -18,11 +18,10 @@ from fusefs.linux.boot_id import boot_id
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import FILE_TO_READ
+from fusefs.store.consequences import takeover_s
 from fusefs.store.container import HeldContainer
-from fusefs.store.layout import ANNOUNCED_PREFIX, WATCH_PREFIXES, WATCHED_PREFIX, Volume
+from fusefs.store.layout import ANNOUNCED_PREFIX, WATCH_PREFIXES, WATCHED_PREFIX
 
-_LEAST_S, _CACHE_TIMES = 90.0, 3
-"""A node that says nothing for less may have been busy; and no cache of ours tells of a time so long ago."""
 _ANNOUNCED_PART = 1 / 3
 """Of that time: so long nothing is said of it, or whoever looks would stop every swap; and so long it is announced."""
 _NOTE_MAX_BYTES = 200
@@ -30,11 +29,6 @@ _NS = 1_000_000_000
 
 Waits = Callable[[float], bool]
 """Waits for so many seconds; False if that was stopped before."""
-
-
-def silence_s(volume: Volume) -> float:
-    """For how long nothing must have changed in what is taken over."""
-    return max(_LEAST_S, _CACHE_TIMES * (volume.cache_s or 0.0))
 
 
 class _Note(NamedTuple):
@@ -50,7 +44,7 @@ def left_to_wait_s(held: HeldContainer) -> float:
     A live owner who sees that it is announced withdraws. Raises  OSError
     """
     kernel = held.folder.store.kernel
-    needed_s, now_s, sight = silence_s(held.folder.store.volume), kernel.boot_ns() / _NS, _sight(kernel, held.fd)
+    needed_s, now_s, sight = takeover_s(held.folder.store.volume), kernel.boot_ns() / _NS, _sight(kernel, held.fd)
     announced_s = needed_s * _ANNOUNCED_PART
     watched = _noted(kernel, held.fd, WATCHED_PREFIX)
     if watched is None or watched.sight != sight:
