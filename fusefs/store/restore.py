@@ -146,7 +146,8 @@ def claim_for_restore(folder: UserFolder, container: ContainerId) -> RestoreClai
                     held = with_room(folder, FOR_USER, partial(rewrite, held, record))
                 if is_shared:
                     held = _taken_over(held)
-                    tree = _open_tree(held)
+                    with closed_on_error(held):
+                        tree = _open_tree(held)
                 else:
                     tree = _open_tree(held)
                     held = with_room(folder, FOR_USER, partial(move, held, State.RESTORING))

@@ -20,7 +20,7 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import STORE
 from fusefs.linux import syscalls
 from fusefs.linux.kernel import CallHook, Kernel
-from fusefs.store.layout import VOLUME, decode_volume, encode_volume
+from fusefs.store.layout import VOLUME, WATCH_PREFIXES, decode_volume, encode_volume
 from fusefs.store.user_folders import whose
 from tests.support.make_trees import Seen, snapshot
 from tests.support.other_users import as_user, become
@@ -40,6 +40,7 @@ USER = 1000
 HOME = "home"
 NAME = "job"
 _STORE = os.fsdecode(STORE)
+_NO_TREES = ("record.json", *map(os.fsdecode, WATCH_PREFIXES))
 _PR_SET_CHILD_SUBREAPER = 36
 _CHANGING = frozenset(
     {
@@ -150,7 +151,7 @@ def places(volume: Path) -> Iterator[Path]:
         yield from (folder / "drop").iterdir()
         for state in State:
             for container in (folder / state.value).iterdir():
-                yield from (path for path in container.iterdir() if not path.name.startswith("record.json"))
+                yield from (path for path in container.iterdir() if not path.name.startswith(_NO_TREES))
 
 
 def user_folders(volume: Path) -> list[Path]:

@@ -1,0 +1,268 @@
+"""Off local filesystems: killed, frozen and cut off at any call, taken over by another node, and awake again after it.
+
+Here one tmpfs has both nodes: it is taken for a shared one, and the node that takes over for one of another boot, which
+needs no time to find that the first is silent.
+"""
+
+import errno
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from fusefs.core.errors import TakenOver, TrashdError
+from fusefs.core.lifecycle import State
+from fusefs.linux import kernel as kernel_module
+from fusefs.linux.kernel import Kernel
+from fusefs.store import recover as recover_module
+from fusefs.store import silence
+from tests.support.crash_invariants import hold_when_failing, hold_when_killed, hold_when_stopped
+from tests.support.crash_scenarios import (
+    BROKEN,
+    EVERY_CALL,
+    Before,
+    Scene,
+    assert_nothing_half_done,
+    assert_nothing_lost,
+    changing,
+    home,
+    settle,
+)
+from tests.support.store_calls import (
+    DyingAt,
+    assert_silent,
+    entries,
+    in_child,
+    init,
+    numbered_calls,
+    recover_all,
+    restore,
+    swap,
+)
+from tests.support.verb_scenarios import SCENES
+
+pytestmark = pytest.mark.needs("root")
+
+VERBS = (
+    "swap", "swap-lent", "swap-two-rename", "swap-two-rename-lent", "rm", "rm-file", "restore", "restore-late",
+    "restore-free", "restore-to", "restore-inside", "restore-lent", "restore-two-rename", "restore-two-rename-late",
+    "restore-by-root", "keep", "reap", "adopt",
+)  # fmt: skip
+TAKEN_OVER = (
+    "swap",
+    "swap-lent",
+    "swap-two-rename",
+    "rm",
+    "restore",
+    "restore-late",
+    "restore-two-rename-late",
+    "keep",
+)
+ERRNOS = (errno.EIO, errno.ENOENT)
+OTHER_BOOT = str(uuid.UUID(int=7))
+
+
+@pytest.fixture(autouse=True)
+def is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_module, "_LOCAL", frozenset())
+
+
+def recover_elsewhere(volume: Path, kernel: Kernel | None = None) -> list[str]:
+    """Recover as a node of another boot does that has watched for long enough."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recover_module, "boot_id", lambda: OTHER_BOOT)
+        patch.setattr(silence, "takeover_s", lambda _volume: 0.0)
+        return recover_all(volume, kernel)
+
+
+def nothing_is_lost(scene: Scene, volume: Path, before: Before) -> None:
+    if scene.is_gapless:
+        assert home(volume).is_dir(), "the name does not resolve (I1)"
+    settle(volume)
+    assert_nothing_lost(scene, volume, before)
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_nothing_is_lost_by_a_kill_before_any_call(volume: Path, name: str) -> None:
+    hold_when_killed(SCENES[name], volume, partial(nothing_is_lost, SCENES[name], volume))
+
+
+@pytest.mark.parametrize("name", TAKEN_OVER)
+def test_what_a_dead_node_left_is_taken_over(volume: Path, name: str) -> None:
+    scene = SCENES[name]
+
+    def law(before: Before) -> None:
+        recover_elsewhere(volume)
+        assert_nothing_half_done(volume)
+        nothing_is_lost(scene, volume, before)
+
+    hold_when_killed(scene, volume, law)
+
+
+@pytest.mark.parametrize("name", TAKEN_OVER)
+def test_a_takeover_that_was_killed_is_taken_over_in_turn(volume: Path, name: str) -> None:
+    scene = SCENES[name]
+    scene.set_up(volume)
+    for i, n in enumerate(changing(scene.calls(volume))):
+        scene.set_up(volume)
+        in_child(partial(scene.run, volume, DyingAt(n)))
+        step = 1 if EVERY_CALL else 5
+        for m in changing(numbered_calls(partial(recover_elsewhere, volume)))[i % step :: step]:
+            before = scene.set_up(volume)
+            in_child(partial(scene.run, volume, DyingAt(n)))
+            in_child(partial(recover_elsewhere, volume, Kernel(DyingAt(m))))
+            recover_elsewhere(volume)
+            nothing_is_lost(scene, volume, before)
+
+
+@pytest.mark.parametrize("name", TAKEN_OVER)
+def test_nothing_is_lost_when_a_frozen_node_wakes_after_it_was_taken_over(
+    volume: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Kernel, "lock", lambda _kernel, _fd: True)  # its lock was lost, or never seen
+    scene = SCENES[name]
+
+    def law(before: Before, code: int, _told: list[str]) -> None:
+        assert code != BROKEN
+        recover_elsewhere(volume)
+        nothing_is_lost(scene, volume, before)
+
+    hold_when_stopped(scene, volume, partial(recover_elsewhere, volume), law)
+
+
+@pytest.mark.parametrize("number", ERRNOS, ids=errno.errorcode.get)
+@pytest.mark.parametrize("name", TAKEN_OVER)
+def test_nothing_is_lost_when_any_call_fails(volume: Path, name: str, number: int) -> None:
+    scene = SCENES[name]
+
+    def law(before: Before) -> None:
+        nothing_is_lost(scene, volume, before)
+
+    hold_when_failing(scene, volume, number, law)
+
+
+class LosesAnAnswer(Kernel):
+    """Says of the n-th rename that it failed, though it was done, as a server that started again meanwhile."""
+
+    def __init__(self, n: int, number: int) -> None:
+        super().__init__()
+        self.left, self.number = n, number
+
+    def _told(self, rename: Callable[[int, bytes, int, bytes], None], *words: int | bytes) -> None:
+        rename(*words)  # type: ignore[arg-type]
+        self.left -= 1
+        if self.left == -1:
+            raise OSError(self.number, os.strerror(self.number))
+
+    def rename(self, old_dir: int, old: bytes, new_dir: int, new: bytes) -> None:
+        self._told(super().rename, old_dir, old, new_dir, new)
+
+    def rename_free(self, old_dir: int, old: bytes, new_dir: int, new: bytes) -> None:
+        self._told(super().rename_free, old_dir, old, new_dir, new)
+
+    def exchange(self, old_dir: int, old: bytes, new_dir: int, new: bytes) -> None:
+        self._told(super().exchange, old_dir, old, new_dir, new)
+
+
+@pytest.mark.parametrize("number", ERRNOS, ids=errno.errorcode.get)
+@pytest.mark.parametrize("name", TAKEN_OVER)
+def test_nothing_is_lost_by_the_lost_answer_of_any_rename(volume: Path, name: str, number: int) -> None:
+    scene = SCENES[name]
+    if scene.uid:
+        pytest.skip("the same code, as another user")
+    n, left = 0, -1
+    while left < 0:
+        before = scene.set_up(volume)
+        kernel = LosesAnAnswer(n, number)
+        try:
+            scene.act(volume, kernel)
+        except (TrashdError, OSError):
+            pass
+        nothing_is_lost(scene, volume, before)
+        left, n = kernel.left, n + 1
+    assert n > 3
+
+
+@pytest.fixture
+def job(volume: Path) -> Iterator[Path]:
+    """A victim in a fresh store."""
+    scene = SCENES["swap"]
+    scene.set_up(volume)
+    yield home(volume)
+    assert_silent(volume)
+
+
+def staged(volume: Path) -> Path:
+    (path,) = volume.glob(".trashd/u/0/stage/*")
+    return path
+
+
+def test_a_live_owner_who_sees_that_it_is_announced_withdraws(volume: Path, job: Path) -> None:
+    class Announced(Kernel):
+        def exchange(self, *_words: object) -> None:
+            raise AssertionError("it went on")
+
+        def fsync(self, fd: int) -> None:
+            super().fsync(fd)
+            for path in volume.glob(".trashd/u/0/stage/*"):
+                (path / f"announced.{OTHER_BOOT}").touch()
+
+    inside = sorted(path.name for path in job.iterdir())
+    with pytest.raises(TakenOver):
+        swap(job, Announced())
+    assert sorted(path.name for path in job.iterdir()) == inside
+    assert_nothing_half_done(volume)
+
+
+def test_a_rename_that_comes_late_finds_no_gate(volume: Path, job: Path) -> None:
+    gates: list[int] = []
+
+    class Keeping(Kernel):
+        def exchange(self, old_dir: int, old: bytes, new_dir: int, new: bytes) -> None:
+            gates.append(os.dup(old_dir))
+            super().exchange(old_dir, old, new_dir, new)
+
+    swapped = swap(job, Keeping())
+    (job / "mine").write_text("live")
+    (gate,) = gates
+    parent = os.open(job.parent, os.O_RDONLY | os.O_DIRECTORY)
+    for act in (Kernel().exchange, Kernel().rename):
+        with pytest.raises(FileNotFoundError):
+            act(gate, b"tree", parent, b"job")
+        with pytest.raises(FileNotFoundError):
+            act(parent, b"job", gate, b"tree")
+    os.close(gate)
+    os.close(parent)
+    assert (job / "mine").read_text() == "live"
+    restored = restore(volume, swapped.id)
+    assert restored.rescued is not None
+
+
+def test_what_came_a_second_time_is_an_orphan_of_its_own(volume: Path, job: Path) -> None:
+    class Twice(Kernel):
+        """The server does the rename aside once more, of what has the name by then."""
+
+        def rename(self, old_dir: int, old: bytes, new_dir: int, new: bytes) -> None:
+            super().rename(old_dir, old, new_dir, new)
+            if old == b"job":
+                super().rename(new_dir, new, new_dir, b"moved out")
+                job.mkdir()
+                (job / "mine").write_text("live")
+                super().rename(new_dir, b"moved out", self.container(new_dir), b"tree")
+                super().rename(old_dir, old, new_dir, new)
+
+        def container(self, _gate: int) -> int:
+            return os.open(staged(volume), os.O_RDONLY | os.O_DIRECTORY)
+
+    from tests.support.crash_scenarios import forbid_exchange
+
+    forbid_exchange(volume)
+    swap(job, Twice())
+    kept = [entry for entry in entries(volume) if entry.state is State.ORPHANS]
+    assert len(kept) == 2
+    assert sorted(path.read_text() for path in volume.glob(".trashd/u/0/orphans/*/tree/mine")) == ["live"]
+    assert list(job.iterdir()) == []
+    init(volume)
