@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
 
 import click
@@ -26,11 +28,13 @@ from fusefs.store.discover import discover, open_at
 from fusefs.store.find_orphans import each_folder
 from fusefs.store.layout import Store, UserFolder
 from fusefs.store.list_orphans import ListedContainer
+from fusefs.store.silence import Waits
 
 
 @click.command("doctor", short_help="Say what is wrong here; repair a store.")
 @click.argument("volume", type=PathBytes(), required=False)
 @click.option("--repair", is_flag=True, help="First complete or undo what killed commands left.")
+@click.option("--wait", "waits", is_flag=True, help="With --repair: watch what other nodes left until it is known.")
 @click.option(
     "--ended",
     multiple=True,
@@ -47,6 +51,7 @@ from fusefs.store.list_orphans import ListedContainer
 def command(
     volume: bytes | None,
     repair: bool,
+    waits: bool,
     ended: tuple[str, ...],
     rescued: bytes | None,
     to: bytes | None,
@@ -66,19 +71,26 @@ def command(
     reap deletes with its owner's rights. Both take ID as it is listed, or cut short, and STATE/ID where two states
     have it; they refuse what is in order. Without VOLUME they look in every store.
 
-    On a network filesystem locks of other machines may not be seen here. What another boot, or another mount of the
-    filesystem, left half done is repaired only when somebody says by --ended, with the boot's id, that it is over.
+    On a shared filesystem locks of other machines may be lost, or not be seen here. What another boot, or another
+    mount of the filesystem, left half done is watched by each command here: when nothing has changed in it for 90
+    seconds, or three times as long as `trashd init --beside` found that caches lie, it is taken over, so that whoever
+    had it finds nothing should he wake. --wait waits for that. At once it goes when somebody says by --ended, with
+    the boot's id, that it is over.
 
     \b
     Examples:
       trashd doctor
       trashd doctor /scratch
       trashd doctor --repair /scratch
+      trashd doctor --repair --wait /scratch
       trashd doctor --repair --ended 7a9b0c6e-52f4-4c1f-9d51-2f3b7f0d6e11 /scratch
       trashd doctor --rescue 2fe7e4cb8ba8 --to /scratch/job.rescued
       trashd doctor --forget 2fe7e4cb8ba8 /scratch
     """
     _refuse_words(repair, ended, rescued, to, forgotten, yes=yes)
+    if waits and not repair:
+        raise UsageError("--wait without --repair", "there is nothing to wait for")
+    waiting = _wait if waits else None
     volumes = [] if volume is None else [volume]
     if rescued is not None:
         assert to is not None
@@ -87,8 +99,8 @@ def command(
         return _forget(Kernel(), volumes, forgotten, ended, yes=yes, as_json=as_json)
     if volume is not None:
         path = os.path.realpath(volume)
-        return _tell_found(printable(path), _examine(path, repair, ended), as_json=as_json)
-    return _examine_all(repair, ended, as_json=as_json)
+        return _tell_found(printable(path), _examine(path, repair, ended, waiting), as_json=as_json)
+    return _examine_all(repair, ended, waiting, as_json=as_json)
 
 
 def _refuse_words(
@@ -151,7 +163,7 @@ def _ask(entry: ListedContainer, why: str) -> None:
         raise Refused("nothing was given up")
 
 
-def _examine_all(repair: bool, ended: Sequence[str], *, as_json: bool) -> int:
+def _examine_all(repair: bool, ended: Sequence[str], waits: Waits | None, *, as_json: bool) -> int:
     """Every store that is known, and what else of this machine has a part in it."""
     paths, silent = [], list[bytes]()
     for store in discover(Kernel(), (), silent):
@@ -160,7 +172,7 @@ def _examine_all(repair: bool, ended: Sequence[str], *, as_json: bool) -> int:
     found = [AdoptionProblem(printable(point), "it does not answer", "see what serves it") for point in silent]
     for path in paths:
         try:
-            found += _examine(path, repair, ended)
+            found += _examine(path, repair, ended, waits)
         except TrashdError as error:
             found.append(AdoptionProblem(printable(path), error.message(), error.hint))
     found += _examine_machine(is_reaping=bool(paths))
@@ -181,13 +193,13 @@ def _examine_machine(*, is_reaping: bool) -> Iterator[AdoptionProblem]:
         yield from switch_problems(is_reaping=is_reaping)
 
 
-def _examine(path: bytes, repair: bool, ended: Sequence[str]) -> list[AdoptionProblem]:
+def _examine(path: bytes, repair: bool, ended: Sequence[str], waits: Waits | None) -> list[AdoptionProblem]:
     """Raises  TrashdError"""
     kernel = Kernel()
     store = _opened(kernel, path)
     if repair:
         with store:
-            tended([path], kernel, ended)
+            tended([path], kernel, ended, waits)
         store = _opened(kernel, path)  # one of before was brought up to date
     with store:
         problems = [*check_store(store), *check_registry(kernel, path)]
@@ -195,6 +207,13 @@ def _examine(path: bytes, repair: bool, ended: Sequence[str]) -> list[AdoptionPr
         for part in each_folder(discover(kernel, [path]), _check, list[AdoptionProblem], lost):
             problems += part
         return problems + [AdoptionProblem(printable(path), error.message(), error.hint) for error in lost]
+
+
+def _wait(seconds: float) -> bool:
+    """Wait until what another node left was watched for long enough: in a process of its owner."""
+    output.warn(f"another node may still work on what it left here: watching that for {math.ceil(seconds)} s")
+    time.sleep(seconds)
+    return True
 
 
 def _tell_found(what: str, problems: Sequence[AdoptionProblem], *, as_json: bool) -> int:

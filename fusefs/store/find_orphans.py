@@ -23,6 +23,7 @@ from fusefs.store.layout import POINTERS, USERS, Store, UserFolder, open_store
 from fusefs.store.list_orphans import ListedContainer, entries
 from fusefs.store.pointers import lower_stores
 from fusefs.store.set_aside import waiting
+from fusefs.store.silence import Waits
 from fusefs.store.swap_for_owner import give_what_is_left
 from fusefs.store.tidy_folder import prepared, tend, told
 from fusefs.store.user_folders import FolderRefusal
@@ -104,8 +105,10 @@ def all_entries(
     return sorted(found.values(), key=lambda entry: entry.id)
 
 
-def tend_all(kernel: Kernel, volumes: Sequence[bytes], ended: Collection[str] = ()) -> list[str]:
-    """Tend all folders that the caller may see; what could not be settled, in words. ended: as for `recover`"""
+def tend_all(
+    kernel: Kernel, volumes: Sequence[bytes], ended: Collection[str] = (), waits: Waits | None = None
+) -> list[str]:
+    """Tend all folders that the caller may see; what could not be settled, in words. ended, waits: as for `recover`"""
     lost: list[TrashdError] = []
     refused: list[AdoptionProblem] = []
     silent: list[bytes] = []
@@ -116,7 +119,7 @@ def tend_all(kernel: Kernel, volumes: Sequence[bytes], ended: Collection[str] = 
     def act(folder: UserFolder) -> list[str]:
         if not _is_tended(folder, asker):
             return []  # below one that is
-        return [*tend(folder, ended), *give_what_is_left(folder)]
+        return [*tend(folder, ended, waits), *give_what_is_left(folder)]
 
     settled = [
         line

@@ -215,7 +215,7 @@ def may_be_alive(held: HeldContainer, ended: Collection[str]) -> KeptContainer |
     volume = shell_word(held.folder.store.base_path)
     return KeptContainer(
         what,
-        f"trashd doctor --repair {volume} takes it over when it was silent for long enough; at once, if nothing of that"
+        f"trashd doctor --repair --wait {volume} takes it over if it stays silent; at once, if nothing of that"
         f" boot does any more: trashd doctor --repair --ended {record.boot} {volume}",
     )
 

@@ -12,13 +12,14 @@ from fusefs.store.layout import Store, UserFolder
 from fusefs.store.recover import recover
 from fusefs.store.reserve import is_used
 from fusefs.store.set_aside import take_own
+from fusefs.store.silence import Waits
 from fusefs.store.stage import restock
 from fusefs.store.upgrade_format import look_over, renewed
 
 
-def tend(folder: UserFolder, ended: Collection[str] = ()) -> list[str]:
-    """Tend one user's folder, as that user; what could not be settled, in words. ended: as for `recover`"""
-    settled = recover(folder, ended)
+def tend(folder: UserFolder, ended: Collection[str] = (), waits: Waits | None = None) -> list[str]:
+    """Tend one user's folder, as that user; what could not be settled, in words. ended, waits: as for `recover`"""
+    settled = recover(folder, ended, waits)
     _adopted, problems = adopt_dropped(folder)
     if is_used(folder):
         restock(folder)

@@ -8,6 +8,7 @@ import errno
 import os
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -177,10 +178,8 @@ def test_nothing_is_lost_by_the_lost_answer_of_any_rename(volume: Path, name: st
     while left < 0:
         before = scene.set_up(volume)
         kernel = LosesAnAnswer(n, number)
-        try:
+        with suppress(TrashdError, OSError):
             scene.act(volume, kernel)
-        except (TrashdError, OSError):
-            pass
         nothing_is_lost(scene, volume, before)
         left, n = kernel.left, n + 1
     assert n > 3
