@@ -1,0 +1,149 @@
+"""What another node left on a shared filesystem: watched by our own clock, announced, and taken over when it is silent.
+
+One tmpfs is taken for a shared one here, and its swap for one of another boot.
+"""
+
+import os
+import uuid
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from fusefs.cli.main import run
+from fusefs.core.lifecycle import State
+from fusefs.linux import kernel as kernel_module
+from fusefs.linux.kernel import Kernel
+from fusefs.store import silence
+from fusefs.store.consequences import SILENCE_S
+from tests.support.make_trees import make_tree
+from tests.support.store_calls import (
+    Before,
+    DyingAt,
+    assert_silent,
+    die,
+    entries,
+    forge,
+    in_child,
+    recover_all,
+    swap,
+    tmpfs_store,
+)
+
+pytestmark = pytest.mark.needs("root")
+
+OTHER_BOOT = str(uuid.UUID(int=1))
+PART = SILENCE_S / 3
+
+
+class Later(Kernel):
+    """This boot's clock, some seconds on."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+    def boot_ns(self) -> int:
+        return super().boot_ns() + int(self.seconds * 1e9)
+
+
+@pytest.fixture
+def volume(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """One with a swap of another boot, killed when the exchange was done."""
+    monkeypatch.setattr(kernel_module, "_LOCAL", frozenset())
+    with tmpfs_store() as path:
+        make_tree(path / "job", {"file": "content"})
+        assert in_child(partial(swap, path / "job", Kernel(Before("rmdir", die)))) == DyingAt.EXIT_CODE
+        forge(left(path) / "record.json", boot=OTHER_BOOT)
+        yield path
+        assert list((path / "job").iterdir()) == []
+        assert_silent(path)
+
+
+def left(volume: Path) -> Path:
+    (path,) = volume.glob(".trashd/u/0/stage/*")
+    return path
+
+
+def notes(volume: Path) -> set[str]:
+    """The kinds of notes in what was left."""
+    return {name.split(".")[0] for name in os.listdir(left(volume)) if name.startswith(("watched", "announced"))}
+
+
+def is_taken_over(volume: Path) -> bool:
+    return [entry.state for entry in entries(volume)] == [State.ORPHANS]
+
+
+def recover_after(volume: Path, *moments: float) -> list[str]:
+    """What the last of the recoveries at those moments tells."""
+    told: list[str] = []
+    for seconds in moments:
+        told = recover_all(volume, Later(seconds))
+    return told
+
+
+def finish(volume: Path) -> None:
+    recover_after(volume, *(SILENCE_S * n for n in range(4, 8)))
+    assert is_taken_over(volume)
+
+
+def test_at_the_first_look_nobody_is_told_to_withdraw(volume: Path) -> None:
+    (told,) = recover_after(volume, 0)
+    assert "may still be working on it" in told
+    assert notes(volume) == {"watched"}
+    finish(volume)
+
+
+def test_after_a_third_of_the_time_it_is_announced(volume: Path) -> None:
+    recover_after(volume, 0, PART + 1)
+    assert notes(volume) == {"watched", "announced"}
+    finish(volume)
+
+
+def test_what_is_silent_for_the_whole_time_is_taken_over(volume: Path) -> None:
+    assert recover_after(volume, 0, PART + 1, SILENCE_S - 1) != []
+    assert recover_after(volume, SILENCE_S + 1) == []
+    assert is_taken_over(volume)
+
+
+def test_what_was_looked_at_long_ago_is_announced_before_it_is_taken_over(volume: Path) -> None:
+    assert recover_after(volume, 0, 5 * SILENCE_S) != []
+    assert notes(volume) == {"watched", "announced"}
+    assert recover_after(volume, 5 * SILENCE_S + PART + 1) == []
+
+
+def test_a_change_begins_the_watch_anew(volume: Path) -> None:
+    recover_after(volume, 0, PART + 1)
+    os.utime(left(volume) / "record.json")
+    assert recover_after(volume, SILENCE_S + 1) != []
+    assert notes(volume) == {"watched"}
+    finish(volume)
+
+
+def test_another_boots_notes_say_nothing(volume: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recover_after(volume, 0, PART + 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(silence, "boot_id", lambda: str(uuid.UUID(int=2)))
+        assert recover_after(volume, SILENCE_S + 1) != []
+    assert recover_after(volume, SILENCE_S + 1) == []
+
+
+def test_a_note_that_makes_no_sense_is_none(volume: Path) -> None:
+    recover_after(volume, 0)
+    (note,) = left(volume).glob("watched.*")
+    note.write_text("x" * 1000)
+    assert recover_after(volume, SILENCE_S + 1) != []
+    finish(volume)
+
+
+def test_doctor_waits_for_it(volume: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(silence, "takeover_s", lambda _volume: 0.3)
+    assert run(["doctor", "--repair", "--wait", str(volume)]) == 0
+    assert "another node may still work on what it left here: watching that" in capfd.readouterr().err
+    assert is_taken_over(volume)
+
+
+def test_to_wait_is_for_repairs_alone(volume: Path) -> None:
+    assert run(["doctor", "--wait", str(volume)]) == 2
+    finish(volume)
