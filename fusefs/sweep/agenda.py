@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ _OTHER_KIND = {"unlink": errno.EISDIR, "rmdir": errno.ENOTDIR}
 """What a call says of a name that is of another kind now: what was chosen is there no more, as if it were gone."""
 _USELESS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 _MOST_USELESS = 3
+_NO_INOS: Mapping[str, int] = {}
 
 
 class JobKind(Enum):
@@ -45,6 +46,7 @@ class Job(NamedTuple):
     strips  what is in there goes with a directory that was chosen, whatever it is
     is_chosen  the names are of such directories themselves
     again   a worker was lost with it: part of it may be done
+    inos    of names: the inode number that each must have, where the list tells it
     """
 
     kind: JobKind
@@ -56,6 +58,7 @@ class Job(NamedTuple):
     strips: bool = False
     is_chosen: bool = False
     again: bool = False
+    inos: Mapping[str, int] = _NO_INOS
 
     def pack(self) -> Job:
         """The job with its names packed."""

@@ -17,6 +17,7 @@ from fusefs.store.deep_path import DeepOpeners
 
 if TYPE_CHECKING:
     from fusefs.store.stage import SwapOptions
+    from fusefs.sweep.names_from_list import Listed
 
 Identified = tuple[int, int]
 """st_dev and st_ino of a directory that is open as long as this is used."""
@@ -104,7 +105,7 @@ class Request(NamedTuple):
     selection: Selection
     act: Act
     most: int | None = None
-    names: Iterable[bytes] | None = None
+    names: Iterable[Listed] | None = None
     n_workers: int | None = None
     inode: Identified | None = None
     guard: DirectoryGuard | None = None

@@ -26,7 +26,7 @@ from fusefs.store.locate import find_scope
 from fusefs.sweep.actions import CountMatches, DeleteMatches, PrintMatches, Untellable
 from fusefs.sweep.agenda import Agenda, Job, JobKind, SliceCounts, SweepSlice, SweepSliceResult
 from fusefs.sweep.chooser import Dirs, SweepStrategy
-from fusefs.sweep.names_from_list import BrokenList, jobs_of
+from fusefs.sweep.names_from_list import BrokenList, Listed, jobs_of
 from fusefs.sweep.open_directories import found_directory
 from fusefs.sweep.request import (
     Act,
@@ -220,15 +220,15 @@ class _SweepInProgress:
         tops = dict.fromkeys((os.path.abspath(request.directory), top.path))
         return jobs_of(self._read(request.names), tops, self._refuse, 1 if request.late else None)
 
-    def _read(self, names: Iterable[bytes]) -> Iterator[bytes]:
+    def _read(self, names: Iterable[Listed]) -> Iterator[Listed]:
         """Listed names; a list that can't be read to its end is an end, too, of which is told what was done."""
         try:
             yield from names
         except BrokenList as error:
             self._why = f"the list can't be read on: {error.detail}"
 
-    def _refuse(self, name: bytes) -> None:
-        self._tally.fail(name, errno.EXDEV, OUTSIDE)
+    def _refuse(self, name: bytes, why: str) -> None:
+        self._tally.fail(name, errno.EXDEV if why == OUTSIDE else errno.EINVAL, why)
 
     def is_over(self) -> bool:
         """Whether it ends here."""
