@@ -19,7 +19,7 @@ pytestmark = pytest.mark.needs("root")
 
 N_NAMES = int(os.environ.get("TRASHD_TEST_NAMES", "200000"))
 N_FEW = 20_000
-GROWTH_MAX_KIB = 8 * 1024  # less than half of what the names alone would take; the peaks of two runs differ by a MiB or two
+GROWTH_MAX_KIB = 8 * 1024  # less than half of what the names would take; two runs differ by a MiB or two
 
 WRITERS = {
     "in-order": ("nul", 'b"%b/d%06d/f%06d\\0" % (top, n // 1000, n)'),
