@@ -16,6 +16,7 @@ from fusefs.store.adopt import AdoptionProblem
 from fusefs.store.folder_reports import passed_over
 from fusefs.store.init_store import initialise
 from fusefs.store.mounted_paths import open_shown
+from fusefs.store.root_squash import squash_told
 from fusefs.store.swap_path import own_folder
 from fusefs.store.tidy_folder import told
 
@@ -46,7 +47,7 @@ def command(volume: bytes, is_known: bool, as_json: bool) -> int:
     """
     kernel = Kernel()
     path = os.path.realpath(volume)
-    with errors_about(path):
+    with errors_about(path), squash_told(kernel, path):
         base = open_shown(kernel, path)
         store, done = initialise(kernel, base, path, is_known=is_known)
     with store:
