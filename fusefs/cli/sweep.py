@@ -19,6 +19,7 @@ from fusefs.cli.selection_options import selection_options, typed
 from fusefs.cli.stop_signals import StopSignals
 from fusefs.core.errors import Incomplete, Refused, Unsettled, UsageError, errors_about
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
+from fusefs.core.listed_names import Listed, ListFormat
 from fusefs.core.names import join
 from fusefs.core.printable_names import printable
 from fusefs.core.report import Stops
@@ -33,7 +34,6 @@ from fusefs.linux.kernel import Kernel
 
 if TYPE_CHECKING:
     from fusefs.cli.sweep_list import ListReader
-    from fusefs.sweep.names_from_list import Listed
 
 _NotTold = list[tuple[str, int]]
 """Names, each with its errno."""
@@ -55,7 +55,7 @@ _Prints = Callable[[Kernel, Fd, bytes, Sequence[str]], _NotTold]
 @click.option(
     "--from-format",
     "list_format",
-    type=click.Choice(["lines", "nul", "mmapplypolicy", "mmapplypolicy-plain", "robinhood", "brindexer"]),
+    type=click.Choice([one.value for one in ListFormat]),
     help="Or it is as one of these writes it (lines).",
 )
 @click.option("--delete", is_flag=True, help="Delete the matches for good; directories only if they are empty.")
@@ -217,7 +217,6 @@ def _sweep(kernel: Kernel, asked: SweepOptions) -> int:
 def _list(kernel: Kernel, asked: SweepOptions) -> AbstractContextManager[ListReader]:
     """Raises  UsageError for a format that is told twice"""
     from fusefs.cli.sweep_list import open_list
-    from fusefs.sweep.list_formats import ListFormat
 
     how = ListFormat.NUL if asked.null else ListFormat(asked.list_format or "lines")
     return open_list(kernel, asked.source, how, reads_twice=asked.asks())

@@ -10,9 +10,8 @@ from itertools import chain
 
 from fusefs.cli.options import standard_input
 from fusefs.core.errors import UsageError, errors_about, from_os
+from fusefs.core.listed_names import Listed, ListedName, ListFormat
 from fusefs.linux.kernel import Kernel
-from fusefs.sweep.list_formats import ListFormat, read_listed
-from fusefs.sweep.names_from_list import Listed, ListedName
 
 STDIN = b"-"
 _CHUNK = 1 << 20
@@ -28,6 +27,8 @@ def open_list(kernel: Kernel, source: bytes | None, how: ListFormat, *, reads_tw
     source       its path; None or STDIN: standard input
     reads_twice  it is read more than once: what can't be read again is copied to a file without a name, not to memory
     """
+    from fusefs.sweep.list_formats import read_listed
+
     with ExitStack() as owned:
         if source in (None, STDIN):
             source, fd = STDIN, standard_input()
@@ -63,7 +64,8 @@ def _copied(owned: ExitStack, fd: int, source: bytes) -> int:
         file = owned.enter_context(tempfile.TemporaryFile(buffering=0))  # noqa: SIM115  the stack closes it
     while chunk := _read(fd, source):
         with errors_about(os.fsencode(tempfile.gettempdir())):
-            file.write(chunk)
+            while chunk:
+                chunk = chunk[file.write(chunk) :]
     file.seek(0)
     return file.fileno()
 

@@ -97,7 +97,7 @@ def _entries(folder: UserFolder, now: Now) -> Iterator[ListedContainer]:
 
 
 def entries_in_no_order(folder: UserFolder, now: Now) -> Iterator[ListedContainer]:
-    """The same as they are listed, however many there are; whether the store is vouched for is not said.
+    """As `entries`, in the directories' own order, however many; whether the store is vouched for is not said.
 
     One whose state changes meanwhile may come twice.
     """

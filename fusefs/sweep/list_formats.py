@@ -8,22 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from enum import Enum
 from functools import partial
 
-from fusefs.sweep.names_from_list import Listed, ListedName, read_names
-
-
-class ListFormat(Enum):
-    """How a list is written; docs/hpc.md says by which program."""
-
-    LINES = "lines"
-    NUL = "nul"
-    MMAPPLYPOLICY = "mmapplypolicy"
-    MMAPPLYPOLICY_PLAIN = "mmapplypolicy-plain"
-    ROBINHOOD = "robinhood"
-    BRINDEXER = "brindexer"
-
+from fusefs.core.listed_names import Listed, ListedName, ListFormat
+from fusefs.sweep.names_from_list import read_names
 
 _Reads = Callable[[bytes], ListedName | None]
 """What a line says; None: it belongs to the list's head or foot."""

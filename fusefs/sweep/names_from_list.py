@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
 
 from fusefs.core.errors import UsageError
+from fusefs.core.listed_names import Listed, ListedName
 from fusefs.core.names import split
 from fusefs.core.sweep_result import OUTSIDE, UNCLEAR
 from fusefs.sweep.agenda import Job, JobKind
@@ -19,23 +19,6 @@ _LONGEST = 1 << 20
 
 class BrokenList(UsageError):
     """The list of names can't be read"""
-
-
-class ListedName(NamedTuple):
-    """What a list says that has more than names.
-
-    path           as it is listed; what can't be understood, if it is that
-    ino            its inode number when the list was made; 0: not told
-    is_understood  whether it is a path
-    """
-
-    path: bytes
-    ino: int = 0
-    is_understood: bool = True
-
-
-Listed = bytes | ListedName
-"""A path alone, or with what else is known of it."""
 
 
 def jobs_of(

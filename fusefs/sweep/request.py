@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from fusefs.core.listed_names import Listed
 from fusefs.core.names import ContainerId
 from fusefs.core.report import Stops
 from fusefs.core.selection import Selection
@@ -17,7 +18,6 @@ from fusefs.store.deep_path import DeepOpeners
 
 if TYPE_CHECKING:
     from fusefs.store.stage import SwapOptions
-    from fusefs.sweep.names_from_list import Listed
 
 Identified = tuple[int, int]
 """st_dev and st_ino of a directory that is open as long as this is used."""

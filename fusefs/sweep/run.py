@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Self, assert_never
 
 from fusefs.core.errors import NotFound, from_os
+from fusefs.core.listed_names import Listed
 from fusefs.core.selection import Matcher
 from fusefs.core.sweep_result import OUTSIDE, Swept
 from fusefs.engine.run_slices import SliceRunner
@@ -26,7 +27,7 @@ from fusefs.store.locate import find_scope
 from fusefs.sweep.actions import CountMatches, DeleteMatches, PrintMatches, Untellable
 from fusefs.sweep.agenda import Agenda, Job, JobKind, SliceCounts, SweepSlice, SweepSliceResult
 from fusefs.sweep.chooser import Dirs, SweepStrategy
-from fusefs.sweep.names_from_list import BrokenList, Listed, jobs_of
+from fusefs.sweep.names_from_list import BrokenList, jobs_of
 from fusefs.sweep.open_directories import found_directory
 from fusefs.sweep.request import (
     Act,

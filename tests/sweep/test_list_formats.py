@@ -11,10 +11,10 @@ from urllib.parse import quote_from_bytes
 
 import pytest
 
+from fusefs.core.listed_names import Listed, ListedName, ListFormat
 from fusefs.core.record import Failure
 from fusefs.core.sweep_result import ANOTHER, UNCLEAR, Spared, SweepSums
-from fusefs.sweep.list_formats import ListFormat, read_listed
-from fusefs.sweep.names_from_list import Listed, ListedName
+from fusefs.sweep.list_formats import read_listed
 from tests.support.make_trees import make_tree
 from tests.support.run_sweep import names, sweep
 
