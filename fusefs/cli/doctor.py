@@ -17,7 +17,7 @@ from fusefs.cli.plan import has_plans, problems_in_plans
 from fusefs.cli.settle_first import tended
 from fusefs.cli.switch_problems import switch_problems
 from fusefs.cli.unit_problems import unit_problems
-from fusefs.core.errors import Exit, NotFound, Refused, TrashdError, UsageError, errors_about
+from fusefs.core.errors import Exit, NotFound, Refused, RootSquashed, TrashdError, UsageError, errors_about
 from fusefs.core.printable_names import printable
 from fusefs.linux.act_as_user import user_name
 from fusefs.linux.kernel import Kernel
@@ -28,6 +28,7 @@ from fusefs.store.discover import discover, open_at
 from fusefs.store.find_orphans import each_folder
 from fusefs.store.layout import Store, UserFolder
 from fusefs.store.list_orphans import ListedContainer
+from fusefs.store.root_squash import SQUASHED, refuse_squashed
 from fusefs.store.silence import Waits
 
 
@@ -197,6 +198,11 @@ def _examine(path: bytes, repair: bool, ended: Sequence[str], waits: Waits | Non
     """Raises  TrashdError"""
     kernel = Kernel()
     store = _opened(kernel, path)
+    try:
+        refuse_squashed(store)
+    except RootSquashed as error:  # all else that root would find here comes of it
+        store.__exit__()
+        return [AdoptionProblem(printable(path), SQUASHED, error.hint)]
     if repair:
         with store:
             tended([path], kernel, ended, waits)

@@ -21,6 +21,7 @@ from fusefs.store.folder_reports import passed_over
 from fusefs.store.init_store import initialise
 from fusefs.store.mounted_paths import open_shown
 from fusefs.store.prove_beside import SecondMount, open_second
+from fusefs.store.root_squash import squash_told
 from fusefs.store.swap_path import own_folder
 from fusefs.store.tidy_folder import told
 
@@ -63,7 +64,7 @@ def command(volume: bytes, is_known: bool, second: bytes | None, as_json: bool) 
     """
     kernel = Kernel()
     path = os.path.realpath(volume)
-    with errors_about(path):
+    with errors_about(path), squash_told(kernel, path):
         base = open_shown(kernel, path)
     with ExitStack() as owned:
         beside = None if second is None else owned.enter_context(_second(kernel, base, second))

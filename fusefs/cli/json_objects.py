@@ -22,6 +22,12 @@ class RestorableFor(NamedTuple):
     restorable_for_s: int | None
 
 
+class SummedBy(NamedTuple):
+    """What orphans were put together by: `user`, `project` or `age`."""
+
+    sum_by: str
+
+
 class KeptAs(NamedTuple):
     """The id that was asked for, and that of what is left of it now; None if nothing is."""
 

@@ -16,6 +16,7 @@ from fusefs.cli.service_install import FileReport, ServiceInstalled
 from fusefs.core.config import Config
 from fusefs.core.errors import ConfigProblem
 from fusefs.core.freed_space import Waited
+from fusefs.core.orphan_sums import OrphanSum, SumKey
 from fusefs.core.policy import VolumePolicy
 from fusefs.core.report import Reaped
 from fusefs.core.service_status import Status
@@ -75,7 +76,7 @@ def printed() -> dict[str, tuple[PrintedObject, ...]]:
     return {
         "swap": (swapped, reaped, held, _one(Preflight), waited, awaited),
         "rm": (swapped, reaped),
-        "list": (restorable,),
+        "list": (restorable, _one(told.SummedBy, SumKey, OrphanSum)),
         "restore": (restored,),
         "undo": (restored,),
         "du": (_one(told.WhoseCount, told.KnownSize, told.CountEnd),),

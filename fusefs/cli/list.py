@@ -19,6 +19,7 @@ from fusefs.core.durations import format_duration
 from fusefs.core.errors import WAY_OUT, TrashdError
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ID_RANDOM_CHARS
+from fusefs.core.orphan_sums import SumBy
 from fusefs.core.printable_names import printable
 from fusefs.core.record import Method
 from fusefs.linux.act_as_user import user_name
@@ -34,6 +35,10 @@ _TOLD = {State.ORPHANS: "restorable", State.STAGE: "unfinished", State.RESTORING
 @filter_options
 @larger_option
 @click.option("--sort", "order", type=click.Choice(ORDERS), default="age", help="The oldest first (age), and so on.")
+@click.option(
+    "--sum-by", type=click.Choice([one.value for one in SumBy]), help="Not each: what they hold, put together by that."
+)
+@click.option("--depth", type=click.IntRange(1), default=1, help="So many directories are a project's name (1).")
 @volume_option
 @json_option
 def command(
@@ -44,6 +49,8 @@ def command(
     state: str | None,
     least: int | None,
     order: str,
+    sum_by: str | None,
+    depth: int,
     volumes: tuple[bytes, ...],
     as_json: bool,
 ) -> int:
@@ -56,18 +63,27 @@ def command(
     paths and notes what fits: --json has them whole. Sizes are those that are known: trashd du counts the others, and
     notes what it counted.
 
+    What they hold is told by user, by project (the first directories of where they came from) or by age with --sum-by:
+    from records alone, however many there are, and changing nothing.
+
     \b
     Examples:
       trashd list
       trashd list --path '/scratch/*' --older 1d --sort left
       trashd list --within 1d                      what is gone by tomorrow, for a login's profile
       trashd list --volume /scratch --json | jq -r .id
+      trashd list --volume /scratch --sum-by project --older 7d
     """
+    wanted = OrphanFilter(uid, older_s, within_s, glob, state)
+    if sum_by is not None:
+        from fusefs.cli.list_sums import tell_sums
+
+        return tell_sums(volumes, SumBy(sum_by), depth, wanted, least, as_json=as_json)
     kernel = tended(volumes)
     now_ns = time.time_ns()
     lost: list[TrashdError] = []
     every = all_entries(kernel, volumes, lost, watched(notes=False))
-    found = in_order(OrphanFilter(uid, older_s, within_s, glob, state).picks(every, now_ns), order, now_ns)
+    found = in_order(wanted.picks(every, now_ns), order, now_ns)
     if least is not None:
         found = [entry for entry in found if entry.size is not None and entry.size.n_bytes >= least]
     codes = [output.failed(error, as_json=as_json) for error in lost]

@@ -47,9 +47,10 @@ class OrphanFilter(NamedTuple):
 
     def picks(self, entries: Iterable[ListedContainer], now_ns: int) -> list[ListedContainer]:
         """Those that are meant. What can't be read has no age and no path."""
-        return [entry for entry in entries if self._is_meant(entry, now_ns)]
+        return [entry for entry in entries if self.is_meant(entry, now_ns)]
 
-    def _is_meant(self, entry: ListedContainer, now_ns: int) -> bool:
+    def is_meant(self, entry: ListedContainer, now_ns: int) -> bool:
+        """Whether it is one of those."""
         if self.uid not in (None, entry.uid) or (self.state is not None and entry.state is not _STATES[self.state]):
             return False
         if self.older_s is not None and (entry.problem or entry.age_s(now_ns) <= self.older_s):

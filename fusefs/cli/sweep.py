@@ -5,21 +5,21 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from itertools import chain
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from fusefs.cli import output, sweep_text
 from fusefs.cli.json_objects import SweepAction, SweepMatch
-from fusefs.cli.options import DURATION, Note, PathBytes, json_option, standard_input, tempo_options, threads_option
+from fusefs.cli.options import DURATION, Note, PathBytes, json_option, tempo_options, threads_option
 from fusefs.cli.progress_bar import bar
 from fusefs.cli.selection_options import selection_options, typed
 from fusefs.cli.stop_signals import StopSignals
-from fusefs.core.errors import Incomplete, Refused, Unsettled, UsageError, errors_about, from_os
+from fusefs.core.errors import Incomplete, Refused, Unsettled, UsageError, errors_about
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
+from fusefs.core.listed_names import Listed, ListFormat
 from fusefs.core.names import join
 from fusefs.core.printable_names import printable
 from fusefs.core.report import Stops
@@ -32,7 +32,8 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.invocation import invocation
 from fusefs.linux.kernel import Kernel
 
-_STDIN = b"-"
+if TYPE_CHECKING:
+    from fusefs.cli.sweep_list import ListReader
 
 _NotTold = list[tuple[str, int]]
 """Names, each with its errno."""
@@ -51,6 +52,12 @@ _Prints = Callable[[Kernel, Fd, bytes, Sequence[str]], _NotTold]
     help="Only the paths in a list (-: standard input), as find tells them from here.",
 )
 @click.option("-0", "--null", is_flag=True, help="Its names end with NUL (find -print0), not with a newline.")
+@click.option(
+    "--from-format",
+    "list_format",
+    type=click.Choice([one.value for one in ListFormat]),
+    help="Or it is as one of these writes it (lines).",
+)
 @click.option("--delete", is_flag=True, help="Delete the matches for good; directories only if they are empty.")
 @click.option("--recursive", is_flag=True, help="With --delete: matching directories with all that they hold.")
 @click.option("--move-to", "target", type=PathBytes(), metavar="DEST", help="Move them below DEST, keeping their tree.")
@@ -89,6 +96,7 @@ def command(directory: bytes, **options: Any) -> int:
       trashd sweep /data/in --name '*.csv' --move-to /data/done
       trashd sweep /srv/build --type d --name node_modules --delete --recursive
       find /data -newer mark -print0 | trashd sweep /data -0 --from -
+      trashd sweep /gpfs/fs1 --older 90d --from purge.list.old --from-format mmapplypolicy
     """
     kernel = Kernel()
     selection = typed(options).selection(kernel)
@@ -106,6 +114,7 @@ class SweepOptions(NamedTuple):
     selection: Selection
     source: bytes | None
     null: bool
+    list_format: str | None
     delete: bool
     recursive: bool
     target: bytes | None
@@ -130,6 +139,10 @@ class SweepOptions(NamedTuple):
         """Whether names are read, instead of a walk."""
         return self.source is not None or self.null
 
+    def asks(self) -> bool:
+        """Whether the matches are counted first, for a question."""
+        return self.limit is not None and not self.yes and not self.dry
+
     def prints_any(self) -> bool:
         """Whether nothing is done but that."""
         return self.prints or self.prints_null
@@ -152,7 +165,10 @@ class SweepOptions(NamedTuple):
             raise UsageError(" with ".join(actions), "one action at a time")
         if self.prints_any() and sys.__stdout__ is None:
             raise UsageError("standard output is closed", "that is where paths are printed")
+        if self.null and self.list_format not in (None, "nul"):
+            raise UsageError(f"-0 with --from-format {self.list_format}", "they say two things of one list")
         needs = (
+            ("--from-format", self.list_format is not None, self.has_list(), "--from"),
             ("--recursive", self.recursive, self.delete, "--delete"),
             ("--flat", self.flat, self.target is not None, "--move-to"),
             ("--copy", self.copy, self.target is not None, "--move-to"),
@@ -183,12 +199,12 @@ class SweepOptions(NamedTuple):
 
 def _sweep(kernel: Kernel, asked: SweepOptions) -> int:
     """Do what a command line asks for; the exit code."""
-    with _names(kernel, asked) as names:
-        if asked.limit is not None and not asked.yes and not asked.dry:
-            names = None if names is None else list(names)
-            _confirm(kernel, asked, asked.limit, names)
+    with ExitStack() as owned:
+        read = owned.enter_context(_list(kernel, asked)) if asked.has_list() else lambda: None
+        if asked.asks():
+            _confirm(kernel, asked, read())
         with StopSignals() as stop:
-            swept = _run(kernel, asked, names, stop, counts=asked.dry)
+            swept = _run(kernel, asked, read(), stop, counts=asked.dry)
             _tell_beside(swept) if asked.prints_any() else _tell(asked, swept)
             if stop():
                 return stop.exit_code()
@@ -198,52 +214,24 @@ def _sweep(kernel: Kernel, asked: SweepOptions) -> int:
     return Incomplete.exit_code if is_short else 0
 
 
-@contextmanager
-def _names(kernel: Kernel, asked: SweepOptions) -> Iterator[Iterable[bytes] | None]:
-    """The names of a list, read as they are needed; None if there is none."""
-    from fusefs.sweep.names_from_list import read_names
+def _list(kernel: Kernel, asked: SweepOptions) -> AbstractContextManager[ListReader]:
+    """Raises  UsageError for a format that is told twice"""
+    from fusefs.cli.sweep_list import open_list
 
-    end = b"\0" if asked.null else b"\n"
-    if not asked.has_list():
-        yield None
-    elif asked.source in (None, _STDIN):
-        yield _begun(read_names(standard_input(), end), _STDIN)
-    else:
-        assert asked.source is not None
-        with errors_about(asked.source):
-            opened = kernel.open_path(asked.source, os.O_RDONLY)
-        with opened as fd:
-            yield _begun(read_names(fd, end), asked.source)
+    how = ListFormat.NUL if asked.null else ListFormat(asked.list_format or "lines")
+    return open_list(kernel, asked.source, how, reads_twice=asked.asks())
 
 
-def _begun(names: Iterator[bytes], source: bytes) -> Iterator[bytes]:
-    """The names of a list as absolute paths, the first one read: what is no list is refused before anything is done."""
-    try:
-        first = next(names, None)
-    except UsageError as error:
-        if isinstance(error.__cause__, OSError):
-            raise from_os(error.__cause__, source) from error
-        raise
-    if first is None:
-        return iter(())
-    here = os.getcwdb()
-    return (_from(here, name) for name in chain((first,), names))
-
-
-def _from(here: bytes, name: bytes) -> bytes:
-    """An absolute path. Where we are is told without links, so that `..` in front means what it says; not elsewhere."""
-    while name == b".." or name.startswith(b"../"):
-        here, name = os.path.dirname(here), name[3:].lstrip(b"/")
-    return os.path.join(here, name)
-
-
-def _confirm(kernel: Kernel, asked: SweepOptions, limit: int, names: Iterable[bytes] | None) -> None:
+def _confirm(kernel: Kernel, asked: SweepOptions, names: Iterable[Listed] | None) -> None:
     """Ask whether so many are meant.
 
     Ctrl-C ends it at once, as nothing was begun: a question that waits for its answer can't come to a clean end.
-    Raises  Refused if they aren't, or if there is no terminal to ask at
+    Raises  Refused if they aren't, or if there is no terminal to ask at; UsageError for a list that breaks off
     """
+    limit = asked.limit or 0
     found = _run(kernel, asked, names, lambda: False, counts=True)
+    if found.why:
+        raise UsageError(found.why, "nothing was touched")
     if found.sums.n_done <= limit:
         return
     size = format_size(found.sums.n_bytes)
@@ -254,7 +242,7 @@ def _confirm(kernel: Kernel, asked: SweepOptions, limit: int, names: Iterable[by
         raise Refused("nothing was touched")
 
 
-def _run(kernel: Kernel, asked: SweepOptions, names: Iterable[bytes] | None, stops: Stops, *, counts: bool) -> Swept:
+def _run(kernel: Kernel, asked: SweepOptions, names: Iterable[Listed] | None, stops: Stops, *, counts: bool) -> Swept:
     from fusefs.engine.foreground_pacing import pacer_in
     from fusefs.sweep.request import Request, SweepWishes, ToCount
     from fusefs.sweep.run import run

@@ -179,6 +179,16 @@ class NotPermitted(TrashdError):
     hint = "to move it takes write permission on its parent, and on itself if it is a directory; to look, on the way"
 
 
+class RootSquashed(NotPermitted):
+    """Root is nobody to this filesystem's server (root squash), or a security module refuses root"""
+
+    errno = _errno.EPERM
+    hint = (
+        "root's init, service and reaping work on a node that the server trusts (no_root_squash; nodemap admin=1); "
+        "here each user has his own: trashd service install --user, or trashd reap (docs/hpc.md)"
+    )
+
+
 class NotProven(NotPermitted):
     """Nobody can tell that only its owner put it into the trash store"""
 

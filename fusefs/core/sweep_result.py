@@ -9,6 +9,10 @@ from fusefs.core.record import Failure
 
 OUTSIDE = "outside of the directory"
 """What failures name as their call for a listed path that leads elsewhere."""
+UNCLEAR = "not as the format has it"
+"""The same for a line of a list that can't be understood, or could mean two things."""
+ANOTHER = "it is another one than the list tells: its inode number differs"
+"""Why a listed name is spared."""
 
 
 class SweepSums(NamedTuple):

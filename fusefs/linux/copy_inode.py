@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from fusefs.linux import syscalls
+from fusefs.linux.archived_files import may_be_archived
 from fusefs.linux.copy_contents import GoesOn, copy_contents, forget_pages, is_same_content
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
@@ -181,8 +182,10 @@ def make_copy(
 ) -> UnnamedCopy:
     """A copy with all attributes of the original, for a directory; not on disk yet.
 
-    Raises  OSError: what could not be had as it was, ECANCELED if it was not to go on
+    Raises  OSError: what could not be had as it was, ECANCELED if it was not to go on, ENODATA: it may be archived
     """
+    if original.is_regular() and may_be_archived(kernel, original.fd):
+        raise OSError(errno.ENODATA, "its data may be in an archive only")
     made = _make_file(kernel, dir_fd, private) if original.is_regular() else _make_special(kernel, original, private)
     try:
         if original.is_regular():

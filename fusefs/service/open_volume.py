@@ -24,6 +24,7 @@ from fusefs.store.layout import Store, UserFolder, open_store, trusted_owners
 from fusefs.store.mounted_paths import open_shown, refuse_mounted
 from fusefs.store.registry_lines import RegistryLine
 from fusefs.store.registry_targets import LineOf
+from fusefs.store.root_squash import refuse_squashed
 from fusefs.store.store_maker import way_out
 from fusefs.store.store_registry import is_remembered
 from fusefs.store.swap_path import own_folder
@@ -116,7 +117,7 @@ def space_at(where: int | bytes) -> VolumeSpace:
 def open_volume(kernel: Kernel, path: bytes) -> OpenVolume:
     """The volume whose store is in a directory, locked.
 
-    Raises  NoStore; Untrusted; NoBacking if only a mount of ours is seen there; Elsewhere; OSError
+    Raises  NoStore; Untrusted; NoBacking if only a mount of ours is seen there; Elsewhere; RootSquashed; OSError
     """
     mounts = read_mounts()
     with ExitStack() as owned:
@@ -129,6 +130,7 @@ def open_volume(kernel: Kernel, path: bytes) -> OpenVolume:
             unused.enter_context(store)
             refuse_mounted(kernel, store.fd)
             _leave_to_root(store)
+            refuse_squashed(store)
             _refuse_unproven(store)
             unused.pop_all()
         store = owned.enter_context(tidied(store))

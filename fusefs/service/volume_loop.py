@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import trio
 
-from fusefs.core.errors import NoStore, TrashdError, from_os
+from fusefs.core.errors import NoStore, RootSquashed, TrashdError, from_os
 from fusefs.core.events import EventKind
 from fusefs.core.policy import VolumePolicy
 from fusefs.core.printable_names import printable
@@ -460,9 +460,11 @@ class VolumeLoop:
         if isinstance(known, Elsewhere):
             self._be(VolumePhase.ELSEWHERE, "another reaper works on it")
             return _ELSEWHERE_S
-        if isinstance(known, Unproven):
+        if isinstance(known, Unproven | RootSquashed):
             self._forget()
-            self._be(VolumePhase.UNPROVEN, f"{why} ({known.hint})")
+            # Where root is nobody users have services of their own, which leave alone what root's serves.
+            phase = VolumePhase.UNPROVEN if isinstance(known, Unproven) else VolumePhase.GONE
+            self._be(phase, f"{why} ({known.hint})")
             return float(self._context.config.poll_s)
         if isinstance(known, TrashdError) and (isinstance(known, NoStore) or known.errno not in TROUBLE):
             self._forget()

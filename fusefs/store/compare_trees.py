@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from fusefs.core.names import join
+from fusefs.linux.archived_files import may_be_archived
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 
@@ -43,7 +45,7 @@ def differences(kernel: Kernel, tree: Fd, now: Fd, prefix: bytes, *, tells_new: 
                             yield Difference(join(prefix, path), "new" if before is None else "gone")
                     elif stat.S_ISDIR(before.st_mode) and stat.S_ISDIR(after.st_mode) and after.st_dev == device:
                         left.append(path)
-                    elif (how := _how(one, other, name, before, after)) is not None:
+                    elif (how := _how(kernel, one, other, name, before, after)) is not None:
                         yield Difference(join(prefix, path), how)
         except OSError:
             yield Difference(join(prefix, upper) or b".", "unreadable")
@@ -60,7 +62,7 @@ def _look(directory: Fd, name: bytes) -> os.stat_result | None:
         return None
 
 
-def _how(one: Fd, other: Fd, name: bytes, before: os.stat_result, after: os.stat_result) -> str | None:
+def _how(kernel: Kernel, one: Fd, other: Fd, name: bytes, before: os.stat_result, after: os.stat_result) -> str | None:
     """How two entries of one name differ; None: they don't."""
     if stat.S_IFMT(before.st_mode) != stat.S_IFMT(after.st_mode) or before.st_rdev != after.st_rdev:
         return "changed"
@@ -69,7 +71,7 @@ def _how(one: Fd, other: Fd, name: bytes, before: os.stat_result, after: os.stat
             is_same = os.readlink(name, dir_fd=one) == os.readlink(name, dir_fd=other)
         elif stat.S_ISREG(before.st_mode):
             is_same = before.st_size == after.st_size and (
-                before.st_mtime_ns == after.st_mtime_ns or _have_same_content(one, other, name)
+                before.st_mtime_ns == after.st_mtime_ns or _have_same_content(kernel, one, other, name)
             )
         else:
             is_same = not stat.S_ISDIR(before.st_mode)  # something is mounted there now
@@ -78,11 +80,14 @@ def _how(one: Fd, other: Fd, name: bytes, before: os.stat_result, after: os.stat
     return None if is_same else "changed"
 
 
-def _have_same_content(one: Fd, other: Fd, name: bytes) -> bool:
+def _have_same_content(kernel: Kernel, one: Fd, other: Fd, name: bytes) -> bool:
+    """Raises  OSError, also for what would have to come back from an archive"""
     with (
         Fd(os.open(name, _READ, dir_fd=one)) as before,
         Fd(os.open(name, _READ, dir_fd=other)) as after,
     ):
+        if may_be_archived(kernel, before) or may_be_archived(kernel, after):
+            raise OSError(errno.ENODATA, "its data may be in an archive only")
         while True:
             part = os.read(before, _CHUNK)
             if part != _read_whole(after, len(part) or 1):

@@ -6,11 +6,12 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from fusefs.core.errors import NotFound, TrashdError, Untrusted, UsageError, from_os
 from fusefs.core.names import STORE, join
 from fusefs.core.orphan_age import Clock
+from fusefs.core.orphan_sums import KeyedSum, OrphanSums, OrphanToSum
 from fusefs.core.printable_names import printable, shell_word
 from fusefs.linux.clocks import moment
 from fusefs.linux.kernel import Kernel
@@ -20,7 +21,7 @@ from fusefs.store.as_owner import as_owner
 from fusefs.store.discover import discover, folders, with_lower
 from fusefs.store.folder_reports import not_proven, tell
 from fusefs.store.layout import POINTERS, USERS, Store, UserFolder, open_store
-from fusefs.store.list_orphans import ListedContainer, entries
+from fusefs.store.list_orphans import ListedContainer, entries, entries_in_no_order
 from fusefs.store.pointers import lower_stores
 from fusefs.store.set_aside import waiting
 from fusefs.store.silence import Waits
@@ -103,6 +104,45 @@ def all_entries(
         for entry in part
     }
     return sorted(found.values(), key=lambda entry: entry.id)
+
+
+class _FolderSums(NamedTuple):
+    """path: of the folder; sums: of what is in it"""
+
+    path: bytes
+    sums: list[KeyedSum]
+
+
+def sum_entries(
+    kernel: Kernel,
+    volumes: Sequence[bytes],
+    new_sums: Callable[[], OrphanSums],
+    is_meant: Callable[[ListedContainer, int], bool],
+    lost: list[TrashdError] | None = None,
+    clocks: tuple[Clock, ...] = (),
+) -> OrphanSums:
+    """What orphans hold, from records alone and in bounded memory; one that changes its state may count twice.
+
+    new_sums  makes sums with nothing in them
+    is_meant  whether an orphan counts, at a time of the wall clock
+    lost, clocks, Raises  as for `all_entries`
+    """
+    now = moment(kernel, clocks)
+
+    def in_folder(folder: UserFolder) -> _FolderSums:
+        sums = new_sums()
+        for entry in entries_in_no_order(folder, now):
+            if is_meant(entry, now.wall_ns):
+                age_s, left_s = (None, None) if entry.problem else (entry.age_s(now.wall_ns), entry.left_s(now.wall_ns))
+                sums.add(OrphanToSum(entry.uid, folder.store.base_path, entry.origin, age_s, left_s, entry.size))
+        return _FolderSums(folder.path(), list(sums))
+
+    total, seen = new_sums(), set[bytes]()
+    for one in each_folder(discover(kernel, volumes), in_folder, _FolderSums, lost):
+        if one.path not in seen:
+            seen.add(one.path)
+            total.take_in(one.sums)
+    return total
 
 
 def tend_all(

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from fusefs.core.errors import NotFound, Refused, UsageError, from_os
 from fusefs.core.names import RelPath, join, split
 from fusefs.core.printable_names import printable
+from fusefs.linux.archived_files import may_be_archived
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import below
@@ -87,9 +88,12 @@ def _entry(name: bytes, st: os.stat_result, fd: Fd) -> EntryInside:
 
 
 def content_of(kernel: Kernel, fd: Fd, path: bytes) -> Iterator[bytes]:
-    """The bytes of a regular file, held O_PATH. Raises  OSError; Refused: it is something else"""
+    """The bytes of a regular file, held O_PATH. Raises  OSError; Refused: it is something else, or archived"""
     if not stat.S_ISREG(kernel.fstat(fd).st_mode):
         raise Refused(path or b".", "it is no file: trashd ls shows what it is")
+    if may_be_archived(kernel, fd):
+        hint = "reading it would bring it back; trashd restore moves it as it is, and there it can be read"
+        raise Refused(f"{printable(path or b'.')}: its data may be in an archive only (HSM)", hint)
     with Fd(os.open(fd.path(), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as file:
         while part := os.read(file, _CHUNK):
             yield part

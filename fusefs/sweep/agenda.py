@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -14,6 +14,10 @@ from fusefs.core.sweep_result import Spared, SweepSums
 from fusefs.sweep.request import ActionResult, Identified
 
 _MOST_DIRS = 1024
+_MOST_LISTED = 1024
+"""Names of a list that a slice takes"""
+_MOST_PLACES = 256
+"""from so many directories: what it does not come to is told to another worker once more, which costs as much."""
 _MOST_LISTINGS = 64
 """Directories that are listed in part, and open for that; with more of them each is listed whole."""
 _MOST_PASSED = 64
@@ -22,6 +26,7 @@ _OTHER_KIND = {"unlink": errno.EISDIR, "rmdir": errno.ENOTDIR}
 """What a call says of a name that is of another kind now: what was chosen is there no more, as if it were gone."""
 _USELESS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 _MOST_USELESS = 3
+_NO_INOS: Mapping[str, int] = {}
 
 
 class JobKind(Enum):
@@ -45,6 +50,7 @@ class Job(NamedTuple):
     strips  what is in there goes with a directory that was chosen, whatever it is
     is_chosen  the names are of such directories themselves
     again   a worker was lost with it: part of it may be done
+    inos    of names: the inode number that each must have, where the list tells it
     """
 
     kind: JobKind
@@ -56,6 +62,7 @@ class Job(NamedTuple):
     strips: bool = False
     is_chosen: bool = False
     again: bool = False
+    inos: Mapping[str, int] = _NO_INOS
 
     def pack(self) -> Job:
         """The job with its names packed."""
@@ -155,9 +162,9 @@ class Agenda:
         self._n_workers = n_workers
         self._splits = splits
         self._lists_whole = lists_whole
-        self._may_be_more = asks_late
+        self._may_be_more = self._asks_late = asks_late
         self._jobs: list[Job] = []
-        self._running: list[Job] = []
+        self._running: dict[int, Job] = {}  # by their identity
         self._left = most
 
     def is_dry(self) -> bool:
@@ -176,7 +183,9 @@ class Agenda:
         while jobs[0].kind is JobKind.AFTER and len(jobs) < _MOST_DIRS and self._may_follow(at - 1):
             at -= 1
             jobs.insert(0, self._jobs.pop(at))
-        self._running += jobs
+        if jobs[0].kind is JobKind.LOOK and not self._asks_late:
+            jobs = [*self._listed_too(jobs[0])][::-1] + jobs
+        self._running |= {id(one): one for one in jobs}
         is_crowded = sum(one.fd >= 0 for one in self._jobs) > _MOST_LISTINGS
         return SweepSlice(tuple(jobs), self._lists_whole or is_crowded, self._left)
 
@@ -187,24 +196,42 @@ class Agenda:
             self._jobs.insert(at, job._replace(names=job.names[:-n]))
         return job._replace(names=job.names[-n:])
 
+    def _listed_too(self, first: Job) -> Iterator[Job]:
+        """More that is listed, as far as a slice has room: lists in no order have one name of a directory at a time."""
+        busy = {one.upper for one in (first, *self._running.values()) if one.kind is not JobKind.ENTER}
+        n_jobs, n_names = 1, len(first.names)
+        while n_jobs < _MOST_PLACES and n_names < _MOST_LISTED:
+            if not self._jobs and not self._take_in():
+                return
+            job = self._jobs[-1]
+            if job.kind is not JobKind.LOOK or (not self._splits and job.upper in busy):
+                return
+            n_jobs, n_names = n_jobs + 1, n_names + len(job.names)
+            busy.add(job.upper)
+            yield self._jobs.pop()
+
     def _may_follow(self, at: int) -> bool:
         """Whether a job is one that waits for those alone that are above it, all of which are taken."""
-        above = [*self._running, *self._jobs[at + 1 :]]
+        above = [*self._running.values(), *self._jobs[at + 1 :]]
         return at >= 0 and self._jobs[at].kind is JobKind.AFTER and self._may_run(self._jobs[at], above)
 
     def _find(self) -> int | None:
-        passed = [*self._running]
+        passed = [*self._running.values()]
         for at in range(len(self._jobs) - 1, max(len(self._jobs) - _MOST_PASSED, 0) - 1, -1):
             job = self._jobs[at]
             if self._may_run(job, passed):
                 return at
             passed.append(job)
-        job_or_none = next(self._first, None)
-        if job_or_none is None:
+        return len(self._jobs) - 1 if self._take_in() else None
+
+    def _take_in(self) -> bool:
+        """Whether there was one more to begin with."""
+        job = next(self._first, None)
+        if job is None:
             self._may_be_more = False
-            return None
-        self._jobs.append(job_or_none)
-        return len(self._jobs) - 1
+            return False
+        self._jobs.append(job)
+        return True
 
     def _may_run(self, job: Job, passed: Sequence[Job]) -> bool:
         """Whether a job may begin before these have ended."""
@@ -230,7 +257,7 @@ class Agenda:
 
     def _ended(self, share: SweepSlice) -> None:
         for job in share.jobs:
-            self._running.remove(job)
+            del self._running[id(job)]
 
     def fds(self) -> list[int]:
         """The fds of what is unfinished: to be closed if it is left so."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
 from fusefs.core.freed_space import STAT_BLOCK_BYTES
 from fusefs.core.names import join
 from fusefs.core.selection import Matcher
-from fusefs.core.sweep_result import SweepSums
+from fusefs.core.sweep_result import ANOTHER, SweepSums
 from fusefs.linux.batched_calls import StatxResult, look_at_all
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel, Refused
@@ -23,6 +23,7 @@ from fusefs.sweep.list_and_match import depth_in, kind_of, kinds_of, wanted_in
 from fusefs.sweep.request import Action, Identified, identify
 
 _NONE = SweepSums()
+_ANY_INO: Mapping[str, int] = {}
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 """What was listed is no directory any more; what a link leads to is not looked at."""
 
@@ -134,9 +135,19 @@ class Chooser:
         return [name for name in names if name not in others]
 
     def choose(
-        self, upper: bytes, sides: BackingAndMount, names: Sequence[str], *, are_again: bool
+        self,
+        upper: bytes,
+        sides: BackingAndMount,
+        names: Sequence[str],
+        inos: Mapping[str, int] = _ANY_INO,
+        *,
+        are_again: bool,
     ) -> tuple[list[str], list[str]]:
-        """Of names that were listed those that are chosen: files and directories. are_again: see `missing`"""
+        """Of names that were listed those that are chosen: files and directories.
+
+        inos       the inode number that each must have; any, if it is not in here
+        are_again  see `missing`
+        """
         wanted = wanted_in(self._matcher, upper)
         is_chosen, is_pruned = wanted.is_chosen, wanted.is_pruned
         names = [
@@ -148,10 +159,20 @@ class Chooser:
         ]
         looked = self._look(upper, sides, names, absent=missing(1, are_again))
         self._tally.count(SweepSums(n_seen=len(looked)))
+        if inos:
+            looked = list(self._as_listed(upper, looked, inos))
         looked = [one for one in looked if kind_of(one.st_mode) in wanted.kinds]
         files = [one for one in looked if not stat.S_ISDIR(one.st_mode)]
         dirs = [one.name for one in looked if stat.S_ISDIR(one.st_mode)]
         return _names(self._taken(files)), self.choose_dirs(upper, sides, dirs, are_listed=True)
+
+    def _as_listed(self, upper: bytes, looked: Iterable[StatxResult], inos: Mapping[str, int]) -> Iterator[StatxResult]:
+        """Those that are what was listed; of the others it is told."""
+        for one in looked:
+            if inos.get(one.name, one.st_ino) == one.st_ino:
+                yield one
+            else:
+                self._tally.spare(join(upper, os.fsencode(one.name)), ANOTHER)
 
     def may_look(self, upper: bytes) -> bool:
         """Whether a directory may be looked into that was not walked to. Raises  OSError"""

@@ -7,7 +7,9 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 
 from fusefs.core.errors import UsageError
+from fusefs.core.listed_names import Listed, ListedName
 from fusefs.core.names import split
+from fusefs.core.sweep_result import OUTSIDE, UNCLEAR
 from fusefs.sweep.agenda import Job, JobKind
 
 _TOGETHER = 1024
@@ -20,35 +22,38 @@ class BrokenList(UsageError):
 
 
 def jobs_of(
-    names: Iterable[bytes], tops: Iterable[bytes], refuse: Callable[[bytes], None], most: int | None = None
+    names: Iterable[Listed], tops: Iterable[bytes], refuse: Callable[[bytes, str], None], most: int | None = None
 ) -> Iterator[Job]:
     """Jobs for names relative to the sweep's directory, or absolute and in it; their order stays, nearly.
 
     tops    the absolute paths that the directory has
-    refuse  called with a name that is outside of it, or no plain path
+    refuse  called with a name and why: it is outside of it, no plain path, or not understood
     most    names of a job; with 1 no name is asked for before what is done to the last one has begun
     """
     most = most or _TOGETHER
     prefixes = [top.rstrip(b"/") + b"/" for top in tops]
-    upper, together = b"", list[str]()
+    upper, together, inos = b"", list[str](), dict[str, int]()
     for name in names:
-        path = _relative(name, prefixes)
+        one = name if isinstance(name, ListedName) else ListedName(name)
+        path = _relative(one.path, prefixes) if one.is_understood else None
         if path is None:
-            refuse(name)
+            refuse(one.path, OUTSIDE if one.is_understood else UNCLEAR)
             continue
         if not path:
             continue  # the sweep's directory itself, which find tells first, and which is never chosen
         above, _slash, last = path.rpartition(b"/")
         if above != upper and together:
-            yield Job(JobKind.LOOK, upper, together)
-            together = []
+            yield Job(JobKind.LOOK, upper, together, inos=inos)
+            together, inos = [], {}
         upper = above
         together.append(os.fsdecode(last))
+        if one.ino:
+            inos[together[-1]] = one.ino
         if len(together) >= most:
-            yield Job(JobKind.LOOK, upper, together)
-            together = []
+            yield Job(JobKind.LOOK, upper, together, inos=inos)
+            together, inos = [], {}
     if together:
-        yield Job(JobKind.LOOK, upper, together)
+        yield Job(JobKind.LOOK, upper, together, inos=inos)
 
 
 def read_names(fd: int, end: bytes) -> Iterator[bytes]:

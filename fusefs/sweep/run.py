@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Self, assert_never
 
 from fusefs.core.errors import NotFound, from_os
+from fusefs.core.listed_names import Listed
 from fusefs.core.selection import Matcher
 from fusefs.core.sweep_result import OUTSIDE, Swept
 from fusefs.engine.run_slices import SliceRunner
@@ -198,6 +199,7 @@ class _SweepInProgress:
         self._is_stopped = worker.is_stopped
         self._tally = SliceCounts(None)
         self._why = ""
+        self._why_list = ""
         self._is_limited = False
         # Servers that tell an entry's offset by its position pass over some when others go meanwhile.
         lists_whole = strategy.workers is Workers.THREADS
@@ -220,15 +222,15 @@ class _SweepInProgress:
         tops = dict.fromkeys((os.path.abspath(request.directory), top.path))
         return jobs_of(self._read(request.names), tops, self._refuse, 1 if request.late else None)
 
-    def _read(self, names: Iterable[bytes]) -> Iterator[bytes]:
-        """Listed names; a list that can't be read to its end is an end, too, of which is told what was done."""
+    def _read(self, names: Iterable[Listed]) -> Iterator[Listed]:
+        """Listed names; a list that can't be read to its end ends there: what it told before is done all the same."""
         try:
             yield from names
         except BrokenList as error:
-            self._why = f"the list can't be read on: {error.detail}"
+            self._why_list = f"the list can't be read on: {error.detail}"
 
-    def _refuse(self, name: bytes) -> None:
-        self._tally.fail(name, errno.EXDEV, OUTSIDE)
+    def _refuse(self, name: bytes, why: str) -> None:
+        self._tally.fail(name, errno.EXDEV if why == OUTSIDE else errno.EINVAL, why)
 
     def is_over(self) -> bool:
         """Whether it ends here."""
@@ -246,5 +248,6 @@ class _SweepInProgress:
     def result(self) -> Swept:
         """What came of it."""
         failures, spared = tuple(self._tally.failures), tuple(self._tally.spared)
-        is_stopped = bool(self._why) or self._is_stopped()
-        return Swept(self._path, self._tally.sums, failures, spared, is_stopped, self._why, self._is_limited)
+        why = self._why or self._why_list
+        is_stopped = bool(why) or self._is_stopped()
+        return Swept(self._path, self._tally.sums, failures, spared, is_stopped, why, self._is_limited)

@@ -376,7 +376,7 @@ class _SweepRun:
                 self._tally.fail(upper, error.errno, "open", len(job.names))
             return
         if not self._is_spared(upper, sides):
-            files, dirs = self._chooser.choose(upper, sides, job.names, are_again=job.again)
+            files, dirs = self._chooser.choose(upper, sides, job.names, job.inos, are_again=job.again)
             if self._way.dirs is Dirs.STRIPPED:
                 dirs = self._reserve(dirs)
                 self._after(upper, dirs)

@@ -279,3 +279,24 @@ def test_ctrl_c_is_no_answer_and_touches_nothing(top: Path) -> None:
 def test_up_to_the_limit_a_terminal_is_not_asked(top: Path) -> None:
     terminal = Terminal("sweep", top, "--name", "*", "--delete", "--confirm-above", "3")
     assert (terminal.end(), "Go on?" in terminal.seen, names(top)) == (0, False, {"d"})
+
+
+# Lists as other programs write them
+
+
+def test_a_list_of_another_program_is_read_as_it_is_told(top: Path) -> None:
+    lines = [f"{(top / name).stat().st_ino} 1 0 -- {top}/{name.replace('.', '%2E')}" for name in ("a.log", "d/c.log")]
+    words = ("--from", "-", "--from-format", "mmapplypolicy", "--confirm-above", "2")
+    done_well("sweep", top, "--delete", *words, stdin="\n".join(lines).encode())
+    assert names(top) == {"b.txt", "d"}
+
+
+def test_a_format_without_a_list_or_another_one_is_refused(top: Path) -> None:
+    assert trashd("sweep", top, "--name", "*", "--from-format", "lines").code == 2
+    assert trashd("sweep", top, "-0", "--from-format", "robinhood").code == 2
+    assert done_well("sweep", top, "-0", "--from-format", "nul", "--print", stdin=bytes(top / "a.log")).out
+
+
+def test_a_line_that_is_not_understood_is_told(top: Path) -> None:
+    done = trashd("sweep", top, "--delete", "--from", "-", "--from-format", "robinhood", stdin=bytes(top / "a.log"))
+    assert (done.code, f"not as the format has it: {top}/a.log" in done.out, len(names(top))) == (13, True, 4)

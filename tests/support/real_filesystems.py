@@ -292,6 +292,21 @@ def project_quota_volume(fs_type: str, size_mb: int | None = None) -> Iterator[P
 
 
 @contextlib.contextmanager
+def quota_volume(fs_type: str, option: str, size_mb: int | None = None) -> Iterator[Path]:
+    """An ext4 or xfs that enforces limits. option: `usrquota`, `grpquota`, `prjquota`
+
+    Raises    Unsupported: the kernel has no CONFIG_QFMT_V2 (ext4) or CONFIG_XFS_QUOTA
+    """
+    with contextlib.ExitStack() as stack:
+        mkfs = ("-O", "quota,project", "-E", f"quotatype={option}") if fs_type == "ext4" else ()
+        try:
+            path = stack.enter_context(loop_volume(fs_type, size_mb, mkfs, (option,)))
+        except OSError as error:
+            raise Unsupported(f"this kernel mounts no {fs_type} with {option}") from error
+        yield path
+
+
+@contextlib.contextmanager
 def user_quota_volume(fs_type: str = "ext4", size_mb: int | None = None) -> Iterator[Path]:
     """An ext4 or xfs that enforces limits for each user.
 
@@ -309,6 +324,11 @@ def user_quota_volume(fs_type: str = "ext4", size_mb: int | None = None) -> Iter
 def limit_user(volume: Path, uid: int, size_kib: int = 0, n_inodes: int = 0) -> None:
     """Set a user's hard limits; 0 is none. Root keeps above a limit only with CAP_SYS_RESOURCE."""
     _set_quota("-u", "usrquota", volume, uid, size_kib, n_inodes)
+
+
+def limit_group(volume: Path, gid: int, size_kib: int = 0, n_inodes: int = 0) -> None:
+    """Set a group's hard limits; 0 is none."""
+    _set_quota("-g", "grpquota", volume, gid, size_kib, n_inodes)
 
 
 def limit_project(volume: Path, project_id: int, size_kib: int = 0, n_inodes: int = 0) -> None:

@@ -81,6 +81,15 @@ def test_a_list_is_begun_with_before_it_ends(top: Path) -> None:
     assert first[0] < 2000
 
 
+def test_a_list_in_no_order_takes_no_slice_a_name(volume: Path) -> None:
+    top = make_tree(volume / "top", {f"d{n}": {"f": "", "g": ""} for n in range(1000)})
+    slices: list[SweepSums] = []
+    paths = [f"d{n}/{name}" for name in "fg" for n in range(1000)]
+    swept = sweep(top, ALL, names=listed(*paths), wishes=SweepWishes(progress=slices.append), n_workers=1)
+    assert swept.sums.n_done == 2000
+    assert len(slices) < 200
+
+
 def test_late_names_are_asked_for_when_they_can_be_acted_on(top: Path) -> None:
     fill(top, 5)
     asked: list[int] = []
@@ -122,7 +131,7 @@ def test_a_list_that_breaks_off_is_a_stop_that_tells_what_was_done(volume: Path)
         raise BrokenList("the disk says no")
 
     swept = sweep(top, ALL, ToTrash(), names=broken())
-    assert (swept.sums.n_done, swept.is_stopped, swept.why) == (1, True, "the list can't be read on: the disk says no")
+    assert (swept.sums.n_done, swept.is_stopped, swept.why) == (2, True, "the list can't be read on: the disk says no")
     assert [path.name for path in volume.glob(".trashd/u/0/orphans/*")] == [swept.orphan]
 
 
