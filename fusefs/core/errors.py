@@ -293,6 +293,22 @@ class KernelRefused(TrashdError):
         self.errno = number
 
 
+class ServerAway(TrashdError):
+    """The filesystem's server does not answer"""
+
+    exit_code = Exit.KERNEL_REFUSED
+    errno = _errno.ENOTCONN
+    hint = (
+        "nothing is lost: the next reap goes on where this one ended, once the server answers; "
+        "if it is the mount that is dead: unmount it, and mount it again"
+    )
+
+    def __init__(self, detail: str | bytes = "", hint: str = "", number: int = _errno.ENOTCONN) -> None:
+        """number: what the kernel said of it."""
+        super().__init__(detail, hint)
+        self.errno = number
+
+
 class LacksCall(TrashdError):
     """The kernel, or a filter of this container, refuses a system call that every swap needs"""
 

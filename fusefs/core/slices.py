@@ -21,6 +21,8 @@ MIN_DEPTH = 4
 MAX_PASSES = 16
 MAX_FAILED_NAMES = 10_000
 _MAX_NAMES, _MAX_SUBDIRS = 4096, 1024
+_FEW_NAMES = 8
+"""No share is smaller, unless no more are left: to hand it out costs more than to remove as many from a local disk."""
 
 
 def raw(name: str) -> bytes:
@@ -106,6 +108,7 @@ class Slice(NamedTuple):
     path        of the directory, below the container, for failures
     max_depth   directories that may be open below this one
     is_hoisted  it is the directory that takes what is too deep
+    is_shared   others unlink in the same directory
     """
 
     key: int
@@ -114,6 +117,7 @@ class Slice(NamedTuple):
     work: SliceWork
     max_depth: int
     is_hoisted: bool
+    is_shared: bool = False
 
     def fds(self) -> Sequence[int]:
         """What goes with it to another process."""
@@ -143,6 +147,8 @@ class RemovalSliceResult(NamedTuple):
     made_hoisted  that directory was made: the first one that was too deep became it
     entered  directories of others in which something failed: the next reap comes to them again
     busy_s    how long it took
+    away      the errno of a server that does not answer: the slice ended there, and what it met is no failure
+    n_doubtful  of n_failed, those of which it is not known that they are not the server's
     """
 
     removed: int
@@ -155,6 +161,8 @@ class RemovalSliceResult(NamedTuple):
     made_hoisted: bool = False
     entered: tuple[Entered, ...] = ()
     busy_s: float = 0.0
+    away: int = 0
+    n_doubtful: int = 0
 
     def fds(self) -> Sequence[int]:
         """What goes with it to another process."""
@@ -193,12 +201,14 @@ class SlicePlan:
         """splits_names: whether two workers are faster than one in one flat directory, here."""
         self._n_workers = n_workers
         self._splits_names = splits_names
+        self._n_sharing = n_workers if splits_names else 1
         self._nodes: dict[int, _Node] = {}
         self._n_added = 0
         self._removed = 0
         self._n_bytes = 0
         self._failures: list[Failure] = []
         self._n_failed = 0
+        self._n_doubtful = 0
         self._entered: dict[str, Entered] = {}
 
     def add(self, fd: int, path: bytes, work: SliceWork, *, is_hoisted: bool = False) -> int:
@@ -231,7 +241,9 @@ class SlicePlan:
         node = self._nodes[key]
         node.n_running += 1
         depth = max((MAX_FDS - len(self._nodes)) // self._n_workers, MIN_DEPTH)
-        return Slice(key, node.fd, node.path, self._cut(node.work), depth, node.is_hoisted)
+        share = self._cut(node.work)
+        is_shared = self._n_sharing > 1 and (node.n_running > 1 or bool(node.work.names or node.work.bundles))
+        return Slice(key, node.fd, node.path, share, depth, node.is_hoisted, is_shared)
 
     def _find(self) -> int | None:
         return next((key for key in reversed(self._nodes) if self._can_run(self._nodes[key])), None)
@@ -250,9 +262,14 @@ class SlicePlan:
             share = SliceWork(emptied=work.emptied)
             work.emptied = []
             return share
+        if not work.names and 0 < len(work.bundles) < self._n_sharing:
+            work.names = unpack(work.bundles.pop())
         if work.names:
-            share = SliceWork(work.names[-_MAX_NAMES:])
-            del work.names[-_MAX_NAMES:]
+            # Enough is left for each of the others; what is too much for its time comes back.
+            n_names = len(work.names) + len(work.bundles) * _MAX_NAMES
+            n = min(max(-(-n_names // self._n_sharing), _FEW_NAMES), _MAX_NAMES)
+            share = SliceWork(work.names[-n:])
+            del work.names[-n:]
             return share
         if work.bundles:
             return SliceWork(bundles=[work.bundles.pop()])
@@ -279,6 +296,7 @@ class SlicePlan:
         self._n_bytes += outcome.n_bytes
         add_failures(self._failures, outcome.failures)
         self._n_failed += outcome.n_failed
+        self._n_doubtful += outcome.n_doubtful
         node = self._nodes[done.key]
         node.n_running -= 1
         node.work.put_back(outcome.rest)
@@ -314,6 +332,10 @@ class SlicePlan:
             elif node.work.cut_bytes is None:
                 above.work.emptied.append((node.name, node.work.n_passes))
             key = node.parent
+
+    def is_in_doubt(self) -> bool:
+        """Whether a failure may have been the server's, and not the entry's."""
+        return self._n_doubtful > 0
 
     def note(self, entered: Iterable[Entered]) -> None:
         """Remember directories of others for the next reap, as many as a record has room for."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import math
+import os
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
@@ -133,7 +134,8 @@ class WorkSession:
 
     def why(self) -> str:
         """Why it is so fast as it is: a short sentence for people."""
-        return self._pacer.why()
+        away = next((child.sums.away for child in self._children.values() if child.sums.away), 0)
+        return f"waiting for the server: {os.strerror(away)}" if away else self._pacer.why()
 
     def pressure(self) -> Pressure:
         """How busy the disk and the machine were when that was measured last."""
