@@ -21,6 +21,8 @@ MIN_DEPTH = 4
 MAX_PASSES = 16
 MAX_FAILED_NAMES = 10_000
 _MAX_NAMES, _MAX_SUBDIRS = 4096, 1024
+_MOST_SHARING = 8
+"""Workers in one directory: its lock lets one of them unlink, and more only wait longer for each call (measured)."""
 _FEW_NAMES = 8
 """No share is smaller, unless no more are left: to hand it out costs more than to remove as many from a local disk."""
 
@@ -200,8 +202,7 @@ class SlicePlan:
     def __init__(self, n_workers: int, *, splits_names: bool) -> None:
         """splits_names: whether two workers are faster than one in one flat directory, here."""
         self._n_workers = n_workers
-        self._splits_names = splits_names
-        self._n_sharing = n_workers if splits_names else 1
+        self._n_sharing = min(n_workers, _MOST_SHARING) if splits_names else 1
         self._nodes: dict[int, _Node] = {}
         self._n_added = 0
         self._removed = 0
@@ -246,14 +247,23 @@ class SlicePlan:
         return Slice(key, node.fd, node.path, share, depth, node.is_hoisted, is_shared)
 
     def _find(self) -> int | None:
-        return next((key for key in reversed(self._nodes) if self._can_run(self._nodes[key])), None)
+        """The last begun directory where a slice can run; if others unlink in it, only where there is nothing else."""
+        shared: int | None = None
+        for key in reversed(self._nodes):
+            node = self._nodes[key]
+            if self._can_run(node):
+                return key
+            has_names = bool(node.work.names or node.work.bundles)
+            if shared is None and has_names and node.n_running < self._n_sharing:
+                shared = key
+        return shared
 
     def _can_run(self, node: _Node) -> bool:
         work = node.work
-        names = bool(work.names or work.bundles)
-        if work.subdirs or work.emptied or (names and self._splits_names):
+        if work.subdirs or work.emptied:
             return True
         # A listing would find again what others are at.
+        names = bool(work.names or work.bundles)
         return not node.n_running and (names or (not node.n_children and work.has_rest()))
 
     def _cut(self, work: SliceWork) -> SliceWork:
