@@ -344,7 +344,10 @@ BY_NAME: dict[str, type[TrashdError]] = {
 """Every class by its name: an error that crosses from a process with another uid comes back as itself."""
 
 
-_GONE = "its daemon is gone: trashd mount --replace SRC MNT brings a mount of trashd back"
+_GONE = (
+    "its server or daemon is gone, for now or for good: a dead mount is unmounted and mounted again; "
+    "trashd mount --replace SRC MNT does that for one of trashd"
+)
 _FREE = "trashd reap frees what has expired, trashd reap --now ID one that trashd list shows"
 _HINTS = {
     _errno.ENOSPC: f"the volume is full: {_FREE} (a reap needs no space itself)",

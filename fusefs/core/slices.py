@@ -293,6 +293,7 @@ class SlicePlan:
             failed=work.failed,
             n_failed=work.n_failed,
             n_passes=work.n_passes,
+            is_productive=work.is_productive,
             cut_bytes=work.cut_bytes,
         )
         work.is_listed, work.failed, work.n_failed, work.cut_bytes = True, set(), 0, None

@@ -334,10 +334,12 @@ class _RemovalRun:
     def _list(self, frame: _Frame) -> None:
         """Find what is to be done in a directory; in a large one only as much as memory allows."""
         work = frame.work
-        work.is_productive = False
+        was_productive, work.is_productive = work.is_productive, False
         # Those that are not remembered by name are at the front, as nothing before them is left.
         n_passed = work.n_failed if work.n_failed > MAX_FAILED_NAMES else 0
         is_remote = self._strategy.workers is Workers.THREADS
+        # Not for ever in parts, where names are told that nothing has.
+        until_s = self._ends_at if is_remote and work.n_passes < MAX_PASSES else None
         try:
             with ExitStack() as owned:
                 # Some servers tell an open directory's names once. Nor is their listing waited for to its end.
@@ -345,14 +347,14 @@ class _RemovalRun:
                 fd = owned.enter_context(self._kernel.open_dir(frame.fd)) if again else frame.fd
                 frame.is_listed_by_fd = True
                 entries = islice(owned.enter_context(self._kernel.scan(fd)), n_passed, None)
-                found = _read_window(entries, work.failed, self._strategy, self._ends_at if is_remote else None)
+                found = _read_window(entries, work.failed, self._strategy, until_s)
         except OSError as error:
             work.is_listed = True
             self._fail(frame, "", error.errno or errno.EIO, "getdents")
             return
         work.bundles += pack(found.names)
         work.subdirs += found.subdirs
-        work.n_passes += found.is_all
+        work.n_passes += found.is_all or (until_s is not None and not was_productive)
         work.is_listed = found.is_all
 
     def _leave(self, frame: _Frame) -> None:

@@ -119,7 +119,7 @@ class ServerOutage:
         return self._rest(_DOUBT_PAUSES_S[self._n_doubts - 1])
 
     def wait_after(self, error: OSError, fd: int) -> bool:
-        """The same for a call that failed beside the slices: whether to go on; False: told to stop.
+        """Wait after a call that failed beside the slices: whether to go on; False: told to stop.
 
         Raises  ServerAway; the error, if it is none of a server or does not pass
         """
