@@ -67,7 +67,7 @@ class _ReapRun:
         self._is_emptied = False
         self._seen: Survey | None = None
         self._entered: tuple[Entered, ...] = ()
-        self._before = _NOTHING._replace(n_bytes=0)
+        self._before = self._removed_now = _NOTHING._replace(n_bytes=0)
 
     def run(self) -> Reaped:
         while True:
@@ -80,7 +80,9 @@ class _ReapRun:
             except OSError as error:
                 if not self._has_server:
                     raise
-                if not self._outage.wait_after(error, self._folder.fd):
+                goes_on = self._outage.wait_after(error, self._folder.fd)
+                self._before = _sum(self._before, self._removed_now)._replace(failures=(), n_failed=0)
+                if not goes_on:
                     stopped = self._before._replace(stopped=True)
                     return Reaped(self._container, None, stopped, self._seen)
                 continue
@@ -90,6 +92,7 @@ class _ReapRun:
 
     def _claim_and_remove(self) -> Reaped:
         folder, wishes = self._folder, self._wishes
+        self._removed_now = _NOTHING._replace(n_bytes=0)
         refuse_mounted(self._kernel, folder.fd)
         held = self._hold()
         if isinstance(held, ClaimLost):
@@ -103,6 +106,7 @@ class _ReapRun:
                 self._seen = _survey(self._kernel, held.fd, wishes)
             given = LateArrivals(self._kernel, held.fd, folder.uid, held.record, without_doubt=wishes.without_doubt)
             report, entered = remove_contents(self._kernel, held.fd, given, wishes, self._outage)
+            self._removed_now = report
             if report.stopped:
                 if entered:
                     with suppress(OSError):  # a full volume has no room: they are in doubt then

@@ -248,6 +248,7 @@ def test_reap_goes_on_after_an_outage_at_any_call(server: SlowVolume, does_it: b
         kernel = _Lossy(number, does_it=does_it)
         reaped = reap_on(server.path, identifier, RemovalWishes(outage=waits.outage), kernel)
         assert (reaped.lost, reaped.report.failures) == (None, ()), number
+        assert 5 - does_it <= reaped.report.removed <= 5
         assert state_of(server.path, identifier) is None
         assert_silent(server.path)
         if kernel.left > 0:
