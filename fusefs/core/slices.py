@@ -150,7 +150,7 @@ class RemovalSliceResult(NamedTuple):
     entered  directories of others in which something failed: the next reap comes to them again
     busy_s    how long it took
     away      the errno of a server that does not answer: the slice ended there, and what it met is no failure
-    n_doubtful  of n_failed, those of which it is not known that they are not the server's
+    doubts    errnos of failures of which it is not known that they are not the server's
     """
 
     removed: int
@@ -164,7 +164,7 @@ class RemovalSliceResult(NamedTuple):
     entered: tuple[Entered, ...] = ()
     busy_s: float = 0.0
     away: int = 0
-    n_doubtful: int = 0
+    doubts: frozenset[int] = frozenset()
 
     def fds(self) -> Sequence[int]:
         """What goes with it to another process."""
@@ -209,7 +209,7 @@ class SlicePlan:
         self._n_bytes = 0
         self._failures: list[Failure] = []
         self._n_failed = 0
-        self._n_doubtful = 0
+        self._doubts: frozenset[int] = frozenset()
         self._entered: dict[str, Entered] = {}
 
     def add(self, fd: int, path: bytes, work: SliceWork, *, is_hoisted: bool = False) -> int:
@@ -307,7 +307,7 @@ class SlicePlan:
         self._n_bytes += outcome.n_bytes
         add_failures(self._failures, outcome.failures)
         self._n_failed += outcome.n_failed
-        self._n_doubtful += outcome.n_doubtful
+        self._doubts |= outcome.doubts
         node = self._nodes[done.key]
         node.n_running -= 1
         node.work.put_back(outcome.rest)
@@ -344,9 +344,9 @@ class SlicePlan:
                 above.work.emptied.append((node.name, node.work.n_passes))
             key = node.parent
 
-    def is_in_doubt(self) -> bool:
-        """Whether a failure may have been the server's, and not the entry's."""
-        return self._n_doubtful > 0
+    def doubts(self) -> frozenset[int]:
+        """The errnos of failures that may have been the server's, and not the entries'."""
+        return self._doubts
 
     def note(self, entered: Iterable[Entered]) -> None:
         """Remember directories of others for the next reap, as many as a record has room for."""

@@ -111,7 +111,7 @@ class _RemovalRun:
         self._removed = 0
         self._failures: list[Failure] = []
         self._n_failed = 0
-        self._n_doubtful = 0
+        self._doubts: set[int] = set()
         self._away = 0
         self._has_asked = False
         self._hoisted: list[str] = []
@@ -139,7 +139,7 @@ class _RemovalRun:
             tuple(self._entered),
             time.monotonic() - self._began_at,
             self._away,
-            self._n_doubtful,
+            frozenset(self._doubts),
         )
 
     def _is_over(self) -> bool:
@@ -465,7 +465,8 @@ class _RemovalRun:
         if self._is_outage(number):
             return
         self._n_failed += 1
-        self._n_doubtful += self._has_server and number in DOUBTFUL
+        if self._has_server and number in CUT_OFF | DOUBTFUL:
+            self._doubts.add(number)
         if name:
             frame.work.fail(name)
         else:
@@ -474,12 +475,9 @@ class _RemovalRun:
 
     def _is_outage(self, number: int | None) -> bool:
         """Whether it is the server that does not answer, and not the entry that can't be had."""
-        if not self._away and self._has_server:
-            if number is not None and number in CUT_OFF:
-                self._away = number
-            elif number in DOUBTFUL and not self._has_asked:
-                self._has_asked = True  # in a slice that is short
-                self._away = asked(self._kernel, self._container)
+        if self._has_server and number in CUT_OFF | DOUBTFUL and not self._has_asked:
+            self._has_asked = True  # in a slice that is short
+            self._away = asked(self._kernel, self._container)
         return self._away != 0
 
 

@@ -22,7 +22,7 @@ from fusefs.linux.pressure import DeviceQueue
 from fusefs.reaper.inner_store_stop import InnerStores
 from fusefs.reaper.late_arrivals import LateArrivals
 from fusefs.reaper.remove_slice import SliceRemover
-from fusefs.reaper.server_outage import OutageWishes, ServerOutage, ServerWasAway, may_be_away
+from fusefs.reaper.server_outage import CUT_OFF, OutageWishes, ServerOutage, ServerWasAway, may_be_away
 from fusefs.store.layout import HOISTED, TREE
 
 
@@ -124,15 +124,14 @@ class _Removal:
             names.append(HOISTED.decode())  # something else has its name
         self._plan.add(self._container, b"", SliceWork(names=names))
         SliceRunner(self._plan, self._remover, self._strategy, self._pace, self._is_stopped, self._done).run()
-        if self._away:
-            goes_on = self._outage.wait(self._away, self._container)
-            report, entered = self._end(stopped=True)
+        stopped = not self._plan.is_dry()
+        doubts = frozenset() if stopped else self._plan.doubts()
+        number = self._away or min(doubts & CUT_OFF, default=0)
+        if number or doubts:
+            goes_on = self._outage.wait(number, self._container) if number else self._outage.wait_in_doubt()
             if goes_on:
-                raise ServerWasAway(report, entered)
-            return report, entered
-        if self._plan.is_dry() and self._plan.is_in_doubt() and self._outage.wait_in_doubt():
-            raise ServerWasAway(*self._end(stopped=True))
-        stopped = not self._plan.is_dry() or (self._plan.is_in_doubt() and self._wishes.ends())
+                raise ServerWasAway(*self._end(stopped=True))
+            stopped = number != 0 or self._wishes.ends()
         if self._hoisted is not None and not stopped:
             with suppress(OSError):  # what failed in there is told already
                 self._kernel.rmdir(self._container, HOISTED)

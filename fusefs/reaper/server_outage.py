@@ -1,8 +1,9 @@
 """A server that does not answer is waited for: its outage is no failure of the entry that was just to be removed.
 
-Off local filesystems alone. Some errors say by themselves that the server is away. EIO and ESTALE may be about one
-entry, of which others are not told: so the container is asked for a name that no cache knows. If that is answered, the
-failure is one in doubt: what is left over in the end is tried again, twice, before it counts.
+Off local filesystems alone. Any error of that kind may be about one entry, or about what one of many servers keeps: so
+the container is asked for a name that no cache knows. If that is answered, the failure is one in doubt: all else goes,
+and what is left over in the end is tried again. If its error says that nobody answers, that goes on to the limit; after
+EIO and ESTALE, which an entry may have for good, twice.
 
 After each wait nothing is believed that was open before: the container is claimed anew by its name, with its lock, and
 all below it is opened again.
@@ -39,9 +40,9 @@ CUT_OFF = frozenset(
         errno.ETIMEDOUT,
     }
 )
-"""They say that nobody answers, whatever was asked."""
+"""They say that nobody answers."""
 DOUBTFUL = frozenset({errno.EIO, errno.EREMOTEIO, errno.ESTALE})
-"""The server is away, or this entry can't be had: the other entries tell."""
+"""The server is away, or this entry can't be had."""
 COMMAND_LIMIT_S = 120.0
 """Somebody looks at it. NFS's grace (90 s) and the restart of a server, or its replacement, are shorter."""
 SERVICE_LIMIT_S = 600.0

@@ -180,6 +180,32 @@ def test_entry_that_can_not_be_read_while_all_else_can_is_a_failure_of_its_own(s
     assert state_of(server.path, identifier) is State.QUARANTINE
 
 
+def test_all_else_goes_while_one_of_several_servers_is_waited_for(server: SlowVolume) -> None:
+    identifier = swap(make_tree(server.path / "job", {**TREE, "there": "", "z": {"there": ""}})).id
+    server.refuse(errno.ENOTCONN, "there")
+    left: list[list[str]] = []
+
+    def come_back() -> None:
+        tree = next((server.backing / ".trashd").glob("u/*/reaping/*/tree"))
+        left.append(sorted(str(one.relative_to(tree)) for one in tree.rglob("*")))
+        server.refuse(0)
+
+    waits = Waits(come_back)
+    assert reap_on(server.path, identifier, RemovalWishes(outage=waits.outage)).report.failures == ()
+    assert left == [["there", "z", "z/there"]]
+    assert waits.told == [errno.ENOTCONN, None]
+
+
+def test_entry_whose_server_stays_away_is_not_put_aside(server: SlowVolume) -> None:
+    identifier = swap(make_tree(server.path / "job", {**TREE, "there": ""})).id
+    server.refuse(errno.ENOTCONN, "there")
+    with pytest.raises(ServerAway):
+        reap_on(server.path, identifier, RemovalWishes(outage=Waits(limit_s=0.3).outage))
+    server.refuse(0)
+    assert state_of(server.path, identifier) is State.REAPING
+    assert reap_on(server.path, identifier, RemovalWishes()).report.failures == ()
+
+
 def test_failure_that_passes_is_none(server: SlowVolume) -> None:
     identifier = swap(make_tree(server.path / "job", {**TREE, "broken": ""})).id
     server.refuse(errno.EIO, "broken")
