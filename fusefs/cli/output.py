@@ -141,6 +141,17 @@ def tell_why(why: str) -> None:
     print(f"trashd: {why}", file=sys.stderr, flush=True)
 
 
+def tell_outage(number: int | None, limit_s: float) -> None:
+    """Tell, for reaper.server_outage.OutageWishes, that a server is waited for, or (None) that it answers again."""
+    if number is None:
+        tell_why("the server answers again")
+    else:
+        from fusefs.core.durations import format_duration  # a swap is spared it
+
+        limit = format_duration(round(limit_s))
+        tell_why(f"the filesystem's server does not answer ({os.strerror(number)}): waiting for it, at most {limit}")
+
+
 def tell_problem(problem: ConfigProblem, *, as_json: bool) -> None:
     """Print what is wrong in a file, and what to write instead."""
     if as_json:

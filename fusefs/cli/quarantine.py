@@ -279,6 +279,7 @@ def _by_force(
     """Reap it as the caller's own; root makes it that first."""
     from fusefs.reaper.reap import reap
     from fusefs.reaper.remove_tree import RemovalWishes
+    from fusefs.reaper.server_outage import COMMAND_LIMIT_S, OutageWishes
 
     with opened_folder(kernel, volumes, entry) as folder, own_folder(folder.store) as own:
         container: ContainerId = entry.id
@@ -292,7 +293,13 @@ def _by_force(
             container = seized.id
         # Of one's own this is the word of a person, who looked: no command and no service says it for them.
         is_own = container == entry.id
+        outage = OutageWishes(tells=lambda number: output.tell_outage(number, COMMAND_LIMIT_S))
         wishes = RemovalWishes(
-            progress=shows.advance, stops=stop, by_force=own.uid == 0, with_stores=with_stores, without_doubt=is_own
+            outage=outage,
+            progress=shows.advance,
+            stops=stop,
+            by_force=own.uid == 0,
+            with_stores=with_stores,
+            without_doubt=is_own,
         )
         return reap(own, container, wishes)

@@ -13,7 +13,7 @@ from fusefs.cli.progress_bar import ProgressSink, bar
 from fusefs.cli.reap_wait import SpaceWait
 from fusefs.cli.stop_signals import StopSignals
 from fusefs.core.durations import format_duration
-from fusefs.core.errors import SETTLE, Incomplete, Refused, TrashdError, from_os
+from fusefs.core.errors import SETTLE, Incomplete, Refused, ServerAway, TrashdError, from_os
 from fusefs.core.lifecycle import State
 from fusefs.core.orphan_age import Clock
 from fusefs.core.printable_names import printable
@@ -92,18 +92,19 @@ def reap_all(
 ) -> int:
     """Reap containers one after the other; the exit code. Ctrl-C ends it between two slices."""
     began = time.monotonic()
-    codes, reaped = [], []
+    codes, reaped, is_away = [], [], False
     with StopSignals() as stop, SpaceWait(kernel, due if how.waits else ()) as space:
         for entry in due:
             if stop():
                 break
             try:
                 with bar(_title(entry), shown=not as_json) as shows:
-                    act = partial(_reap, entry, how, shows, stop)
+                    act = partial(_reap, entry, how, shows, stop, is_away)
                     reaped.append(act_on(kernel, volumes, entry, act, Reaped, needs_proof=True))
                 codes.append(_tell(entry, reaped[-1], as_json=as_json))
                 space.reaped(entry, reaped[-1])
             except (TrashdError, OSError) as error:
+                is_away |= isinstance(error, ServerAway)  # it was waited for, once for all
                 codes.append(output.failed(from_os(error, entry.id), as_json=as_json))
         if len(due) > 1 and not as_json:
             print(_sum(reaped, len(due) - len(reaped), time.monotonic() - began))
@@ -118,12 +119,14 @@ def _reap(
     how: ReapOptions,
     shows: ProgressSink,
     stop: StopSignals,
+    is_away: bool,
     folder: UserFolder,
     _visible: VisibleRename | None,
 ) -> Reaped:
     from fusefs.engine.foreground_pacing import pacer_in
     from fusefs.reaper.reap import reap
     from fusefs.reaper.remove_tree import RemovalWishes
+    from fusefs.reaper.server_outage import COMMAND_LIMIT_S, OutageWishes
 
     if entry.state in (State.STAGE, State.RESTORING):
         raise Refused(f"{entry.id} is half done, in {entry.state.value}/", SETTLE)
@@ -133,6 +136,9 @@ def _reap(
     with pacer_in(folder.store.kernel, folder.fd, how.tempo, output.tell_why if how.paced else None) as pacer:
         wishes = RemovalWishes(how.n_workers, pacer, shows.advance, stop, counted=counted, counting=shows.counting)
         wishes = wishes._replace(waits=how.waits, with_stores=how.with_stores)
+        limit_s = 0.0 if is_away else COMMAND_LIMIT_S
+        outage = OutageWishes(limit_s, lambda number: output.tell_outage(number, limit_s))
+        wishes = wishes._replace(outage=outage)
         return reap(folder, entry.id, wishes, how.is_meant)
 
 

@@ -309,6 +309,22 @@ class KernelRefused(TrashdError):
         self.errno = number
 
 
+class ServerAway(TrashdError):
+    """The filesystem's server does not answer"""
+
+    exit_code = Exit.KERNEL_REFUSED
+    errno = _errno.ENOTCONN
+    hint = (
+        "nothing is lost: the next reap goes on where this one ended, once the server answers; "
+        "if it is the mount that is dead: unmount it, and mount it again"
+    )
+
+    def __init__(self, detail: str | bytes = "", hint: str = "", number: int = _errno.ENOTCONN) -> None:
+        """number: what the kernel said of it."""
+        super().__init__(detail, hint)
+        self.errno = number
+
+
 class LacksCall(TrashdError):
     """The kernel, or a filter of this container, refuses a system call that every swap needs"""
 
@@ -344,7 +360,10 @@ BY_NAME: dict[str, type[TrashdError]] = {
 """Every class by its name: an error that crosses from a process with another uid comes back as itself."""
 
 
-_GONE = "its daemon is gone: trashd mount --replace SRC MNT brings a mount of trashd back"
+_GONE = (
+    "its server or daemon is gone, for now or for good: a dead mount is unmounted and mounted again; "
+    "trashd mount --replace SRC MNT does that for one of trashd"
+)
 _FREE = "trashd reap frees what has expired, trashd reap --now ID one that trashd list shows"
 _HINTS = {
     _errno.ENOSPC: f"the volume is full: {_FREE} (a reap needs no space itself)",

@@ -12,7 +12,10 @@ SMALL_SLICE_S = 0.00015
 long is felt by one in a hundred of theirs on xfs, measured; half as long is mostly overhead).
 """
 NAMES_AT_ONCE = 128
-"""Between two looks at the clock: about a millisecond's work."""
+"""Between two looks at the clock, at most: about a millisecond's work on a local disk."""
+_LOOK_S = SLICE_S / 10
+"""By so much a slice may be longer than it is to be, if its entries cost what they did so far."""
+_GROWS = 4
 CUT_BYTES = 64 << 20
 """A large file is cut by as much at a time when paced (RocksDB and Pebble found the same step)."""
 
@@ -31,6 +34,19 @@ class SliceBudget(NamedTuple):
     def is_paced(self) -> bool:
         """Whether files are looked at."""
         return self.n_entries is not None or self.n_bytes is not None
+
+
+class NamesPerLook:
+    """How many entries one slice takes between two looks at the clock: few where each is a server's answer."""
+
+    def __init__(self, slice_s: float) -> None:
+        """slice_s: of the slice; in a small one the number of its entries is what ends it"""
+        self.n = 1 if slice_s > SMALL_SLICE_S else NAMES_AT_ONCE
+
+    def took(self, n: int, seconds: float) -> None:
+        """So many took so long."""
+        fits = int(n * _LOOK_S / max(seconds, 1e-6))
+        self.n = max(1, min(fits, _GROWS * self.n, NAMES_AT_ONCE))
 
 
 class Speed(NamedTuple):

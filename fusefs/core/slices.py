@@ -21,6 +21,10 @@ MIN_DEPTH = 4
 MAX_PASSES = 16
 MAX_FAILED_NAMES = 10_000
 _MAX_NAMES, _MAX_SUBDIRS = 4096, 1024
+_MOST_SHARING = 8
+"""Workers in one directory: its lock lets one of them unlink, and more only wait longer for each call (measured)."""
+_FEW_NAMES = 8
+"""No share is smaller, unless no more are left: to hand it out costs more than to remove as many from a local disk."""
 
 
 def raw(name: str) -> bytes:
@@ -106,6 +110,7 @@ class Slice(NamedTuple):
     path        of the directory, below the container, for failures
     max_depth   directories that may be open below this one
     is_hoisted  it is the directory that takes what is too deep
+    is_shared   others unlink in the same directory
     """
 
     key: int
@@ -114,6 +119,7 @@ class Slice(NamedTuple):
     work: SliceWork
     max_depth: int
     is_hoisted: bool
+    is_shared: bool = False
 
     def fds(self) -> Sequence[int]:
         """What goes with it to another process."""
@@ -143,6 +149,8 @@ class RemovalSliceResult(NamedTuple):
     made_hoisted  that directory was made: the first one that was too deep became it
     entered  directories of others in which something failed: the next reap comes to them again
     busy_s    how long it took
+    away      the errno of a server that does not answer: the slice ended there, and what it met is no failure
+    doubts    errnos of failures of which it is not known that they are not the server's
     """
 
     removed: int
@@ -155,6 +163,8 @@ class RemovalSliceResult(NamedTuple):
     made_hoisted: bool = False
     entered: tuple[Entered, ...] = ()
     busy_s: float = 0.0
+    away: int = 0
+    doubts: frozenset[int] = frozenset()
 
     def fds(self) -> Sequence[int]:
         """What goes with it to another process."""
@@ -192,13 +202,14 @@ class SlicePlan:
     def __init__(self, n_workers: int, *, splits_names: bool) -> None:
         """splits_names: whether two workers are faster than one in one flat directory, here."""
         self._n_workers = n_workers
-        self._splits_names = splits_names
+        self._n_sharing = min(n_workers, _MOST_SHARING) if splits_names else 1
         self._nodes: dict[int, _Node] = {}
         self._n_added = 0
         self._removed = 0
         self._n_bytes = 0
         self._failures: list[Failure] = []
         self._n_failed = 0
+        self._doubts: frozenset[int] = frozenset()
         self._entered: dict[str, Entered] = {}
 
     def add(self, fd: int, path: bytes, work: SliceWork, *, is_hoisted: bool = False) -> int:
@@ -231,17 +242,28 @@ class SlicePlan:
         node = self._nodes[key]
         node.n_running += 1
         depth = max((MAX_FDS - len(self._nodes)) // self._n_workers, MIN_DEPTH)
-        return Slice(key, node.fd, node.path, self._cut(node.work), depth, node.is_hoisted)
+        share = self._cut(node.work)
+        is_shared = self._n_sharing > 1 and (node.n_running > 1 or bool(node.work.names or node.work.bundles))
+        return Slice(key, node.fd, node.path, share, depth, node.is_hoisted, is_shared)
 
     def _find(self) -> int | None:
-        return next((key for key in reversed(self._nodes) if self._can_run(self._nodes[key])), None)
+        """The last begun directory where a slice can run; if others unlink in it, only where there is nothing else."""
+        shared: int | None = None
+        for key in reversed(self._nodes):
+            node = self._nodes[key]
+            if self._can_run(node):
+                return key
+            has_names = bool(node.work.names or node.work.bundles)
+            if shared is None and has_names and node.n_running < self._n_sharing:
+                shared = key
+        return shared
 
     def _can_run(self, node: _Node) -> bool:
         work = node.work
-        names = bool(work.names or work.bundles)
-        if work.subdirs or work.emptied or (names and self._splits_names):
+        if work.subdirs or work.emptied:
             return True
         # A listing would find again what others are at.
+        names = bool(work.names or work.bundles)
         return not node.n_running and (names or (not node.n_children and work.has_rest()))
 
     def _cut(self, work: SliceWork) -> SliceWork:
@@ -250,9 +272,14 @@ class SlicePlan:
             share = SliceWork(emptied=work.emptied)
             work.emptied = []
             return share
+        if not work.names and 0 < len(work.bundles) < self._n_sharing:
+            work.names = unpack(work.bundles.pop())
         if work.names:
-            share = SliceWork(work.names[-_MAX_NAMES:])
-            del work.names[-_MAX_NAMES:]
+            # Enough is left for each of the others; what is too much for its time comes back.
+            n_names = len(work.names) + len(work.bundles) * _MAX_NAMES
+            n = min(max(-(-n_names // self._n_sharing), _FEW_NAMES), _MAX_NAMES)
+            share = SliceWork(work.names[-n:])
+            del work.names[-n:]
             return share
         if work.bundles:
             return SliceWork(bundles=[work.bundles.pop()])
@@ -266,6 +293,7 @@ class SlicePlan:
             failed=work.failed,
             n_failed=work.n_failed,
             n_passes=work.n_passes,
+            is_productive=work.is_productive,
             cut_bytes=work.cut_bytes,
         )
         work.is_listed, work.failed, work.n_failed, work.cut_bytes = True, set(), 0, None
@@ -279,6 +307,7 @@ class SlicePlan:
         self._n_bytes += outcome.n_bytes
         add_failures(self._failures, outcome.failures)
         self._n_failed += outcome.n_failed
+        self._doubts |= outcome.doubts
         node = self._nodes[done.key]
         node.n_running -= 1
         node.work.put_back(outcome.rest)
@@ -314,6 +343,10 @@ class SlicePlan:
             elif node.work.cut_bytes is None:
                 above.work.emptied.append((node.name, node.work.n_passes))
             key = node.parent
+
+    def doubts(self) -> frozenset[int]:
+        """The errnos of failures that may have been the server's, and not the entries'."""
+        return self._doubts
 
     def note(self, entered: Iterable[Entered]) -> None:
         """Remember directories of others for the next reap, as many as a record has room for."""

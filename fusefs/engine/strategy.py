@@ -37,6 +37,8 @@ class Strategy(NamedTuple):
     by_inode     unlink in the order of inode numbers: ext4 lists in the order of hashes, and finds inodes by number
     splits       two workers in one flat directory are faster than one: what the directory's lock does not cover
                  is a large part of the work
+    looks_ahead  names are looked up before they are unlinked: the kernel lets one process at a time unlink in a
+                 directory and find the name there, but as many as like look for names
     tells_types  listings tell types; where not, what unlink calls a directory is one
     group_shift  two workers in one allocation group stand in each other's way; how many low bits of an inode's
                  number are its place in its group
@@ -50,6 +52,7 @@ class Strategy(NamedTuple):
     window_chars: int
     by_inode: bool
     splits: bool
+    looks_ahead: bool
     tells_types: bool
     group_shift: int | None
     afterwork: float
@@ -88,6 +91,7 @@ def choose(kernel: Kernel, container: Fd, n_workers: int | None = None) -> Strat
         window_chars=_ROOM_CHARS // most**2,
         by_inode=by_inode,
         splits=by_inode or magic in _NETWORK,
+        looks_ahead=workers is Workers.THREADS,
         tells_types=tells_types,
         group_shift=group_shift(kernel, container) if magic == XFS_MAGIC and most > 1 else None,
         afterwork=1.0 if magic == XFS_MAGIC else 0.0,

@@ -13,7 +13,7 @@ import signal
 import stat
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 
 from fusefs.core.identity import Identity
 from fusefs.linux import syscalls
@@ -266,6 +266,13 @@ class Kernel:
         """unlinkat."""
         self._hook("unlink")
         os.unlink(name, dir_fd=dir_fd)
+
+    def look_up_all(self, dir_fd: int, names: Iterable[str]) -> None:
+        """Let the kernel know names, so that what is done by them next need not find them first."""
+        for name in names:
+            self._hook("openat2")
+            with suppress(OSError):  # what is done next will say what is wrong
+                os.close(syscalls.openat2(dir_fd, os.fsencode(name), os.O_PATH | os.O_NOFOLLOW, syscalls.BENEATH))
 
     def unlink_all(self, dir_fd: int, names: Iterable[str]) -> Refused:
         """unlinkat of each name, one call a name; those that it refused, with the errno."""

@@ -17,6 +17,7 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.late_arrivals import LateArrivals
 from fusefs.reaper.remove_tree import NOTHING_SPECIAL, RemovalWishes, remove_contents
+from fusefs.reaper.server_outage import ServerOutage, ServerWasAway, may_be_away
 from fusefs.store.claim import ClaimLost, claim, hold
 from fusefs.store.container import HeldContainer, dissolve, move, rewrite
 from fusefs.store.layout import UserFolder
@@ -27,6 +28,7 @@ from fusefs.store.stage import restock
 
 _NAME_MAX_BYTES = 4000
 _NAMES_MAX_BYTES = 16_000
+_NOTHING = Report(0, (), 0)
 
 
 def reap(
@@ -38,39 +40,119 @@ def reap(
     """Reap an orphan, or finish one that a killed reaper left; to be run as the folder's owner.
 
     is_meant  asked about an orphan's record when it is ours: its owner may have pinned it meanwhile
-    If it is stopped the orphan stays in reaping/, where the next reap goes on.
-    Raises  BadRecord; NoBacking if it is seen through a mount of ours; OSError of the container itself
+    If it is stopped, or the server stays away, the orphan stays in reaping/, where the next reap goes on.
+    Raises  BadRecord; ServerAway; NoBacking if it is seen through a mount of ours; OSError of the container itself
     """
-    refuse_mounted(folder.store.kernel, folder.fd)
-    try:
-        held = with_room(folder, FOR_REAPER, lambda: claim(folder, State.ORPHANS, container, is_meant))
-        is_whole = held is not ClaimLost.GONE
-        if held is ClaimLost.GONE:
-            held = hold(folder, State.REAPING, container)
-        if held is ClaimLost.GONE:
-            held = claim(folder, State.QUARANTINE, container)
-    except FileNotFoundError as error:
-        raise BadRecord(container) from error
-    if isinstance(held, ClaimLost):
-        return Reaped(container, held.value, Report(0, (), 0))
-    with held:
-        seen = _survey(folder.store.kernel, held.fd, wishes)
-        kernel, left_bytes = folder.store.kernel, 0
-        given = LateArrivals(kernel, held.fd, folder.uid, held.record, without_doubt=wishes.without_doubt)
-        report, entered = remove_contents(kernel, held.fd, given, wishes)
-        if report.stopped:
-            if entered:
-                with suppress(OSError):  # a full volume has no room: they are in doubt then
-                    rewrite(held, held.record._replace(entered=_with_those_before(entered, held.record)))
-            return Reaped(container, None, report, seen)
-        if report.n_failed == 0:
-            report = _with_known_size(_retire(held, report), held.record, is_whole=is_whole)
-        if report.n_failed:
-            if wishes.waits:
-                left_bytes = survey(folder.store.kernel, held.fd).n_bytes
-            _set_aside(held, report, entered)
-    restock(folder)
-    return Reaped(container, None, report, seen, left_bytes)
+    return _ReapRun(folder, container, wishes, is_meant).run()
+
+
+class _ReapRun:
+    """One reap: as many claims as it takes, one after each time that the server was away."""
+
+    def __init__(
+        self,
+        folder: UserFolder,
+        container: ContainerId,
+        wishes: RemovalWishes,
+        is_meant: Callable[[Record], bool],
+    ) -> None:
+        self._folder = folder
+        self._kernel = folder.store.kernel
+        self._container = container
+        self._wishes = wishes
+        self._is_meant = is_meant
+        self._outage = ServerOutage(self._kernel, wishes.outage, wishes.ends)
+        self._has_server = may_be_away(self._kernel, folder.fd)
+        self._is_whole = False
+        self._is_emptied = False
+        self._seen: Survey | None = None
+        self._entered: tuple[Entered, ...] = ()
+        self._before = self._removed_now = _NOTHING._replace(n_bytes=0)
+
+    def run(self) -> Reaped:
+        while True:
+            try:
+                reaped = self._claim_and_remove()
+            except ServerWasAway as away:
+                self._before = _sum(self._before, away.report)
+                self._entered = (*away.entered, *self._entered)
+                continue
+            except OSError as error:
+                if not self._has_server:
+                    raise
+                goes_on = self._outage.wait_after(error, self._folder.fd)
+                self._before = _sum(self._before, self._removed_now)._replace(failures=(), n_failed=0)
+                if not goes_on:
+                    stopped = self._before._replace(stopped=True)
+                    return Reaped(self._container, None, stopped, self._seen)
+                continue
+            if reaped.lost is None:
+                self._outage.has_gone_on()
+            return reaped._replace(report=_sum(self._before, reaped.report))
+
+    def _claim_and_remove(self) -> Reaped:
+        folder, wishes = self._folder, self._wishes
+        self._removed_now = _NOTHING._replace(n_bytes=0)
+        refuse_mounted(self._kernel, folder.fd)
+        held = self._hold()
+        if isinstance(held, ClaimLost):
+            if held is ClaimLost.GONE and self._is_emptied:
+                return Reaped(self._container, None, _NOTHING, self._seen)
+            return Reaped(self._container, held.value, _NOTHING, self._seen)
+        left_bytes = 0
+        with held:
+            held = held._replace(record=_with_entered(held.record, self._entered))
+            if self._seen is None:
+                self._seen = _survey(self._kernel, held.fd, wishes)
+            given = LateArrivals(self._kernel, held.fd, folder.uid, held.record, without_doubt=wishes.without_doubt)
+            report, entered = remove_contents(self._kernel, held.fd, given, wishes, self._outage)
+            self._removed_now = report
+            if report.stopped:
+                if entered:
+                    with suppress(OSError):  # a full volume has no room: they are in doubt then
+                        rewrite(held, _with_entered(held.record, entered))
+                return Reaped(self._container, None, report, self._seen)
+            if report.n_failed == 0:
+                self._is_emptied = True
+                report = _with_known_size(_retire(held, report), held.record, is_whole=self._is_whole)
+            if report.n_failed:
+                if wishes.waits:
+                    left_bytes = survey(self._kernel, held.fd).n_bytes
+                _set_aside(held, report, entered)
+        restock(folder)
+        return Reaped(self._container, None, report, self._seen, left_bytes)
+
+    def _hold(self) -> HeldContainer | ClaimLost:
+        folder, container = self._folder, self._container
+        try:
+            held = with_room(folder, FOR_REAPER, lambda: claim(folder, State.ORPHANS, container, self._is_meant))
+            self._is_whole |= held is not ClaimLost.GONE
+            if held is ClaimLost.GONE:
+                held = hold(folder, State.REAPING, container)
+            if held is ClaimLost.GONE:
+                held = claim(folder, State.QUARANTINE, container)
+        except FileNotFoundError as error:
+            if self._is_emptied and self._drop_empty():
+                return ClaimLost.GONE
+            raise BadRecord(container) from error
+        return held
+
+    def _drop_empty(self) -> bool:
+        """Whether what has lost its record was ours, which we had emptied, and is gone now. Raises  OSError"""
+        try:
+            with self._folder.open(State.REAPING) as reaping:
+                self._kernel.rmdir(reaping, self._container.encode())
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            return error.errno == errno.ENOENT
+        return True
+
+
+def _sum(before: Report, report: Report) -> Report:
+    """A report with what was removed before; its failures are all that count."""
+    n_bytes = None if report.n_bytes is None or before.n_bytes is None else report.n_bytes + before.n_bytes
+    return report._replace(removed=before.removed + report.removed, n_bytes=n_bytes)
 
 
 def _survey(kernel: Kernel, container: Fd, wishes: RemovalWishes) -> Survey | None:
@@ -115,16 +197,17 @@ def _within(failures: Iterable[Failure], size_bytes: int) -> Iterator[Failure]:
         yield failure._replace(name=name)
 
 
-def _with_those_before(entered: tuple[Entered, ...], record: Record) -> tuple[Entered, ...]:
-    """What this reap noted, and what those before it had and it did not come to."""
+def _with_entered(record: Record, entered: tuple[Entered, ...]) -> Record:
+    """A record with what this reap noted, and what those before it had and it did not come to."""
     noted = {one.handle for one in entered}
-    return (*entered, *(one for one in record.entered if one.handle not in noted))[:MAX_ENTERED]
+    kept = (*entered, *(one for one in record.entered if one.handle not in noted))[:MAX_ENTERED]
+    return record._replace(entered=kept)
 
 
 def _set_aside(held: HeldContainer, report: Report, entered: tuple[Entered, ...]) -> None:
     failures = tuple(_within(ours_first(report.failures), _NAMES_MAX_BYTES))
     with suppress(OSError):
         # On a full volume the reasons may find no room; the quarantine itself needs none.
-        noted = _with_those_before(entered, held.record)
-        held = rewrite(held, held.record._replace(failures=failures, entered=noted, partial=True, size=None))
+        noted = _with_entered(held.record, entered)
+        held = rewrite(held, noted._replace(failures=failures, partial=True, size=None))
     move(held, State.QUARANTINE)

@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeVar
 from fusefs.core.names import join
 from fusefs.core.record import MAX_ENTERED, Entered, Failure
 from fusefs.core.report import CAME_IN, add_failures
-from fusefs.core.slice_budget import NAMES_AT_ONCE, SliceBudget
+from fusefs.core.slice_budget import NamesPerLook, SliceBudget
 from fusefs.core.slices import (
     MAX_FAILED_NAMES,
     MAX_PASSES,
@@ -32,7 +32,7 @@ from fusefs.core.slices import (
     raw,
     unpack,
 )
-from fusefs.engine.strategy import Strategy, in_order
+from fusefs.engine.strategy import Strategy, Workers, in_order
 from fusefs.engine.xfs_groups import AllocationGroups
 from fusefs.linux.directory_metadata import thaw
 from fusefs.linux.fd import Fd
@@ -40,10 +40,11 @@ from fusefs.linux.kernel import Kernel
 from fusefs.reaper.inner_store_stop import InnerStores
 from fusefs.reaper.large_files import LargeFiles
 from fusefs.reaper.late_arrivals import LateArrivals
+from fusefs.reaper.server_outage import CUT_OFF, DOUBTFUL, asked
 from fusefs.store.backing_and_mount import DIRECTORY
 from fusefs.store.layout import HOISTED
 
-_CHUNK = 1024
+_CHUNK, _SERVERS_CHUNK = 1024, 128
 _MOST_FRAMES = 400
 """Where directories can't be renamed up (another project or subvolume in the tree) fds are what bounds the depth."""
 _LOOKED_AT = os.O_PATH | os.O_NOFOLLOW
@@ -59,6 +60,7 @@ class SliceRemover(NamedTuple):
     groups        the filesystem's allocation groups, where workers had better not meet in one
     inner_stores  which directories of it are stores that stay
     by_force      flags (immutable, append-only) that forbid something are taken off: an administrator asked for it
+    has_server    it is a server that keeps it all, which may be away
     """
 
     kernel: Kernel
@@ -68,6 +70,7 @@ class SliceRemover(NamedTuple):
     given: LateArrivals
     inner_stores: InnerStores
     by_force: bool = False
+    has_server: bool = False
 
     def run(self, work: Slice, budget: SliceBudget) -> RemovalSliceResult:
         """Do a slice. Raises nothing: what the kernel refuses is in the outcome."""
@@ -83,6 +86,7 @@ class _Frame:
     path: bytes
     work: SliceWork
     is_opened_up: bool = False
+    is_listed_by_fd: bool = False
 
 
 class _RemovalRun:
@@ -96,14 +100,20 @@ class _RemovalRun:
         self._given = remover.given
         self._inner_stores = remover.inner_stores
         self._groups = remover.groups
+        self._has_server = remover.has_server
         self._slice = work
         self._large = LargeFiles(remover.kernel, budget) if budget.is_paced() else None
-        self._frames = [_Frame("", Fd(work.fd), work.path, work.work)]
+        self._frames = [_Frame("", Fd(work.fd), work.path, work.work, is_listed_by_fd=True)]
+        self._looks_ahead = work.is_shared and self._strategy.looks_ahead and self._large is None
+        self._per_look = NamesPerLook(budget.seconds)
         self._began_at = time.monotonic()
         self._ends_at = self._began_at + budget.seconds
         self._removed = 0
         self._failures: list[Failure] = []
         self._n_failed = 0
+        self._doubts: set[int] = set()
+        self._away = 0
+        self._has_asked = False
         self._hoisted: list[str] = []
         self._made_hoisted = False
         self._entered: list[Entered] = []
@@ -128,12 +138,14 @@ class _RemovalRun:
             self._made_hoisted,
             tuple(self._entered),
             time.monotonic() - self._began_at,
+            self._away,
+            frozenset(self._doubts),
         )
 
     def _is_over(self) -> bool:
-        """Whether the slice has done what it may."""
+        """Whether the slice has done what it may, or nobody answers."""
         is_spent = self._large is not None and self._large.is_spent(self._removed)
-        return is_spent or time.monotonic() >= self._ends_at
+        return is_spent or self._away != 0 or time.monotonic() >= self._ends_at
 
     def _step(self) -> bool:
         """Do the next thing; whether the slice is done."""
@@ -145,11 +157,7 @@ class _RemovalRun:
         elif work.emptied:
             self._rmdir_or_enter(frame, *work.emptied.pop())
         elif work.names:
-            # From the end, where taking away costs nothing; the listing put the first ones there.
-            names = work.names[: -NAMES_AT_ONCE - 1 : -1]
-            del work.names[-NAMES_AT_ONCE:]
-            with self._groups.alone_in(frame.fd):
-                self._unlink(frame, names)
+            self._unlink_some(frame)
         elif work.bundles:
             work.names = unpack(work.bundles.pop())
         elif work.subdirs:
@@ -165,6 +173,18 @@ class _RemovalRun:
         return False
 
     # Files.
+
+    def _unlink_some(self, frame: _Frame) -> None:
+        """Unlink as many names as may go before the next look at the clock."""
+        # From the end, where taking away costs nothing; the listing put the first ones there.
+        n, began_at = self._per_look.n, time.monotonic()
+        names = frame.work.names[: -n - 1 : -1]
+        del frame.work.names[-n:]
+        if self._looks_ahead and len(self._frames) == 1:
+            self._kernel.look_up_all(frame.fd, names)
+        with self._groups.alone_in(frame.fd):
+            self._unlink(frame, names)
+        self._per_look.took(len(names), time.monotonic() - began_at)
 
     def _unlink(self, frame: _Frame, names: list[str]) -> None:
         if self._large is not None:
@@ -273,7 +293,8 @@ class _RemovalRun:
         """Remove a directory without a look into it, whether it is empty is the kernel's to say; whether it went."""
         try:
             self._kernel.rmdir(frame.fd, raw(name))
-        except OSError:
+        except OSError as error:
+            self._is_outage(error.errno)
             return False
         self._removed += 1
         frame.work.is_productive = True
@@ -313,19 +334,27 @@ class _RemovalRun:
     def _list(self, frame: _Frame) -> None:
         """Find what is to be done in a directory; in a large one only as much as memory allows."""
         work = frame.work
-        work.is_productive = False
+        was_productive, work.is_productive = work.is_productive, False
         # Those that are not remembered by name are at the front, as nothing before them is left.
         n_passed = work.n_failed if work.n_failed > MAX_FAILED_NAMES else 0
+        is_remote = self._strategy.workers is Workers.THREADS
+        # Not for ever in parts, where names are told that nothing has.
+        until_s = self._ends_at if is_remote and work.n_passes < MAX_PASSES else None
         try:
-            with self._kernel.scan(frame.fd) as entries:
-                found = _read_window(islice(entries, n_passed, None), work.failed, self._strategy)
+            with ExitStack() as owned:
+                # Some servers tell an open directory's names once. Nor is their listing waited for to its end.
+                again = is_remote and frame.is_listed_by_fd
+                fd = owned.enter_context(self._kernel.open_dir(frame.fd)) if again else frame.fd
+                frame.is_listed_by_fd = True
+                entries = islice(owned.enter_context(self._kernel.scan(fd)), n_passed, None)
+                found = _read_window(entries, work.failed, self._strategy, until_s)
         except OSError as error:
             work.is_listed = True
             self._fail(frame, "", error.errno or errno.EIO, "getdents")
             return
         work.bundles += pack(found.names)
         work.subdirs += found.subdirs
-        work.n_passes += found.is_all
+        work.n_passes += found.is_all or (until_s is not None and not was_productive)
         work.is_listed = found.is_all
 
     def _leave(self, frame: _Frame) -> None:
@@ -383,7 +412,8 @@ class _RemovalRun:
             with deep:
                 if not self._given.is_own(deep):
                     return False
-        except OSError:
+        except OSError as error:
+            self._is_outage(error.errno)
             return False
         try:
             with self._kernel.open_dir(self._container, HOISTED) as hoisted:
@@ -432,12 +462,23 @@ class _RemovalRun:
 
     def _fail(self, frame: _Frame, name: str, number: int, call: str, way: bytes = b"") -> None:
         """Note a failure of an entry, or (without a name) of the directory itself. way: to what is told instead"""
+        if self._is_outage(number):
+            return
         self._n_failed += 1
+        if self._has_server and number in CUT_OFF | DOUBTFUL:
+            self._doubts.add(number)
         if name:
             frame.work.fail(name)
         else:
             frame.work.n_failed += 1
         add_failures(self._failures, [Failure(join(frame.path, way or raw(name)), number, call)])
+
+    def _is_outage(self, number: int | None) -> bool:
+        """Whether it is the server that does not answer, and not the entry that can't be had."""
+        if self._has_server and number in CUT_OFF | DOUBTFUL and not self._has_asked:
+            self._has_asked = True  # in a slice that is short
+            self._away = asked(self._kernel, self._container)
+        return self._away != 0
 
 
 class _DirectoryWindow(NamedTuple):
@@ -453,8 +494,14 @@ class _DirectoryWindow(NamedTuple):
     is_all: bool
 
 
-def _read_window(entries: Iterator[os.DirEntry[str]], passed: Collection[str], strategy: Strategy) -> _DirectoryWindow:
-    """The first entries that are not passed over: bounded by their number, and by the length of their names."""
+def _read_window(
+    entries: Iterator[os.DirEntry[str]], passed: Collection[str], strategy: Strategy, until_s: float | None
+) -> _DirectoryWindow:
+    """The first entries that are not passed over: bounded by their number, by the length of their names, and by time.
+
+    until_s  monotonic; some are read in any case
+    """
+    size = _CHUNK if until_s is None else _SERVERS_CHUNK
     if passed:
         entries = (entry for entry in entries if entry.name not in passed)
     names: list[str] = []
@@ -463,7 +510,7 @@ def _read_window(entries: Iterator[os.DirEntry[str]], passed: Collection[str], s
     n_chars = 0
     # Entries are let go of chunk by chunk: each takes as much memory as four names.
     while len(names) + len(subdirs) < strategy.window and n_chars < strategy.window_chars:
-        chunk = list(islice(entries, _CHUNK))
+        chunk = list(islice(entries, size))
         files = [e for e in chunk if not e.is_dir(follow_symlinks=False)] if strategy.tells_types else chunk
         if len(files) < len(chunk):
             subdirs += [e.name for e in chunk if e.is_dir(follow_symlinks=False)]
@@ -472,7 +519,7 @@ def _read_window(entries: Iterator[os.DirEntry[str]], passed: Collection[str], s
         n_chars += sum(map(len, found))
         if strategy.by_inode:
             inos += [e.inode() for e in files]
-        if len(chunk) < _CHUNK:
+        if len(chunk) < size or (until_s is not None and time.monotonic() >= until_s):
             break
     return _DirectoryWindow(in_order(names, inos, by_inode=strategy.by_inode), subdirs, next(entries, None) is None)
 

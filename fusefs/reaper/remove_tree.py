@@ -22,6 +22,7 @@ from fusefs.linux.pressure import DeviceQueue
 from fusefs.reaper.inner_store_stop import InnerStores
 from fusefs.reaper.late_arrivals import LateArrivals
 from fusefs.reaper.remove_slice import SliceRemover
+from fusefs.reaper.server_outage import CUT_OFF, OutageWishes, ServerOutage, ServerWasAway, may_be_away
 from fusefs.store.layout import HOISTED, TREE
 
 
@@ -39,6 +40,7 @@ class RemovalWishes(NamedTuple):
     counted    told what there is before anything is removed; None: it is not counted, which costs a stat a file
     counting   told how the counting goes
     waits      the caller will wait for the space: count, and look for what snapshots share too
+    outage     how long a server that does not answer is waited for
     """
 
     n_workers: int | None = None
@@ -52,38 +54,61 @@ class RemovalWishes(NamedTuple):
     counted: Callable[[Survey], None] | None = None
     counting: Progress = lambda _entries, _bytes: None
     waits: bool = False
+    outage: OutageWishes = OutageWishes()
+
+    def ends(self) -> bool:
+        """Whether it is to end where there is nothing to be brought to an end first."""
+        return self.stops() or self.parks()
 
 
 NOTHING_SPECIAL = RemovalWishes()
 
 
 def remove_contents(
-    kernel: Kernel, container: Fd, given: LateArrivals, wishes: RemovalWishes = NOTHING_SPECIAL
+    kernel: Kernel,
+    container: Fd,
+    given: LateArrivals,
+    wishes: RemovalWishes = NOTHING_SPECIAL,
+    outage: ServerOutage | None = None,
 ) -> tuple[Report, tuple[Entered, ...]]:
     """Remove `tree` and `hoisted` of a container, as far as that was given, going on after failures.
 
+    outage   of the reap that this is a part of
     Returns  what was done; and what `given` has to be told of the next time
     Raises  nothing for an entry: its failure is in the report. What is created meanwhile is removed too.
+            ServerWasAway: it is to be called again, with the container opened anew; ServerAway, OSError
     """
     with ExitStack() as owned:
-        return _Removal(kernel, container, given, wishes, owned).run()
+        outage = outage or ServerOutage(kernel, wishes.outage, wishes.ends)
+        return _Removal(kernel, container, given, wishes, outage, owned).run()
 
 
 class _Removal:
     """One removal under way."""
 
     def __init__(
-        self, kernel: Kernel, container: Fd, given: LateArrivals, wishes: RemovalWishes, owned: ExitStack
+        self,
+        kernel: Kernel,
+        container: Fd,
+        given: LateArrivals,
+        wishes: RemovalWishes,
+        outage: ServerOutage,
+        owned: ExitStack,
     ) -> None:
         self._kernel = kernel
         self._container = container
         self._strategy = strategy = choose(kernel, container, wishes.n_workers)
         self._given = given
         self._wishes = wishes
+        self._outage = outage
+        self._away = 0
         self._owned = owned
         groups = owned.enter_context(AllocationGroups(kernel, strategy.group_shift))
         inner_stores = InnerStores(kernel, container, with_stores=wishes.with_stores)
-        self._remover = SliceRemover(kernel, container, strategy, groups, given, inner_stores, wishes.by_force)
+        has_server = may_be_away(kernel, container)
+        self._remover = SliceRemover(
+            kernel, container, strategy, groups, given, inner_stores, wishes.by_force, has_server=has_server
+        )
         self._plan = SlicePlan(strategy.n_workers, splits_names=strategy.splits)
         queue = DeviceQueue(container)
         self._pace = SlicePace(wishes.pace, queue.is_busy, strategy.afterwork)
@@ -100,10 +125,20 @@ class _Removal:
         self._plan.add(self._container, b"", SliceWork(names=names))
         SliceRunner(self._plan, self._remover, self._strategy, self._pace, self._is_stopped, self._done).run()
         stopped = not self._plan.is_dry()
+        doubts = frozenset() if stopped else self._plan.doubts()
+        number = self._away or min(doubts & CUT_OFF, default=0)
+        if number or doubts:
+            goes_on = self._outage.wait(number, self._container) if number else self._outage.wait_in_doubt()
+            if goes_on:
+                raise ServerWasAway(*self._end(stopped=True))
+            stopped = number != 0 or self._wishes.ends()
         if self._hoisted is not None and not stopped:
             with suppress(OSError):  # what failed in there is told already
                 self._kernel.rmdir(self._container, HOISTED)
                 self._plan.count(1)
+        return self._end(stopped=stopped)
+
+    def _end(self, *, stopped: bool) -> tuple[Report, tuple[Entered, ...]]:
         report = self._plan.report(paced=self._pace.was_always_limited, stopped=stopped)
         self._note(self._plan.fds())
         return report, self._plan.entered()
@@ -124,7 +159,7 @@ class _Removal:
 
     def _is_stopped(self) -> bool:
         """Whether it is to end here."""
-        return self._wishes.stops() or (self._wishes.parks() and not self._plan.is_cutting())
+        return self._away != 0 or self._wishes.stops() or (self._wishes.parks() and not self._plan.is_cutting())
 
     def _done(self, work: Slice, outcome: RemovalSliceResult) -> None:
         for fd, has_failed in self._plan.done(work, outcome):
@@ -136,6 +171,9 @@ class _Removal:
                 self._open_hoisted()
             if self._hoisted is not None:
                 self._plan.push(self._hoisted, outcome.hoisted)
+        if outcome.removed:
+            self._outage.has_gone_on()
+        self._away = self._away or outcome.away
         self._wishes.progress(outcome.removed, outcome.n_bytes)
 
     def _close(self) -> None:

@@ -17,7 +17,7 @@ from typing import NamedTuple, assert_never
 
 import msgspec
 
-from fusefs.core.errors import BadRecord, TrashdError
+from fusefs.core.errors import BadRecord, ServerAway, TrashdError
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, is_container_id
 from fusefs.core.report import Reaped, keeps_for_its_owner
@@ -27,6 +27,7 @@ from fusefs.engine.count_tree import survey
 from fusefs.linux.boot_id import boot_id
 from fusefs.reaper.reap import reap
 from fusefs.reaper.remove_tree import RemovalWishes
+from fusefs.reaper.server_outage import SERVICE_LIMIT_S, OutageWishes
 from fusefs.service.due_queue import DueContainer
 from fusefs.service.messages import (
     MESSAGE_MAX,
@@ -83,6 +84,7 @@ class Child:
         self._is_stopped = False
         self._sums = Heartbeat(0, 0, 0.0)
         self._told_at = 0.0
+        self._away_since_s: float | None = None
         self._listing = _NOTHING
 
     def serve(self) -> None:
@@ -211,13 +213,29 @@ class Child:
                 seen = self._read(folder, container, State.ORPHANS) or self._read(folder, container, State.REAPING)
                 origin = seen.origin if seen is not None else None
                 wishes = RemovalWishes(pace=self, stops=self._stops, parks=self._parks, by_force=order.by_force)
+                wishes = wishes._replace(outage=self._outage())
                 ended = _ended(reap(folder, container, wishes, lambda record: record.retention_s == chosen.retention_s))
-        except BadRecord as error:
+        except (BadRecord, ServerAway) as error:
             ended = OrphanEnded(container, error=error.message()[:_TOLD_CHARS], errno=error.errno)
         except OSError as error:
             ended = OrphanEnded(container, error=str(error.strerror), errno=error.errno or errno.EIO)
+        if not ended.stopped:
+            self._is_away(None)
         self._say(self._sums)  # what it did is known before it is told
         return msgspec.structs.replace(ended, origin=origin, seconds=time.monotonic() - began)
+
+    def _outage(self) -> OutageWishes:
+        """How long a server is waited for: no longer because others had their turns meanwhile."""
+        since_s = self._away_since_s
+        limit_s = SERVICE_LIMIT_S if since_s is None else max(since_s + SERVICE_LIMIT_S - time.monotonic(), 0.0)
+        return OutageWishes(limit_s, self._is_away, self.wait)
+
+    def _is_away(self, number: int | None) -> None:
+        if number is None:
+            self._away_since_s = None
+        elif self._away_since_s is None:
+            self._away_since_s = time.monotonic()
+        self._sums = msgspec.structs.replace(self._sums, away=number or 0)
 
     def _measure(self, base: bytes, container: ContainerId) -> Measured:
         with self._in(base) as folder:
@@ -245,7 +263,12 @@ class Child:
     def done(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
         """Sum up for the next beat."""
         sums = self._sums
-        self._sums = Heartbeat(sums.n_entries + n_entries, sums.n_bytes + n_bytes, sums.busy_s + busy_s)
+        self._sums = msgspec.structs.replace(
+            sums,
+            n_entries=sums.n_entries + n_entries,
+            n_bytes=sums.n_bytes + n_bytes,
+            busy_s=sums.busy_s + busy_s,
+        )
 
     def wait(self, seconds: float) -> None:
         """Wait that long, or until the service says something."""

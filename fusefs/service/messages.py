@@ -76,11 +76,13 @@ class Heartbeat(msgspec.Struct, tag=True):
     """I am alive: what was done since the child began.
 
     busy_s  the sum of the workers' times
+    away    why the filesystem's server can't be asked at the moment, as an errno; it is waited for
     """
 
     n_entries: Count
     n_bytes: Count
     busy_s: float
+    away: Count = 0
 
 
 class Tended(msgspec.Struct, tag=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import math
+import os
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
@@ -21,6 +22,7 @@ from fusefs.core.slice_budget import HOLD, Speed
 from fusefs.engine.pressure_pacer import PressurePacer
 from fusefs.linux.act_as_user import person
 from fusefs.linux.subuid import read_subordinates
+from fusefs.reaper.server_outage import CUT_OFF
 from fusefs.service.child_answers import ChildAnswers
 from fusefs.service.child_handle import ChildGone, ChildHandle
 from fusefs.service.fair_turns import FairTurns
@@ -133,7 +135,12 @@ class WorkSession:
 
     def why(self) -> str:
         """Why it is so fast as it is: a short sentence for people."""
-        return self._pacer.why()
+        away = self._away()
+        return f"waiting for the server: {os.strerror(away)}" if away else self._pacer.why()
+
+    def _away(self) -> int:
+        """Why a child waits for the filesystem's server, as an errno; 0: none does."""
+        return next((child.sums.away for child in self._children.values() if child.sums.away), 0)
 
     def pressure(self) -> Pressure:
         """How busy the disk and the machine were when that was measured last."""
@@ -383,12 +390,18 @@ class WorkSession:
 
     async def _look_around(self) -> None:
         """Look at what no child tells: free space, new users."""
+        has_failed = False
         while True:
             try:
                 await self._look_at_space()
                 await self._tells.around()
+                has_failed = False
             except OSError as error:
-                self._intake.volume_failed(error.errno or errno.EIO, "looking around")
+                # A child that reaps meets it too, by the next look at the latest, and waits for the server.
+                is_waited_for = error.errno in CUT_OFF and (self._away() or (self._busy and not has_failed))
+                has_failed = True
+                if not is_waited_for:
+                    self._intake.volume_failed(error.errno or errno.EIO, "looking around")
             self.wake()
             await trio.sleep(_AROUND_LEAST_S)
             with trio.move_on_after(_AROUND_S - _AROUND_LEAST_S):

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from fusefs.core.names import join
 from fusefs.core.report import Stops
 from fusefs.core.selection import Matcher
-from fusefs.core.slice_budget import NAMES_AT_ONCE, SliceBudget
+from fusefs.core.slice_budget import NamesPerLook, SliceBudget
 from fusefs.core.sweep_result import SweepSums
 from fusefs.engine.xfs_groups import AllocationGroups
 from fusefs.linux.batched_calls import look_at_all
@@ -72,6 +72,7 @@ class _SweepRun:
         self._budget = budget
         self._began_at = time.monotonic()
         self._ends_at = self._began_at + budget.seconds
+        self._per_look = NamesPerLook(budget.seconds)
         self._tally = SliceCounts(work.most)
         self._chooser = Chooser(worker.kernel, worker.root, worker.matcher, worker.action, worker.way, self._tally)
         self._ways = owned.enter_context(DeepOpeners(worker.kernel))
@@ -293,13 +294,14 @@ class _SweepRun:
                 inode = job.inode or identify(self._kernel, sides.fd)
                 self._jobs.append(job._replace(names=names, inode=inode))
                 return
-            n = NAMES_AT_ONCE
+            n, began_at = self._per_look.n, time.monotonic()
             if self._budget.n_entries is not None:
                 done = self._tally.sums
                 n = max(1, min(n, self._budget.n_entries - done.n_done - done.n_inside))
             some = names[: -n - 1 : -1]
             del names[-n:]
             names += self._act(job, some, sides)[::-1]
+            self._per_look.took(len(some), time.monotonic() - began_at)
 
     def _act(self, job: Job, names: list[str], sides: BackingAndMount) -> list[str]:
         """Act on some names; those that have to be offered again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import signal
@@ -16,6 +17,7 @@ import pytest
 from fusefs.core.service_status import VolumePhase
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME
 from tests.support.fuse_eio import broken_volume
+from tests.support.fuse_slow import slow_volume
 from tests.support.many_files import fill
 from tests.support.real_filesystems import full, loop_volume, mount_of, tmpfs_volume
 from tests.support.reap_process import state_of
@@ -233,6 +235,25 @@ def _fill_up(directory: Path) -> None:
                 file.write(bytes(4096))
         except OSError:
             return
+
+
+# A server that is away
+
+
+@pytest.mark.needs("fuse")
+@pytest.mark.parametrize("what", ["", "f"], ids=["all-of-it", "some-of-it"])
+def test_server_that_is_away_for_a_while_is_waited_for_and_that_is_said(what: str) -> None:
+    with tmpfs_volume() as source, slow_volume(source, 0) as slow, places() as base:
+        init(slow.path)
+        identifier = swap(fill(slow.path / "large", 300), options=EXPIRED).id
+        with service(base, slow.path, config=SLOWLY) as running:
+            running.until(lambda: slow.n_messages.get("unlink", 0) > 20)
+            slow.refuse(errno.ENOTCONN, what)
+            running.until(lambda: "waiting for the server: Transport" in running.volume(slow.path).why)
+            slow.refuse(0)
+            running.until(lambda: is_gone(source, identifier))
+        assert not {"broken", "quarantined"} & set(events(base))
+        assert_silent(slow.path)
 
 
 # A volume that hangs

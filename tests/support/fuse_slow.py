@@ -34,7 +34,9 @@ _HANG_LIMIT_S = 20.0
 _SIZE_BYTES = 4096
 _DELAY_US, _TTL_US, _DELAYS_ALL, _XATTRS, _N_UNDER_WAY, _MAX_UNDER_WAY, _HANGS, _NAME = 0, 8, 16, 20, 24, 28, 32, 36
 _NAME_SIZE = 260
-_COUNTERS = _NAME + _NAME_SIZE
+_REFUSAL = _NAME + _NAME_SIZE
+_REFUSED_NAME = _REFUSAL + 4
+_COUNTERS = _REFUSED_NAME + _NAME_SIZE
 _COUNTER = struct.Struct("=24sQ")
 
 
@@ -103,12 +105,21 @@ class SlowVolume:
         if not 0 < len(encoded) < _NAME_SIZE:
             raise ValueError(name)
         self.go_on()
-        self._control[_NAME:_COUNTERS] = encoded.ljust(_NAME_SIZE, b"\0")
+        self._control[_NAME:_REFUSAL] = encoded.ljust(_NAME_SIZE, b"\0")
         struct.pack_into("=I", self._control, _HANGS, 1)
 
     def go_on(self) -> None:
         """Let everything go on that hangs."""
         struct.pack_into("=I", self._control, _HANGS, 0)
+
+    def refuse(self, number: int, name: str = "") -> None:
+        """Answer an errno from now on to all, or to what is about a name with this in it; 0: to nothing any more."""
+        encoded = os.fsencode(name)
+        if len(encoded) >= _NAME_SIZE:
+            raise ValueError(name)
+        struct.pack_into("=I", self._control, _REFUSAL, 0)
+        self._control[_REFUSED_NAME:_COUNTERS] = encoded.ljust(_NAME_SIZE, b"\0")
+        struct.pack_into("=I", self._control, _REFUSAL, number)
 
     def wait_until_hung(self, n: int = 1) -> None:
         """Wait for the next n requests that begin to hang.
@@ -172,6 +183,7 @@ def slow_volume(
         fuse = stack.enter_context(fuse_mount(argv, point, limit_s, stdio=theirs.fileno(), pass_fds=[shared]))
         slow = SlowVolume(fuse, source, control, hung)
         stack.callback(slow.go_on)
+        stack.callback(slow.refuse, 0)
         yield slow
 
 

@@ -30,7 +30,8 @@ static void slow_init(void *data, struct fuse_conn_info *connection)
 
 static void slow_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
-    begin(OP_lookup, parent, name);
+    if (begin(req, OP_lookup, parent, name))
+        return;
     reply_found(req, parent, name);
 }
 
@@ -50,7 +51,8 @@ static void slow_forget_multi(fuse_req_t req, size_t n, struct fuse_forget_data 
 static void slow_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *file)
 {
     (void)file;
-    begin(OP_getattr, ino, NULL);
+    if (begin(req, OP_getattr, ino, NULL))
+        return;
     reply_attributes(req, ino);
 }
 
@@ -82,7 +84,8 @@ static int set(fuse_ino_t ino, struct stat *wanted, int what, struct fuse_file_i
 
 static void slow_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *wanted, int what, struct fuse_file_info *file)
 {
-    begin(OP_setattr, ino, NULL);
+    if (begin(req, OP_setattr, ino, NULL))
+        return;
     if (set(ino, wanted, what, file))
         done(req, -1);
     else
@@ -92,7 +95,8 @@ static void slow_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *wanted, in
 static void slow_readlink(fuse_req_t req, fuse_ino_t ino)
 {
     char target[4097];
-    begin(OP_readlink, ino, NULL);
+    if (begin(req, OP_readlink, ino, NULL))
+        return;
     ssize_t size = readlinkat(fd_of(ino), "", target, sizeof target - 1);
     if (size < 0) {
         done(req, -1);
@@ -114,21 +118,24 @@ static void reply_made(fuse_req_t req, fuse_ino_t parent, const char *name, int 
 
 static void slow_mknod(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, dev_t number)
 {
-    begin(OP_mknod, parent, name);
+    if (begin(req, OP_mknod, parent, name))
+        return;
     act_as(req);
     reply_made(req, parent, name, mknodat(fd_of(parent), name, mode, number));
 }
 
 static void slow_mkdir(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode)
 {
-    begin(OP_mkdir, parent, name);
+    if (begin(req, OP_mkdir, parent, name))
+        return;
     act_as(req);
     reply_made(req, parent, name, mkdirat(fd_of(parent), name, mode));
 }
 
 static void slow_symlink(fuse_req_t req, const char *target, fuse_ino_t parent, const char *name)
 {
-    begin(OP_symlink, parent, name);
+    if (begin(req, OP_symlink, parent, name))
+        return;
     act_as(req);
     reply_made(req, parent, name, symlinkat(target, fd_of(parent), name));
 }
@@ -136,34 +143,39 @@ static void slow_symlink(fuse_req_t req, const char *target, fuse_ino_t parent, 
 static void slow_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t parent, const char *name)
 {
     char path[PATH_SIZE];
-    begin(OP_link, parent, name);
+    if (begin(req, OP_link, parent, name))
+        return;
     path_of(ino, path);
     reply_made(req, parent, name, linkat(AT_FDCWD, path, fd_of(parent), name, AT_SYMLINK_FOLLOW));
 }
 
 static void slow_unlink(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
-    begin(OP_unlink, parent, name);
+    if (begin(req, OP_unlink, parent, name))
+        return;
     done(req, unlinkat(fd_of(parent), name, 0));
 }
 
 static void slow_rmdir(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
-    begin(OP_rmdir, parent, name);
+    if (begin(req, OP_rmdir, parent, name))
+        return;
     done(req, unlinkat(fd_of(parent), name, AT_REMOVEDIR));
 }
 
 static void slow_rename(
     fuse_req_t req, fuse_ino_t parent, const char *name, fuse_ino_t new_parent, const char *new_name, unsigned flags)
 {
-    begin(OP_rename, parent, name);
+    if (begin(req, OP_rename, parent, name))
+        return;
     done(req, renameat2(fd_of(parent), name, fd_of(new_parent), new_name, flags));
 }
 
 static void slow_statfs(fuse_req_t req, fuse_ino_t ino)
 {
     struct statvfs st;
-    begin(OP_statfs, ino, NULL);
+    if (begin(req, OP_statfs, ino, NULL))
+        return;
     if (fstatvfs(fd_of(ino), &st)) {
         done(req, -1);
         return;

@@ -48,6 +48,8 @@ struct control {
     _Atomic uint32_t max_under_way;
     _Atomic uint32_t hangs; /* whether what has hung_name in its name hangs */
     char hung_name[260];
+    _Atomic uint32_t refusal; /* the errno that is answered to all, or to what has refused_name in its name; 0: none */
+    char refused_name[260];
     struct counter counters[N_OPERATIONS];
 };
 
@@ -61,8 +63,8 @@ int fd_of(fuse_ino_t ino);                          /* an O_PATH fd */
 void path_of(fuse_ino_t ino, char path[PATH_SIZE]); /* for calls that take no such fd */
 void forget(fuse_ino_t ino, uint64_t n_lookups);
 
-/* What every request goes through: begin, then one of the others, which end it. */
-void begin(enum operation operation, fuse_ino_t ino, const char *name);
+/* What every request goes through: begin, which may have answered it, then one of the others, which end it. */
+int begin(fuse_req_t req, enum operation operation, fuse_ino_t ino, const char *name);
 void end(void);
 void done(fuse_req_t req, int result); /* -1: errno is the answer */
 void reply_found(fuse_req_t req, fuse_ino_t parent, const char *name);

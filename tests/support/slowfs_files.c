@@ -13,7 +13,8 @@ struct listing {
 static void slow_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *file)
 {
     char path[PATH_SIZE];
-    begin(OP_open, ino, NULL);
+    if (begin(req, OP_open, ino, NULL))
+        return;
     path_of(ino, path);
     int fd = open(path, (file->flags & ~O_NOFOLLOW) | O_CLOEXEC);
     if (fd < 0) {
@@ -29,7 +30,8 @@ static void slow_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fil
 static void slow_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, struct fuse_file_info *file)
 {
     struct fuse_entry_param entry;
-    begin(OP_create, parent, name);
+    if (begin(req, OP_create, parent, name))
+        return;
     act_as(req);
     int fd = openat(fd_of(parent), name, file->flags | O_CREAT | O_NOFOLLOW | O_CLOEXEC, mode);
     act_as_root();
@@ -51,8 +53,9 @@ static void slow_create(fuse_req_t req, fuse_ino_t parent, const char *name, mod
 
 static void slow_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset, struct fuse_file_info *file)
 {
+    if (begin(req, OP_read, ino, NULL))
+        return;
     char *content = malloc(size);
-    begin(OP_read, ino, NULL);
     ssize_t n = content ? pread((int)file->fh, content, size, offset) : -1;
     if (n < 0) {
         done(req, -1);
@@ -66,7 +69,8 @@ static void slow_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset,
 static void slow_write(
     fuse_req_t req, fuse_ino_t ino, const char *content, size_t size, off_t offset, struct fuse_file_info *file)
 {
-    begin(OP_write, ino, NULL);
+    if (begin(req, OP_write, ino, NULL))
+        return;
     ssize_t n = pwrite((int)file->fh, content, size, offset);
     if (n < 0) {
         done(req, -1);
@@ -78,7 +82,8 @@ static void slow_write(
 
 static void slow_fsync(fuse_req_t req, fuse_ino_t ino, int is_data_only, struct fuse_file_info *file)
 {
-    begin(OP_fsync, ino, NULL);
+    if (begin(req, OP_fsync, ino, NULL))
+        return;
     done(req, is_data_only ? fdatasync((int)file->fh) : fsync((int)file->fh));
 }
 
@@ -102,7 +107,8 @@ static void close_listing(struct listing *listing)
 
 static void slow_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *file)
 {
-    begin(OP_opendir, ino, NULL);
+    if (begin(req, OP_opendir, ino, NULL))
+        return;
     struct listing *listing = calloc(1, sizeof *listing);
     int fd = openat(fd_of(ino), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (!listing || fd < 0 || !(listing->dir = fdopendir(fd))) {
@@ -140,8 +146,9 @@ static ssize_t fill(fuse_req_t req, struct listing *listing, char *buffer, size_
 static void slow_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset, struct fuse_file_info *file)
 {
     struct listing *listing = listing_of(file);
+    if (begin(req, OP_readdir, ino, NULL))
+        return;
     char *buffer = malloc(size);
-    begin(OP_readdir, ino, NULL);
     if (offset != listing->offset) {
         seekdir(listing->dir, offset);
         listing->ahead = NULL;
@@ -159,7 +166,8 @@ static void slow_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offs
 
 static void slow_fsyncdir(fuse_req_t req, fuse_ino_t ino, int is_data_only, struct fuse_file_info *file)
 {
-    begin(OP_fsyncdir, ino, NULL);
+    if (begin(req, OP_fsyncdir, ino, NULL))
+        return;
     int fd = dirfd(listing_of(file)->dir);
     done(req, is_data_only ? fdatasync(fd) : fsync(fd));
 }
@@ -194,7 +202,8 @@ static void slow_setxattr(
     fuse_req_t req, fuse_ino_t ino, const char *name, const char *value, size_t size, int flags)
 {
     char path[PATH_SIZE];
-    begin(OP_setxattr, ino, NULL);
+    if (begin(req, OP_setxattr, ino, NULL))
+        return;
     if (refuses_xattrs(req, ino))
         return;
     path_of(ino, path);
@@ -204,7 +213,8 @@ static void slow_setxattr(
 static void slow_removexattr(fuse_req_t req, fuse_ino_t ino, const char *name)
 {
     char path[PATH_SIZE];
-    begin(OP_removexattr, ino, NULL);
+    if (begin(req, OP_removexattr, ino, NULL))
+        return;
     if (refuses_xattrs(req, ino))
         return;
     path_of(ino, path);
@@ -228,7 +238,8 @@ static void reply_xattr(fuse_req_t req, char *value, size_t size, ssize_t n)
 static void slow_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size)
 {
     char path[PATH_SIZE];
-    begin(OP_getxattr, ino, NULL);
+    if (begin(req, OP_getxattr, ino, NULL))
+        return;
     if (refuses_xattrs(req, ino))
         return;
     path_of(ino, path);
@@ -239,7 +250,8 @@ static void slow_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size
 static void slow_listxattr(fuse_req_t req, fuse_ino_t ino, size_t size)
 {
     char path[PATH_SIZE];
-    begin(OP_listxattr, ino, NULL);
+    if (begin(req, OP_listxattr, ino, NULL))
+        return;
     if (refuses_xattrs(req, ino))
         return;
     path_of(ino, path);

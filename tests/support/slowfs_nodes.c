@@ -100,22 +100,25 @@ static void wait_us(uint64_t us)
         ;
 }
 
-/* Whether a request about a name, or about a node by the name that it has now, is to hang. */
-static int is_hung(fuse_ino_t ino, const char *name)
+/* Whether a request is about a name, or about a node by the name that it has now, with that in it. */
+static int is_about(fuse_ino_t ino, const char *name, const char *part)
 {
     char link[PATH_SIZE], path[4096];
-    if (!control->hangs)
-        return 0;
     if (!name) {
         path_of(ino, link);
         ssize_t size = readlink(link, path, sizeof path - 1);
         path[size < 0 ? 0 : size] = '\0';
         name = strrchr(path, '/');
     }
-    return name && strstr(name, control->hung_name);
+    return name && strstr(name, part);
 }
 
-void begin(enum operation operation, fuse_ino_t ino, const char *name)
+static int is_hung(fuse_ino_t ino, const char *name)
+{
+    return control->hangs && is_about(ino, name, control->hung_name);
+}
+
+int begin(fuse_req_t req, enum operation operation, fuse_ino_t ino, const char *name)
 {
     control->counters[operation].n++;
     uint32_t n = ++control->n_under_way, most = control->max_under_way;
@@ -123,12 +126,18 @@ void begin(enum operation operation, fuse_ino_t ino, const char *name)
         ;
     if (operation == OP_lookup || operation == OP_getattr || control->delays_all)
         wait_us(control->delay_us);
-    if (!is_hung(ino, name))
-        return;
-    if (write(STDOUT_FILENO, "h", 1) != 1)
-        warn("nobody hears that %s hangs", name ? name : "a node");
-    while (is_hung(ino, name) && !fuse_session_exited(session))
-        wait_us(HANG_POLL_US);
+    if (is_hung(ino, name)) {
+        if (write(STDOUT_FILENO, "h", 1) != 1)
+            warn("nobody hears that %s hangs", name ? name : "a node");
+        while (is_hung(ino, name) && !fuse_session_exited(session))
+            wait_us(HANG_POLL_US);
+    }
+    int refusal = (int)control->refusal;
+    if (!refusal || (control->refused_name[0] && !is_about(ino, name, control->refused_name)))
+        return 0;
+    end();
+    fuse_reply_err(req, refusal);
+    return 1;
 }
 
 void end(void)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusefs.core.sizes import format_size, parse_rate, parse_size
-from fusefs.core.slice_budget import SLICE_S, TokenBucket
+from fusefs.core.slice_budget import NAMES_AT_ONCE, SLICE_S, SMALL_SLICE_S, NamesPerLook, TokenBucket
 
 
 @given(st.integers(1, 10**9), st.lists(st.floats(0, 10), min_size=1, max_size=50))
@@ -73,3 +73,24 @@ def test_rate_of_nothing_is_refused(text: str) -> None:
 )
 def test_sizes_are_told_in_three_digits(size: int, text: str) -> None:
     assert format_size(size) == text
+
+
+def test_clock_is_looked_at_after_each_entry_that_takes_long() -> None:
+    per_look = NamesPerLook(SLICE_S)
+    for _ in range(10):
+        per_look.took(per_look.n, per_look.n * 0.014)
+    assert per_look.n == 1
+
+
+def test_clock_is_looked_at_seldom_where_entries_cost_little() -> None:
+    per_look = NamesPerLook(SLICE_S)
+    for _ in range(4):
+        per_look.took(per_look.n, per_look.n * 8e-6)
+    assert per_look.n == NAMES_AT_ONCE
+
+
+def test_slice_that_meets_a_slow_stretch_looks_sooner_at_once() -> None:
+    per_look = NamesPerLook(SMALL_SLICE_S)
+    assert per_look.n == NAMES_AT_ONCE
+    per_look.took(NAMES_AT_ONCE, NAMES_AT_ONCE * 0.001)
+    assert per_look.n * 0.001 <= SLICE_S / 10

@@ -178,6 +178,33 @@ def test_two_slices_of_one_directory_share_no_name(n_names: int, n_workers: int,
     assert splits or len(given_out) <= 4096
 
 
+@pytest.mark.parametrize("n_workers", [2, 4, 8])
+def test_every_worker_gets_names_of_one_flat_directory(n_workers: int) -> None:
+    plan = SlicePlan(n_workers, splits_names=True)
+    plan.add(ROOT_FD, b"", SliceWork(bundles=pack([str(number) for number in range(3000)])))
+    shares = [slice_.work.names for _ in range(n_workers) if (slice_ := plan.next()) and slice_.is_shared]
+    assert len(shares) == n_workers
+    assert max(map(len, shares)) <= -(-3000 // n_workers)
+    assert min(map(len, shares)) >= 3000 // n_workers // 3
+
+
+def test_names_are_shared_only_where_there_is_nothing_else_to_do() -> None:
+    plan = SlicePlan(4, splits_names=True)
+    plan.add(ROOT_FD, b"", SliceWork(subdirs=["a", "b"]))
+    plan.add(ROOT_FD, b"", SliceWork(names=[str(number) for number in range(3000)]))
+    slices = [plan.next() for _ in range(4)]
+    assert [bool(one and one.work.subdirs) for one in slices] == [False, True, True, False]
+
+
+def test_few_are_at_one_directory_whose_lock_lets_one_unlink() -> None:
+    plan = SlicePlan(64, splits_names=True)
+    plan.add(ROOT_FD, b"", SliceWork(names=[str(number) for number in range(3000)]))
+    n_begun = 0
+    while plan.next():
+        n_begun += 1
+    assert n_begun == 8
+
+
 def test_directory_is_not_listed_while_others_are_at_its_entries() -> None:
     plan = SlicePlan(2, splits_names=True)
     plan.add(ROOT_FD, b"", SliceWork(names=["a"], is_listed=False))
