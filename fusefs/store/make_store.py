@@ -363,7 +363,7 @@ def prove(kernel: Kernel, fd: Fd, identifier: VolumeId) -> Volume:
     """What volume.json is to say: what was seen to work in an opened `.trashd`."""
     exchanges, lasts = probe_exchange(kernel, fd), keeps_unnamed(kernel, fd, _PROBE_UNNAMED)
     refuses = refuses_strangers(kernel, fd, _PROBE_STRANGERS)
-    return Volume(identifier, exchanges, kernel.filesystem(fd), lasts, refuses, kernel.identify(fd))
+    return Volume(identifier, exchanges, kernel.filesystem(fd), lasts, refuses, store=kernel.identify(fd))
 
 
 def probe_exchange(kernel: Kernel, dir_fd: Fd) -> bool:
