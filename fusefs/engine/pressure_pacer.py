@@ -59,16 +59,19 @@ class PressurePacer:
         psi: Psi | None = None,
         *,
         may_write: bool = True,
+        write: Callable[[], None] | None = None,
     ) -> None:
         """Begin to listen.
 
         store_fd  a directory on the volume in which we may make a file; it stays its owner's
         psi       this machine's by default
         may_write  whether the directory is ours to write to; else nothing is learnt of how long that takes
+        write     how a little is written there, durably, if not to a file without a name: servers have none of these
         """
         self._kernel = kernel
         self._store_fd = store_fd
         self._may_write = may_write
+        self._write = self._write_unnamed if write is None else write
         self._caps = caps
         self._clock = clock
         self._psi = psi or Psi()
@@ -164,15 +167,19 @@ class PressurePacer:
         self._probed_s = began_s = self._clock()
         is_rest, until_s = self._span(began_s)
         self._is_probing = True  # what the counters tell meanwhile is about ourselves
-        with suppress(OSError), self._kernel.create_unnamed(self._store_fd) as fd:
-            self._kernel.write(fd, _PROBE)
-            self._kernel.fsync(fd)
+        with suppress(OSError):
+            self._write()
             seconds = self._clock() - began_s
             self._probes.append(seconds)
             if is_rest is not None and began_s + seconds <= until_s:
                 self._new_probes.append((seconds, is_rest))
         self._probe_ended_s = self._clock()
         self._is_probing = False
+
+    def _write_unnamed(self) -> None:
+        with self._kernel.create_unnamed(self._store_fd) as fd:
+            self._kernel.write(fd, _PROBE)
+            self._kernel.fsync(fd)
 
     def is_yielding(self) -> bool:
         """Whether others are why it does not go at full speed."""

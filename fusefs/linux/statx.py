@@ -131,6 +131,14 @@ def look_at(dir_fd: int, name: bytes = b"") -> Attributes:
     return _mine.looker.look(dir_fd, name)
 
 
+def look_anew(fd: int) -> Attributes:
+    """The attributes of what an fd holds as its server has them now, whatever is remembered of them here."""
+    reader = _mine.looker
+    if _statx(fd, b"", BY_FD | syscalls.AT_STATX_FORCE_SYNC, WANTED, reader.address) < 0:
+        raise syscalls.failure()
+    return reader.seen()
+
+
 def peek_at(fd: int) -> tuple[Attributes, bytes]:
     """Attributes and file handle of what an fd holds."""
     return _mine.looker.peek(fd)

@@ -36,6 +36,7 @@ class ServiceContext:
         tell: Callable[[Event], None],
         changed: Callable[[], None],
         save: Callable[[Clock], None],
+        version: str,
     ) -> None:
         """Bring them together.
 
@@ -44,7 +45,9 @@ class ServiceContext:
         tell   takes each event
         changed  called when a status is not what it was
         save   keeps the clock for the next service
+        version  of the code that runs
         """
+        self.version = version
         self.started_ns = time.time_ns()
         self.since_ns = since_ns
         self.kernel = kernel

@@ -252,6 +252,10 @@ class UserState:
         self._not_before_s: dict[str, float] = {}
         self._sofar: dict[str, ReapProgress] = {}
 
+    def most_remembered(self) -> int:
+        """How many orphans may be remembered of each part."""
+        return self._most()
+
     def tended(self, bases: Iterable[bytes]) -> bool:
         """The user's folders are in order, and in these stores; whether some were not known."""
         wanted = set(bases) | {self._base}

@@ -23,7 +23,19 @@ from fusefs.service.metrics_http import serve
 from fusefs.service.prometheus import PrometheusMetrics
 
 DOCS = Path(__file__).parents[2] / "docs"
-UNITS = ("_seconds", "_bytes", "_ratio", "_per_second", "_total", "_orphans", "_users", "_inodes", "_info", "_phase")
+UNITS = (
+    "_seconds",
+    "_bytes",
+    "_ratio",
+    "_per_second",
+    "_total",
+    "_orphans",
+    "_users",
+    "_inodes",
+    "_info",
+    "_phase",
+    "_nodes",
+)
 VOLUME = VolumeStatus(
     path="/v", phase=VolumePhase.YIELDING, n_users=2, n_orphans=5, n_due=3, n_quarantined=1,
     tempo_entries_per_s=100, io=0.25,
