@@ -145,7 +145,7 @@ class PollInterval:
     """How long until the next look for what other nodes did: soon while something happens, ever later while nothing."""
 
     def __init__(self) -> None:
-        self._wait_s = LEAST_POLL_S
+        self._wait_s = LEAST_POLL_S / 2
 
     def after(self, took_s: float, most_s: float, *, is_lively: bool) -> float:
         """Seconds until the next look.

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from fusefs.core.node_beats import LEAST_POLL_S
 from fusefs.core.service_status import SeenNode
 from tests.support.service_nodes import POLLED, Machines, Node, boot_of, machines_at_one_volume, node
+from tests.support.service_process import QUICK
 from tests.support.small_orphans import EXPIRED, ids, orphan_in
 from tests.support.store_calls import assert_silent, restore
 from tests.support.volume_under_service import audited, begin_large
@@ -38,10 +41,14 @@ def others(of: Node) -> list[SeenNode]:
     return [one for one in of.running.volume(of.volume).nodes if not one.is_here]
 
 
+def sees_one_alive(of: Node) -> bool:
+    return [one.is_alive for one in others(of)] == [True]
+
+
 def until_seen(alpha: Node, beta: Node) -> None:
     """Wait until each has seen the other live."""
     for one in (alpha, beta):
-        one.running.until(lambda one=one: [other.is_alive for other in others(one)] == [True])
+        one.running.until(partial(sees_one_alive, one))
 
 
 def reaped(*nodes: Node) -> Counter[str]:
@@ -67,6 +74,22 @@ def test_an_orphan_swapped_on_one_is_found_by_the_service_of_the_other(base: Pat
         due = orphan_in(machines.a, "due", EXPIRED).id
         beta.running.until(lambda: ids(machines.a) == {kept})
     assert due in reaped(beta)
+
+
+def test_without_a_poll_of_the_configuration_it_is_found_within_seconds(base: Path, machines: Machines) -> None:
+    with node(base, "beta", machines.b, QUICK) as beta:
+        beta.running.until(lambda: beta.running.volume(machines.b).phase.value == "idle")
+        orphan_in(machines.a, "due", EXPIRED)
+        beta.running.until(lambda: not ids(machines.b), 4 * LEAST_POLL_S)
+
+
+def test_what_is_dropped_on_one_is_taken_in_by_the_service_of_the_other(base: Path, machines: Machines) -> None:
+    with node(base, "beta", machines.b) as beta:
+        beta.running.until(lambda: beta.running.volume(machines.b).phase.value == "idle")
+        (machines.a / "drop").mkdir()
+        drop = machines.a / ".trashd/u/0/drop/dropped"
+        (machines.a / "drop").rename(drop)
+        beta.running.until(lambda: beta.running.volume(machines.b).n_orphans == 1)
 
 
 def test_what_was_restored_on_one_is_no_orphan_for_the_service_of_the_other(base: Path, machines: Machines) -> None:
