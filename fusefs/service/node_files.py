@@ -39,7 +39,7 @@ class HeldBeat:
         self.write_again()
 
     def write_again(self) -> None:
-        """The same once more: nothing but a small durable write. Raises  OSError"""
+        """Say it once more, which is nothing but a small durable write. Raises  OSError"""
         self._kernel.write(self._fd, self._text)
         self._kernel.fsync(self._fd)
 

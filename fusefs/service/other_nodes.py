@@ -27,7 +27,7 @@ _FAREWELL_S = 0.3
 _Key = tuple[int, bytes]
 
 
-class _Asked(NamedTuple):
+class _Wanted(NamedTuple):
     """What a look is to see, and what was seen before.
 
     beat       to be written
@@ -41,7 +41,7 @@ class _Asked(NamedTuple):
     before: Mapping[_Key, FolderLook]
 
 
-class _Found(NamedTuple):
+class _Seen(NamedTuple):
     """What a look saw.
 
     beats    None if ours could not be written
@@ -124,7 +124,7 @@ class OtherNodes:
         )
         parts = _parts_of(users.values()) if polls else None
         forgotten = [name for name in self._watch.forgotten() if name != self._own]
-        asked = _Asked(beat if beats else None, forgotten, parts, dict(self._looks))
+        asked = _Wanted(beat if beats else None, forgotten, parts, dict(self._looks))
         found = await in_thread(self._limiter, partial(_look, opened, asked))
         took_s, now_s = boot_s() - now_s, boot_s()
         if beats:
@@ -146,7 +146,7 @@ class OtherNodes:
                 user.look_again()
         self._context.changed()
 
-    def _take_folders(self, found: _Found, users: Mapping[int, UserState]) -> bool:
+    def _take_folders(self, found: _Seen, users: Mapping[int, UserState]) -> bool:
         """Take in what others did; whether they did anything."""
         has_changed = self._areas is not None and found.areas is not None and found.areas != self._areas
         if has_changed:
@@ -177,7 +177,7 @@ def _parts_of(users: Iterable[UserState]) -> list[AskedPart]:
     return [AskedPart(user.uid, base, user.most_remembered()) for user in users for base in user.parts]
 
 
-def _look(opened: OpenVolume, asked: _Asked) -> _Found:
+def _look(opened: OpenVolume, asked: _Wanted) -> _Seen:
     """In a thread. What can't be had is left to the long poll, and to the work itself, which says what is wrong."""
     beats, wrote_s = None, 0.0
     if asked.beat is not None and opened.beat is not None:
@@ -198,7 +198,7 @@ def _look(opened: OpenVolume, asked: _Asked) -> _Found:
             with suppress(OSError, TrashdError):
                 key = part.uid, part.base
                 parts[key] = look_at_folder(opened.store, part, asked.before.get(key))
-    return _Found(beats, wrote_s, areas, parts)
+    return _Seen(beats, wrote_s, areas, parts)
 
 
 def _take(user: UserState, part: FolderPart, before: FolderLook, now: FolderLook) -> bool:
