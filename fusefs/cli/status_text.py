@@ -13,6 +13,7 @@ from fusefs.core.sizes import format_size
 _DAY_S = 86_400
 _HOUR_S = 3600
 _TOLD_FAULTS = 3
+_TOLD_NODES = 8
 
 
 def title(status: Status, now_ns: int) -> str:
@@ -138,7 +139,10 @@ def done(volume: VolumeStatus) -> str | None:
 
 def nodes(volume: VolumeStatus) -> str | None:
     """The machines that serve it, as far as their beats tell; None where there can be but this one."""
-    return ", ".join(f"{show(one.host)} ({_node(one)})" for one in volume.nodes) or None
+    told = [f"{show(one.host)} ({_node(one)})" for one in volume.nodes[:_TOLD_NODES]]
+    if len(volume.nodes) > _TOLD_NODES:
+        told.append(f"and {len(volume.nodes) - _TOLD_NODES:,} more (--json)")
+    return ", ".join(told) or None
 
 
 def _node(one: SeenNode) -> str:

@@ -8,8 +8,13 @@ more often, but he has no business here.
 
 from __future__ import annotations
 
+import errno
 import os
-from contextlib import ExitStack, suppress
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import islice
+from typing import Self
 
 from fusefs.core.errors import Untrusted
 from fusefs.core.node_beats import BEAT_BYTES, NodeBeat, beat_name, decode_beat, encode_beat, is_beat_name
@@ -24,7 +29,11 @@ _TRIES = 3
 
 
 class HeldBeat:
-    """Our beat on an opened volume, locked: no other service of this machine works on it."""
+    """Our beat on an opened volume, locked: no other service of this machine works on it.
+
+    Threads that write it may hang, and be left to themselves: its fds stay open for them. A number that is free again
+    may be another file's, and what was meant for the beat would cut that to its size.
+    """
 
     def __init__(self, kernel: Kernel, nodes: Fd, fd: Fd, name: bytes) -> None:
         self._kernel = kernel
@@ -32,6 +41,39 @@ class HeldBeat:
         self._fd = fd
         self.name = name
         self._text = bytes(BEAT_BYTES)
+        self._mutex = threading.Lock()
+        self._n_using = 0
+        self._is_closed = False
+
+    def __enter__(self) -> Self:
+        """Own it for the block."""
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Close it, at the latest when the last thread that uses it is back."""
+        with self._mutex:
+            self._is_closed = True
+        self._close_unused()
+
+    @contextmanager
+    def _using(self) -> Iterator[None]:
+        with self._mutex:
+            if self._is_closed:
+                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+            self._n_using += 1
+        try:
+            yield
+        finally:
+            with self._mutex:
+                self._n_using -= 1
+            self._close_unused()
+
+    def _close_unused(self) -> None:
+        with self._mutex:
+            if self._is_closed and self._n_using == 0:
+                self._n_using = -1  # once
+                self._fd.close()
+                self._nodes.close()
 
     def write(self, beat: NodeBeat) -> None:
         """Say that we live, durably. Raises  OSError"""
@@ -40,22 +82,24 @@ class HeldBeat:
 
     def write_again(self) -> None:
         """Say it once more, which is nothing but a small durable write. Raises  OSError"""
-        self._kernel.write(self._fd, self._text)
-        self._kernel.fsync(self._fd)
+        with self._using():
+            self._kernel.write(self._fd, self._text)
+            self._kernel.fsync(self._fd)
 
     def all(self) -> dict[bytes, NodeBeat | None]:
         """All beats by their names, ours too, each read by a fresh open; None for what is not understood."""
         kernel = self._kernel
-        names = filter(is_beat_name, kernel.list_anew(self._nodes))
         found: dict[bytes, NodeBeat | None] = {}
-        for name, _number in zip(names, range(_MOST_NODES), strict=False):
-            with suppress(FileNotFoundError):
-                found[name] = _read(kernel, self._nodes, name)
+        with self._using():
+            for name in islice(filter(is_beat_name, kernel.list_anew(self._nodes)), _MOST_NODES):
+                with suppress(FileNotFoundError):
+                    found[name] = _read(kernel, self._nodes, name)
         return found
 
     def remove(self, name: bytes) -> None:
         """Take a beat away. Raises  OSError"""
-        self._kernel.unlink(self._nodes, name)
+        with self._using():
+            self._kernel.unlink(self._nodes, name)
 
 
 def own_name() -> bytes:
@@ -63,26 +107,27 @@ def own_name() -> bytes:
     return beat_name(os.uname().nodename, boot_id())
 
 
-def hold_beat(kernel: Kernel, hold: Fd, owned: ExitStack) -> HeldBeat | None:
+def hold_beat(kernel: Kernel, hold: Fd) -> HeldBeat | None:
     """Our beat in a directory of ours, made if missing; None if another service of this machine has it.
 
-    owned   gets what it opens
     Raises  OSError; Untrusted if others can write there
     """
-    nodes = owned.enter_context(_open_nodes(kernel, hold))
     name = own_name()
-    for _ in range(_TRIES):
-        is_new = False
-        with suppress(FileExistsError):
-            kernel.create(nodes, name).close()
-            is_new = True
-        fd = owned.enter_context(kernel.open_beneath(nodes, name, FILE_TO_LOCK))
-        if not kernel.lock(fd):
-            return None
-        if is_new:
-            kernel.fsync(nodes)
-        if kernel.is_named(fd, nodes, name):  # else whoever took us for dead has removed it just now
-            return HeldBeat(kernel, nodes, fd, name)
+    with ExitStack() as owned:
+        nodes = owned.enter_context(_open_nodes(kernel, hold))
+        for _ in range(_TRIES):
+            is_new = False
+            with suppress(FileExistsError):
+                kernel.create(nodes, name).close()
+                is_new = True
+            fd = owned.enter_context(kernel.open_beneath(nodes, name, FILE_TO_LOCK))
+            if not kernel.lock(fd):
+                return None
+            if is_new:
+                kernel.fsync(nodes)
+            if kernel.is_named(fd, nodes, name):  # else whoever took us for dead has removed it just now
+                owned.pop_all()
+                return HeldBeat(kernel, nodes, fd, name)
     return None
 
 

@@ -229,14 +229,14 @@ def _lock(kernel: Kernel, hold: Fd, path: bytes) -> Fd | None:
 def _beat(kernel: Kernel, hold: Fd, path: bytes, owned: ExitStack) -> HeldBeat | None:
     """Our beat, locked: other machines have their own. None without room for one. Raises  Elsewhere; OSError"""
     try:
-        beat = hold_beat(kernel, hold, owned)
+        beat = hold_beat(kernel, hold)
     except OSError as error:
         if error.errno not in _NO_ROOM:
             raise
         return None
     if beat is None:
         raise Elsewhere(path)
-    return beat
+    return owned.enter_context(beat)
 
 
 def all_views(mounts: list[Mount], earlier: Iterable[MountView]) -> list[MountView]:

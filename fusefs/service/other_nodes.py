@@ -18,12 +18,12 @@ from fusefs.core.errors import TrashdError
 from fusefs.core.node_beats import BEAT_S, BeatWatch, NodeBeat, PollInterval
 from fusefs.core.service_status import SeenNode
 from fusefs.service.folder_poll import AskedPart, FolderLook, Stamp, look_at_areas, look_at_folder
-from fusefs.service.open_volume import OpenVolume
+from fusefs.service.open_volume import Elsewhere, OpenVolume
 from fusefs.service.shared_context import ServiceContext, boot_s, in_thread
 from fusefs.service.user_state import FolderPart, UserState
 
-_FAREWELL_S = 0.3
-"""So long the end of a service waits for its beats to be taken away, at most."""
+_FAREWELL_S, _AGAIN_S = 0.6, 0.05
+"""So long the end of a service waits for its beats to be taken away, at most; what it had open may close just now."""
 _Key = tuple[int, bytes]
 
 
@@ -168,9 +168,16 @@ class OtherNodes:
         """Take our beat away, if that is quick: who ends well is not missed. Checkpoint"""
         if self._own is None:
             return
-        with trio.move_on_after(_FAREWELL_S, shield=True), suppress(TrashdError, OSError), await opening() as opened:
-            if opened.beat is not None:
-                await in_thread(self._limiter, partial(opened.beat.remove, opened.beat.name))
+        with trio.move_on_after(_FAREWELL_S, shield=True), suppress(TrashdError, OSError):
+            while True:
+                try:
+                    opened = await opening()
+                    break
+                except Elsewhere:
+                    await trio.sleep(_AGAIN_S)
+            with opened:
+                if opened.beat is not None:
+                    await in_thread(self._limiter, partial(opened.beat.remove, opened.beat.name))
 
 
 def _parts_of(users: Iterable[UserState]) -> list[AskedPart]:

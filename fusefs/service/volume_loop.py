@@ -312,10 +312,10 @@ class VolumeLoop:
     async def _open(self) -> OpenVolume:
         """Open it; a user's own store soon or not at all. Raises  TrashdError; OSError"""
         kernel = self._context.kernel
-        if self._own is None:
-            return await in_thread(self._limiter, partial(open_volume, kernel, self.path))
-        opening = partial(open_own, kernel, self._own.word)
-        opened = await in_time(self._limiter, _HUNG_S, opening, lambda late: late.owned.close())
+        opening, limit_s = partial(open_volume, kernel, self.path), math.inf
+        if self._own is not None:
+            opening, limit_s = partial(open_own, kernel, self._own.word), _HUNG_S
+        opened = await in_time(self._limiter, limit_s, opening, lambda late: late.owned.close())
         if opened is None:
             raise NoStore(self.path, "its disk does not answer; it is looked at again now and then")
         return opened

@@ -13,9 +13,9 @@ import pytest
 from fusefs.core.node_beats import LEAST_POLL_S
 from fusefs.core.service_status import SeenNode
 from tests.support.service_nodes import POLLED, Machines, Node, boot_of, machines_at_one_volume, node
-from tests.support.service_process import QUICK
+from tests.support.service_process import QUICK, service
 from tests.support.small_orphans import EXPIRED, ids, orphan_in
-from tests.support.store_calls import assert_silent, restore
+from tests.support.store_calls import assert_silent, init, restore
 from tests.support.volume_under_service import audited, begin_large
 
 pytestmark = pytest.mark.needs("root", "fuse", "sshfs")
@@ -144,6 +144,25 @@ def test_a_node_that_ends_well_takes_its_beat_away(base: Path, machines: Machine
         beta.running.stop()
         alpha.running.until(lambda: not others(alpha))
     assert not list((machines.a / ".trashd/nodes").iterdir())
+
+
+def test_a_dead_nodes_beat_is_no_problem_of_the_store(base: Path, machines: Machines) -> None:
+    with node(base, "alpha", machines.a) as alpha:
+        alpha.running.until(lambda: alpha.running.volume(machines.a).nodes)
+        alpha.running.kill()
+    assert list((machines.a / ".trashd/nodes").iterdir())
+    init(machines.a)
+    assert_silent(machines.a)
+    assert list((machines.a / ".trashd/nodes").iterdir())
+
+
+def test_a_local_volume_has_no_nodes(base: Path, volume: Path) -> None:
+    with service(base, volume) as running:
+        orphan_in(volume, options=EXPIRED)
+        running.until(lambda: not ids(volume))
+        assert running.volume(volume).nodes == ()
+    assert (volume / ".trashd/reaper.lock").exists()
+    assert not (volume / ".trashd/nodes").exists()
 
 
 def test_a_second_service_of_the_same_machine_leaves_it_the_volume(base: Path, machines: Machines) -> None:

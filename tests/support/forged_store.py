@@ -51,7 +51,7 @@ def forge_store(volume: Path, mate: int, alice: int) -> Path:
     project, kernel = shared_directories(volume, alice), Kernel()
     roots = project / "roots"
     with kernel.open_path(raw(roots)) as fd:
-        described = Volume(ID, True, kernel.filesystem(fd), True, True, kernel.identify(fd))
+        described = Volume(ID, True, kernel.filesystem(fd), True, True, store=kernel.identify(fd))
 
     def fill(uid: int) -> None:
         folder, note = project / f"of-{uid}", roots / f"note-{uid}"
