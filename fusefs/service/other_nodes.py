@@ -156,9 +156,11 @@ class OtherNodes:
             user = users.get(uid)
             if user is None or base not in user.parts:
                 continue
-            before = self._looks.get((uid, base))
-            if before is not None and look is not before:
-                has_changed |= _take(user, user.parts[base], before, look)
+            before, part = self._looks.get((uid, base)), user.parts[base]
+            if before is None and not part.is_unread():
+                part.look_again()  # what came since it was read has not been seen
+            elif before is not None and look is not before:
+                has_changed |= _take(user, part, before, look)
         # What could not be looked at now keeps what was known of it.
         known = {(uid, base) for uid, user in users.items() for base in user.parts}
         self._looks = {key: look for key, look in {**self._looks, **found.parts}.items() if key in known}

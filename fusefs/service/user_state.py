@@ -146,6 +146,10 @@ class FolderPart:
         self._upcoming.remove(identifier)
         self._warnings.remove(identifier)
 
+    def is_unread(self) -> bool:
+        """Whether nobody has begun to look at it yet."""
+        return self._is_new
+
     def is_looking(self) -> bool:
         """Whether a look is not at its end."""
         return self._after is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -296,11 +296,14 @@ class VolumeLoop:
 
     async def _look_at_others(self) -> bool:
         """See what other nodes did, without a session; whether it still is the volume that we know."""
-        with await self._open() as opened:
-            if opened.store.volume.id != self._volume_id:
-                return False
-            await self._nodes.look(opened, self.users, self.phase.value)
-            return True
+        async with AsyncExitStack() as taken:
+            if self._limit is not None:
+                await taken.enter_async_context(self._limit.taken())
+            with await self._open() as opened:
+                if opened.store.volume.id != self._volume_id:
+                    return False
+                await self._nodes.look(opened, self.users, self.phase.value)
+        return True
 
     async def _around(self, opened: OpenVolume) -> None:
         """During a session: new users, and what other nodes did."""
