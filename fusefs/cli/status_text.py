@@ -7,12 +7,13 @@ import time
 from fusefs.cli.output import counted
 from fusefs.core.durations import format_duration
 from fusefs.core.printable_names import printable, show
-from fusefs.core.service_status import SeenStatus, Status, VolumePhase, VolumeStatus
+from fusefs.core.service_status import SeenNode, SeenStatus, Status, VolumePhase, VolumeStatus
 from fusefs.core.sizes import format_size
 
 _DAY_S = 86_400
 _HOUR_S = 3600
 _TOLD_FAULTS = 3
+_TOLD_NODES = 8
 
 
 def title(status: Status, now_ns: int) -> str:
@@ -136,6 +137,23 @@ def done(volume: VolumeStatus) -> str | None:
     return ", ".join(parts)
 
 
+def nodes(volume: VolumeStatus) -> str | None:
+    """The machines that serve it, as far as their beats tell; None where there can be but this one."""
+    told = [f"{show(one.host)} ({_node(one)})" for one in volume.nodes[:_TOLD_NODES]]
+    if len(volume.nodes) > _TOLD_NODES:
+        told.append(f"and {len(volume.nodes) - _TOLD_NODES:,} more (--json)")
+    return ", ".join(told) or None
+
+
+def _node(one: SeenNode) -> str:
+    unchanged = format_duration(round(one.unchanged_s))
+    if one.is_here:
+        return "here"
+    if one.is_alive is None:
+        return "not seen to live yet"
+    return f"{show(one.phase)}, seen {unchanged} ago" if one.is_alive else f"silent for {unchanged}"
+
+
 def faults(volume: VolumeStatus, now_ns: int, most: int = _TOLD_FAULTS) -> list[str]:
     """The last errors, the newest first."""
     return [f"{moment(one.at_ns, now_ns)} {show(one.text)}" for one in volume.faults[: -most - 1 : -1]]
@@ -174,6 +192,7 @@ def _rows(volume: VolumeStatus, now_ns: int) -> list[tuple[str, str | None]]:
         ("pressure", ", ".join(pressure)),
         ("space", space(volume)),
         ("done", done(volume)),
+        ("nodes", nodes(volume)),
         *(("error", text) for text in faults(volume, now_ns)),
         *(("refused", f"{show(one.where)}: {show(one.what)} ({show(one.hint)})") for one in volume.refused),
     ]

@@ -92,6 +92,7 @@ VOLUME: Schema = {
     "paced": setting_types.FLAG,
     "max_rate": setting_types.or_none(setting_types.RATE),
     "max_bytes": setting_types.or_none(setting_types.RATE),
+    "nodes": setting_types.POSITIVE._replace(fix="write how many nodes serve it, such as 4, without quotes"),
     "windows": setting_types.WINDOWS,
     "horizon": setting_types.or_none(setting_types.TIME_LIMIT),
     "quota": {
@@ -203,6 +204,7 @@ class _ConfigBuilder(SettingsBuilder):
             blocks=self._watermark((*at, "free_space"), base.blocks),
             inodes=self._watermark((*at, "free_inodes"), base.inodes),
             paced=get("paced", base.paced),
+            n_nodes=get("nodes", base.n_nodes),
         )
 
     def _rules(self, at: Key, base: RetentionRules) -> RetentionRules:
@@ -293,6 +295,7 @@ def _volume_values(volume: VolumePolicy) -> dict[str, Any]:
         "paced": volume.paced,
         "max_rate": volume.max_entries_per_s,
         "max_bytes": volume.max_bytes_per_s,
+        "nodes": volume.n_nodes,
         "windows": volume.windows,
         "horizon": volume.horizon_s,
         "quota": volume.quota._asdict(),

@@ -265,6 +265,18 @@ def needs_probes(state: PacingState) -> bool:
     return state.others is OtherUsers.SOME and few < _ENOUGH_REQUESTS
 
 
+def felt(state: PacingState) -> PacingState:
+    """The state after a probe of a server, whose other clients nothing here tells.
+
+    Alone on this machine it goes at full speed until our own small writes take longer while we work than while we rest.
+    From then on these are what it goes by.
+    """
+    found = harm(state)
+    if state.others is not OtherUsers.NONE or found is None or found < _HARM:
+        return state
+    return _forgetful(state)._replace(others=OtherUsers.SOME, is_deaf=True, heard=())
+
+
 def _decide(state: PacingState) -> PacingState:
     """Step back, or a little forth, now and then."""
     found = harm(state)

@@ -84,6 +84,7 @@ class VolumePolicy(NamedTuple):
     horizon_s          the backlog shall be gone within; None: at whatever pace neighbours allow
     blocks, inodes     watermarks; None: nothing hurries
     paced              whether it makes way for others that use the disk
+    n_nodes            that serve it: each has its part of those rates, and of the backlog
     """
 
     path: bytes
@@ -98,6 +99,11 @@ class VolumePolicy(NamedTuple):
     blocks: Watermark | None = Watermark()
     inodes: Watermark | None = Watermark()
     paced: bool = True
+    n_nodes: int = 1
+
+    def part_of(self, rate: int | None) -> int | None:
+        """What one node may have of a volume's rate."""
+        return None if rate is None else max(rate // self.n_nodes, 1)
 
     def closed_s(self, second: int, *, hurries: bool) -> int:
         """Seconds until a window opens; 0 if one is open, if there are none, or if the volume runs full: that is first.

@@ -84,6 +84,25 @@ class PassedOver(msgspec.Struct, frozen=True):
     hint: str
 
 
+class SeenNode(msgspec.Struct, frozen=True, kw_only=True):
+    """A node that serves a volume of several machines, by its beat in the store.
+
+    is_here      it is the one that tells
+    is_alive     whether its beat was seen to change lately; None: it is not watched for long enough
+    unchanged_s  how long the service that tells has seen it unchanged, by its own clock
+    version, phase, probe_ms  what the node says of itself
+    """
+
+    host: str
+    boot_id: str
+    is_here: bool
+    is_alive: bool | None
+    unchanged_s: float
+    version: str
+    phase: str
+    probe_ms: float | None
+
+
 class VolumeStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One volume.
 
@@ -104,6 +123,7 @@ class VolumeStatus(msgspec.Struct, frozen=True, kw_only=True):
     held       what each user's orphans take: nobody's in the status file, which everybody may read
     faults     the last ones, the newest last
     refused    names in the store that are like users' folders and are not used as such, a few of each owner
+    nodes      all that were seen to serve it, of a volume that several machines may have mounted
     """
 
     path: str
@@ -139,6 +159,7 @@ class VolumeStatus(msgspec.Struct, frozen=True, kw_only=True):
     held: tuple[HeldByUser, ...] = ()
     faults: tuple[StatusFault, ...] = ()
     refused: tuple[PassedOver, ...] = ()
+    nodes: tuple[SeenNode, ...] = ()
 
     def root(self) -> bytes:
         """The directory that holds the store."""
@@ -162,11 +183,13 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     passed_over   stores that users registered and that are not served, a line for each user
     refreshes_s   after so many seconds without a newer file something is wrong with the service
     config_files  those that were read
+    host          the machine's name
     """
 
     version: str
     pid: int
     boot_id: str
+    host: str = ""
     started_ns: int
     updated_ns: int
     updated_boot_ns: int | None = None

@@ -59,16 +59,21 @@ class PressurePacer:
         psi: Psi | None = None,
         *,
         may_write: bool = True,
+        write: Callable[[], None] | None = None,
     ) -> None:
         """Begin to listen.
 
         store_fd  a directory on the volume in which we may make a file; it stays its owner's
         psi       this machine's by default
         may_write  whether the directory is ours to write to; else nothing is learnt of how long that takes
+        write     how a little is written on a server's filesystem, durably: few have files without a name, and what its
+                  other clients feel nothing else tells
         """
         self._kernel = kernel
         self._store_fd = store_fd
         self._may_write = may_write
+        self._is_remote = write is not None
+        self._write = self._write_unnamed if write is None else write
         self._caps = caps
         self._clock = clock
         self._psi = psi or Psi()
@@ -97,6 +102,8 @@ class PressurePacer:
         while self._new_probes:
             seconds, in_rest = self._new_probes.popleft()
             self._state = pacing.probed(self._state, seconds, in_rest=in_rest)
+            if self._is_remote:
+                self._state = pacing.felt(self._state)
         tempo = pacing.tempo(self._state, self._caps, backlog)
         if self._state.others is OtherUsers.UNKNOWN and self._clock() < self._began_s + _BEFORE_LOOK_S:
             tempo = pacing.tempo(self._state._replace(others=OtherUsers.SOME), self._caps, backlog)
@@ -153,26 +160,39 @@ class PressurePacer:
             return False
         now_s = self._clock()
         is_rest, until_s = self._span(now_s)
-        if not pacing.needs_probes(self._state):
+        listens_by_probes = self._is_remote and self._state.others is OtherUsers.NONE
+        if not (listens_by_probes or pacing.needs_probes(self._state)):
             # For those who look at it alone; never in a rest, where it would be taken for another's load.
             return is_rest is False and now_s - self._probed_s >= _PROBE_EVERY_S
-        has_time = until_s - now_s >= 2 * (self._probes[-1] if self._probes else 0.0)
+        has_time = until_s - now_s >= 2 * self._expected_s(in_rest=is_rest is True)
+        if listens_by_probes and is_rest != (len(self._state.rest_probes) <= len(self._state.work_probes)):
+            return False
         return is_rest is not None and has_time and now_s - self._probed_s >= _OFTEN_S
+
+    def _expected_s(self, *, in_rest: bool) -> float:
+        """How long a probe will take; of a server in a rest that may be less than at work, and is to be found out."""
+        if self._is_remote and in_rest:
+            return min(self._state.rest_probes, default=0.0)
+        return self._probes[-1] if self._probes else 0.0
 
     def probe(self) -> None:
         """Write a little, and wait until it is durable. Blocks; nothing is learnt where that is impossible."""
         self._probed_s = began_s = self._clock()
         is_rest, until_s = self._span(began_s)
         self._is_probing = True  # what the counters tell meanwhile is about ourselves
-        with suppress(OSError), self._kernel.create_unnamed(self._store_fd) as fd:
-            self._kernel.write(fd, _PROBE)
-            self._kernel.fsync(fd)
+        with suppress(OSError):
+            self._write()
             seconds = self._clock() - began_s
             self._probes.append(seconds)
             if is_rest is not None and began_s + seconds <= until_s:
                 self._new_probes.append((seconds, is_rest))
         self._probe_ended_s = self._clock()
         self._is_probing = False
+
+    def _write_unnamed(self) -> None:
+        with self._kernel.create_unnamed(self._store_fd) as fd:
+            self._kernel.write(fd, _PROBE)
+            self._kernel.fsync(fd)
 
     def is_yielding(self) -> bool:
         """Whether others are why it does not go at full speed."""

@@ -66,6 +66,12 @@ class StatxReader:
             raise syscalls.failure(name)
         return self.seen(), self.handle_of(dir_fd, name)
 
+    def ask(self, fd: int) -> Attributes:
+        """The attributes of what an fd holds, as the filesystem's server has them."""
+        if _statx(fd, b"", BY_FD | syscalls.AT_STATX_FORCE_SYNC, WANTED, self._statx) < 0:
+            raise syscalls.failure()
+        return self.seen()
+
     def find(self, dir_fd: int, name: bytes) -> Attributes | None:
         """The attributes of a name; None if nothing has it: an exception would cost as much as the look."""
         if _statx(dir_fd, name, self._by_name, WANTED, self._statx) < 0:
@@ -129,6 +135,11 @@ _mine = StatxReaders()
 def look_at(dir_fd: int, name: bytes = b"") -> Attributes:
     """The attributes of a name in a directory, or of what the fd itself holds; never through a link."""
     return _mine.looker.look(dir_fd, name)
+
+
+def look_anew(fd: int) -> Attributes:
+    """The attributes of what an fd holds as its server has them now, whatever is remembered of them here."""
+    return _mine.looker.ask(fd)
 
 
 def peek_at(fd: int) -> tuple[Attributes, bytes]:

@@ -8,15 +8,34 @@ Source  Goyal, Vin, Chen: Start-time fair queueing (1996)
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from hashlib import blake2b
+
+Order = Callable[[int], int]
+"""Of users who had as much as each other, who comes first: whoever has the least number."""
+
+
+def by_number(uid: int) -> int:
+    """Users by their uids."""
+    return uid
+
+
+def order_of_node(node: bytes) -> Order:
+    """An order of users that is that of no other node, so that nodes begin with different ones."""
+
+    def order(uid: int) -> int:
+        return int.from_bytes(blake2b(b"%d" % uid, key=node[:64], digest_size=8).digest())
+
+    return order
 
 
 class FairTurns:
     """The time that each user had; pure."""
 
-    def __init__(self, holder_of: Callable[[int], int] = lambda uid: uid) -> None:
+    def __init__(self, holder_of: Callable[[int], int] = lambda uid: uid, order: Order = by_number) -> None:
         """holder_of: the user who has a subordinate uid; most uids are their own."""
         self._holder_of = holder_of
-        self._holders = _TimeShares()
+        self._order = order
+        self._holders = _TimeShares(order)
         self._users: dict[int, _TimeShares] = {}
 
     def next(self, wanting: Collection[int]) -> int:
@@ -27,7 +46,7 @@ class FairTurns:
         for holder in self._users.keys() - by_holder.keys():
             del self._users[holder]
         holder = self._holders.next(by_holder)
-        return self._users.setdefault(holder, _TimeShares()).next(by_holder[holder])
+        return self._users.setdefault(holder, _TimeShares(self._order)).next(by_holder[holder])
 
     def charge(self, uid: int, seconds: float) -> None:
         """A turn took so long."""
@@ -40,7 +59,8 @@ class FairTurns:
 class _TimeShares:
     """The time that each of some had."""
 
-    def __init__(self) -> None:
+    def __init__(self, order: Order) -> None:
+        self._order = order
         self._had_s: dict[int, float] = {}
         self._now_s = 0.0
 
@@ -51,7 +71,7 @@ class _TimeShares:
             del self._had_s[one]  # it would begin anew where the others are, which is not before that
         for one in wanting:
             self._had_s[one] = max(self._had_s.get(one, self._now_s), self._now_s)
-        chosen = min(wanting, key=lambda one: (self._had_s[one], one))
+        chosen = min(wanting, key=lambda one: (self._had_s[one], self._order(one), one))
         self._now_s = self._had_s[chosen]
         return chosen
 

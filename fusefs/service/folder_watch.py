@@ -69,7 +69,7 @@ class FolderWatch:
 
     def _watch(self, store: Store, part: FolderPart) -> None:
         """Watch the folders in one store."""
-        with self._open_folder(store, part.base) as folder:
+        with open_part(store, part.base, self.user.uid) as folder:
             watched = (
                 (State.ORPHANS, InotifyMask.MOVED_TO | InotifyMask.MOVED_FROM | InotifyMask.ATTRIB, self._on_orphans),
                 (State.RESTORING, InotifyMask.DELETE, self._on_restoring),
@@ -78,17 +78,6 @@ class FolderWatch:
             for state, wanted, notice in watched:
                 self._add(store, folder, Name(state.value.encode()), wanted, part, notice)
             self._add(store, folder, DROP, InotifyMask.MOVED_TO | InotifyMask.CREATE, part, self._on_drop)
-
-    def _open_folder(self, store: Store, base: bytes) -> Fd:
-        """The user's folder in that store or in one below it. The user's own pointer leads there: through no link."""
-        kernel = store.kernel
-        with kernel.open_beneath(store.base.fd, join(below(base, store.base_path), STORE), DIRECTORY) as fd:
-            areas = open_areas(kernel, fd)
-        with areas:
-            found = find_user(kernel, areas, self.user.uid)
-        if found is None:
-            raise FileNotFoundError(errno.ENOENT, "he has no folder there")
-        return found.fd
 
     def _add(
         self,
@@ -150,6 +139,21 @@ class FolderWatch:
     def _on_drop(self, _part: FolderPart, event: InotifyEvent) -> None:
         wait_s = _COPY_S if event.happened & InotifyMask.CREATE else 0.0
         self.user.tend_at_s = boot_s() + wait_s
+
+
+def open_part(store: Store, base: bytes, uid: int) -> Fd:
+    """A user's folder in that store or in one below it. The user's own pointer leads there: through no link.
+
+    Raises  OSError
+    """
+    kernel = store.kernel
+    with kernel.open_beneath(store.base.fd, join(below(base, store.base_path), STORE), DIRECTORY) as fd:
+        areas = open_areas(kernel, fd)
+    with areas:
+        found = find_user(kernel, areas, uid)
+    if found is None:
+        raise FileNotFoundError(errno.ENOENT, "he has no folder there")
+    return found.fd
 
 
 def _id(event: InotifyEvent) -> str | None:

@@ -9,7 +9,6 @@ from contextlib import ExitStack, suppress
 from typing import NamedTuple, Self
 
 from fusefs.core.errors import Busy, NoStore, NotPermitted, TrashdError
-from fusefs.core.names import Name
 from fusefs.core.printable_names import printable, shell_word
 from fusefs.core.service_status import VolumePhase, VolumeStatus
 from fusefs.linux.fd import Fd
@@ -17,10 +16,11 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.mount_claims import is_claimed
 from fusefs.linux.mountinfo import Mount, MountView, below, covering, find_mount, find_place, read_mounts, views
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME
+from fusefs.service.node_files import HeldBeat, hold_beat
 from fusefs.service.open_own_store import open_base, open_folder, open_vouched, seen_by_all, take_own_census
 from fusefs.service.status_file import served_volumes
 from fusefs.store.discover import mount_points
-from fusefs.store.layout import Store, UserFolder, open_store, trusted_owners
+from fusefs.store.layout import REAPER_LOCK, Store, UserFolder, open_store, trusted_owners
 from fusefs.store.mounted_paths import open_shown, refuse_mounted
 from fusefs.store.registry_lines import RegistryLine
 from fusefs.store.registry_targets import LineOf
@@ -32,7 +32,6 @@ from fusefs.store.upgrade_format import tidied
 from fusefs.store.user_folders import NOT_MADE, FolderCensus, open_user, take_census
 from fusefs.store.verify_folders import look_first
 
-LOCK = Name(b"reaper.lock")
 _LET_GO = (VolumePhase.ELSEWHERE, VolumePhase.GONE)
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
@@ -70,6 +69,7 @@ class OpenVolume(NamedTuple):
     filesystem  its type
     hold        a directory of ours on it, which the probe writes to: the store, or the user's own folder
     lock_fd     None on a volume without room for a lock file: claims alone keep two reapers apart there (I5)
+    beat        where several machines may have the filesystem mounted: ours, which is the lock of this machine there
     own         what its owner vouches for, of a user's own store that root's service works on: there root makes
                 nothing, neither a lock nor what a probe writes, and takes nothing over
     told_path   so much of such a store's path as every user may see
@@ -82,6 +82,11 @@ class OpenVolume(NamedTuple):
     owned: ExitStack
     own: LineOf | None = None
     told_path: bytes = b""
+    beat: HeldBeat | None = None
+
+    def is_shared(self) -> bool:
+        """Whether other machines may have it mounted: what they do no inotify tells."""
+        return not self.store.kernel.is_local(self.store.fd)
 
     def __enter__(self) -> Self:
         return self
@@ -135,11 +140,15 @@ def open_volume(kernel: Kernel, path: bytes) -> OpenVolume:
             unused.pop_all()
         store = owned.enter_context(tidied(store))
         hold = owned.enter_context(_open_hold(kernel, store))
-        lock_fd = _lock(kernel, hold, path)
-        if lock_fd is not None:
-            owned.enter_context(lock_fd)
+        beat = lock_fd = None
+        if kernel.is_local(store.fd):
+            lock_fd = _lock(kernel, hold, path)
+            if lock_fd is not None:
+                owned.enter_context(lock_fd)
+        else:
+            beat = _beat(kernel, hold, path, owned)
         mount = find_mount(kernel, store.fd, mounts)
-        return OpenVolume(store, _type_of(mount), hold, lock_fd, owned.pop_all())
+        return OpenVolume(store, _type_of(mount), hold, lock_fd, owned.pop_all(), beat=beat)
 
 
 def open_own(kernel: Kernel, wanted: LineOf) -> OpenVolume:
@@ -207,16 +216,29 @@ def _lock(kernel: Kernel, hold: Fd, path: bytes) -> Fd | None:
     """The lock of a volume. No other user may open its file: who can, can hold it and keep the reaper out."""
     with suppress(FileExistsError):
         try:
-            kernel.create(hold, LOCK).close()
+            kernel.create(hold, REAPER_LOCK).close()
         except OSError as error:
             if error.errno not in _NO_ROOM:
                 raise
             return None
-    fd = kernel.open_beneath(hold, LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    fd = kernel.open_beneath(hold, REAPER_LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not kernel.lock(fd):
         fd.close()
         raise Elsewhere(path)
     return fd
+
+
+def _beat(kernel: Kernel, hold: Fd, path: bytes, owned: ExitStack) -> HeldBeat | None:
+    """Our beat, locked: other machines have their own. None without room for one. Raises  Elsewhere; OSError"""
+    try:
+        beat = hold_beat(kernel, hold)
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        return None
+    if beat is None:
+        raise Elsewhere(path)
+    return owned.enter_context(beat)
 
 
 def all_views(mounts: list[Mount], earlier: Iterable[MountView]) -> list[MountView]:

@@ -72,6 +72,11 @@ _GAUGES = (
     _Row("trashd_size_bytes", "Size of the volume.", lambda v: v.total_bytes),
     _Row("trashd_free_inodes", "Free inodes of the volume.", lambda v: v.free_inodes),
     _Row("trashd_inodes", "Inodes that the volume can have.", lambda v: v.total_inodes),
+    _Row(
+        "trashd_nodes",
+        "Nodes that serve the volume, as far as this one sees; absent where there can be but one.",
+        lambda v: sum(bool(one.is_alive) for one in v.nodes) or None,
+    ),
 )
 _COUNTERS = (
     _Row("trashd_removed_entries_total", "Entries removed.", lambda v: v.removed_entries, adds=True),
@@ -146,8 +151,8 @@ class PrometheusMetrics(Collector):
 
 
 def _of_service(status: Status) -> Iterator[Metric]:
-    info = GaugeMetricFamily("trashd_info", "The service that runs.", labels=["version"])
-    info.add_metric([status.version], 1)
+    info = GaugeMetricFamily("trashd_info", "The service that runs.", labels=["version", "host"])
+    info.add_metric([status.version, status.host], 1)
     yield info
     started_s, updated_s = status.started_ns / 1e9, status.updated_ns / 1e9
     yield GaugeMetricFamily("trashd_start_time_seconds", "When the service started.", value=started_s)
@@ -173,6 +178,22 @@ def _shares(status: Status) -> Iterator[Metric]:
             phases.add_metric([name, phase.value], float(volume.phase is phase))
     yield stalls
     yield phases
+    yield _silence(status)
+
+
+def _silence(status: Status) -> Metric:
+    """For how long the other nodes were silent: of several boots of one host the latest word counts."""
+    explained = "How long this node has seen the beat of another one unchanged, by its own clock."
+    silence = GaugeMetricFamily("trashd_node_silent_seconds", explained, labels=["volume", "host"])
+    for volume in status.volumes:
+        if volume.owner is None:
+            by_host: dict[str, float] = {}
+            for one in volume.nodes:
+                if not one.is_here:
+                    by_host[one.host] = min(one.unchanged_s, by_host.get(one.host, math.inf))
+            for host, silent_s in by_host.items():
+                silence.add_metric([printable(volume.root()), host], silent_s)
+    return silence
 
 
 def _filled(family: _Family, row: _Row, status: Status) -> _Family:

@@ -112,6 +112,7 @@ def serve(wanted: ServiceOptions) -> None:
             service.tell,
             service.changed,
             partial(save_clock, state),
+            service.version,
         )
         try:
             trio.run(service.run, context, mounts)
@@ -145,7 +146,7 @@ class _Service:
         self._finder = MountPointStores(kernel)
         self.outlets = EventOutlets(loaded.config)
         self._started_ns = time.time_ns()
-        self._version = version("trashd")  # of the code that runs: the package may be another one tomorrow
+        self.version = version("trashd")  # of the code that runs: the package may be another one tomorrow
         self._changed = trio.Event()
         self._nudged = trio.Event()
         self._reloads = trio.Lock()
@@ -182,7 +183,7 @@ class _Service:
             nursery.start_soon(self._tell_status, context)
             if os.geteuid() == 0 and not self._wanted.volumes:
                 nursery.start_soon(self._keep_own_stores, context, nursery)
-            context.tell(EventKind.STARTED, detail=f"trashd {self._version}, {_volumes(len(self._loops))}")
+            context.tell(EventKind.STARTED, detail=f"trashd {self.version}, {_volumes(len(self._loops))}")
             self._write_status()
             self._notifier.ready(self._summary())
             nursery.start_soon(self._stay_alive)
@@ -400,9 +401,10 @@ class _Service:
 
     def _write_status(self) -> None:
         status = Status(
-            version=self._version,
+            version=self.version,
             pid=os.getpid(),
             boot_id=boot_id(),
+            host=os.uname().nodename,
             started_ns=self._started_ns,
             updated_ns=time.time_ns(),
             config_files=tuple(map(quote, self._loaded.files)),

@@ -36,6 +36,7 @@ class ServiceContext:
         tell: Callable[[Event], None],
         changed: Callable[[], None],
         save: Callable[[Clock], None],
+        version: str,
     ) -> None:
         """Bring them together.
 
@@ -44,7 +45,9 @@ class ServiceContext:
         tell   takes each event
         changed  called when a status is not what it was
         save   keeps the clock for the next service
+        version  of the code that runs
         """
+        self.version = version
         self.started_ns = time.time_ns()
         self.since_ns = since_ns
         self.kernel = kernel
@@ -114,13 +117,20 @@ async def in_time(
 ) -> T | None:
     """The result of something that may block, within so many seconds; else None, and what comes later is undone.
 
+    So it is if the task is cancelled.
     undo  called in whatever thread sees it come too late
     Checkpoint  yes
     """
     handed = _ThreadResult(undo)
-    with trio.move_on_after(seconds):
-        return await in_thread(limiter, partial(handed.over, body))
-    handed.give_up()
+    has_come = False
+    try:
+        with trio.move_on_after(seconds):
+            result = await in_thread(limiter, partial(handed.over, body))
+            has_come = True
+            return result
+    finally:
+        if not has_come:  # cancelled, too
+            handed.give_up()
     return None
 
 

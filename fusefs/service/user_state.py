@@ -146,6 +146,10 @@ class FolderPart:
         self._upcoming.remove(identifier)
         self._warnings.remove(identifier)
 
+    def is_unread(self) -> bool:
+        """Whether nobody has begun to look at it yet."""
+        return self._is_new
+
     def is_looking(self) -> bool:
         """Whether a look is not at its end."""
         return self._after is not None
@@ -251,6 +255,10 @@ class UserState:
         self._n_tries: dict[str, int] = {}
         self._not_before_s: dict[str, float] = {}
         self._sofar: dict[str, ReapProgress] = {}
+
+    def most_remembered(self) -> int:
+        """How many orphans may be remembered of each part."""
+        return self._most()
 
     def tended(self, bases: Iterable[bytes]) -> bool:
         """The user's folders are in order, and in these stores; whether some were not known."""

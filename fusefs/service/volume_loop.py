@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -32,6 +32,7 @@ from fusefs.service.open_volume import (
     own_space,
     space_at,
 )
+from fusefs.service.other_nodes import OtherNodes
 from fusefs.service.own_store_limits import OwnStoreLimit
 from fusefs.service.pause_files import Pause
 from fusefs.service.shared_context import ServiceContext, boot_s, in_thread, in_time
@@ -103,6 +104,7 @@ class VolumeLoop:
         self._why = ""
         self._context = context
         self._limiter = trio.CapacityLimiter(3) if limit is None else limit.threads
+        self._nodes = OtherNodes(context, self._limiter, self._may_have_users)
         self._woken = trio.Event()
         self._pause: Pause | None = None
         self._must_find = True
@@ -149,7 +151,14 @@ class VolumeLoop:
     def status(self) -> VolumeStatus:
         """What is known of it now; costs no system call."""
         kept = Kept(
-            self._told_path, self.owner, self._volume_id, self._filesystem, self.phase, self._why, self._refused
+            self._told_path,
+            self.owner,
+            self._volume_id,
+            self._filesystem,
+            self.phase,
+            self._why,
+            self._refused,
+            self._nodes.told(),
         )
         return status_of(kept, list(self.users.values()), self.session, self._tally, self._room)
 
@@ -185,6 +194,13 @@ class VolumeLoop:
 
         One that the configuration names is waited for; others are found again when they are mounted.
         """
+        try:
+            await self._live()
+        finally:
+            await self._nodes.say_farewell(self._open)
+        self._forget()
+
+    async def _live(self) -> None:
         while not self._is_left and (self._stays or self._n_gone < _GONE_FOR_GOOD):
             policy = self._policy()
             wait_s = await self._watch_room(policy)
@@ -200,7 +216,6 @@ class VolumeLoop:
             with trio.move_on_after(wait_s):
                 await self._woken.wait()
             self._woken = trio.Event()
-        self._forget()
 
     def _policy(self) -> VolumePolicy:
         config = self._context.config
@@ -267,6 +282,8 @@ class VolumeLoop:
         now_s = boot_s()
         is_poll = now_s >= self._polled_at_s + self._context.config.poll_s
         must_open = self._must_find or self._must_open or is_poll or now_s >= self._watch_at_s
+        if not must_open and self._nodes.is_due():
+            must_open = not await self._look_at_others()
         if not must_open and not any(user.wants(now_s) for user in self.users.values()):
             return
         self._be(VolumePhase.LOOKING)
@@ -277,13 +294,31 @@ class VolumeLoop:
             if self._held_back_s(policy) <= 0 and not self._is_left:  # who knows how long it waited
                 await self._work_opened(policy, is_poll=is_poll)
 
+    async def _look_at_others(self) -> bool:
+        """See what other nodes did, without a session; whether it still is the volume that we know."""
+        async with AsyncExitStack() as taken:
+            if self._limit is not None:
+                await taken.enter_async_context(self._limit.taken())
+            with await self._open() as opened:
+                if opened.store.volume.id != self._volume_id:
+                    return False
+                await self._nodes.look(opened, self.users, self.phase.value)
+        return True
+
+    async def _around(self, opened: OpenVolume) -> None:
+        """During a session: new users, and what other nodes did."""
+        await self._find_users(opened)
+        if self._nodes.is_due():
+            status = self.status()
+            await self._nodes.look(opened, self.users, status.phase.value, status.probe_ms)
+
     async def _open(self) -> OpenVolume:
         """Open it; a user's own store soon or not at all. Raises  TrashdError; OSError"""
         kernel = self._context.kernel
-        if self._own is None:
-            return await in_thread(self._limiter, partial(open_volume, kernel, self.path))
-        opening = partial(open_own, kernel, self._own.word)
-        opened = await in_time(self._limiter, _HUNG_S, opening, lambda late: late.owned.close())
+        opening, limit_s = partial(open_volume, kernel, self.path), math.inf
+        if self._own is not None:
+            opening, limit_s = partial(open_own, kernel, self._own.word), _HUNG_S
+        opened = await in_time(self._limiter, limit_s, opening, lambda late: late.owned.close())
         if opened is None:
             raise NoStore(self.path, "its disk does not answer; it is looked at again now and then")
         return opened
@@ -308,7 +343,7 @@ class VolumeLoop:
                 self._room,
                 self._limiter,
                 SessionEvents(
-                    self._look_at_space, partial(self._post_watches, opened.store), partial(self._find_users, opened)
+                    self._look_at_space, partial(self._post_watches, opened.store), partial(self._around, opened)
                 ),
             )
             self._context.changed()
@@ -356,6 +391,7 @@ class VolumeLoop:
             self._forget()
             self._volume_id = store.volume.id
             self._filesystem = opened.filesystem
+        self._nodes.begin(opened)
         if is_poll:
             self._polled_at_s = boot_s()
             for uid, user in self.users.items():
@@ -368,6 +404,7 @@ class VolumeLoop:
             await self._find_users(opened)
         else:
             self._post_watches(store)  # where a watch was lost
+        await self._nodes.look(opened, self.users, VolumePhase.LOOKING.value)
 
     async def _find_users(self, opened: OpenVolume) -> None:
         """See which users the volume has, if there may be new ones."""
@@ -431,6 +468,9 @@ class VolumeLoop:
             self._leave_areas()
         elif not event.happened & InotifyMask.OVERFLOW and whose(event.name) is None:
             return
+        self._may_have_users()
+
+    def _may_have_users(self) -> None:
         self._must_find = True
         if self.session is None:
             self.wake()
@@ -449,7 +489,11 @@ class VolumeLoop:
             return 0.0
         now_s = boot_s()
         poll_s = self._polled_at_s + self._context.config.poll_s
-        return max(min([poll_s, self._watch_at_s, *(user.next_at_s() for user in self.users.values())]) - now_s, 0.0)
+        return max(
+            min([poll_s, self._watch_at_s, self._nodes.at_s(), *(user.next_at_s() for user in self.users.values())])
+            - now_s,
+            0.0,
+        )
 
     def _failed(self, error: Exception) -> float:
         """What went wrong, and how long to leave it alone."""
@@ -491,6 +535,7 @@ class VolumeLoop:
     def _forget(self) -> None:
         """Nothing of what is known is true any more."""
         self._refused = ()
+        self._nodes.forget()
         for uid in list(self.users):
             self._drop(uid)
         self._leave_areas()

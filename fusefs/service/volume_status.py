@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fusefs.core.record import quote
-from fusefs.core.service_status import CurrentReap, HeldByUser, PassedOver, VolumePhase, VolumeStatus
+from fusefs.core.service_status import CurrentReap, HeldByUser, PassedOver, SeenNode, VolumePhase, VolumeStatus
 from fusefs.service.shared_context import boot_s
 from fusefs.service.user_state import UserState
 from fusefs.service.volume_figures import SpaceTrend, WorkTotals
@@ -33,6 +33,7 @@ class Kept(NamedTuple):
     phase: VolumePhase
     why: str
     refused: tuple[PassedOver, ...]
+    nodes: tuple[SeenNode, ...]
 
 
 def status_of(
@@ -82,6 +83,7 @@ def status_of(
         held=tuple(HeldByUser(user.uid, *user.held()) for user in users if any(user.held())),
         faults=tuple(tally.faults),
         refused=kept.refused,
+        nodes=kept.nodes,
     )
 
 

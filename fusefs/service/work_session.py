@@ -25,9 +25,10 @@ from fusefs.linux.subuid import read_subordinates
 from fusefs.reaper.server_outage import CUT_OFF
 from fusefs.service.child_answers import ChildAnswers
 from fusefs.service.child_handle import ChildGone, ChildHandle
-from fusefs.service.fair_turns import FairTurns
+from fusefs.service.fair_turns import FairTurns, by_number, order_of_node
 from fusefs.service.forker import ForkerLost
 from fusefs.service.messages import Heartbeat, Measure, Order, ReadRecords, Reap
+from fusefs.service.node_files import own_name
 from fusefs.service.open_volume import OpenVolume, VolumeSpace
 from fusefs.service.root_takeover import take_over
 from fusefs.service.shared_context import ServiceContext, boot_s, in_thread
@@ -95,10 +96,13 @@ class WorkSession:
         self._room = room
         self._limiter = limiter
         self._tells = tells
-        caps = RateCaps(policy.max_entries_per_s, policy.max_bytes_per_s, policy.horizon_s)
-        self._pacer = PressurePacer(context.kernel, opened.hold, caps, may_write=opened.own is None)
+        self._most = Speed(policy.part_of(policy.max_entries_per_s), policy.part_of(policy.max_bytes_per_s))
+        caps = RateCaps(self._most.entries_per_s, self._most.bytes_per_s, policy.horizon_s)
+        beat = None if opened.beat is None else opened.beat.write_again
+        self._pacer = PressurePacer(context.kernel, opened.hold, caps, may_write=opened.own is None, write=beat)
         self.tempo = HOLD
-        self._turns = FairTurns(read_subordinates().holder_of)
+        order = order_of_node(own_name()) if opened.is_shared() else by_number
+        self._turns = FairTurns(read_subordinates().holder_of, order)
         self._children: dict[int, ChildHandle] = {}
         self._busy: set[int] = set()
         self._counted: dict[int, Heartbeat] = {}
@@ -358,14 +362,15 @@ class WorkSession:
         self._tally.look(now_s)
         if self._policy.paced:
             n_due = sum(user.n_due(now_s) for user in self._users.values())
-            backlog = Backlog(int(n_due * self._tally.usual_entries), self._overdue_s(now_s), self._room.hurries)
+            n_entries = int(n_due * self._tally.usual_entries / self._policy.n_nodes)
+            backlog = Backlog(n_entries, self._overdue_s(now_s), self._room.hurries)
             done = WorkDone(self._tally.n_entries, self._tally.n_bytes, self._tally.busy_s)
             self.tempo = self._pacer.tick(done, backlog)
             if self._pacer.wants_probe() and not self._is_probing:
                 self._is_probing = True
                 nursery.start_soon(self._probe)
         else:
-            self.tempo = Speed(self._policy.max_entries_per_s, self._policy.max_bytes_per_s)
+            self.tempo = self._most
         return self.tempo
 
     def _overdue_s(self, now_s: float) -> float:

@@ -18,6 +18,7 @@ from fusefs.store.backing_and_mount import FILE_TO_READ, OUT_OF_REACH, READABLE,
 from fusefs.store.layout import (
     FIRST_FORMAT,
     NEW,
+    NODES,
     OLD,
     REGISTRY,
     UNMOUNT,
@@ -258,11 +259,13 @@ def _name_as_owned(kernel: Kernel, area: Name, area_fd: Fd, name: bytes) -> list
 
 
 def _make_way(kernel: Kernel, fd: Fd, repaired: list[str]) -> None:
-    """See to it that all but the areas and old stores is files of root's, so that nothing is in our way."""
+    """See to it that all but the areas, nodes and old stores is files of root's, so that nothing is in our way."""
     for name in kernel.list_anew(fd):
         if name in _AREAS or name.startswith(OLD):
             continue
         st = kernel.stat(fd, name)
+        if name == NODES and stat.S_ISDIR(st.st_mode) and _is_roots(st, sticky=False):
+            continue
         if not (stat.S_ISREG(st.st_mode) and st.st_uid == 0) and _PLANTED not in name:
             aside = name[:_KEPT_OF_NAME] + _PLANTED + os.urandom(6).hex().encode()
             kernel.rename_free(fd, name, fd, aside)

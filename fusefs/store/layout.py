@@ -43,6 +43,10 @@ LOCK = Name(b".lock")
 """In a store, or a directory of it, that one process at a time changes; only the store's owner can open it."""
 REGISTRY = Name(b"folders")
 """Root's registry of which folder is which user's (store.registered)."""
+NODES = Name(b"nodes")
+"""The beats of the nodes that serve a store which several machines may have mounted (service.node_files)."""
+REAPER_LOCK = Name(b"reaper.lock")
+"""Of the service that works on a store of a local filesystem."""
 RECORD = Name(b"record.json")
 RECORD_NEW = Name(b"record.json.new")
 GATE_PREFIX = b"gate."

@@ -15,6 +15,7 @@ from functools import partial
 from fusefs.core.errors import BadRecord, TrashdError
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, Name, is_container_id, join
+from fusefs.core.node_beats import is_beat_name
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.adopt import take_in
@@ -27,7 +28,9 @@ from fusefs.store.layout import (
     FOLDERS,
     LOCK,
     NEW,
+    NODES,
     OLD,
+    REAPER_LOCK,
     REGISTRY,
     RESERVE,
     USERS,
@@ -158,9 +161,13 @@ def discard_emptied(store: Store) -> None:
             with suppress(FileNotFoundError), kernel.open_dir(fd, REGISTRY) as registry:
                 for name in kernel.list(registry):
                     kernel.unlink(registry, name)
-            with suppress(FileNotFoundError):
-                kernel.rmdir(fd, REGISTRY)
-            for file in (VOLUME, CACHEDIR_TAG, LOCK):
+            with suppress(FileNotFoundError), kernel.open_dir(fd, NODES) as nodes:
+                for name in filter(is_beat_name, kernel.list(nodes)):
+                    kernel.unlink(nodes, name)
+            for directory in (REGISTRY, NODES):
+                with suppress(FileNotFoundError):
+                    kernel.rmdir(fd, directory)
+            for file in (VOLUME, CACHEDIR_TAG, LOCK, REAPER_LOCK):
                 with suppress(FileNotFoundError):
                     kernel.unlink(fd, file)
             kernel.rmdir(store.fd, old)

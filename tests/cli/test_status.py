@@ -19,6 +19,7 @@ from fusefs.cli.status_watch import StatusView
 from fusefs.core.service_status import (
     CurrentReap,
     PassedOver,
+    SeenNode,
     SeenStatus,
     Status,
     StatusFault,
@@ -47,6 +48,25 @@ VOLUME = VolumeStatus(
     free_trend_bytes_per_s=400_000.0, removed_entries=1_234_567, freed_bytes=45 << 30, n_reaped=12,
     current=(CurrentReap(1000, "2fe7e4cb8ba8", 5),),
     faults=(StatusFault(NOW_NS, "EIO at a claim"), StatusFault(NOW_NS, "EIO again")),
+)  # fmt: skip
+
+NODES = (
+    SeenNode(
+        host="alpha", boot_id="b", is_here=True, is_alive=True, unchanged_s=0.0, version="0.1", phase="yielding",
+        probe_ms=1.23,
+    ),
+    SeenNode(
+        host="beta", boot_id="c", is_here=False, is_alive=True, unchanged_s=12.0, version="0.1", phase="idle",
+        probe_ms=None,
+    ),
+    SeenNode(
+        host="gamma\x1b", boot_id="d", is_here=False, is_alive=False, unchanged_s=7500.0, version="", phase="",
+        probe_ms=None,
+    ),
+    SeenNode(
+        host="delta", boot_id="e", is_here=False, is_alive=None, unchanged_s=3.0, version="0.1", phase="idle",
+        probe_ms=None,
+    ),
 )  # fmt: skip
 
 
@@ -95,6 +115,12 @@ def test_a_service_that_serves_is_told_with_all_its_volumes(alive: bytes) -> Non
         assert words in done.out
 
 
+def test_the_nodes_of_a_shared_volume_are_told_as_the_service_has_seen_them(alive: bytes) -> None:
+    write_status(alive, status_of(msgspec.structs.replace(VOLUME, nodes=NODES)))
+    told = "alpha (here), beta (idle, seen 12s ago), gamma\\x1b (silent for 2h5m), delta (not seen to live yet)"
+    assert told in trashd("status").out
+
+
 @pytest.mark.usefixtures("directory")
 def test_no_service_is_5_and_says_how_to_start_one() -> None:
     done = trashd("status")
@@ -134,7 +160,7 @@ def test_json_is_one_object_with_the_volumes_own_name(alive: bytes) -> None:
 
 def test_json_is_as_promised(alive: bytes) -> None:
     odd = PassedOver("/scratch/.trashd/u/1000", "not used as a folder of uid 1000: it belongs to uid 1001", "look")
-    volume = msgspec.structs.replace(VOLUME, faults=(StatusFault(1, "EIO at a claim"),), refused=(odd,))
+    volume = msgspec.structs.replace(VOLUME, faults=(StatusFault(1, "EIO at a claim"),), refused=(odd,), nodes=NODES)
     write_status(alive, status_of(volume))
     (told,) = trashd("status", "--json").objects()
     for key in ("pid", "started_ns", "updated_ns", "updated_boot_ns", "age_s"):

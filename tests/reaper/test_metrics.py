@@ -9,21 +9,33 @@ import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-import msgspec
 import pytest
 import trio
 import trio.testing
+from msgspec.structs import replace
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from fusefs.core.events import Event, EventKind
-from fusefs.core.service_status import HeldByUser, Status, VolumePhase, VolumeStatus, volume_status
+from fusefs.core.service_status import HeldByUser, SeenNode, Status, VolumePhase, VolumeStatus, volume_status
 from fusefs.service.hooks import HookCounts
 from fusefs.service.metrics_http import serve
 from fusefs.service.prometheus import PrometheusMetrics
 
 DOCS = Path(__file__).parents[2] / "docs"
-UNITS = ("_seconds", "_bytes", "_ratio", "_per_second", "_total", "_orphans", "_users", "_inodes", "_info", "_phase")
+UNITS = (
+    "_seconds",
+    "_bytes",
+    "_ratio",
+    "_per_second",
+    "_total",
+    "_orphans",
+    "_users",
+    "_inodes",
+    "_info",
+    "_phase",
+    "_nodes",
+)
 VOLUME = VolumeStatus(
     path="/v", phase=VolumePhase.YIELDING, n_users=2, n_orphans=5, n_due=3, n_quarantined=1,
     tempo_entries_per_s=100, io=0.25,
@@ -87,7 +99,7 @@ def test_every_metric_has_a_help_and_a_unit(textfile: Path) -> None:
 
 
 def test_what_is_not_known_is_absent(textfile: Path) -> None:
-    told = publish(textfile, msgspec.structs.replace(SOME, volumes=(VolumeStatus(path="/v"),)))
+    told = publish(textfile, replace(SOME, volumes=(VolumeStatus(path="/v"),)))
     assert told["trashd_probe_seconds"].samples == told["trashd_stall_ratio"].samples == []
     assert value(told["trashd_tempo_entries_per_second"], volume="/v") == math.inf
 
@@ -105,6 +117,38 @@ def test_stalls_are_told_by_resource(textfile: Path) -> None:
     }  # fmt: skip
 
 
+NODE = SeenNode(
+    host="alpha", boot_id="1", is_here=True, is_alive=True, unchanged_s=0.0, version="0.1", phase="idle", probe_ms=None
+)
+
+
+def with_nodes(*nodes: SeenNode) -> Status:
+    (volume,) = SOME.volumes
+    return replace(SOME, host="alpha", volumes=(replace(volume, nodes=nodes),))
+
+
+def test_a_service_tells_its_host(textfile: Path) -> None:
+    assert value(publish(textfile, with_nodes())["trashd_info"], version="0.1", host="alpha") == 1
+
+
+def test_nodes_that_live_are_counted_and_others_silence_is_told(textfile: Path) -> None:
+    beta = replace(NODE, host="beta", is_here=False, unchanged_s=12.0)
+    gamma = replace(NODE, host="gamma", is_here=False, is_alive=False, unchanged_s=500.0)
+    told = publish(textfile, with_nodes(NODE, beta, gamma))
+    assert value(told["trashd_nodes"], volume="/v") == 2
+    silent = told["trashd_node_silent_seconds"]
+    assert {host: value(silent, volume="/v", host=host) for host in ("beta", "gamma")} == {"beta": 12, "gamma": 500}
+    assert len(silent.samples) == 2
+
+
+def test_a_node_that_was_started_again_is_not_silent_for_its_last_boot(textfile: Path) -> None:
+    boots = [
+        replace(NODE, host="beta", boot_id=boot, is_here=False, unchanged_s=s) for boot, s in (("1", 9e4), ("2", 1.0))
+    ]
+    told = publish(textfile, with_nodes(NODE, *boots))["trashd_node_silent_seconds"]
+    assert value(told, volume="/v", host="beta") == 1
+
+
 def test_events_are_counted_by_volume_and_kind(textfile: Path) -> None:
     events = (Event(EventKind.REAPED, 0, b"/v"), Event(EventKind.REAPED, 0, b"/v"), Event(EventKind.STARTED, 0))
     told = publish(textfile, events=events)["trashd_events_total"]
@@ -120,7 +164,7 @@ def test_hooks_are_counted(textfile: Path) -> None:
 
 def test_a_volumes_name_breaks_no_line(textfile: Path) -> None:
     volume = volume_status(b'/v"\n# HELP x\xff\x1b\\')
-    told = publish(textfile, msgspec.structs.replace(SOME, volumes=(volume,)))
+    told = publish(textfile, replace(SOME, volumes=(volume,)))
     assert told["trashd_orphans"].samples[0].labels["volume"].isprintable()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.pacing import Backlog, RateCaps, WorkDone
+from fusefs.core.pacing import Backlog, RateCaps, WorkDone, rest_at
 from fusefs.core.slice_budget import Speed
 from fusefs.engine.pressure_pacer import PressurePacer
 from fusefs.linux.fd import Fd
@@ -33,11 +33,26 @@ class Clock:
 class Scene:
     """A pacer at work: `run` lets time go by, from one look to the next."""
 
-    def __init__(self, root: Path, fd: Fd, psi: Psi, caps: RateCaps, *, may_write: bool = True) -> None:
+    def __init__(
+        self, root: Path, fd: Fd, psi: Psi, caps: RateCaps, *, may_write: bool = True, is_remote: bool = False
+    ) -> None:
         self.root = root
         self.clock = Clock()
-        self.pacer = PressurePacer(Kernel(), fd, caps, self.clock, psi, may_write=may_write)
+        write = self.write_there if is_remote else None
+        self.pacer = PressurePacer(Kernel(), fd, caps, self.clock, psi, may_write=may_write, write=write)
+        self.write_s, self.write_at_work_s = 0.002, 0.002
         self.tempo = Speed()
+
+    def write_there(self) -> None:
+        """What a server needs for a small write, while we rest and while we work."""
+        begins_s, ends_s = rest_at(self.clock.now_s, is_alone=self.tempo.is_alone)
+        self.clock.now_s += self.write_s if begins_s <= self.clock.now_s < ends_s else self.write_at_work_s
+
+    def run_probing(self, seconds: float) -> None:
+        """Let time go by, and probe when that is wanted."""
+        for _ in self.run(seconds):
+            if self.pacer.wants_probe():
+                self.pacer.probe()
 
     def run(self, seconds: float, neighbour: Callable[[], None] = lambda: None) -> Iterator[float]:
         """What time it is, after each look."""
@@ -63,7 +78,9 @@ class Scene:
 
 
 @contextmanager
-def on_a_disk(nowhere: Path, caps: RateCaps = NO_CAPS, *, may_write: bool = True) -> Iterator[Scene]:
+def on_a_disk(
+    nowhere: Path, caps: RateCaps = NO_CAPS, *, may_write: bool = True, is_remote: bool = False
+) -> Iterator[Scene]:
     """A pacer that goes by the device alone: others work on this machine while tests run.
 
     Its journal writes nothing by itself, however long the test is kept waiting.
@@ -71,7 +88,7 @@ def on_a_disk(nowhere: Path, caps: RateCaps = NO_CAPS, *, may_write: bool = True
     with loop_volume("ext4", mount_options=["commit=3600"]) as root:
         sync(root)
         with Kernel().open_path(bytes(root), os.O_RDONLY) as fd:
-            scene = Scene(root, fd, Psi(str(nowhere)), caps, may_write=may_write)
+            scene = Scene(root, fd, Psi(str(nowhere)), caps, may_write=may_write, is_remote=is_remote)
             yield scene
             scene.pacer.close()
 
@@ -113,6 +130,28 @@ def test_a_probe_tells_how_long_it_took_and_leaves_nothing(tmp_path: Path) -> No
         scene.pacer.probe()
         assert scene.pacer.pressure().probe_ms is not None
         assert os.listdir(scene.root) == before
+
+
+def test_on_a_server_that_feels_nothing_it_stays_at_full_speed(tmp_path: Path) -> None:
+    with on_a_disk(tmp_path, is_remote=True) as scene:
+        scene.until(is_alone=True)
+        scene.run_probing(60.0)
+        assert scene.tempo.is_alone
+
+
+def test_on_a_server_whose_writes_take_longer_while_it_works_it_steps_back_and_stays_so(tmp_path: Path) -> None:
+    with on_a_disk(tmp_path, is_remote=True) as scene:
+        scene.until(is_alone=True)
+        scene.write_at_work_s = 0.008
+        scene.run_probing(60.0)
+        assert not scene.tempo.is_alone
+        assert scene.tempo.share < 0.3
+        scene.run_probing(60.0)
+        assert not scene.tempo.is_alone
+        share = scene.tempo.share
+        scene.write_at_work_s = scene.write_s
+        scene.run_probing(60.0)
+        assert scene.tempo.share > share
 
 
 def test_a_probe_is_wanted_now_and_then(tmp_path: Path) -> None:

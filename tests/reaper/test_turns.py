@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.service.fair_turns import FairTurns
+from fusefs.service.fair_turns import FairTurns, order_of_node
 
 
 def test_two_who_always_want_share_evenly() -> None:
@@ -69,3 +69,21 @@ def test_who_comes_anew_waits_for_one_turn_of_who_is_many_users() -> None:
     for _ in range(3):
         turns.charge(turns.next(range(100_000, 100_100)), 1.0)
     assert turns.next([*range(100_000, 100_100), 200_001]) == 200_001
+
+
+def test_nodes_begin_with_different_users_and_give_each_as_much() -> None:
+    uids, first = range(1000, 1008), set()
+    for number in range(20):
+        turns, had = FairTurns(order=order_of_node(b"node%d" % number)), Counter[int]()
+        first.add(turns.next(uids))
+        for _ in range(80):
+            uid = turns.next(uids)
+            had[uid] += 1
+            turns.charge(uid, 0.5)
+        assert set(had.values()) == {10}
+    assert len(first) > 4
+
+
+def test_a_nodes_order_is_its_own_every_time() -> None:
+    one, same, other = (order_of_node(name) for name in (b"alpha", b"alpha", b"beta"))
+    assert sorted(range(50), key=one) == sorted(range(50), key=same) != sorted(range(50), key=other)

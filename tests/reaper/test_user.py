@@ -67,7 +67,7 @@ def new_intake() -> ChildAnswers:
     nobody, clock = cast(Forker, None), started(time.time_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME))
     with InotifyWatches() as watcher:
         context = ServiceContext(
-            Kernel(), nobody, watcher, read_config([]), clock, 0, lambda _: None, lambda: None, lambda _: None
+            Kernel(), nobody, watcher, read_config([]), clock, 0, lambda _: None, lambda: None, lambda _: None, "0"
         )
     opened = OpenVolume(store, "", nowhere, None, ExitStack())
     return ChildAnswers(context, opened, VolumePolicy(BASE), WorkTotals(), SpaceTrend(), lambda: None)

@@ -151,12 +151,14 @@ def service(
     environment: dict[str, str] | None = None,
     user: int | None = None,
     command: Sequence[str | Path] = (TRASHD,),
+    runtime: Path | None = None,
 ) -> Iterator[Service]:
     """`trashd service run` on some volumes, ready; stopped at the end of the block, so that nothing is left half-done.
 
     base  of `places`: a second service there finds what the first one left; a user may write in their own
     user  whose own service it is; root's if None
     command  what runs `trashd`
+    runtime  its runtime directory, if not the machine's
     """
     configure(base, config)
     log, address = base / "log", base / "notify"
@@ -166,12 +168,13 @@ def service(
         address.chmod(0o777)
         argv = [*command, "service", "run", "--config", base, *(f"--volume={volume}" for volume in volumes)]
         told = {**os.environ, "NOTIFY_SOCKET": str(address), "STATE_DIRECTORY": str(base), **(environment or {})}
-        runtime = SYSTEM_RUNTIME if user is None else os.fsencode(base / "trashd")
+        told |= {"RUNTIME_DIRECTORY": str(runtime)} if runtime is not None else {}
+        default = SYSTEM_RUNTIME if user is None else os.fsencode(base / "trashd")
         if user is not None:
             argv = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--", *argv]
             told |= {"XDG_RUNTIME_DIR": str(base), "RUNTIME_DIRECTORY": ""}
         with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=stderr, env=told, process_group=0) as process:
-            running = Service(process, notified, log, runtime)
+            running = Service(process, notified, log, default if runtime is None else os.fsencode(runtime))
             try:
                 running.wait_ready()
                 yield running

@@ -170,6 +170,7 @@ def volume_at(path: str) -> st.SearchStrategy[VolumePolicy]:
         blocks=st.none() | marks,
         inodes=st.none() | marks,
         paced=st.booleans(),
+        n_nodes=st.integers(1, 1000),
     )
 
 

@@ -285,3 +285,8 @@ def test_a_volume_that_runs_full_does_not_wait_for_a_window() -> None:
     assert at_night.closed_s(12 * 3600, hurries=False) == 10 * 3600
     assert at_night.closed_s(12 * 3600, hurries=True) == 0
     assert at_night.closed_s(23 * 3600, hurries=False) == 0
+
+
+def test_each_node_has_its_part_of_a_rate_and_never_nothing() -> None:
+    policy = VolumePolicy(b"/v", n_nodes=4)
+    assert [policy.part_of(rate) for rate in (None, 1000, 7, 1)] == [None, 250, 1, 1]

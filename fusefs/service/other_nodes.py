@@ -1,0 +1,227 @@
+"""What happens on one volume by other machines' doing: their beats, and what they did in users' folders.
+
+On a volume of this machine alone there is nothing to look for: inotify tells all of it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple
+
+import trio
+
+from fusefs.core.errors import TrashdError
+from fusefs.core.node_beats import BEAT_S, BeatWatch, NodeBeat, PollInterval
+from fusefs.core.service_status import SeenNode
+from fusefs.service.folder_poll import AskedPart, FolderLook, Stamp, look_at_areas, look_at_folder
+from fusefs.service.open_volume import Elsewhere, OpenVolume
+from fusefs.service.shared_context import ServiceContext, boot_s, in_thread
+from fusefs.service.user_state import FolderPart, UserState
+
+_FAREWELL_S, _AGAIN_S = 0.6, 0.05
+"""So long the end of a service waits for its beats to be taken away, at most; what it had open may close just now."""
+_Key = tuple[int, bytes]
+
+
+class _Wanted(NamedTuple):
+    """What a look is to see, and what was seen before.
+
+    beat       to be written
+    forgotten  beats to be removed
+    parts      None: nobody's folders
+    """
+
+    beat: NodeBeat | None
+    forgotten: list[bytes]
+    parts: list[AskedPart] | None
+    before: Mapping[_Key, FolderLook]
+
+
+class _Seen(NamedTuple):
+    """What a look saw.
+
+    beats    None if ours could not be written
+    wrote_s  how long that took
+    """
+
+    beats: dict[bytes, NodeBeat | None] | None
+    wrote_s: float
+    areas: tuple[Stamp, ...] | None
+    parts: dict[_Key, FolderLook]
+
+
+class OtherNodes:
+    """The other nodes of one volume, and what they did."""
+
+    def __init__(self, context: ServiceContext, limiter: trio.CapacityLimiter, found_users: Callable[[], None]) -> None:
+        """Look for nothing yet.
+
+        limiter      of the threads that touch this volume
+        found_users  called when there may be new users
+        """
+        self._context = context
+        self._limiter = limiter
+        self._found_users = found_users
+        self._watch = BeatWatch()
+        self._is_shared = False
+        self._own: bytes | None = None
+        self._n_beats = 0
+        self._wrote_ms: float | None = None
+        self._beat_at_s = self._poll_at_s = math.inf
+        self._interval = PollInterval()
+        self._areas: tuple[Stamp, ...] | None = None
+        self._looks: dict[_Key, FolderLook] = {}
+
+    def begin(self, opened: OpenVolume) -> None:
+        """The volume was opened: look at once what others did since."""
+        if opened.is_shared() and not self._is_shared:
+            self._is_shared = True
+            self._beat_at_s = self._poll_at_s = 0.0
+
+    def at_s(self) -> float:
+        """When there is something to be looked for; infinity for never."""
+        return min(self._beat_at_s, self._poll_at_s)
+
+    def is_due(self) -> bool:
+        """Whether that is now."""
+        return boot_s() >= self.at_s()
+
+    def told(self) -> tuple[SeenNode, ...]:
+        """The nodes that were seen to serve it."""
+        return self._watch.told(self._own)
+
+    def forget(self) -> None:
+        """It is gone, or another volume: nothing that is known is true any more."""
+        self._is_shared = False
+        self._own = None
+        self._beat_at_s = self._poll_at_s = math.inf
+        self._interval = PollInterval()
+        self._watch = BeatWatch()
+        self._areas = None
+        self._looks.clear()
+
+    async def look(
+        self, opened: OpenVolume, users: Mapping[int, UserState], phase: str, probe_ms: float | None = None
+    ) -> None:
+        """Beat, see who else does, and what others did in users' folders, as far as it is time. Checkpoint
+
+        phase, probe_ms  what our beat says; without a probe how long the last beat took, which is one
+        """
+        now_s, most_s = boot_s(), float(self._context.config.poll_s)
+        beats, polls = now_s >= self._beat_at_s, now_s >= self._poll_at_s
+        if not (beats or polls):
+            return
+        beat = NodeBeat(
+            started_ns=self._context.started_ns,
+            n=self._n_beats,
+            version=self._context.version,
+            phase=phase,
+            probe_ms=self._wrote_ms if probe_ms is None else round(probe_ms, 3),
+        )
+        parts = _parts_of(users.values()) if polls else None
+        forgotten = [name for name in self._watch.forgotten() if name != self._own]
+        asked = _Wanted(beat if beats else None, forgotten, parts, dict(self._looks))
+        found = await in_thread(self._limiter, partial(_look, opened, asked))
+        took_s, now_s = boot_s() - now_s, boot_s()
+        if beats:
+            self._beat_at_s = now_s + min(BEAT_S, most_s) if opened.beat is not None else math.inf
+        if found.beats is not None:
+            self._n_beats += 1
+            self._wrote_ms = round(found.wrote_s * 1e3, 3)
+            self._own = None if opened.beat is None else opened.beat.name
+            self._take_beats(found.beats, users.values())
+        if polls:
+            changed = self._take_folders(found, users)
+            others = self._watch.alive() - {self._own}
+            self._poll_at_s = now_s + self._interval.after(took_s, most_s, is_lively=changed or bool(others))
+
+    def _take_beats(self, beats: Mapping[bytes, NodeBeat | None], users: Iterable[UserState]) -> None:
+        gone = self._watch.look(beats, time.monotonic()) - {self._own}
+        if gone:  # what it had begun may be ours to go on with
+            for user in users:
+                user.look_again()
+        self._context.changed()
+
+    def _take_folders(self, found: _Seen, users: Mapping[int, UserState]) -> bool:
+        """Take in what others did; whether they did anything."""
+        has_changed = self._areas is not None and found.areas is not None and found.areas != self._areas
+        if has_changed:
+            self._found_users()
+        self._areas = found.areas or self._areas
+        for (uid, base), look in found.parts.items():
+            user = users.get(uid)
+            if user is None or base not in user.parts:
+                continue
+            before, part = self._looks.get((uid, base)), user.parts[base]
+            if before is None and not part.is_unread():
+                part.look_again()  # what came since it was read has not been seen
+            elif before is not None and look is not before:
+                has_changed |= _take(user, part, before, look)
+        # What could not be looked at now keeps what was known of it.
+        known = {(uid, base) for uid, user in users.items() for base in user.parts}
+        self._looks = {key: look for key, look in {**self._looks, **found.parts}.items() if key in known}
+        return has_changed
+
+    async def say_farewell(self, opening: Callable[[], Awaitable[OpenVolume]]) -> None:
+        """Take our beat away, if that is quick: who ends well is not missed. Checkpoint"""
+        if self._own is None:
+            return
+        with trio.move_on_after(_FAREWELL_S, shield=True), suppress(TrashdError, OSError):
+            while True:
+                try:
+                    opened = await opening()
+                    break
+                except Elsewhere:
+                    await trio.sleep(_AGAIN_S)
+            with opened:
+                if opened.beat is not None:
+                    await in_thread(self._limiter, partial(opened.beat.remove, opened.beat.name))
+
+
+def _parts_of(users: Iterable[UserState]) -> list[AskedPart]:
+    return [AskedPart(user.uid, base, user.most_remembered()) for user in users for base in user.parts]
+
+
+def _look(opened: OpenVolume, asked: _Wanted) -> _Seen:
+    """In a thread. What can't be had is left to the long poll, and to the work itself, which says what is wrong."""
+    beats, wrote_s = None, 0.0
+    if asked.beat is not None and opened.beat is not None:
+        with suppress(OSError):  # on a full volume, too
+            for name in asked.forgotten:
+                opened.beat.remove(name)
+        with suppress(OSError):
+            began_s = time.monotonic()
+            opened.beat.write(asked.beat)
+            wrote_s = time.monotonic() - began_s
+            beats = opened.beat.all()
+    parts: dict[_Key, FolderLook] = {}
+    areas = None
+    if asked.parts is not None:
+        with suppress(OSError):
+            areas = look_at_areas(opened.store)
+        for part in asked.parts:
+            with suppress(OSError, TrashdError):
+                key = part.uid, part.base
+                parts[key] = look_at_folder(opened.store, part, asked.before.get(key))
+    return _Seen(beats, wrote_s, areas, parts)
+
+
+def _take(user: UserState, part: FolderPart, before: FolderLook, now: FolderLook) -> bool:
+    """What came and went between two looks at a folder; whether anything did."""
+    if now.drop != before.drop:
+        user.tend_at_s = 0.0
+    if now.names is None or before.names is None:
+        if now.orphans != before.orphans:
+            part.look_again()
+    else:
+        part.n_orphans = now.n_orphans
+        for identifier in before.names - now.names:
+            part.leaves(identifier)
+        for identifier in now.names - before.names:
+            if not user.has_come(identifier):  # inotify told it
+                part.look_at(identifier)
+    return (now.orphans, now.drop, now.names) != (before.orphans, before.drop, before.names)
