@@ -127,7 +127,7 @@ def _check_unrecorded(folder: UserFolder, state: State, name: bytes) -> Iterator
     where = printable(folder.path_to(state, name))
     with folder.open(state) as state_fd, suppress(FileNotFoundError), kernel.open_dir(state_fd, name) as fd:
         removed = {RECORD_NEW, TREE, FRESH} if state is State.STAGE else {RECORD_NEW}
-        names = {name for name in kernel.list(fd) if not name.startswith(UNFINISHED_PREFIX)}
+        names = {name for name in kernel.list(fd) if not name.startswith((UNFINISHED_PREFIX, *WATCH_PREFIXES))}
         if state is State.QUARANTINE or names - removed:
             yield AdoptionProblem(where, "no record (I3)", WAY_OUT)
         else:

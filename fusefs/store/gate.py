@@ -87,6 +87,11 @@ def empty_into(kernel: Kernel, lower: Fd, upper: Fd, name: Name, container: Fd) 
     raise failed
 
 
+def late_name() -> Name:
+    """A new name for what is an orphan of its own, should it be found in a container."""
+    return Name(LATE_PREFIX + os.urandom(6).hex().encode())
+
+
 def _is_own_file(name: bytes) -> bool:
     """Whether it is a container's own, and goes with it."""
     return name in (RECORD, RECORD_NEW) or name.startswith(WATCH_PREFIXES)
@@ -100,8 +105,7 @@ def move_parts(kernel: Kernel, lower: Fd, container: Fd) -> None:
     for name in kernel.list_anew(lower):
         if _is_own_file(name) or name == OLD_CONTAINER or name.startswith((GATE_PREFIX, *HIDDEN_PREFIXES)):
             continue
-        late = Name(LATE_PREFIX + os.urandom(6).hex().encode())
-        for to in (Name(name), late):
+        for to in (Name(name), late_name()):
             try:
                 kernel.rename_free(lower, name, container, to)
                 break

@@ -13,7 +13,7 @@ from fusefs.core.names import Name, RelPath, join
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import DIRECTORY
-from fusefs.store.gate import gate
+from fusefs.store.gate import gate, late_name
 from fusefs.store.layout import ANNOUNCED_PREFIX, FRESH, RECORD, TREE, Volume
 from fusefs.store.visible_move import VisibleMove
 
@@ -82,7 +82,7 @@ class GatedRename(NamedTuple):
         """
         upper, _, last = join(TREE, path).rpartition(b"/")
         with self._told_if_taken_over(), self.kernel.open_beneath(self.container, upper, DIRECTORY) as source:
-            part = Name(b"part")
+            part = late_name()  # killed here, it is an orphan of its own
             with self.kernel.open_beneath(source, last) as thing:
                 failed: OSError | None = None
                 with gate(self.kernel, self.container) as through:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 from fusefs.core.durations import DURATION_MAX_S
-from fusefs.core.errors import SETTLE, BadRecord, Busy, NotFound, Refused
+from fusefs.core.errors import SETTLE, BadRecord, Busy, NotFound, Refused, TakenOver
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S, State
 from fusefs.core.names import ContainerId
 from fusefs.core.record import Record
@@ -99,15 +99,19 @@ def _keep_anew(held: HeldContainer, retention_s: int | None) -> None:
     from fusefs.store.take_over import take_over
 
     change = partial(Record._replace, retention_s=retention_s)
-    taken = with_room(held.folder, FOR_USER, partial(take_over, held, State.RESTORING, change))
-    if isinstance(taken, ClaimLost):
-        raise Busy(held.id)
-    with taken:
-        if taken.record.lent_mode is not None:
-            with held.folder.store.kernel.open_beneath(taken.fd, TREE) as tree:
-                take_back(taken, tree, taken.record.lent_mode)
-        move(taken, State.ORPHANS)
-        held.folder.store.kernel.fsync(taken.fd)
+    kernel = held.folder.store.kernel
+    try:
+        taken = with_room(held.folder, FOR_USER, partial(take_over, held, State.RESTORING, change))
+        if isinstance(taken, ClaimLost):
+            raise Busy(held.id)
+        with taken:
+            if taken.record.lent_mode is not None:
+                with kernel.open_beneath(taken.fd, TREE) as tree:
+                    take_back(taken, tree, taken.record.lent_mode)
+            move(taken, State.ORPHANS)
+            kernel.fsync(taken.fd)
+    except FileNotFoundError as error:
+        raise TakenOver(held.id) from error
 
 
 def _retention_s(age_ns: int, term: Term) -> int | None:

@@ -130,7 +130,7 @@ def _settle(folder: UserFolder, state: State, name: bytes, ended: Collection[str
     try:
         held = hold(folder, state, ContainerId(text))
     except FileNotFoundError:
-        return _sweep(folder, state, name)
+        return _sweep(folder, state, name, watched)
     if isinstance(held, ClaimLost):
         return ""
     with held:
@@ -145,7 +145,7 @@ def _settle(folder: UserFolder, state: State, name: bytes, ended: Collection[str
             return _settle_held(held)
         if state is State.ORPHANS:
             raise alive
-        if left_s := left_to_wait_s(held):
+        if left_s := left_to_wait_s(folder.store, held.fd):
             watched.append(left_s)
             raise alive
         from fusefs.store.take_over import take_over  # only what another node left needs it
@@ -160,11 +160,6 @@ def _settle(folder: UserFolder, state: State, name: bytes, ended: Collection[str
 
 def _settle_held(held: HeldContainer) -> str:
     """What was done with one that nobody else works on."""
-    if held.folder.store.is_shared():
-        from fusefs.store.take_over import end_old
-
-        end_old(held)
-        settle_late(held)
     with Origin(held) as origin:
         if held.state is State.ORPHANS:
             return _settle_empty(held, origin)
@@ -173,11 +168,17 @@ def _settle_held(held: HeldContainer) -> str:
         return settle_restoring(held, origin)
 
 
-def _sweep(folder: UserFolder, state: State, name: bytes) -> str:
-    """A container without a record never held a victim, or holds nothing any more: rmdir, nothing else."""
+def _sweep(folder: UserFolder, state: State, name: bytes, watched: list[float]) -> str:
+    """A container without a record never held a victim, or holds nothing any more: rmdir, nothing else.
+
+    Another node may be making it, whose lock is not seen: it is watched first.
+    """
     kernel = folder.store.kernel
     with folder.open(state) as state_fd, suppress(FileNotFoundError):
         with kernel.open_dir(state_fd, name) as fd:
+            if folder.store.is_shared() and (left_s := left_to_wait_s(folder.store, fd)):
+                watched.append(left_s)
+                return ""
             if not _drop_unfinished_record(kernel, fd):
                 return ""
         unmake(kernel, state_fd, name)
@@ -220,11 +221,21 @@ def may_be_alive(held: HeldContainer, ended: Collection[str]) -> KeptContainer |
     )
 
 
+def _gather(held: HeldContainer) -> None:
+    """Off local filesystems, have all that lies in older containers, and in gates, where it belongs. Raises  OSError"""
+    if held.folder.store.is_shared():
+        from fusefs.store.take_over import end_old  # only what a killed process left there needs it
+
+        end_old(held)
+        settle_late(held)
+
+
 def _found(held: HeldContainer, name: Name) -> Identity | None:
     return identify_at(held.folder.store.kernel, held.fd, name)
 
 
 def _settle_staged(held: HeldContainer, origin: Origin) -> str:
+    _gather(held)
     record = held.record
     action = decide_stage(record, _found(held, TREE), _found(held, FRESH), origin.identity())
     match action:
@@ -319,6 +330,7 @@ def settle_restoring(held: HeldContainer, origin: Origin, back_to: State = State
     back_to  the state that it goes back to if it had not happened
     Raises   OSError; Kept if what is found is not understood
     """
+    _gather(held)
     record = held.record
     action = decide_restoring(record, _found(held, TREE), _found(held, FRESH), origin.identity())
     if action is not RestoringAction.KEEP:

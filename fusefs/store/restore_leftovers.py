@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import errno
-import os
 
 from fusefs.core.identity import Likelihood, compare
 from fusefs.core.names import ContainerId, Name, RelPath
 from fusefs.store.adopt import take_in
 from fusefs.store.container import HeldContainer, dissolve
+from fusefs.store.gate import late_name
 from fusefs.store.layout import FRESH, HOISTED, LATE_PREFIX, TREE
 from fusefs.store.stage import identify_at
 
@@ -52,7 +52,7 @@ def settle_late(held: HeldContainer) -> None:
     for name in late:
         tree, came = identify_at(kernel, held.fd, TREE), identify_at(kernel, held.fd, name)
         if compare(came, victim) is Likelihood.SAME and compare(tree, victim) is not Likelihood.SAME:
-            aside = Name(LATE_PREFIX + os.urandom(6).hex().encode())
+            aside = late_name()
             kernel.rename_free(held.fd, TREE, held.fd, aside)
             kernel.rename_free(held.fd, name, held.fd, TREE)
             name = aside

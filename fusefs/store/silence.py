@@ -19,8 +19,7 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import FILE_TO_READ
 from fusefs.store.consequences import takeover_s
-from fusefs.store.container import HeldContainer
-from fusefs.store.layout import ANNOUNCED_PREFIX, WATCH_PREFIXES, WATCHED_PREFIX
+from fusefs.store.layout import ANNOUNCED_PREFIX, WATCH_PREFIXES, WATCHED_PREFIX, Store
 
 _ANNOUNCED_PART = 1 / 3
 """Of that time: so long nothing is said of it, or whoever looks would stop every swap; and so long it is announced."""
@@ -38,25 +37,25 @@ class _Note(NamedTuple):
     sight: str
 
 
-def left_to_wait_s(held: HeldContainer) -> float:
-    """For how many seconds it must be silent still, as far as this boot has watched it; 0: it may be taken over.
+def left_to_wait_s(store: Store, fd: Fd) -> float:
+    """For how many seconds a container must be silent still, as far as this boot has watched it; 0: take it over.
 
     A live owner who sees that it is announced withdraws. Raises  OSError
     """
-    kernel = held.folder.store.kernel
-    needed_s, now_s, sight = takeover_s(held.folder.store.volume), kernel.boot_ns() / _NS, _sight(kernel, held.fd)
+    kernel = store.kernel
+    needed_s, now_s, sight = takeover_s(store.volume), kernel.boot_ns() / _NS, _sight(kernel, fd)
     announced_s = needed_s * _ANNOUNCED_PART
-    watched = _noted(kernel, held.fd, WATCHED_PREFIX)
+    watched = _noted(kernel, fd, WATCHED_PREFIX)
     if watched is None or watched.sight != sight:
-        _note(kernel, held.fd, WATCHED_PREFIX, _Note(now_s, sight))
-        _forget(kernel, held.fd, ANNOUNCED_PREFIX)
+        _note(kernel, fd, WATCHED_PREFIX, _Note(now_s, sight))
+        _forget(kernel, fd, ANNOUNCED_PREFIX)
         return announced_s
     silent_s = now_s - watched.at_s
     if silent_s < announced_s:
         return announced_s - silent_s
-    announced = _noted(kernel, held.fd, ANNOUNCED_PREFIX)
+    announced = _noted(kernel, fd, ANNOUNCED_PREFIX)
     if announced is None:
-        _note(kernel, held.fd, ANNOUNCED_PREFIX, announced := _Note(now_s, sight))
+        _note(kernel, fd, ANNOUNCED_PREFIX, announced := _Note(now_s, sight))
     return max(0.0, needed_s - silent_s, announced.at_s + announced_s - now_s)
 
 

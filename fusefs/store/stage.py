@@ -28,7 +28,7 @@ from fusefs.store.container import (
     touch,
     unfinished_name,
 )
-from fusefs.store.layout import FRESH, RECORD, TREE, UserFolder
+from fusefs.store.layout import FRESH, RECORD, TREE, WATCH_PREFIXES, UserFolder
 from fusefs.store.locate import Victim
 from fusefs.store.permission_loan import loan
 from fusefs.store.reserve import SPARE, ensure_reserve, move_to_stage, take_reserve
@@ -181,10 +181,12 @@ def unmake(kernel: Kernel, state: Fd, name: bytes) -> None:
     Raises  OSError if it does
     """
     with kernel.open_dir(state, name) as fd:
-        unfinished = [name for name in kernel.list_anew(fd) if name.startswith(UNFINISHED_PREFIX)]
-        for directory in (TREE, FRESH, *unfinished):
+        names = kernel.list_anew(fd)
+        for directory in (TREE, FRESH, *(name for name in names if name.startswith(UNFINISHED_PREFIX))):
             with suppress(FileNotFoundError):
                 kernel.rmdir(fd, directory)
+        for note in (name for name in names if name.startswith(WATCH_PREFIXES)):
+            kernel.unlink(fd, note)
     kernel.rmdir(state, name)
 
 

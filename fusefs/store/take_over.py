@@ -55,9 +55,6 @@ def take_over(
             if now != old.record:  # somebody changed it meanwhile, whose lock we don't see
                 new = rewrite(new, _ours(kernel, old.fd, change(now), lent))
     with closed_on_error(new):
-        if lent is not None:
-            with kernel.open_beneath(new.fd, OLD_CONTAINER + b"/" + TREE) as tree:
-                lend(new, tree, lent)
         end_old(new)
     return new
 
@@ -119,6 +116,8 @@ def end_old(held: HeldContainer) -> None:
             while True:
                 chain.append(opened.enter_context(kernel.open_dir(chain[-1], OLD_CONTAINER)))
         for lower in chain[1:]:  # the newer first: what it has was moved out of the older one
+            with suppress(FileNotFoundError), kernel.open_beneath(lower, TREE) as tree:
+                lend(held, tree, held.record.lent_mode)  # who was killed may have had no time for it
             move_parts(kernel, lower, held.fd)
         for upper, lower in zip(reversed(chain[:-1]), reversed(chain[1:]), strict=True):
             empty_into(kernel, lower, upper, OLD_CONTAINER, held.fd)

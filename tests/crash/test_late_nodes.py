@@ -69,13 +69,13 @@ OTHER_BOOT = str(uuid.UUID(int=7))
 @pytest.fixture(autouse=True)
 def is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_module, "_LOCAL", frozenset())
+    monkeypatch.setattr(silence, "takeover_s", lambda _volume: 0.0)
 
 
 def recover_elsewhere(volume: Path, kernel: Kernel | None = None) -> list[str]:
     """Recover as a node of another boot does that has watched for long enough."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recover_module, "boot_id", lambda: OTHER_BOOT)
-        patch.setattr(silence, "takeover_s", lambda _volume: 0.0)
         return recover_all(volume, kernel)
 
 

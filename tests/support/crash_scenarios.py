@@ -188,7 +188,8 @@ def settle(volume: Path) -> None:
         checked = [volume, lower] if (lower / _STORE).exists() else [volume]
         return [*recover_all(lower), *(problem for path in checked for problem in problems(path))]
 
-    assert (as_user(uid, told) if uid else told()) == []
+    found = as_user(uid, told) if uid else told()
+    assert found == [], found
     if uid:
         assert recover_all(volume) == []  # what root held itself
     assert_nothing_half_done(volume)
