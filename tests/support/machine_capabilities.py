@@ -19,6 +19,7 @@ from tests.support import booted_systemd
 _NR_IO_URING_SETUP, _URING_6_1 = 425, 3 << 12  # flags that Linux knows since 6.1
 _PASSTHROUGH_SINCE, _PRUNE_SINCE = (6, 9), (6, 18)
 SFTP_SERVER = Path("/usr/lib/openssh/sftp-server")
+UML_MODULES = Path("/usr/lib/uml/modules")
 
 
 class Missing(Exception):
@@ -136,6 +137,16 @@ def _probe_passthrough() -> None:
         raise Missing(f"Linux {os.uname().release}: reads and writes pass through since 6.9")
 
 
+def _probe_uml() -> None:
+    """User-Mode Linux with modules, and what serves NFS in it (tests/support/uml_machine)."""
+    _run("linux.uml", "--version")
+    if not any(UML_MODULES.glob("*/modules.dep")):
+        raise Missing(f"{UML_MODULES} has no modules")
+    for program in ("rpcbind", "rpc.statd", "rpc.mountd", "rpc.nfsd", "exportfs", "mkfs.ext4"):
+        if shutil.which(program, path="/usr/sbin:/usr/bin:/sbin:/bin") is None:
+            raise Missing(f"{program} is not installed")
+
+
 def _probe_prune() -> None:
     if _version() < _PRUNE_SINCE:
         raise Missing(f"Linux {os.uname().release}: it lets go of what a daemon names since 6.18")
@@ -161,5 +172,6 @@ PROBES: Mapping[str, Callable[[], None]] = MappingProxyType(
         "fuse_uring": _probe_fuse_uring,
         "passthrough": _probe_passthrough,
         "prune": _probe_prune,
+        "uml": _probe_uml,
     }
 )

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
@@ -39,3 +40,33 @@ def trashd(_line: Line, words: list[str]) -> Done:
         out.seek(0)
         err.seek(0)
         return Done(code, os.fsdecode(out.read()), os.fsdecode(err.read()))
+
+
+N_FILES = 40
+
+
+def make_directory(_line: Line, path: str) -> None:
+    """mkdir."""
+    os.mkdir(path)
+
+
+def make_tree(_line: Line, path: str) -> None:
+    """A tree of N_FILES files in four directories."""
+    for i in range(4):
+        os.makedirs(f"{path}/d{i}")
+        for j in range(N_FILES // 4):
+            Path(f"{path}/d{i}/f{j}").write_text(f"{i}.{j}")
+
+
+def count_files(_line: Line, path: str) -> int:
+    """How many files with the right content a tree of `make_tree` has."""
+    return sum(file.read_text() == f"{file.parent.name[1:]}.{file.name[1:]}" for file in Path(path).rglob("f*"))
+
+
+def wait_for_path(_line: Line, path: str) -> None:
+    """Until a name is there. Raises  TimeoutError"""
+    end = time.monotonic() + 20
+    while not os.path.lexists(path):
+        if time.monotonic() > end:
+            raise TimeoutError(path)
+        time.sleep(0.01)

@@ -23,7 +23,6 @@ import sys
 import termios
 import tty
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +51,11 @@ class Line:
         """Go on at the test's next word."""
         os.read(self._hears, 1)
 
-    def run(self, action: Callable[..., object], arguments: tuple[object, ...]) -> None:
-        """Act, and say how it ended."""
+    def run(self, action: str, arguments: tuple[object, ...]) -> None:
+        """Act (MODULE:NAME), and say how it ended."""
         try:
-            self._say(DONE, action(self, *arguments))
+            module, _, name = action.partition(":")
+            self._say(DONE, getattr(importlib.import_module(module), name)(self, *arguments))
         except BaseException as error:
             self._say(RAISED, _portable(error))
 
@@ -97,8 +97,7 @@ def _act(action: str, arguments: tuple[object, ...], line: Line) -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.set_wakeup_fd(-1)
-        module, _, name = action.partition(":")
-        line.run(getattr(importlib.import_module(module), name), arguments)
+        line.run(action, arguments)
     finally:
         os._exit(0)
 
@@ -147,13 +146,27 @@ class _Server:
 
     def _hear(self, one: _Served) -> None:
         data = os.read(one.hears, 65536)
+        self._take(one, data)
+        if not data and not one.is_done:
+            self.send(one.number, DIED, os.waitstatus_to_exitcode(os.waitpid(one.pid, 0)[1]))
+        if one.is_done or not data:
+            self._end(one)
+
+    def _take(self, one: _Served, data: bytes) -> None:
         one.buffer += data
         *lines, one.buffer = one.buffer.split(b"\n")
         for line in lines:
             what, value = pickle.loads(base64.b64decode(line))
             self.send(one.number, what, value)
             one.is_done = one.is_done or what != TOLD
-        if one.is_done or not data:
+
+    def _hear_out(self, one: _Served) -> None:
+        """What an ended process said before; a child of its may have the pipe still."""
+        while not one.is_done and select.select([one.hears], [], [], 0)[0]:
+            if not (data := os.read(one.hears, 65536)):
+                return
+            self._take(one, data)
+        if one.is_done:
             self._end(one)
 
     def _end(self, one: _Served) -> None:
@@ -166,11 +179,10 @@ class _Server:
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 for one in [one for one in self._served if one.pid == ended[0]]:
-                    while one in self._served and select.select([one.hears], [], [], 0)[0]:
-                        self._hear(one)  # what it said before
-                    if not one.is_done:
+                    self._hear_out(one)
+                    if one in self._served:
                         self.send(one.number, DIED, os.waitstatus_to_exitcode(ended[1]))
-                    self._end(one)
+                        self._end(one)
 
 
 def _check(result: int, what: str) -> None:
@@ -238,16 +250,25 @@ def _own_root() -> None:
 
 def _be(name: str, address: str) -> None:
     socket.sethostname(name)
-    for path, text in (("/etc/machine-id", f"{uuid.uuid4().hex}\n"), ("/etc/hostname", f"{name}\n")):
-        Path(path).unlink(missing_ok=True)
-        Path(path).write_text(text)
+    told = {
+        "passwd": "root:x:0:0::/root:/bin/sh\n_rpc:x:100:65534::/run:/bin/false\nnobody:x:65534:65534::/:/bin/false",
+        "group": "root:x:0:\nnogroup:x:65534:",
+        "machine-id": uuid.uuid4().hex,
+        "hostname": name,
+        "hosts": f"127.0.0.1 localhost\n{os.environ['HOSTS']}",
+        "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files",  # nobody is there to be asked
+    }
+    for file, text in told.items():
+        (path := Path("/etc", file)).unlink(missing_ok=True)
+        path.write_text(f"{text}\n")
     _up("lo")
     _up("vec0", address)
 
 
 def main() -> None:
-    """Set the machine up and serve. In the environment: NAME, ADDRESS, LOAD (modules)."""
+    """Set the machine up and serve. In the environment: NAME, ADDRESS, LOAD (modules), HOSTS."""
     _own_root()
+    os.environ["HOSTS"] = os.environ["HOSTS"].replace(",", "\n").replace("=", " ")
     _be(os.environ["NAME"], os.environ["ADDRESS"])
     load(*filter(None, os.environ["LOAD"].split(",")))
     os.environ.update(PATH="/usr/sbin:/usr/bin:/sbin:/bin", HOME="/root", LC_ALL="C.UTF-8", COLUMNS="80", NO_COLOR="1")

@@ -87,7 +87,8 @@ class Machine:
     """One virtual machine, from its start to its end."""
 
     def __init__(
-        self, folder: Path, name: str, address: str, port: Port, *, modules: Sequence[str], disk: Path | None, memory: str
+        self, folder: Path, name: str, address: str, port: Port, *, modules: Sequence[str], disk: Path | None, memory: str,
+        hosts: Sequence[str],
     ) -> None:
         """Start it; `boot` waits until it is up."""
         self.name, self.address, self.port = name, address, port
@@ -104,7 +105,7 @@ class Machine:
             "con=null", "con0=null,fd:1", f"ssl0=fd:{theirs.fileno()},fd:{theirs.fileno()}", "ssl=null",
             f"vec0:transport=bess,dst={port.path},src={own},mac=02:00:00:00:00:{int(number):02x}",
             *([f"ubda={disk}"] if disk else []),
-            f"NAME={name}", f"ADDRESS={address}", f"LOAD={','.join(modules)}", f"PYTHONPATH={REPO}",
+            f"NAME={name}", f"ADDRESS={address}", f"LOAD={','.join(modules)}", f"HOSTS={','.join(hosts)}", f"PYTHONPATH={REPO}",
             f"init={sys.executable}", "--", uml_guest.__file__,
         ]  # fmt: skip
         with theirs, self._log.open("wb") as log:
@@ -207,14 +208,16 @@ def started(
     modules: Sequence[str] = (),
     disk: Path | None = None,
     memory: str = "192M",
+    hosts: Sequence[str] = (),
 ) -> Iterator[Machine]:
     """A virtual machine that ends with the block.
 
     address   of its one network interface
     port      where that is plugged in
     disk      an image that it has as /dev/ubda
+    hosts     whom it knows, as ADDRESS=NAME
     """
-    machine = Machine(folder, name, address, port, modules=modules, disk=disk, memory=memory)
+    machine = Machine(folder, name, address, port, modules=modules, disk=disk, memory=memory, hosts=hosts)
     try:
         yield machine
     finally:

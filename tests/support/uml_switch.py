@@ -105,6 +105,10 @@ class Switch:
             port.sprung = threading.Event()
             return port.sprung
 
+    def mend(self, port: Port) -> None:
+        """Have all frames pass, those that were held too."""
+        self.set(port, Cable.PASS, Cable.PASS)
+
     @contextlib.contextmanager
     def cut(self, port: Port) -> Iterator[None]:
         """No frame passes in either direction."""

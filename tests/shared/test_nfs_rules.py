@@ -1,0 +1,160 @@
+"""What the design for shared filesystems takes from NFS, and what it can't: Linux's client and server, 3 and 4.2."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support import nfs_acts, nfs_server, uml_acts
+from tests.support.nfs_machines import VERSIONS, Site, Volume, site
+from tests.support.uml_switch import Cable
+
+pytestmark = pytest.mark.needs("root", "uml")
+
+REFUSED = ("ENOENT", "ESTALE")
+"""How a rename from or to a removed directory may be refused; each is one of core's words for a lost race."""
+_LONG_S = 45.0
+
+
+@pytest.fixture(scope="module")
+def machines() -> Iterator[Site]:
+    with site() as made:
+        yield made
+
+
+@pytest.fixture(params=list(VERSIONS))
+def volume(machines: Site, request: pytest.FixtureRequest) -> Iterator[Volume]:
+    with machines.volume(VERSIONS[request.param]) as mounted:
+        yield mounted
+
+
+def test_the_clients_are_machines_of_their_own(machines: Site) -> None:
+    told = [machines.machine(name).call(uml_acts.who) for name in ("a", "b", "server")]
+    assert [len(set(values)) for values in zip(*told, strict=True)] == [3, 3, 3]
+
+
+def test_exchange_and_noreplace_and_unnamed_files_are_refused(volume: Volume) -> None:
+    folder, machine = volume.a.volume, volume.a.machine
+    assert machine.call(nfs_acts.renamed, folder, 2) == "EINVAL"
+    machine.call(nfs_acts.make_directories, f"{folder}/n")
+    assert machine.call(nfs_acts.renamed, f"{folder}/n", 1) == "EINVAL"
+    assert machine.call(nfs_acts.made_unnamed, folder) == "ENOTSUP"
+
+
+@pytest.mark.parametrize("kind", ["flock", "fcntl", "ofd"])
+def test_a_lock_is_seen_by_the_other_client(volume: Volume, kind: str) -> None:
+    path = volume.a.path("file")
+    held = volume.a.machine.start(nfs_acts.hold_lock, path, kind)
+    assert held.told() == "locked"
+    assert volume.b.machine.call(nfs_acts.try_lock, path, kind) == "EAGAIN"
+    held.go()
+    assert held.result() == nfs_acts.DONE
+    assert volume.b.machine.call(nfs_acts.try_lock, path, kind) == nfs_acts.DONE
+
+
+def test_a_handle_is_the_same_on_both_clients_and_there_is_no_birth_time(volume: Volume) -> None:
+    volume.a.machine.call(nfs_acts.make_directories, volume.a.path("x"))
+    told = [client.machine.call(nfs_acts.handle, client.path("x")) for client in (volume.a, volume.b)]
+    assert told[0] == told[1]
+    found = volume.b.machine.call(nfs_acts.ino_by_handle, volume.b.volume, *told[0])
+    assert found == volume.a.machine.call(nfs_acts.ino, volume.a.path("x"))
+    assert volume.a.machine.call(nfs_acts.birth_ns, volume.a.path("x")) == 0
+
+
+def test_a_file_that_its_own_client_has_open_keeps_a_name_and_its_directory(volume: Volume) -> None:
+    names, while_open, after = volume.a.machine.call(nfs_acts.silly_names, volume.a.path("d"))
+    assert [name[:4] for name in names] == [".nfs"]
+    assert (while_open, after) == ("ENOTEMPTY", nfs_acts.DONE)
+
+
+# The fence: a directory that another client removed.
+
+
+def test_a_rename_by_fd_into_or_out_of_a_directory_that_the_other_client_removed_is_refused(volume: Volume) -> None:
+    a, b = volume.a.machine, volume.b.machine
+    gate, tree = volume.a.path("gate"), volume.a.path("tree")
+    a.call(nfs_acts.make_directories, gate, tree)
+    late = a.start(nfs_acts.move_by_fd, gate, tree, "tree")
+    assert late.told() == "open"
+    assert b.call(nfs_acts.rmdir, gate) == nfs_acts.DONE
+    late.go()
+    into, out = late.result()
+    assert {into, out} <= set(REFUSED)
+    assert volume.server.call(nfs_acts.is_there, f"{volume.below}/tree")
+
+
+def test_a_rename_by_fd_finds_no_directory_of_that_name_that_was_made_since(volume: Volume) -> None:
+    a, b = volume.a.machine, volume.b.machine
+    gate, tree = volume.a.path("gate"), volume.a.path("tree")
+    a.call(nfs_acts.make_directories, gate, tree)
+    late = a.start(nfs_acts.move_by_fd, gate, tree, "tree")
+    assert late.told() == "open"
+    assert b.call(nfs_acts.rmdir, gate) == nfs_acts.DONE
+    b.call(nfs_acts.make_directories, f"{gate}/tree/new")
+    late.go()
+    into, out = late.result()
+    assert {into, out} <= set(REFUSED)
+    assert volume.server.call(nfs_acts.is_there, f"{volume.below}/tree")
+    assert volume.server.call(nfs_acts.is_there, f"{volume.below}/gate/tree/new")
+
+
+def test_a_rename_held_by_the_network_finds_the_directory_removed(volume: Volume) -> None:
+    a, b = volume.a.machine, volume.b.machine
+    gate, tree = volume.a.path("gate"), volume.a.path("treeXYZ")
+    a.call(nfs_acts.make_directories, gate, tree)
+    late = a.start(nfs_acts.open_then_rename, gate, tree, f"{gate}/movedXYZ")
+    assert late.told() == "open"
+    sent = volume.switch.when(a.port, b"movedXYZ", Cable.HOLD)
+    late.go()
+    assert sent.wait(_LONG_S)
+    assert b.call(nfs_acts.rmdir, gate) == nfs_acts.DONE
+    b.call(nfs_acts.make_directories, gate)
+    volume.switch.mend(a.port)
+    assert late.result() in REFUSED
+    assert volume.server.call(nfs_acts.is_there, f"{volume.below}/treeXYZ")
+
+
+def test_a_rename_sent_once_more_to_a_restarted_server_finds_the_directory_removed(volume: Volume) -> None:
+    """And its sender is told that it failed, though it was done: others have moved the tree on since."""
+    a, b = volume.a.machine, volume.b.machine
+    gate, tree = volume.a.path("gate"), volume.a.path("treeXYZ")
+    a.call(nfs_acts.make_directories, gate, tree)
+    late = a.start(nfs_acts.open_then_rename, gate, tree, f"{gate}/movedXYZ")
+    assert late.told() == "open"
+    sent = volume.switch.when(a.port, b"movedXYZ", Cable.DROP, Cable.DROP, passes_first=True)
+    late.go()
+    assert sent.wait(_LONG_S)
+    volume.server.call(uml_acts.wait_for_path, f"{volume.below}/gate/movedXYZ")
+    b.call(nfs_acts.forget_caches)
+    assert b.call(nfs_acts.rename, f"{gate}/movedXYZ", tree) == nfs_acts.DONE  # so that the sender's source is there
+    assert b.call(nfs_acts.rmdir, gate) == nfs_acts.DONE
+    volume.server.call(nfs_server.restart)
+    volume.switch.mend(a.port)
+    assert late.result() in REFUSED
+    assert volume.server.call(nfs_acts.is_there, f"{volume.below}/treeXYZ")
+
+
+def test_a_restarted_server_says_enoent_to_a_rename_that_it_did(volume: Volume) -> None:
+    a = volume.a.machine
+    target = volume.a.path("movedXYZ")
+    a.call(nfs_acts.make_directories, volume.a.path("tree"))
+    late = a.start(nfs_acts.open_then_rename, volume.a.volume, volume.a.path("tree"), target)
+    assert late.told() == "open"
+    sent = volume.switch.when(a.port, b"movedXYZ", Cable.DROP, Cable.DROP, passes_first=True)
+    late.go()
+    assert sent.wait(_LONG_S)
+    volume.server.call(uml_acts.wait_for_path, f"{volume.below}/movedXYZ")
+    volume.server.call(nfs_server.restart)
+    volume.switch.mend(a.port)
+    assert late.result() == "ENOENT"
+    assert volume.server.call(nfs_acts.is_there, f"{volume.below}/movedXYZ")
+
+
+def test_a_restarted_server_says_eexist_to_a_mkdir_that_it_did(volume: Volume) -> None:
+    a = volume.a.machine
+    late = a.start(nfs_acts.open_then_make, volume.a.path("madeXYZ"))
+    assert late.told() == "ready"
+    sent = volume.switch.when(a.port, b"\0\0\0\7madeXYZ", Cable.DROP, Cable.DROP)
+    late.go()
+    assert sent.wait(_LONG_S)
+    volume.switch.mend(a.port)
+    assert late.result() == nfs_acts.DONE
