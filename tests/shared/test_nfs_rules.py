@@ -1,11 +1,14 @@
 """What the design for shared filesystems takes from NFS, and what it can't: Linux's client and server, 3 and 4.2."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
-from tests.support import nfs_acts, nfs_server, uml_acts
+from tests.support import nfs_acts, uml_acts
 from tests.support.nfs_machines import VERSIONS, Site, Volume, site
+from tests.support.uml_guest import Line
+from tests.support.uml_machine import Running
 from tests.support.uml_switch import Cable
 
 pytestmark = pytest.mark.needs("root", "uml")
@@ -97,64 +100,81 @@ def test_a_rename_by_fd_finds_no_directory_of_that_name_that_was_made_since(volu
     assert volume.server.call(nfs_acts.is_there, f"{volume.below}/gate/tree/new")
 
 
-def test_a_rename_held_by_the_network_finds_the_directory_removed(volume: Volume) -> None:
-    a, b = volume.a.machine, volume.b.machine
+def test_a_rename_by_fd_held_by_the_network_finds_the_directory_removed(volume: Volume) -> None:
+    b = volume.b.machine
     gate, tree = volume.a.path("gate"), volume.a.path("treeXYZ")
-    a.call(nfs_acts.make_directories, gate, tree)
-    late = a.start(nfs_acts.open_then_rename, gate, tree, f"{gate}/movedXYZ")
-    assert late.told() == "open"
-    sent = volume.switch.when(a.port, b"movedXYZ", Cable.HOLD)
-    late.go()
-    assert sent.wait(_LONG_S)
-    assert b.call(nfs_acts.rmdir, gate) == nfs_acts.DONE
-    b.call(nfs_acts.make_directories, gate)
-    volume.switch.mend(a.port)
+    volume.a.machine.call(nfs_acts.make_directories, gate, tree)
+    with _held(volume, nfs_acts.rename_into_fd, gate, tree, "movedXYZ") as late:
+        assert b.call(nfs_acts.rmdir, gate) == nfs_acts.DONE
+        b.call(nfs_acts.make_directories, gate)
     assert late.result() in REFUSED
     assert volume.server.call(nfs_acts.is_there, f"{volume.below}/treeXYZ")
 
 
-def test_a_rename_sent_once_more_to_a_restarted_server_finds_the_directory_removed(volume: Volume) -> None:
-    """And its sender is told that it failed, though it was done: others have moved the tree on since."""
-    a, b = volume.a.machine, volume.b.machine
+def test_a_rename_by_path_held_by_the_network_is_done_in_a_directory_of_that_name_made_since(volume: Volume) -> None:
+    """Linux walks the path anew after ESTALE: a name of a gate is used once, or known by fd alone."""
+    b = volume.b.machine
     gate, tree = volume.a.path("gate"), volume.a.path("treeXYZ")
-    a.call(nfs_acts.make_directories, gate, tree)
-    late = a.start(nfs_acts.open_then_rename, gate, tree, f"{gate}/movedXYZ")
+    volume.a.machine.call(nfs_acts.make_directories, gate, tree)
+    with _held(volume, nfs_acts.open_then_rename, gate, tree, f"{gate}/movedXYZ") as late:
+        assert b.call(nfs_acts.rmdir, gate) == nfs_acts.DONE
+        b.call(nfs_acts.make_directories, gate)
+    assert late.result() == nfs_acts.DONE
+    assert volume.server.call(nfs_acts.is_there, f"{volume.below}/gate/movedXYZ")
+
+
+@contextmanager
+def _held(volume: Volume, act: Callable[[Line, str, str, str], str], *arguments: str) -> Iterator[Running[str]]:
+    """A's action, whose first frame with movedXYZ in it is on its way as long as the block lasts."""
+    late = volume.a.machine.start(act, *arguments)
     assert late.told() == "open"
-    sent = volume.switch.when(a.port, b"movedXYZ", Cable.DROP, Cable.DROP, passes_first=True)
+    sent = volume.switch.when(volume.a.machine.port, b"movedXYZ", Cable.HOLD)
     late.go()
     assert sent.wait(_LONG_S)
-    volume.server.call(uml_acts.wait_for_path, f"{volume.below}/gate/movedXYZ")
-    b.call(nfs_acts.forget_caches)
-    assert b.call(nfs_acts.rename, f"{gate}/movedXYZ", tree) == nfs_acts.DONE  # so that the sender's source is there
-    assert b.call(nfs_acts.rmdir, gate) == nfs_acts.DONE
-    volume.server.call(nfs_server.restart)
-    volume.switch.mend(a.port)
+    yield late
+    volume.switch.mend(volume.a.machine.port)
+
+
+def test_a_rename_sent_once_more_to_a_restarted_server_finds_the_directory_removed(volume: Volume) -> None:
+    """And its sender is told that it failed, though it was done: another has moved the tree on since."""
+    b = volume.b.machine
+    gate, tree = volume.a.path("gate"), volume.a.path("treeXYZ")
+    volume.a.machine.call(nfs_acts.make_directories, gate, tree)
+    with _unanswered(volume, nfs_acts.rename_into_fd, gate, tree, "movedXYZ") as late:
+        volume.server.call(uml_acts.wait_for_path, f"{volume.below}/gate/movedXYZ")
+        b.call(nfs_acts.forget_caches)
+        assert b.call(nfs_acts.rename, f"{gate}/movedXYZ", tree) == nfs_acts.DONE  # where its sender had it
+        assert b.call(nfs_acts.rmdir, gate) == nfs_acts.DONE
+        volume.site.crash_server()
     assert late.result() in REFUSED
     assert volume.server.call(nfs_acts.is_there, f"{volume.below}/treeXYZ")
 
 
 def test_a_restarted_server_says_enoent_to_a_rename_that_it_did(volume: Volume) -> None:
-    a = volume.a.machine
-    target = volume.a.path("movedXYZ")
-    a.call(nfs_acts.make_directories, volume.a.path("tree"))
-    late = a.start(nfs_acts.open_then_rename, volume.a.volume, volume.a.path("tree"), target)
-    assert late.told() == "open"
-    sent = volume.switch.when(a.port, b"movedXYZ", Cable.DROP, Cable.DROP, passes_first=True)
-    late.go()
-    assert sent.wait(_LONG_S)
-    volume.server.call(uml_acts.wait_for_path, f"{volume.below}/movedXYZ")
-    volume.server.call(nfs_server.restart)
-    volume.switch.mend(a.port)
+    tree = volume.a.path("treeXYZ")
+    volume.a.machine.call(nfs_acts.make_directories, tree)
+    with _unanswered(volume, nfs_acts.rename_into_fd, volume.a.volume, tree, "movedXYZ") as late:
+        volume.server.call(uml_acts.wait_for_path, f"{volume.below}/movedXYZ")
+        volume.site.crash_server()
     assert late.result() == "ENOENT"
     assert volume.server.call(nfs_acts.is_there, f"{volume.below}/movedXYZ")
 
 
 def test_a_restarted_server_says_eexist_to_a_mkdir_that_it_did(volume: Volume) -> None:
-    a = volume.a.machine
-    late = a.start(nfs_acts.open_then_make, volume.a.path("madeXYZ"))
-    assert late.told() == "ready"
-    sent = volume.switch.when(a.port, b"\0\0\0\7madeXYZ", Cable.DROP, Cable.DROP)
+    with _unanswered(volume, nfs_acts.make_in_fd, volume.a.volume, "movedXYZ", "") as late:
+        volume.server.call(uml_acts.wait_for_path, f"{volume.below}/movedXYZ")
+        volume.site.crash_server()
+    assert late.result() == "EEXIST"
+
+
+@contextmanager
+def _unanswered(volume: Volume, act: Callable[[Line, str, str, str], str], *arguments: str) -> Iterator[Running[str]]:
+    """A's action, whose first frame with movedXYZ in it comes through, and nothing more as long as the block lasts."""
+    late = volume.a.machine.start(act, *arguments)
+    assert late.told() == "open"
+    port = volume.a.machine.port
+    sent = volume.switch.when(port, b"movedXYZ", Cable.DROP, Cable.DROP, passes_first=True)
     late.go()
     assert sent.wait(_LONG_S)
-    volume.switch.mend(a.port)
-    assert late.result() == nfs_acts.DONE
+    yield late
+    volume.switch.mend(port)

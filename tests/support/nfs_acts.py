@@ -19,7 +19,20 @@ from tests.support.uml_guest import Line
 
 DONE = "done"
 _CHANGES = frozenset(
-    {"mkdir", "create", "tmpfile", "write", "link", "rename", "renameat2", "exchange", "unlink", "rmdir", "fsync", "flock"}
+    {
+        "mkdir",
+        "create",
+        "tmpfile",
+        "write",
+        "link",
+        "rename",
+        "renameat2",
+        "exchange",
+        "unlink",
+        "rmdir",
+        "fsync",
+        "flock",
+    }
 )
 _OFD_SETLK = 37
 _WRITE_LOCK = struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0)
@@ -101,19 +114,30 @@ def move_by_fd(line: Line, directory: str, outside: str, name: str) -> tuple[str
 
 def open_then_rename(line: Line, directory: str, source: str, target: str) -> str:
     """Open and list a directory, so that all is in the cache; at a word rename a path to another."""
+    held = _open_and_look(line, directory)
+    result = tried(lambda: os.rename(source, target))
+    os.close(held)
+    return result
+
+
+def rename_into_fd(line: Line, directory: str, source: str, name: str) -> str:
+    """Likewise, to a name in that directory, by its fd."""
+    held = _open_and_look(line, directory)
+    return tried(lambda: os.rename(source, name, dst_dir_fd=held))
+
+
+def make_in_fd(line: Line, directory: str, name: str, _other: str) -> str:
+    """Likewise, mkdir there."""
+    held = _open_and_look(line, directory)
+    return tried(lambda: os.mkdir(name, dir_fd=held))
+
+
+def _open_and_look(line: Line, directory: str) -> int:
     held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     os.listdir(held)
-    os.stat(source)
     line.tell("open")
     line.wait()
-    return tried(lambda: os.rename(source, target))
-
-
-def open_then_make(line: Line, path: str) -> str:
-    """At a word mkdir."""
-    line.tell("ready")
-    line.wait()
-    return tried(lambda: os.mkdir(path))
+    return held
 
 
 def rename(_line: Line, source: str, target: str) -> str:

@@ -48,9 +48,18 @@ class Volume(NamedTuple):
 
     a: Client
     b: Client
-    server: Machine
-    switch: Switch
+    site: Site
     below: str
+
+    @property
+    def server(self) -> Machine:
+        """The server that runs now."""
+        return self.site.machine("server")
+
+    @property
+    def switch(self) -> Switch:
+        """What their cables are plugged into."""
+        return self.site.switch
 
 
 class Site:
@@ -89,6 +98,11 @@ class Site:
         machine.kill()
         del self._machines[machine.name]
 
+    def crash_server(self) -> None:
+        """Kill the server and start it anew: it has its disk and has forgotten all else."""
+        self.lose(self.machine("server"))
+        self.boot()
+
     def machine(self, name: str) -> Machine:
         """One that runs."""
         return self._machines[name]
@@ -104,9 +118,7 @@ class Site:
         for machine in (self.machine("a"), self.machine("b")):
             self.mount(machine, options, target, name)
         try:
-            yield Volume(
-                Client(self.machine("a"), target), Client(self.machine("b"), target), self.machine("server"), self.switch, below
-            )
+            yield Volume(Client(self.machine("a"), target), Client(self.machine("b"), target), self, below)
         finally:
             for port in self._ports.values():
                 self.switch.mend(port)
@@ -145,4 +157,3 @@ def site() -> Iterator[Site]:
 def is_whole(client: Client, path: str) -> bool:
     """A tree that `make_tree` made has all that it had."""
     return client.machine.call(uml_acts.count_files, path) == uml_acts.N_FILES
-

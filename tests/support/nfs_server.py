@@ -51,7 +51,7 @@ def serve(_line: Line, has_disk: bool) -> None:
         uml_guest.mount("export", EXPORT, "tmpfs", "mode=755")
     start_locks(_line)
     uml_guest.mount("nfsd", _NFSD, "nfsd")
-    _run("exportfs", "-i", "-o", "rw,async,no_root_squash,no_subtree_check,fsid=0,insecure", f"*:{EXPORT}")
+    _run("exportfs", "-i", "-o", "rw,sync,no_root_squash,no_subtree_check,fsid=0,insecure", f"*:{EXPORT}")
     _run("rpc.mountd")
     start(_line)
     end_grace(_line)
@@ -81,10 +81,3 @@ def mount(_line: Line, server: str, own: str, options: str, target: str, source:
     data = f"{options},addr={server}" + ("" if "vers=3" in options else f",clientaddr={own}")
     os.makedirs(target, exist_ok=True)
     uml_guest.mount(f"{server}:{source}", target, "nfs" if "vers=3" in options else "nfs4", data)
-
-
-def restart(line: Line) -> None:
-    """Forget all that is known of clients and of what they asked; serve again, with no wait for reclaims."""
-    stop(line)
-    start(line)
-    end_grace(line)

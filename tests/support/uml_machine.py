@@ -87,7 +87,15 @@ class Machine:
     """One virtual machine, from its start to its end."""
 
     def __init__(
-        self, folder: Path, name: str, address: str, port: Port, *, modules: Sequence[str], disk: Path | None, memory: str,
+        self,
+        folder: Path,
+        name: str,
+        address: str,
+        port: Port,
+        *,
+        modules: Sequence[str],
+        disk: Path | None,
+        memory: str,
         hosts: Sequence[str],
     ) -> None:
         """Start it; `boot` waits until it is up."""
