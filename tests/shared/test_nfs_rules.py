@@ -1,5 +1,6 @@
 """What the design for shared filesystems takes from NFS, and what it can't: Linux's client and server, 3 and 4.2."""
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -16,6 +17,7 @@ pytestmark = pytest.mark.needs("root", "uml")
 REFUSED = ("ENOENT", "ESTALE")
 """How a rename from or to a removed directory may be refused; each is one of core's words for a lost race."""
 _LONG_S = 45.0
+_MOVED = re.compile(b"movedXYZ")
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +130,7 @@ def _held(volume: Volume, act: Callable[[Line, str, str, str], str], *arguments:
     """A's action, whose first frame with movedXYZ in it is on its way as long as the block lasts."""
     late = volume.a.machine.start(act, *arguments)
     assert late.told() == "open"
-    sent = volume.switch.when(volume.a.machine.port, b"movedXYZ", Cable.HOLD)
+    sent = volume.switch.when(volume.a.machine.port, _MOVED, Cable.HOLD)
     late.go()
     assert sent.wait(_LONG_S)
     yield late
@@ -173,7 +175,7 @@ def _unanswered(volume: Volume, act: Callable[[Line, str, str, str], str], *argu
     late = volume.a.machine.start(act, *arguments)
     assert late.told() == "open"
     port = volume.a.machine.port
-    sent = volume.switch.when(port, b"movedXYZ", Cable.DROP, Cable.DROP, passes_first=True)
+    sent = volume.switch.when(port, _MOVED, Cable.DROP, Cable.DROP, passes_first=True)
     late.go()
     assert sent.wait(_LONG_S)
     yield late

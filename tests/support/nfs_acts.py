@@ -276,3 +276,16 @@ def silly_names(line: Line, folder: str) -> tuple[list[str], str, str]:
     names, while_open = os.listdir(folder), tried(lambda: os.rmdir(folder))
     os.close(fd)
     return names, while_open, tried(lambda: os.rmdir(folder))
+
+
+def changes_of(_line: Line, verb: str, words: list[str]) -> tuple[str, list[str]]:
+    """The changes that a verb makes, and what it returns."""
+    counting = store_calls.Counting()
+    kernel = Kernel(counting)
+    if verb == "swap":
+        result = store_calls.swap(Path(words[0]), kernel).id
+    elif verb == "restore":
+        result = str(store_calls.restore(Path(words[0]), words[1], kernel))
+    else:
+        result = str(store_calls.reap_now(Path(words[0]), words[1], kernel))
+    return result, [call for call in counting.calls if call in _CHANGES]

@@ -56,6 +56,14 @@ class Running(Generic[T]):
         assert what == TOLD, value
         return str(value)
 
+    def told_or_ended(self, limit_s: float = CALL_S) -> str | None:
+        """The next word that it tells; None: it has ended well without one, and `result` has it."""
+        what, value = self._next(limit_s)
+        if what == TOLD:
+            return str(value)
+        self.said.put((what, value))
+        return None
+
     def go(self) -> None:
         """Let it go on from where it waits."""
         self._machine.send(self._number, None, ())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import selectors
 import socket
 import threading
@@ -31,7 +32,7 @@ class Port:
     """One machine's place at the switch. All fields are guarded by the switch's lock.
 
     out, back   what becomes of frames from the machine, and to it
-    trap        set while it waits for a frame from the machine with these bytes in it; then `then` becomes `out`, and
+    trap        what a frame from the machine has in it that is waited for; then `then` becomes `out`, and
                 `then_back` becomes `back`
     """
 
@@ -43,7 +44,7 @@ class Port:
         self.link: socket.socket | None = None
         self.out = self.back = Cable.PASS
         self.held: list[bytes] = []
-        self.trap: bytes | None = None
+        self.trap: re.Pattern[bytes] | None = None
         self.then = self.then_back = Cable.PASS
         self.passes_first = False
         self.sprung = threading.Event()
@@ -94,9 +95,15 @@ class Switch:
                         self._deliver(port, frame)
 
     def when(
-        self, port: Port, seen: bytes, then: Cable, then_back: Cable = Cable.PASS, *, passes_first: bool = False
+        self,
+        port: Port,
+        seen: re.Pattern[bytes],
+        then: Cable,
+        then_back: Cable = Cable.PASS,
+        *,
+        passes_first: bool = False,
     ) -> threading.Event:
-        """Set both directions at the first frame from the machine that has these bytes in it. passes_first: it passes
+        """Set both directions at the first frame from the machine that has this in it. passes_first: it passes
 
         Returns   what is set when that has happened
         """
@@ -160,7 +167,7 @@ class Switch:
             if not frame:
                 self._unplug(port)
                 return
-            if port.trap is not None and port.trap in frame:
+            if port.trap is not None and port.trap.search(frame):
                 port.trap = None
                 if port.passes_first:
                     self._deliver(port, frame)
