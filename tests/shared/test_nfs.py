@@ -121,7 +121,12 @@ def test_a_swap_of_a_machine_that_died_is_completed_or_undone_by_another(volume:
     late = volume.a.machine.start(nfs_acts.swap_stopping, volume.a.path("job"), n)
     late.told_or_ended()
     _name, _host, boot = volume.a.machine.call(uml_acts.who)
+    held = volume.a.machine.start(nfs_acts.hold_lock, volume.a.path("held"), "flock")
+    held.told()
     volume.site.lose(volume.a.machine)
+    if not volume.has_leases:
+        volume.site.crash_server()
+    volume.b.machine.call(nfs_acts.wait_for_lock, volume.b.path("held"), _LONG_S)
     _repair_for(volume.b, boot)
     _assert_nothing_lost_as_seen_by(volume.b)
 

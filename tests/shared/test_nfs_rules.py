@@ -56,6 +56,41 @@ def test_a_lock_is_seen_by_the_other_client(volume: Volume, kind: str) -> None:
     assert volume.b.machine.call(nfs_acts.try_lock, path, kind) == nfs_acts.DONE
 
 
+def test_a_machine_that_is_cut_off_loses_its_lock_with_its_lease_on_4_2_and_can_write_no_more(machines: Site) -> None:
+    with machines.volume(VERSIONS["v4.2"]) as volume:
+        path = volume.a.path("file")
+        held = volume.a.machine.start(nfs_acts.hold_lock, path, "flock")
+        assert held.told() == "locked"
+        with volume.switch.cut(volume.a.machine.port):
+            waited_s = volume.b.machine.call(nfs_acts.wait_for_lock, path, _LONG_S)
+        assert waited_s > 1
+        held.go()
+        assert held.result() == "EIO"
+
+
+def test_a_lock_of_a_machine_that_died_stays_on_3_until_the_server_starts_again(machines: Site) -> None:
+    with machines.volume(VERSIONS["v3"]) as volume:
+        path = volume.a.path("file")
+        assert volume.a.machine.start(nfs_acts.hold_lock, path, "flock").told() == "locked"
+        machines.lose(volume.a.machine)
+        assert volume.b.machine.call(nfs_acts.try_lock, path, "flock") == "EAGAIN"
+        machines.crash_server()
+        assert volume.b.machine.call(nfs_acts.try_lock, path, "flock") == nfs_acts.DONE
+
+
+@pytest.mark.parametrize("version", list(VERSIONS))
+def test_another_machine_sees_a_name_s_new_directory_when_its_caches_time_is_over(machines: Site, version: str) -> None:
+    with machines.volume(VERSIONS[version] + ",acregmin=2,acregmax=2,acdirmin=2,acdirmax=2") as volume:
+        a, b = volume.a.machine, volume.b.machine
+        a.call(nfs_acts.make_directories, volume.a.path("old/inner"), volume.a.path("new"))
+        watch = b.start(nfs_acts.until_seen_ino, volume.b.path("old"), _LONG_S)
+        assert watch.told() == "looked"
+        a.call(nfs_acts.rename, volume.a.path("old"), volume.a.path("gone"))
+        a.call(nfs_acts.rename, volume.a.path("new"), volume.a.path("old"))
+        waited_s, _n_missing = watch.result()
+        assert waited_s < _LONG_S
+
+
 def test_a_handle_is_the_same_on_both_clients_and_there_is_no_birth_time(volume: Volume) -> None:
     volume.a.machine.call(nfs_acts.make_directories, volume.a.path("x"))
     told = [client.machine.call(nfs_acts.handle, client.path("x")) for client in (volume.a, volume.b)]

@@ -242,7 +242,8 @@ def try_lock(_line: Line, path: str, kind: str) -> str:
 
 def wait_for_lock(_line: Line, path: str, limit_s: float) -> float:
     """Seconds until another's flock was free. Raises  TimeoutError"""
-    fd, begun = os.open(path, os.O_RDWR), time.monotonic()
+    begun = time.monotonic()
+    fd = os.open(path, os.O_RDWR)  # may wait as well: for what the server has lent of the file (a delegation)
     while tried(lambda: _lock(fd, "flock")) != DONE:
         if time.monotonic() - begun > limit_s:
             raise TimeoutError(path)

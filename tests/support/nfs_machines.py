@@ -18,6 +18,7 @@ from tests.support.uml_switch import Switch
 _ADDRESSES = {"a": "10.9.0.1", "b": "10.9.0.2", "server": "10.9.0.3"}
 _HOSTS = [f"{address}={name}" for name, address in _ADDRESSES.items()]
 _DISK_BYTES = 128 << 20
+_COMMANDS = tuple(f"fusefs.{part}" for part in ("core", "linux", "store", "engine", "reaper", "cli"))
 _CLIENT_MODULES = ("nfsv3", "nfsv4")
 _IN_MEMORY = Path("/dev/shm")
 VERSIONS = {"v3": "vers=3,proto=tcp,mountproto=tcp,hard", "v4.2": "vers=4.2,hard"}
@@ -44,12 +45,17 @@ class Client(NamedTuple):
 
 
 class Volume(NamedTuple):
-    """A directory of the server's that both clients have mounted. below: as the server itself has it"""
+    """A directory of the server's that both clients have mounted.
+
+    below       as the server itself has it
+    has_leases  a client that is not heard of for a while loses its locks; else only when it, or the server, starts again
+    """
 
     a: Client
     b: Client
     site: Site
     below: str
+    has_leases: bool
 
     @property
     def server(self) -> Machine:
@@ -79,9 +85,9 @@ class Site:
         self._stack.close()
         self.switch.close()
 
-    def boot(self) -> None:
-        """Start what does not run."""
-        missing = [name for name in _ADDRESSES if name not in self._machines]
+    def boot(self, *names: str) -> None:
+        """Start what does not run, of these or of all."""
+        missing = [name for name in names or _ADDRESSES if name not in self._machines]
         for name in missing:
             self._machines[name] = self._start(name)
         for name in missing:
@@ -101,7 +107,7 @@ class Site:
     def crash_server(self) -> None:
         """Kill the server and start it anew: it has its disk and has forgotten all else."""
         self.lose(self.machine("server"))
-        self.boot()
+        self.boot("server")
 
     def machine(self, name: str) -> Machine:
         """One that runs."""
@@ -118,7 +124,9 @@ class Site:
         for machine in (self.machine("a"), self.machine("b")):
             self.mount(machine, options, target, name)
         try:
-            yield Volume(Client(self.machine("a"), target), Client(self.machine("b"), target), self, below)
+            yield Volume(
+                Client(self.machine("a"), target), Client(self.machine("b"), target), self, below, "vers=4" in options
+            )
         finally:
             for port in self._ports.values():
                 self.switch.mend(port)
@@ -138,6 +146,7 @@ class Site:
                 self.folder, name, _ADDRESSES[name], self._ports[name],
                 modules=("nfsd",) if name == "server" else _CLIENT_MODULES,
                 disk=self._disk if name == "server" else None, hosts=_HOSTS,
+                imports=("tests.support.nfs_server", *(() if name == "server" else ("tests.support.nfs_acts", *_COMMANDS))),
             )
         )  # fmt: skip
 
@@ -152,8 +161,3 @@ def site() -> Iterator[Site]:
             yield made
         finally:
             made.close()
-
-
-def is_whole(client: Client, path: str) -> bool:
-    """A tree that `make_tree` made has all that it had."""
-    return client.machine.call(uml_acts.count_files, path) == uml_acts.N_FILES

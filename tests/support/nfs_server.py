@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from tests.support import uml_guest
@@ -69,11 +67,6 @@ def end_grace(_line: Line) -> None:
     """No reclaim is waited for any longer, by either version's locks."""
     for path in (_NFSD / "v4_end_grace", Path("/proc/fs/lockd/nlm_end_grace")):
         path.write_text("Y")
-
-
-def stop(_line: Line) -> None:
-    """Serve no longer: what clients ask is refused, and all that is known of clients is forgotten."""
-    (_NFSD / "threads").write_text("0")
 
 
 def mount(_line: Line, server: str, own: str, options: str, target: str, source: str = "/") -> None:

@@ -15,6 +15,7 @@ import gc
 import importlib
 import os
 import pickle
+import pkgutil
 import select
 import signal
 import socket
@@ -31,7 +32,6 @@ _MNT_DETACH = 2
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _SIOCSIFADDR, _SIOCSIFNETMASK, _IFF_UP = 0x8913, 0x8914, 0x8916, 0x891C, 1
 _MODULES = Path("/usr/lib/uml/modules")
 _SERIAL = "/dev/ttyS0"
-_IMPORTED = ("fusefs.cli.main", "fusefs.cli.commands", "tests.support.uml_acts")
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 TOLD, DONE, RAISED, DIED = "told", "done", "raised", "died"
@@ -265,8 +265,14 @@ def _be(name: str, address: str) -> None:
     _up("vec0", address)
 
 
+def _import(name: str) -> None:
+    """A module, or all of a package: each action is a fork of us, and would import them anew."""
+    for module in pkgutil.iter_modules(getattr(importlib.import_module(name), "__path__", [])):
+        importlib.import_module(f"{name}.{module.name}")
+
+
 def main() -> None:
-    """Set the machine up and serve. In the environment: NAME, ADDRESS, LOAD (modules), HOSTS."""
+    """Set the machine up and serve. In the environment: NAME, ADDRESS, LOAD (the kernel's modules), HOSTS, IMPORT (Python's)."""
     _own_root()
     os.environ["HOSTS"] = os.environ["HOSTS"].replace(",", "\n").replace("=", " ")
     _be(os.environ["NAME"], os.environ["ADDRESS"])
@@ -274,9 +280,8 @@ def main() -> None:
     os.environ.update(PATH="/usr/sbin:/usr/bin:/sbin:/bin", HOME="/root", LC_ALL="C.UTF-8", COLUMNS="80", NO_COLOR="1")
     serial = os.open(_SERIAL, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
     tty.setraw(serial, termios.TCSANOW)
-    for name in _IMPORTED:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
+    for name in os.environ["IMPORT"].split(","):
+        _import(name)
     gc.freeze()
     server = _Server(serial)
     server.send(0, TOLD, "up")

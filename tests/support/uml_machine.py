@@ -105,6 +105,7 @@ class Machine:
         disk: Path | None,
         memory: str,
         hosts: Sequence[str],
+        imports: Sequence[str],
     ) -> None:
         """Start it; `boot` waits until it is up."""
         self.name, self.address, self.port = name, address, port
@@ -121,7 +122,7 @@ class Machine:
             "con=null", "con0=null,fd:1", f"ssl0=fd:{theirs.fileno()},fd:{theirs.fileno()}", "ssl=null",
             f"vec0:transport=bess,dst={port.path},src={own},mac=02:00:00:00:00:{int(number):02x}",
             *([f"ubda={disk}"] if disk else []),
-            f"NAME={name}", f"ADDRESS={address}", f"LOAD={','.join(modules)}", f"HOSTS={','.join(hosts)}", f"PYTHONPATH={REPO}",
+            f"NAME={name}", f"ADDRESS={address}", f"LOAD={','.join(modules)}", f"HOSTS={','.join(hosts)}", f"IMPORT={','.join(imports)}", f"PYTHONPATH={REPO}",
             f"init={sys.executable}", "--", uml_guest.__file__,
         ]  # fmt: skip
         with theirs, self._log.open("wb") as log:
@@ -225,6 +226,7 @@ def started(
     disk: Path | None = None,
     memory: str = "192M",
     hosts: Sequence[str] = (),
+    imports: Sequence[str] = (),
 ) -> Iterator[Machine]:
     """A virtual machine that ends with the block.
 
@@ -232,8 +234,11 @@ def started(
     port      where that is plugged in
     disk      an image that it has as /dev/ubda
     hosts     whom it knows, as ADDRESS=NAME
+    imports   Python's modules, and packages of them, that its actions want
     """
-    machine = Machine(folder, name, address, port, modules=modules, disk=disk, memory=memory, hosts=hosts)
+    machine = Machine(
+        folder, name, address, port, modules=modules, disk=disk, memory=memory, hosts=hosts, imports=imports
+    )
     try:
         yield machine
     finally:
