@@ -178,7 +178,7 @@ def renamed(_line: Line, folder: str, flags: int) -> str:
 
 def made_unnamed(_line: Line, folder: str) -> str:
     """O_TMPFILE."""
-    with store_calls.Kernel().open_path(os.fsencode(folder)) as fd:
+    with Kernel().open_path(os.fsencode(folder)) as fd:
         return tried(lambda: os.close(open_unnamed(fd)))
 
 
@@ -231,7 +231,12 @@ def hold_lock(line: Line, path: str, kind: str) -> str:
     _lock(fd, kind)
     line.tell("locked")
     line.wait()
-    return tried(lambda: (os.pwrite(fd, b"late", 0), os.fsync(fd)))
+
+    def write() -> None:
+        os.pwrite(fd, b"late", 0)
+        os.fsync(fd)
+
+    return tried(write)
 
 
 def try_lock(_line: Line, path: str, kind: str) -> str:
@@ -269,7 +274,7 @@ def until_seen_ino(line: Line, path: str, limit_s: float) -> tuple[float, int]:
     raise TimeoutError(path)
 
 
-def silly_names(line: Line, folder: str) -> tuple[list[str], str, str]:
+def silly_names(_line: Line, folder: str) -> tuple[list[str], str, str]:
     """What is in a directory whose one file was unlinked while it was open; rmdir of it then; rmdir after close."""
     os.mkdir(folder)
     fd = os.open(f"{folder}/file", os.O_RDWR | os.O_CREAT)
@@ -277,16 +282,3 @@ def silly_names(line: Line, folder: str) -> tuple[list[str], str, str]:
     names, while_open = os.listdir(folder), tried(lambda: os.rmdir(folder))
     os.close(fd)
     return names, while_open, tried(lambda: os.rmdir(folder))
-
-
-def changes_of(_line: Line, verb: str, words: list[str]) -> tuple[str, list[str]]:
-    """The changes that a verb makes, and what it returns."""
-    counting = store_calls.Counting()
-    kernel = Kernel(counting)
-    if verb == "swap":
-        result = store_calls.swap(Path(words[0]), kernel).id
-    elif verb == "restore":
-        result = str(store_calls.restore(Path(words[0]), words[1], kernel))
-    else:
-        result = str(store_calls.reap_now(Path(words[0]), words[1], kernel))
-    return result, [call for call in counting.calls if call in _CHANGES]

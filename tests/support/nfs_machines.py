@@ -48,7 +48,7 @@ class Volume(NamedTuple):
     """A directory of the server's that both clients have mounted.
 
     below       as the server itself has it
-    has_leases  a client that is not heard of for a while loses its locks; else only when it, or the server, starts again
+    has_leases  a client that was silent for long loses its locks; else only when it, or the server, starts again
     """
 
     a: Client
@@ -141,12 +141,13 @@ class Site:
             with self._disk.open("wb") as disk:
                 disk.truncate(_DISK_BYTES)
             subprocess.run(["mkfs.ext4", "-qF", self._disk], check=True)
+        is_server = name == "server"
         return self._stack.enter_context(
             started(
                 self.folder, name, _ADDRESSES[name], self._ports[name],
-                modules=("nfsd",) if name == "server" else _CLIENT_MODULES,
-                disk=self._disk if name == "server" else None, hosts=_HOSTS,
-                imports=("tests.support.nfs_server", *(() if name == "server" else ("tests.support.nfs_acts", *_COMMANDS))),
+                modules=("nfsd",) if is_server else _CLIENT_MODULES,
+                disk=self._disk if is_server else None, hosts=_HOSTS,
+                imports=("tests.support.nfs_server", *(() if is_server else ("tests.support.nfs_acts", *_COMMANDS))),
             )
         )  # fmt: skip
 

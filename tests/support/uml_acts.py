@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 from fusefs.cli.main import run as run_command_line

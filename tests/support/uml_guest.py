@@ -272,7 +272,10 @@ def _import(name: str) -> None:
 
 
 def main() -> None:
-    """Set the machine up and serve. In the environment: NAME, ADDRESS, LOAD (the kernel's modules), HOSTS, IMPORT (Python's)."""
+    """Set the machine up and serve.
+
+    In the environment: NAME, ADDRESS, HOSTS, LOAD (the kernel's modules), IMPORT (Python's)
+    """
     _own_root()
     os.environ["HOSTS"] = os.environ["HOSTS"].replace(",", "\n").replace("=", " ")
     _be(os.environ["NAME"], os.environ["ADDRESS"])

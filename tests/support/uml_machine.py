@@ -117,12 +117,14 @@ class Machine:
         ours, theirs = socket.socketpair()
         (own := folder / f"{name}.link").unlink(missing_ok=True)
         number = address.rpartition(".")[2]
+        serial = f"ssl0=fd:{theirs.fileno()},fd:{theirs.fileno()}"
         argv = [
-            UML, f"mem={memory}", "rootfstype=hostfs", "rootflags=/", "ro", f"umid={name}", f"uml_dir={folder}/", "quiet",
-            "con=null", "con0=null,fd:1", f"ssl0=fd:{theirs.fileno()},fd:{theirs.fileno()}", "ssl=null",
+            UML, f"mem={memory}", "rootfstype=hostfs", "rootflags=/", "ro", "quiet",
+            f"umid={name}", f"uml_dir={folder}/", "con=null", "con0=null,fd:1", serial, "ssl=null",
             f"vec0:transport=bess,dst={port.path},src={own},mac=02:00:00:00:00:{int(number):02x}",
             *([f"ubda={disk}"] if disk else []),
-            f"NAME={name}", f"ADDRESS={address}", f"LOAD={','.join(modules)}", f"HOSTS={','.join(hosts)}", f"IMPORT={','.join(imports)}", f"PYTHONPATH={REPO}",
+            f"NAME={name}", f"ADDRESS={address}", f"LOAD={','.join(modules)}", f"HOSTS={','.join(hosts)}",
+            f"IMPORT={','.join(imports)}", f"PYTHONPATH={REPO}",
             f"init={sys.executable}", "--", uml_guest.__file__,
         ]  # fmt: skip
         with theirs, self._log.open("wb") as log:
