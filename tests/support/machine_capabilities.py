@@ -19,7 +19,6 @@ from tests.support import booted_systemd
 _NR_IO_URING_SETUP, _URING_6_1 = 425, 3 << 12  # flags that Linux knows since 6.1
 _PASSTHROUGH_SINCE, _PRUNE_SINCE = (6, 9), (6, 18)
 SFTP_SERVER = Path("/usr/lib/openssh/sftp-server")
-UML_MODULES = Path("/usr/lib/uml/modules")
 
 
 class Missing(Exception):
@@ -112,6 +111,16 @@ def _probe_systemd() -> None:
         raise Missing(f"systemd does not boot: {str(error).splitlines()[-1]}") from error
 
 
+def _probe_uml() -> None:
+    """User-Mode Linux with modules, and what serves NFS in it (tests/support/uml_machine)."""
+    _run("linux.uml", "--version")
+    if not any(Path("/usr/lib/uml/modules").glob("*/modules.dep")):
+        raise Missing("User-Mode Linux has no modules")
+    for program in ("rpcbind", "rpc.statd", "rpc.mountd", "rpc.nfsd", "exportfs", "mkfs.ext4"):
+        if shutil.which(program, path="/usr/sbin:/usr/bin:/sbin:/bin") is None:
+            raise Missing(f"{program} is not installed")
+
+
 def _probe_cargo() -> None:
     if shutil.which("cargo") is None:
         raise Missing("cargo is not installed")
@@ -137,16 +146,6 @@ def _probe_passthrough() -> None:
         raise Missing(f"Linux {os.uname().release}: reads and writes pass through since 6.9")
 
 
-def _probe_uml() -> None:
-    """User-Mode Linux with modules, and what serves NFS in it (tests/support/uml_machine)."""
-    _run("linux.uml", "--version")
-    if not any(UML_MODULES.glob("*/modules.dep")):
-        raise Missing(f"{UML_MODULES} has no modules")
-    for program in ("rpcbind", "rpc.statd", "rpc.mountd", "rpc.nfsd", "exportfs", "mkfs.ext4"):
-        if shutil.which(program, path="/usr/sbin:/usr/bin:/sbin:/bin") is None:
-            raise Missing(f"{program} is not installed")
-
-
 def _probe_prune() -> None:
     if _version() < _PRUNE_SINCE:
         raise Missing(f"Linux {os.uname().release}: it lets go of what a daemon names since 6.18")
@@ -168,10 +167,10 @@ PROBES: Mapping[str, Callable[[], None]] = MappingProxyType(
         "btrfs": _probe_btrfs,
         "cargo": _probe_cargo,
         "systemd": _probe_systemd,
+        "uml": _probe_uml,
         "uring": _probe_uring,
         "fuse_uring": _probe_fuse_uring,
         "passthrough": _probe_passthrough,
         "prune": _probe_prune,
-        "uml": _probe_uml,
     }
 )
