@@ -12,7 +12,7 @@ from tests.support.nfs_machines import VERSIONS, Client, Site, Volume, site
 from tests.support.uml_machine import Running
 from tests.support.uml_switch import Cable
 
-pytestmark = pytest.mark.needs("root", "uml")
+pytestmark = [pytest.mark.needs("root", "uml"), pytest.mark.timeout(300)]
 
 _LONG_S = 45.0
 
@@ -56,6 +56,10 @@ def test_what_one_machine_swaps_the_other_lists_restores_and_reaps(volume: Volum
     assert done.code == 0, done
     assert _files(a) == 0
     _assert_silent(volume)
+
+
+def test_a_swap_tells_how_long_its_name_was_missing(volume: Volume) -> None:
+    assert 0 < volume.a.machine.call(nfs_acts.swap_gap_ns, volume.a.path("job")) < 10e9
 
 
 @pytest.mark.parametrize("n", range(N_SWAP))

@@ -12,7 +12,7 @@ from tests.support.uml_guest import Line
 from tests.support.uml_machine import Running
 from tests.support.uml_switch import Cable
 
-pytestmark = pytest.mark.needs("root", "uml")
+pytestmark = [pytest.mark.needs("root", "uml"), pytest.mark.timeout(300)]
 
 REFUSED = ("ENOENT", "ESTALE")
 """How a rename from or to a removed directory may be refused; each is one of core's words for a lost race."""
@@ -202,6 +202,19 @@ def test_a_restarted_server_says_eexist_to_a_mkdir_that_it_did(volume: Volume) -
         volume.server.call(uml_acts.wait_for_path, f"{volume.below}/movedXYZ")
         volume.site.crash_server()
     assert late.result() == "EEXIST"
+
+
+def test_an_unlink_by_fd_finds_its_directory_wherever_another_moved_it(volume: Volume) -> None:
+    """So that what is in reaping/ is never given back."""
+    tree = volume.a.path("tree")
+    volume.a.machine.call(nfs_acts.make_directories, tree)
+    volume.a.machine.call(nfs_acts.write_file, f"{tree}/file")
+    late = volume.a.machine.start(nfs_acts.unlink_by_fd, tree, "file")
+    assert late.told() == "open"
+    assert volume.b.machine.call(nfs_acts.rename, tree, volume.b.path("restored")) == nfs_acts.DONE
+    late.go()
+    assert late.result() == nfs_acts.DONE
+    assert not volume.server.call(nfs_acts.is_there, f"{volume.below}/restored/file")
 
 
 @contextmanager

@@ -156,6 +156,11 @@ def make_directories(_line: Line, *paths: str) -> None:
         os.makedirs(path, exist_ok=True)
 
 
+def write_file(_line: Line, path: str) -> None:
+    """A file with something in it."""
+    Path(path).write_text("content")
+
+
 def is_there(_line: Line, path: str) -> bool:
     """lexists."""
     return os.path.lexists(path)
@@ -272,6 +277,24 @@ def until_seen_ino(line: Line, path: str, limit_s: float) -> tuple[float, int]:
             missing += 1
         time.sleep(0.002)
     raise TimeoutError(path)
+
+
+def seconds_of(_line: Line, step: str, path: str) -> tuple[str, float]:
+    """How a step ended on a path, and how long it took: read or write (open and close), rename, unlink."""
+    steps: dict[str, Callable[[], object]] = {
+        "read": lambda: os.close(os.open(path, os.O_RDONLY)),
+        "write": lambda: os.close(os.open(path, os.O_RDWR)),
+        "rename": lambda: os.rename(path, f"{path}.moved"),
+        "unlink": lambda: os.unlink(path),
+    }
+    begun = time.monotonic()
+    return tried(steps[step]), time.monotonic() - begun
+
+
+def unlink_by_fd(line: Line, directory: str, name: str) -> str:
+    """At a word unlink a name in a directory that was opened before."""
+    held = _open_and_look(line, directory)
+    return tried(lambda: os.unlink(name, dir_fd=held))
 
 
 def silly_names(_line: Line, folder: str) -> tuple[list[str], str, str]:
