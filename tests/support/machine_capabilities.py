@@ -111,6 +111,16 @@ def _probe_systemd() -> None:
         raise Missing(f"systemd does not boot: {str(error).splitlines()[-1]}") from error
 
 
+def _probe_uml() -> None:
+    """User-Mode Linux with modules, and what serves NFS in it (tests/support/uml_machine)."""
+    _run("linux.uml", "--version")
+    if not any(Path("/usr/lib/uml/modules").glob("*/modules.dep")):
+        raise Missing("User-Mode Linux has no modules")
+    for program in ("rpcbind", "rpc.statd", "rpc.mountd", "rpc.nfsd", "exportfs", "mkfs.ext4"):
+        if shutil.which(program, path="/usr/sbin:/usr/bin:/sbin:/bin") is None:
+            raise Missing(f"{program} is not installed")
+
+
 def _probe_cargo() -> None:
     if shutil.which("cargo") is None:
         raise Missing("cargo is not installed")
@@ -157,6 +167,7 @@ PROBES: Mapping[str, Callable[[], None]] = MappingProxyType(
         "btrfs": _probe_btrfs,
         "cargo": _probe_cargo,
         "systemd": _probe_systemd,
+        "uml": _probe_uml,
         "uring": _probe_uring,
         "fuse_uring": _probe_fuse_uring,
         "passthrough": _probe_passthrough,
