@@ -1,0 +1,1 @@
+"""Several nodes on one shared filesystem, each of which is run here from packages."""

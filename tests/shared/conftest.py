@@ -1,0 +1,24 @@
+"""`nodes`: two nodes on a fresh directory of each shared filesystem, the one that a run is at served for all its tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.shared_beds import PARAMETERS, Bed, bed
+from tests.support.shared_nodes import Nodes
+
+
+@pytest.fixture(scope="session", params=PARAMETERS)
+def shared_bed(request: pytest.FixtureRequest) -> Iterator[Bed]:
+    """A filesystem with two clients."""
+    with bed(request.param) as up:
+        yield up
+
+
+@pytest.fixture
+def nodes(shared_bed: Bed) -> Iterator[Nodes]:
+    """Two nodes whose volume is fresh; nothing has been done to it."""
+    with shared_bed.nodes() as two:
+        yield two

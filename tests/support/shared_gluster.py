@@ -1,0 +1,67 @@
+"""GlusterFS: one brick on a tmpfs, two FUSE clients."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from tests.support.fuse_watchdog import fuse_mount
+from tests.support.shared_filesystems import LIMIT_S, SharedFilesystem, client_of, daemon, until
+from tests.support.shared_network import SERVER, network
+
+_OWN = ("unshare", "--mount", "--propagation=private", "--pid", "--fork", "--kill-child", "--mount-proc", "--")
+_SERVE = """
+for place in /var/lib/glusterd /var/log/glusterfs /run /mnt; do mount -t tmpfs tmpfs $place; done
+mkdir -p /run/gluster /mnt/brick /var/log/glusterfs/bricks
+exec glusterd -N
+"""
+"""Its places are compiled in."""
+_PING_S = 5
+"""After so long a client gives up a server that says nothing; 42 by itself."""
+_LIMIT_S = 30.0
+
+
+@contextmanager
+def gluster_filesystem(base: Path) -> Iterator[SharedFilesystem]:
+    """Mounted at base/a and base/b."""
+    with ExitStack() as stack:
+        net = stack.enter_context(network())
+        server = stack.enter_context(daemon(net.server, [*_OWN, "bash", "-c", _SERVE], base / "server.log"))
+        until(lambda: _children(server.pid), "glusterd")
+        (inside,) = _children(server.pid)
+
+        def gluster(*words: str) -> bool:
+            argv = ["nsenter", "-t", str(inside), "--mount", "--net", "--pid", "--", "gluster", "--mode=script", *words]
+            done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_LIMIT_S, check=False)
+            return done.returncode == 0
+
+        until(lambda: gluster("volume", "create", "shared", f"{SERVER}:/mnt/brick", "force"), "volume create")
+        assert gluster("volume", "set", "shared", "network.ping-timeout", str(_PING_S))
+        assert gluster("volume", "start", "shared")
+
+        def restart() -> None:
+            for pid in _bricks(inside):
+                os.kill(pid, signal.SIGKILL)
+            assert gluster("volume", "start", "shared", "force")
+
+        clients = []
+        for n, name in enumerate(("a", "b")):
+            (point := base / name).mkdir()
+            argv = ["glusterfs", "-N", f"--log-file={base}/{name}.log", f"--volfile-server={SERVER}"]
+            argv = [*net.clients[n].enter(), *argv, "--volfile-id=shared", str(point)]
+            clients.append(client_of(stack.enter_context(fuse_mount(argv, point, LIMIT_S)), net, n))
+        yield SharedFilesystem((clients[0], clients[1]), restart, 1.5)
+
+
+def _children(pid: int) -> list[int]:
+    """The processes that one has started."""
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _bricks(glusterd: int) -> list[int]:
+    """The processes that serve the contents: the first process of that namespace has got them."""
+    return [pid for pid in _children(glusterd) if b"glusterfsd" in Path(f"/proc/{pid}/cmdline").read_bytes()]
