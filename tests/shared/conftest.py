@@ -1,4 +1,4 @@
-"""`nodes`: two nodes on a fresh directory of each shared filesystem, the one that a run is at served for all its tests."""
+"""`nodes`: two nodes on a fresh directory of each shared filesystem, which is up for all tests on it."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def juicefs_filesystem(base: Path) -> Iterator[SharedFilesystem]:
     with ExitStack() as stack:
         disk = stack.enter_context(tmpfs_volume("2g"))
         net = stack.enter_context(network())
-        redis_argv = [*_REDIS, *_LASTING, "--dir", disk]
+        redis_argv: list[str | Path] = [*_REDIS, *_LASTING, "--dir", disk]
         redis = stack.enter_context(daemon(net.server, redis_argv, base / "redis.log"))
         net.wait_for(_PORT)
         home = ("env", f"HOME={disk}", str(JUICEFS))
@@ -44,4 +44,3 @@ def juicefs_filesystem(base: Path) -> Iterator[SharedFilesystem]:
             argv += ["-o", "allow_other", _META, str(point)]
             clients.append(client_of(stack.enter_context(fuse_mount(argv, point, LIMIT_S)), net, n))
         yield SharedFilesystem((clients[0], clients[1]), restart, 1.5)
-

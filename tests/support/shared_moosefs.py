@@ -37,10 +37,10 @@ def moosefs_filesystem(base: Path) -> Iterator[SharedFilesystem]:
             f"{_USER}DATA_PATH={disk}/chunkserver\nHDD_CONF_FILENAME={disk}/disks\nHDD_LEAVE_SPACE_DEFAULT=64MiB\n"
             f"MASTER_HOST={SERVER}\nCSSERV_LISTEN_HOST={SERVER}\nBIND_HOST={SERVER}\n"
         )
-        master_argv = ["mfsmaster", "-f", "-c", disk / "master.cfg"]
+        master_argv: list[str | Path] = ["mfsmaster", "-f", "-c", disk / "master.cfg"]
         master = stack.enter_context(daemon(net.server, master_argv, base / "master.log"))
         net.wait_for(_TO_CHUNKSERVERS)
-        chunks_argv = ["mfschunkserver", "-f", "-c", disk / "chunkserver.cfg"]
+        chunks_argv: list[str | Path] = ["mfschunkserver", "-f", "-c", disk / "chunkserver.cfg"]
         stack.enter_context(daemon(net.server, chunks_argv, base / "chunkserver.log"))
         net.wait_for(_TO_CLIENTS)
 

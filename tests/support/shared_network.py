@@ -59,7 +59,9 @@ def network() -> Iterator[Network]:
         server.run("ip", "addr", "add", f"{SERVER}/32", "dev", "lo")
         for n, client in enumerate(clients):
             names = f"to{n}", "up0"
-            server.run("ip", "link", "add", names[0], "type", "veth", "peer", "name", names[1], "netns", str(client.pid))
+            server.run(
+                "ip", "link", "add", names[0], "type", "veth", "peer", "name", names[1], "netns", str(client.pid)
+            )
             server.run("ip", "addr", "add", f"10.99.{n + 1}.1/24", "dev", names[0])
             server.run("ip", "link", "set", names[0], "up")
             client.run("ip", "link", "set", "lo", "up")

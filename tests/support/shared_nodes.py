@@ -256,7 +256,7 @@ class _LocalRunning:
 
     def __init__(self, node: LocalNode, words: list[str], hold_at: int | None, call: str | None) -> None:
         self._node = node
-        self._told = tempfile.TemporaryFile()
+        self._told = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
         tells, self._tells = os.pipe()
         hook = _no_hook if hold_at is None else _Holding(hold_at, call, self._tells)
         self._pid = node._forked(lambda: _act_as_trashd(words, self._told.fileno(), hook))
