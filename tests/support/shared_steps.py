@@ -47,16 +47,21 @@ def write(path: Path, content: str) -> bool:
     return True
 
 
-def wait_until(node: Node, look: Callable[[], Any], wanted: object, limit_s: float = _LIMIT_S) -> float:
-    """Wait until a node sees something; how long it took. Raises  AssertionError"""
-    return node.run(partial(_wait_until, look, wanted, limit_s), limit_s + 30)
+def wait_until(
+    node: Node, look: Callable[[], Any], wanted: object, limit_s: float = _LIMIT_S, every_s: float = _GLANCE_S
+) -> float:
+    """Wait until a node sees something; how long it took. Raises  AssertionError
+
+    every_s  GlusterFS tells for 20 s and more what was before if a directory is listed many times a second (measured)
+    """
+    return node.run(partial(_wait_until, look, wanted, limit_s, every_s), limit_s + 30)
 
 
-def _wait_until(look: Callable[[], object], wanted: object, limit_s: float) -> float:
+def _wait_until(look: Callable[[], object], wanted: object, limit_s: float, every_s: float) -> float:
     began_s = time.monotonic()
     while (seen := look()) != wanted:
         assert time.monotonic() - began_s < limit_s, f"still {seen!r}, and not {wanted!r}, after {limit_s} s"
-        time.sleep(_GLANCE_S)
+        time.sleep(every_s)
     return time.monotonic() - began_s
 
 
