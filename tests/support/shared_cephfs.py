@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,7 +13,6 @@ from tests.support.shared_filesystems import LIMIT_S, SharedFilesystem, client_o
 from tests.support.shared_network import SERVER, network
 
 _PORT = 6789
-_LIMIT_S = 30.0
 _CONFIGURATION = """
 [global]
 fsid = {cluster}
@@ -29,6 +27,7 @@ osd pool default min size = 1
 mon allow pool size one = true
 mon data avail crit = 1
 osd crush chooseleaf type = 0
+osd crush initial weight = 1
 osd objectstore = memstore
 memstore device bytes = 1073741824
 mds beacon grace = 4
@@ -65,14 +64,12 @@ def ceph_filesystem(base: Path) -> Iterator[SharedFilesystem]:
         net.wait_for(_PORT)
 
         def ceph(*words: str) -> str:
-            argv = [*net.server.enter(), "ceph", conf, *words]
-            return subprocess.run(argv, capture_output=True, text=True, timeout=_LIMIT_S, check=True).stdout
+            return run("ceph", conf, *words)
 
         ceph("osd", "new", osd)
         run("ceph-osd", conf, "-i", "0", "--mkfs", "--osd-uuid", osd)
         stack.enter_context(daemon(net.server, ["ceph-osd", conf, "-i", "0", "-f"], base / "osd.log"))
         mds = stack.enter_context(daemon(net.server, ["ceph-mds", conf, "-i", "a", "-f"], base / "mds.log"))
-        ceph("osd", "crush", "add", "osd.0", "1.0", "root=default")
         ceph("osd", "pool", "create", "names", "8")
         ceph("osd", "pool", "create", "contents", "8")
         ceph("fs", "new", "shared", "names", "contents")

@@ -21,8 +21,8 @@ glusterd -N &
 wait
 """
 """Its places are compiled in. The shell takes what is left of a killed brick, which glusterd would think alive."""
-_PING_S = 5
-"""After so long a client gives up a server that says nothing; 42 by itself."""
+_GONE_S = 5
+"""After so long a client and a server that hear nothing give each other up; 42 by itself."""
 _LIMIT_S = 30.0
 
 
@@ -41,7 +41,8 @@ def gluster_filesystem(base: Path) -> Iterator[SharedFilesystem]:
             return done.returncode == 0
 
         until(lambda: gluster("volume", "create", "shared", f"{SERVER}:/mnt/brick", "force"), "volume create")
-        assert gluster("volume", "set", "shared", "network.ping-timeout", str(_PING_S))
+        for what in ("network.ping-timeout", "server.tcp-user-timeout"):
+            assert gluster("volume", "set", "shared", what, str(_GONE_S))
         assert gluster("volume", "start", "shared")
 
         def restart() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,13 +23,14 @@ class Host(NamedTuple):
         """What is put before a command that runs there; the pid stays that of the command."""
         return ("nsenter", f"--net=/proc/{self.pid}/ns/net", "--")
 
-    def run(self, *command: str | Path) -> None:
-        """Run a command there, which has to succeed. Raises  OSError with what it said"""
+    def run(self, *command: str | Path) -> str:
+        """What a command says there, which has to succeed. Raises  OSError with what it said else"""
         done = subprocess.run(
             [*self.enter(), *command], stdin=subprocess.DEVNULL, capture_output=True, timeout=_LIMIT_S, check=False
         )
         if done.returncode:
             raise OSError(f"{command}: {(done.stderr or done.stdout).decode(errors='replace').strip()}")
+        return os.fsdecode(done.stdout)
 
 
 class Network(NamedTuple):

@@ -8,6 +8,7 @@ a restore gave back is whole; and after a repair the checker says nothing.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import partial
@@ -15,6 +16,7 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
+from fusefs.core.errors import Busy, NotFound
 from tests.support.shared_nodes import Node, Nodes, Running
 from tests.support.shared_steps import (
     assert_quiet,
@@ -27,6 +29,7 @@ from tests.support.shared_steps import (
     well,
     write,
 )
+from tests.support.trashd_command import Done
 
 N_ROUNDS = int(os.environ.get("TRASHD_TEST_ROUNDS", "1"))
 """Of each verb on each filesystem; `make shared` and `make soak-shared` ask for more."""
@@ -39,8 +42,11 @@ OLD = {"file": "old", "sub/deep": "older"}
 _CHANGING = frozenset(
     {"exchange", "rename", "renameat2", "mkdir", "rmdir", "create", "write", "unlink", "link", "flock", "fsync"}
 )
+_CLEAR = (NotFound.exit_code, Busy.exit_code)
 _MENDED_LIMIT_S = 90.0
 _CUT_LIMIT_S = 100.0
+_ONE_OF_SO_MANY, _LONG_S = 4, 12.0
+"""Some are away until a server gives a client up, and its locks: GlusterFS's does after 5 s here."""
 
 
 class Verb(Enum):
@@ -193,7 +199,11 @@ def _while_away(
     leave()
     try:
         running.thaw()
-        return _meanwhile(nodes, this, scene, random)
+        acted = _meanwhile(nodes, this, scene, random)
+        if not random.randrange(_ONE_OF_SO_MANY):
+            time.sleep(_LONG_S)
+            return (*acted, "long", *_meanwhile(nodes, this, scene, random))
+        return acted
     finally:
         come_back()
 
@@ -204,15 +214,21 @@ def _meanwhile(nodes: Nodes, this: Round, scene: _Scene, random: Random) -> tupl
     name = node.volume / scene.name
     acts: dict[str, Callable[[], object]] = {
         "write": lambda: node.run(partial(_write_live, name, this.seed)),
-        "list": lambda: node.trashd("list", "--volume", node.volume).code,
-        "doctor": lambda: node.trashd("doctor", "--repair", node.volume).code,
+        "list": lambda: _outcome(node.trashd("list", "--volume", node.volume)),
+        "doctor": lambda: _outcome(node.trashd("doctor", "--repair", node.volume)),
     }
     if scene.identifier is not None:
-        acts["restore"] = lambda: node.trashd("restore", "--volume", node.volume, str(scene.identifier)).code
+        words = "restore", "--volume", node.volume, str(scene.identifier)
+        acts["restore"] = lambda: _outcome(node.trashd(*words))
     if IS_FENCED or this.harm is Harm.KILL:
         acts["take over"] = lambda: take_over(node, nodes.a)
     chosen = random.sample(sorted(acts), random.randint(1, len(acts)))
     return tuple(f"{act} {acts[act]()}" for act in chosen)
+
+
+def _outcome(done: Done) -> str:
+    """The exit code, and what was said of one that tells little."""
+    return str(done.code) if done.code in (0, *_CLEAR) else f"{done.code} {(done.err or done.out)[:300]!r}"
 
 
 def _write_live(name: Path, seed: int) -> str:
