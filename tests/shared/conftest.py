@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.shared_beds import PARAMETERS, Bed, bed
+from tests.support.shared_beds import BEDS, PARAMETERS, Bed
 from tests.support.shared_nodes import Nodes
 
 
 @pytest.fixture(scope="session", params=PARAMETERS)
 def shared_bed(request: pytest.FixtureRequest) -> Iterator[Bed]:
     """A filesystem with two clients."""
-    with bed(request.param) as up:
+    with BEDS[request.param]() as up:
         yield up
 
 

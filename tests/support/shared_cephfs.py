@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.support.fuse_watchdog import fuse_mount
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.shared_filesystems import LIMIT_S, SharedFilesystem, client_of, daemon, until
+from tests.support.shared_filesystems import LIMIT_S, SharedFilesystem, client_of, daemon, logged, until
 from tests.support.shared_network import SERVER, network
 
 _PORT = 6789
@@ -87,5 +87,7 @@ def ceph_filesystem(base: Path) -> Iterator[SharedFilesystem]:
         for n, name in enumerate(("a", "b")):
             (point := base / name).mkdir()
             argv = [*net.clients[n].enter(), "ceph-fuse", conf, "--admin-socket=", "-f", str(point)]
-            clients.append(client_of(stack.enter_context(fuse_mount(argv, point, LIMIT_S)), net, n))
+            clients.append(
+                client_of(stack.enter_context(fuse_mount(logged(argv, base / f"{name}.log"), point, LIMIT_S)), net, n)
+            )
         yield SharedFilesystem((clients[0], clients[1]), restart, 1.5)

@@ -56,6 +56,11 @@ class SharedFilesystem:
     cache_s: float
 
 
+def logged(argv: Sequence[str | Path], log: Path) -> list[str]:
+    """The same command, with what it says in a file; it has the same pid."""
+    return ["bash", "-c", 'exec "$@" >>"$0" 2>&1', str(log), *map(str, argv)]
+
+
 def client_of(mount: FuseMount, network: Network, n: int) -> Client:
     """The n-th host's mount."""
     return Client(mount, lambda: network.cut(n), lambda: network.mend(n))

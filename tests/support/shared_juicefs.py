@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.support.fuse_watchdog import fuse_mount
 from tests.support.machine_capabilities import JUICEFS
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.shared_filesystems import LIMIT_S, SharedFilesystem, client_of, daemon
+from tests.support.shared_filesystems import LIMIT_S, SharedFilesystem, client_of, daemon, logged
 from tests.support.shared_network import SERVER, network
 
 _PORT = 6379
@@ -39,8 +39,9 @@ def juicefs_filesystem(base: Path) -> Iterator[SharedFilesystem]:
         clients = []
         for n, name in enumerate(("a", "b")):
             (point := base / name).mkdir()
-            places = f"--cache-dir={disk}/{name}", f"--log={base}/{name}.log"
-            argv = [*net.clients[n].enter(), *home, "mount", *_QUIET, "--enable-xattr", *places]
+            argv = [*net.clients[n].enter(), *home, "mount", *_QUIET, "--enable-xattr", f"--cache-dir={disk}/{name}"]
             argv += ["-o", "allow_other", _META, str(point)]
-            clients.append(client_of(stack.enter_context(fuse_mount(argv, point, LIMIT_S)), net, n))
+            clients.append(
+                client_of(stack.enter_context(fuse_mount(logged(argv, base / f"{name}.log"), point, LIMIT_S)), net, n)
+            )
         yield SharedFilesystem((clients[0], clients[1]), restart, 1.5)
