@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from tests.support.fuse_watchdog import fuse_mount
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.shared_filesystems import LIMIT_S, SharedFilesystem, client_of, daemon, logged, until
+from tests.support.shared_filesystems import Client, SharedFilesystem, daemon, mounted, until
 from tests.support.shared_network import SERVER, network
 
 _PORT = 6789
@@ -83,11 +82,9 @@ def ceph_filesystem(base: Path) -> Iterator[SharedFilesystem]:
             wait_active()
 
         wait_active()
-        clients = []
-        for n, name in enumerate(("a", "b")):
-            (point := base / name).mkdir()
-            argv = [*net.clients[n].enter(), "ceph-fuse", conf, "--admin-socket=", "-f", str(point)]
-            clients.append(
-                client_of(stack.enter_context(fuse_mount(logged(argv, base / f"{name}.log"), point, LIMIT_S)), net, n)
-            )
-        yield SharedFilesystem((clients[0], clients[1]), restart, 1.5)
+
+        def client(n: int, point: Path) -> Client:
+            return stack.enter_context(mounted(net, n, ["ceph-fuse", conf, "--admin-socket=", "-f", point], point))
+
+        a, b = client(0, base / "a"), client(1, base / "b")
+        yield SharedFilesystem((a, b), restart, 1.5)

@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from tests.support.fuse_watchdog import FuseMount
+from tests.support.fuse_watchdog import FuseMount, fuse_mount
 from tests.support.shared_network import Host, Network
 
 LIMIT_S = float(os.environ.get("TRASHD_TEST_SHARED_LIMIT_S", "900"))
@@ -56,14 +57,14 @@ class SharedFilesystem:
     cache_s: float
 
 
-def logged(argv: Sequence[str | Path], log: Path) -> list[str]:
-    """The same command, with what it says in a file; it has the same pid."""
-    return ["bash", "-c", 'exec "$@" >>"$0" 2>&1', str(log), *map(str, argv)]
-
-
-def client_of(mount: FuseMount, network: Network, n: int) -> Client:
-    """The n-th host's mount."""
-    return Client(mount, lambda: network.cut(n), lambda: network.mend(n))
+@contextmanager
+def mounted(network: Network, n: int, argv: Sequence[str | Path], point: Path) -> Iterator[Client]:
+    """The mount of the n-th host by a daemon in the foreground; what that says is in a file beside the mount point."""
+    host = network.clients[n]
+    told = ["bash", "-c", 'exec "$@" >>"$0" 2>&1', point.with_suffix(".log"), *argv]
+    point.mkdir()
+    with fuse_mount([*host.enter(), *told], point, LIMIT_S) as mount:
+        yield Client(mount, partial(network.cut, n), partial(network.mend, n))
 
 
 class Daemon:

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from tests.support.fuse_watchdog import fuse_mount
-from tests.support.shared_filesystems import LIMIT_S, SharedFilesystem, client_of, daemon, until
+from tests.support.shared_filesystems import Client, SharedFilesystem, daemon, mounted, until
 from tests.support.shared_network import SERVER, network
 
 _OWN = ("unshare", "--mount", "--propagation=private", "--pid", "--fork", "--kill-child", "--mount-proc", "--")
@@ -50,13 +49,12 @@ def gluster_filesystem(base: Path) -> Iterator[SharedFilesystem]:
                 os.kill(pid, signal.SIGKILL)
             assert gluster("volume", "start", "shared", "force")
 
-        clients = []
-        for n, name in enumerate(("a", "b")):
-            (point := base / name).mkdir()
-            argv = ["glusterfs", "-N", f"--log-file={base}/{name}.log", f"--volfile-server={SERVER}"]
-            argv = [*net.clients[n].enter(), *argv, "--volfile-id=shared", str(point)]
-            clients.append(client_of(stack.enter_context(fuse_mount(argv, point, LIMIT_S)), net, n))
-        yield SharedFilesystem((clients[0], clients[1]), restart, 1.5)
+        def client(n: int, point: Path) -> Client:
+            argv = ["glusterfs", "-N", f"--log-file={point}.own.log", f"--volfile-server={SERVER}"]
+            return stack.enter_context(mounted(net, n, [*argv, "--volfile-id=shared", point], point))
+
+        a, b = client(0, base / "a"), client(1, base / "b")
+        yield SharedFilesystem((a, b), restart, 1.5)
 
 
 def _children(pid: int) -> list[int]:

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from tests.support.fuse_watchdog import fuse_mount
 from tests.support.machine_capabilities import JUICEFS
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.shared_filesystems import LIMIT_S, SharedFilesystem, client_of, daemon, logged
+from tests.support.shared_filesystems import Client, SharedFilesystem, daemon, mounted
 from tests.support.shared_network import SERVER, network
 
 _PORT = 6379
@@ -36,12 +35,10 @@ def juicefs_filesystem(base: Path) -> Iterator[SharedFilesystem]:
             redis.restart()
             net.wait_for(_PORT)
 
-        clients = []
-        for n, name in enumerate(("a", "b")):
-            (point := base / name).mkdir()
-            argv = [*net.clients[n].enter(), *home, "mount", *_QUIET, "--enable-xattr", f"--cache-dir={disk}/{name}"]
-            argv += ["-o", "allow_other", _META, str(point)]
-            clients.append(
-                client_of(stack.enter_context(fuse_mount(logged(argv, base / f"{name}.log"), point, LIMIT_S)), net, n)
-            )
-        yield SharedFilesystem((clients[0], clients[1]), restart, 1.5)
+        def client(n: int, point: Path) -> Client:
+            places = f"--cache-dir={disk}/{point.name}", "-o", "allow_other"
+            argv: list[str | Path] = [*home, "mount", *_QUIET, "--enable-xattr", *places, _META, point]
+            return stack.enter_context(mounted(net, n, argv, point))
+
+        a, b = client(0, base / "a"), client(1, base / "b")
+        yield SharedFilesystem((a, b), restart, 1.5)

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from tests.support.fuse_watchdog import fuse_mount
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.shared_filesystems import LIMIT_S, SharedFilesystem, client_of, daemon, logged, until
+from tests.support.shared_filesystems import Client, SharedFilesystem, daemon, mounted, until
 from tests.support.shared_network import SERVER, network
 
 _EMPTY = Path("/var/lib/mfs/metadata.mfs.empty")
@@ -48,12 +47,10 @@ def moosefs_filesystem(base: Path) -> Iterator[SharedFilesystem]:
             master.restart("-a")  # with what its log has more than its last picture of all
             net.wait_for(_TO_CLIENTS)
 
-        clients = []
-        for n, name in enumerate(("a", "b")):
-            (point := base / name).mkdir()
-            argv = [*net.clients[n].enter(), "mfsmount", "-f", "-H", SERVER, str(point), "-o", "allow_other"]
-            clients.append(
-                client_of(stack.enter_context(fuse_mount(logged(argv, base / f"{name}.log"), point, LIMIT_S)), net, n)
-            )
+        def client(n: int, point: Path) -> Client:
+            argv: list[str | Path] = ["mfsmount", "-f", "-H", SERVER, point, "-o", "allow_other"]
+            return stack.enter_context(mounted(net, n, argv, point))
+
+        a, b = client(0, base / "a"), client(1, base / "b")
         until(lambda: shutil.disk_usage(base / "a").free, "room in the chunkserver")
-        yield SharedFilesystem((clients[0], clients[1]), restart, 1.5)
+        yield SharedFilesystem((a, b), restart, 1.5)

@@ -90,7 +90,7 @@ def take_over(node: Node, ended: Node) -> None:
 
 
 def take_over_words(node: Node, ended: Node) -> tuple[str | Path, ...]:
-    """The same, as words of a command that can be harmed itself."""
+    """That, as words of a command that can be harmed itself."""
     return "doctor", "--repair", "--ended", ended.boot, node.volume
 
 
