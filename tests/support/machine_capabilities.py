@@ -144,19 +144,19 @@ def _probe_prune() -> None:
 
 
 def _probe_glusterfs() -> None:
-    _find("ip", "glusterd", "gluster", "glusterfs")
+    _find("glusterd", "gluster", "glusterfs")
 
 
 def _probe_moosefs() -> None:
-    _find("ip", "mfsmaster", "mfschunkserver", "mfsmount")
+    _find("mfsmaster", "mfschunkserver", "mfsmount")
 
 
 def _probe_juicefs() -> None:
-    _find("ip", "redis-server", str(JUICEFS))
+    _find("redis-server", str(JUICEFS))
 
 
 def _probe_cephfs() -> None:
-    _find("ip", "ceph-mon", "ceph-osd", "ceph-mds", "ceph-fuse", "ceph")
+    _find("ceph-mon", "ceph-osd", "ceph-mds", "ceph-fuse", "ceph")
 
 
 def _probe_faketime() -> None:
@@ -165,9 +165,10 @@ def _probe_faketime() -> None:
 
 
 def _find(*programs: str) -> None:
-    """That they start is seen when they do: a shared filesystem takes seconds."""
+    """That they start is seen when they do: a shared filesystem takes seconds. They want a network of their own."""
     if missing := [program for program in programs if shutil.which(program) is None]:
         raise Missing(f"not installed: {', '.join(missing)} (make shared-packages)")
+    _run("unshare", "--net", "ip", "link", "add", "one", "type", "veth", "peer", "name", "other")
 
 
 def _version() -> tuple[int, ...]:
