@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from functools import partial
 from pathlib import Path
 
@@ -86,6 +87,25 @@ def test_a_name_that_was_taken_in_the_gap_is_its_takers(nodes: Nodes) -> None:
     found = [*_trees(nodes), nodes.a.run(partial(contents, victim))]
     assert any(one in kept for one in found), found
     assert any(OLD.items() <= one.items() for one in found), found
+
+
+@pytest.mark.xfail(strict=False, reason="without NOREPLACE a look and a rename: to be a mkdir (docs/decisions/0042)")
+def test_an_empty_directory_that_was_made_in_the_gap_is_its_makers(nodes: Nodes) -> None:
+    with_store(nodes)
+    victim = tree(nodes.a)
+    if "exchange" in nodes.a.calls("swap", tree(nodes.a, "other")):
+        pytest.skip("no gap on this filesystem")
+    running = nodes.a.start("swap", victim, hold_at=2, call="rename")
+    assert running.is_held()
+    nodes.b.run(partial(os.mkdir, victim, 0o711))
+    running.thaw()
+    running.end()
+    nodes.a.trashd("list")
+    assert nodes.a.run(partial(_mode, victim)) == 0o711
+
+
+def _mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
 
 
 def test_a_swap_killed_in_its_gap_is_repaired_by_its_node(nodes: Nodes) -> None:
