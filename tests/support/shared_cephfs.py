@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.shared_filesystems import Client, SharedFilesystem, daemon, mounted, until
 from tests.support.shared_network import SERVER, network
 
-_PORT = 6789
+_PORT, _N_TRIES = 6789, 5
 _CONFIGURATION = """
 [global]
 fsid = {cluster}
@@ -63,6 +63,9 @@ def ceph_filesystem(base: Path) -> Iterator[SharedFilesystem]:
         net.wait_for(_PORT)
 
         def ceph(*words: str) -> str:
+            for _ in range(_N_TRIES):
+                with suppress(OSError):  # EPERM from a monitor that has much to do
+                    return run("ceph", conf, *words)
             return run("ceph", conf, *words)
 
         ceph("osd", "new", osd)
