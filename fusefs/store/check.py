@@ -28,6 +28,7 @@ from fusefs.store.folder_reports import passed_over
 from fusefs.store.layout import (
     FORMAT,
     FRESH,
+    HIDDEN_PREFIXES,
     HOISTED,
     NEW_PREFIX,
     RECORD,
@@ -179,7 +180,9 @@ def _check_held(held: HeldContainer, where: str) -> Iterator[AdoptionProblem]:
     if held.state in (State.STAGE, State.RESTORING):
         yield AdoptionProblem(where, f"left by a killed command ({record.method.value})", SETTLE)
         return
-    extra = {name for name in kernel.list(held.fd) if not name.startswith(WATCH_PREFIXES)} - _EXPECTED
+    extra = {
+        name for name in kernel.list(held.fd) if not name.startswith((*WATCH_PREFIXES, *HIDDEN_PREFIXES))
+    } - _EXPECTED
     if held.state is State.ORPHANS:
         extra.discard(_BY_KILLED_KEEP)
     if extra:

@@ -98,8 +98,10 @@ def hold(folder: UserFolder, state: State, container: ContainerId) -> HeldContai
             return ClaimLost.GONE
         try:
             record_fd = owned.enter_context(open_record(kernel, fd, folder.uid))
-        except FileNotFoundError:
-            if kernel.is_named(fd, state_fd, name):
+        except OSError as error:
+            if error.errno == errno.ESTALE:
+                return ClaimLost.GONE  # as below, on another node
+            if not isinstance(error, FileNotFoundError) or kernel.is_named(fd, state_fd, name):
                 raise
             return ClaimLost.GONE  # another process took it, and has ended it
         if not kernel.lock(record_fd):

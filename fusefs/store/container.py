@@ -241,10 +241,13 @@ def dissolve(held: HeldContainer) -> None:
 
 def _rmdir_patiently(held: HeldContainer, state: Fd) -> None:
     """Lock and fds go first: libfuse and NFS keep an unlinked open file under a hidden name until after that."""
+    kernel = held.folder.store.kernel
     held.owned.close()
-    for _ in range(_PATIENCE):
+    for n in range(_PATIENCE):
         try:
-            held.folder.store.kernel.rmdir(state, held.name())
+            if n == _PATIENCE // 2:
+                _drop_hidden(kernel, state, held.name())  # a client that died left it
+            kernel.rmdir(state, held.name())
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
@@ -252,6 +255,13 @@ def _rmdir_patiently(held: HeldContainer, state: Fd) -> None:
         else:
             return
     raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), held.name())
+
+
+def _drop_hidden(kernel: Kernel, state: Fd, name: bytes) -> None:
+    with kernel.open_dir(state, name) as fd:
+        for hidden in kernel.list(fd):
+            if hidden.startswith(HIDDEN_PREFIXES):
+                kernel.unlink(fd, hidden)
 
 
 def unfinished_name() -> bytes:

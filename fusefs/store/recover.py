@@ -134,7 +134,7 @@ def _settle(folder: UserFolder, state: State, name: bytes, ended: Collection[str
     if isinstance(held, ClaimLost):
         return ""
     with held:
-        alive = may_be_alive(held, ended)
+        alive = may_be_alive(held, ())
         if alive is None:
             with suppress(FileNotFoundError):
                 # We have the lock, so the process that was writing another record is dead.
@@ -143,11 +143,14 @@ def _settle(folder: UserFolder, state: State, name: bytes, ended: Collection[str
             return ""  # whole or half, the next reap goes on with it
         if alive is None:
             return _settle_held(held)
-        if state is State.ORPHANS:
-            raise alive
-        if left_s := left_to_wait_s(folder.store, held.fd):
-            watched.append(left_s)
-            raise alive
+        if held.record.boot not in ended:
+            if state is State.ORPHANS:
+                raise alive
+            if left_s := left_to_wait_s(folder.store, held.fd):
+                watched.append(left_s)
+                raise alive
+        elif state is State.ORPHANS:
+            return _settle_held(held)
         from fusefs.store.take_over import take_over  # only what another node left needs it
 
         taken = take_over(held, state)
@@ -155,7 +158,7 @@ def _settle(folder: UserFolder, state: State, name: bytes, ended: Collection[str
         return ""
     with taken:
         told = _settle_held(taken)
-        return f"its maker was silent, and was taken over: {told}"
+        return f"taken over: {told}"
 
 
 def _settle_held(held: HeldContainer) -> str:

