@@ -112,9 +112,8 @@ def end_old(held: HeldContainer) -> None:
     kernel = held.folder.store.kernel
     with ExitStack() as opened:
         chain = [held.fd]
-        with suppress(FileNotFoundError):
-            while True:
-                chain.append(opened.enter_context(kernel.open_dir(chain[-1], OLD_CONTAINER)))
+        while OLD_CONTAINER in kernel.list_anew(chain[-1]):
+            chain.append(opened.enter_context(kernel.open_dir(chain[-1], OLD_CONTAINER)))
         for lower in chain[1:]:  # the newer first: what it has was moved out of the older one
             with suppress(FileNotFoundError), kernel.open_beneath(lower, TREE) as tree:
                 lend(held, tree, held.record.lent_mode)  # who was killed may have had no time for it

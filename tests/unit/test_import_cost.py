@@ -18,7 +18,7 @@ OURS = {
     "store.backing_and_mount", "store.container", "store.folder_registry", "store.layout", "store.locate",
     "store.permission_loan", "store.refusals", "store.registry_lines", "store.reserve", "store.spare_space",
     "store.stage", "store.store_maker", "store.store_registry", "store.stores_inside", "store.swap", "store.swap_path",
-    "store.user_folders", "store.victim_rename",
+    "store.user_folders", "store.victim_rename", "store.visible_move",
 }  # fmt: skip
 """What a swap needs of the product. What one of these imports for another command's sake belongs into a function, or
 into a module of its own."""
