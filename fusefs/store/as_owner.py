@@ -112,9 +112,10 @@ class _RenameThroughRoot(NamedTuple):
 
     ask: Ask
 
-    def make(self, move: VisibleMove, held: HeldContainer) -> None:
+    def make(self, move: VisibleMove, held: HeldContainer) -> int:
         """See Visible."""
         self._put(RenameQuestion(move.name, held.state, held.name().decode(), held.record.victim, held.record.method))
+        return 0
 
     def found(self) -> tuple[int, int] | None:
         """See Visible."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
@@ -17,8 +18,13 @@ from fusefs.store.gate import gate, late_name
 from fusefs.store.layout import ANNOUNCED_PREFIX, FRESH, RECORD, TREE, Volume
 from fusefs.store.visible_move import VisibleMove
 
-_GIVEN = {VisibleMove.EXCHANGE: TREE, VisibleMove.PLACE: FRESH, VisibleMove.BACK: TREE}
-_TAKEN = {VisibleMove.ASIDE: TREE, VisibleMove.ASIDE_FRESH: FRESH}
+_GIVEN = {
+    VisibleMove.EXCHANGE: TREE,
+    VisibleMove.PLACE: FRESH,
+    VisibleMove.BACK: TREE,
+    VisibleMove.REPLACE: FRESH,
+}
+_TAKEN = {VisibleMove.ASIDE: TREE, VisibleMove.ASIDE_FRESH: FRESH, VisibleMove.REPLACE: TREE}
 _GONE = (errno.ENOENT, errno.ESTALE)
 
 
@@ -34,10 +40,11 @@ class GatedRename(NamedTuple):
     parent: Fd
     name: Name
 
-    def make(self, move: VisibleMove) -> None:
+    def make(self, move: VisibleMove) -> int:
         """Do it, and see whether it was done, whatever is said of it: a server that started again may say ENOENT of a
         rename that it did.
 
+        Returns  for how many ns the name was missing; of REPLACE 0 too if `fresh` did not get it, and is where it was
         Raises  TakenOver if another node takes us for dead, or has taken the container over; OSError if it was not done
         """
         part = _GIVEN.get(move)
@@ -45,30 +52,34 @@ class GatedRename(NamedTuple):
             if move is not VisibleMove.PLACE:  # the name is missing then: who takes over would place it as well
                 self._withdraw_if_announced()
             if part is None:
-                failed = self._through(move, None)
-                is_done = _TAKEN[move] in self.kernel.list_anew(self.container)
+                failed, gap_ns = self._through(move, None)
             else:
                 with self.kernel.open_beneath(self.container, part) as given:
-                    failed = self._through(move, given)
+                    failed, gap_ns = self._through(move, given)
                     is_done = not self.kernel.is_named(given, self.container, part)
+            if move in _TAKEN:
+                is_done = _TAKEN[move] in self.kernel.list_anew(self.container)
         if failed is not None and not is_done:
             raise failed
+        return gap_ns
 
-    def _through(self, move: VisibleMove, given: Fd | None) -> OSError | None:
-        """The rename, through a gate that is no more then; what was said of it, if that was an error."""
+    def _through(self, move: VisibleMove, given: Fd | None) -> tuple[OSError | None, int]:
+        """The rename, through a gate that is no more then; what was said of it, if that was an error, and the gap."""
+        gap_ns = 0
         with gate(self.kernel, self.container) as through:
             if given is not None:
                 self.kernel.rename(self.container, _GIVEN[move], through, _GIVEN[move])
             try:
+                began_ns = time.monotonic_ns()
                 if move is VisibleMove.EXCHANGE:
                     self.kernel.exchange(through, TREE, self.parent, self.name)
-                elif given is None:
+                elif move in _TAKEN:
                     self.kernel.rename(self.parent, self.name, through, _TAKEN[move])
-                else:
-                    self._give(through, _GIVEN[move], given)
+                if given is not None and move is not VisibleMove.EXCHANGE:
+                    gap_ns = self._give(through, _GIVEN[move], given) - began_ns
             except OSError as error:
-                return error
-        return None
+                return error, 0
+        return None, gap_ns
 
     def take_away(self, to: Name) -> None:
         """Rename what has the name into the container. Raises  OSError"""
@@ -96,18 +107,21 @@ class GatedRename(NamedTuple):
                     assert failed is not None
                     raise failed
 
-    def _give(self, through: Fd, part: Name, given: Fd) -> None:
-        """Rename to the name, which must be free. Without RENAME_NOREPLACE it is taken first by what replaces nothing:
+    def _give(self, through: Fd, part: Name, given: Fd) -> int:
+        """Rename to the name, which must be free; the moment at which that meant something, by the monotonic clock.
+
+        Without RENAME_NOREPLACE it is taken first by what replaces nothing:
         after a look another's empty directory may come there.
         """
         if self.volume.noreplace is True:
             self.kernel.rename_free(through, part, self.parent, self.name)
-            return
+            return time.monotonic_ns()
         st = self.kernel.fstat(given)
         if stat.S_ISDIR(st.st_mode):
             self.kernel.mkdir(self.parent, self.name, stat.S_IMODE(st.st_mode) & 0o777)
         else:
             self.kernel.create(self.parent, self.name).close()
+        taken_ns = time.monotonic_ns()
         try:
             self.kernel.rename(through, part, self.parent, self.name)
         except OSError as error:
@@ -117,6 +131,7 @@ class GatedRename(NamedTuple):
             if error.errno == errno.ENOTEMPTY:  # somebody wrote into it
                 raise FileExistsError(errno.EEXIST, "something else has the name", self.name) from error
             raise
+        return taken_ns
 
     def _withdraw_if_announced(self) -> None:
         if any(name.startswith(ANNOUNCED_PREFIX) for name in self.kernel.list_anew(self.container)):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fusefs.core.errors import NotAlike, Refused, TakenOver, TrashdError, Unsettled
 from fusefs.core.lifecycle import State
-from fusefs.core.names import ContainerId, RelPath
+from fusefs.core.names import ContainerId, Name, RelPath
 from fusefs.core.printable_names import printable
 from fusefs.core.record import Method
 from fusefs.linux.directory_metadata import (
@@ -186,9 +186,9 @@ def undo(staged: Staged, victim: Victim, visible: VisibleRename, error: Exceptio
             raise
 
 
-def _has_fresh(staged: Staged) -> bool:
+def _has_fresh(staged: Staged, name: Name = TREE) -> bool:
     assert staged.fresh is not None
-    return staged.held.folder.store.kernel.is_named(staged.fresh, staged.held.fd, TREE)
+    return staged.held.folder.store.kernel.is_named(staged.fresh, staged.held.fd, name)
 
 
 def make_alike(staged: Staged, victim: Victim, options: SwapOptions, visible: VisibleRename) -> Unlike:
@@ -304,14 +304,15 @@ def _by_two_renames(
             unlike = make_alike(staged, victim, options, visible)
             keeping = _keep(staged, victim)
             began_ns = time.monotonic_ns()
-            visible.make(VisibleMove.ASIDE, staged.held)
+            is_shared = folder.store.is_shared()
+            gap_ns = visible.make(VisibleMove.REPLACE if is_shared else VisibleMove.ASIDE, staged.held)
         except (OSError, TrashdError) as error:
             undo(staged, victim, visible, error)
             raise
         if not kernel.is_named(victim.fd, staged.held.fd, TREE):
             give_back(staged, victim, visible)
-        is_placed = _place(staged, victim, visible)
-        gap_ns = time.monotonic_ns() - began_ns
+        is_placed = (is_shared and not _has_fresh(staged, FRESH)) or _place(staged, victim, visible)
+        gap_ns = gap_ns or time.monotonic_ns() - began_ns
         swapped = finish(staged, victim, options, visible, unlike, gap_ns, keeping if is_placed else None, adopt)
     if is_placed:
         return swapped
@@ -350,6 +351,8 @@ def give_back(staged: Staged, victim: Victim, visible: VisibleRename) -> None:
     """Put back what a rename aside caught instead of the victim, then raise."""
     where = printable(victim.path())
     try:
+        if staged.fresh is not None and not _has_fresh(staged, FRESH):  # it may have the name already
+            visible.make(VisibleMove.ASIDE_FRESH, staged.held)
         visible.make(VisibleMove.BACK, staged.held)
     except OSError as error:
         raise Unsettled(f"{where}: something else had the name; it is kept as {staged.held.id} in stage/") from error

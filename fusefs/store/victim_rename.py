@@ -29,8 +29,8 @@ NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTEMPTY, er
 class VisibleRename(Protocol):
     """What does it: we ourselves, or root for a user's container."""
 
-    def make(self, move: VisibleMove, held: HeldContainer) -> None:
-        """Do it; OSError as the kernel says."""
+    def make(self, move: VisibleMove, held: HeldContainer) -> int:
+        """Do it; for how many ns the name was missing, if the move is over then. OSError as the kernel says."""
 
     def found(self) -> tuple[int, int] | None:
         """Device and inode number of what has the name now; None if nothing has."""
@@ -53,16 +53,15 @@ class DirectRename:
         self._parent_fd, self._mounted = parent
         self._name = name
 
-    def make(self, move: VisibleMove, held: HeldContainer) -> None:
+    def make(self, move: VisibleMove, held: HeldContainer) -> int:
         """See Visible; ESTALE if the mount shows another container. Raises  TakenOver; OSError"""
-        self.make_in(move, held.folder, held.state, held.name(), held.fd)
+        return self.make_in(move, held.folder, held.state, held.name(), held.fd)
 
-    def make_in(self, move: VisibleMove, folder: UserFolder, state: State, container: bytes, fd: Fd) -> None:
+    def make_in(self, move: VisibleMove, folder: UserFolder, state: State, container: bytes, fd: Fd) -> int:
         """Make a `VisibleMove` with a container that is open, but not locked; ESTALE if the mount shows another one."""
         with self._renamed_at(folder, state, container, fd) as (inside, parent):
             if folder.store.is_shared():
-                self._gated(folder, inside, parent).make(move)
-                return
+                return self._gated(folder, inside, parent).make(move)
             match move:
                 case VisibleMove.EXCHANGE:
                     self._kernel.exchange(inside, TREE, parent, self._name)
@@ -74,6 +73,9 @@ class DirectRename:
                     self._kernel.rename_free(inside, FRESH, parent, self._name)
                 case VisibleMove.BACK:
                     self._kernel.rename_free(inside, TREE, parent, self._name)
+                case VisibleMove.REPLACE:
+                    raise AssertionError("what is looked at in between is two moves")
+        return 0
 
     def take_away(self, folder: UserFolder, state: State, container: bytes, fd: Fd, to: Name) -> None:
         """Rename what has the name into a container that is open, to a name that is free there."""

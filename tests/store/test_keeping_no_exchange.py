@@ -19,8 +19,8 @@ from tests.support.fuse_bad_rename import lying_volume
 from tests.support.make_trees import Spec, make_tree, snapshot
 from tests.support.sshfs_volumes import sshfs_volume
 from tests.support.store_calls import (
-    Before,
     DyingAt,
+    InTheGap,
     assert_silent,
     entries,
     in_child,
@@ -64,7 +64,7 @@ def test_two_renames_keep_too(volume: Path, job: Path) -> None:
 
 def test_name_that_was_taken_in_the_gap_is_left_to_him_and_told(volume: Path, job: Path) -> None:
     before = snapshot(job)
-    swapped = swap(job, Kernel(Before("renameat2", job.mkdir)), KEEP)
+    swapped = swap(job, Kernel(InTheGap(job, job.mkdir)), KEEP)
     assert "with what was to be kept" in swapped.warnings[0]
     assert os.listdir(job) == []
     assert snapshot(tree_of(swapped)) == before
@@ -74,7 +74,7 @@ def test_name_that_was_taken_in_the_gap_is_left_to_him_and_told(volume: Path, jo
 
 def test_name_that_was_taken_after_a_kill_in_the_gap_gets_nothing(volume: Path, job: Path) -> None:
     before = snapshot(job)
-    killed = in_child(partial(swap, job, Kernel(Before("renameat2", partial(os._exit, DyingAt.EXIT_CODE))), KEEP))
+    killed = in_child(partial(swap, job, Kernel(InTheGap(job, partial(os._exit, DyingAt.EXIT_CODE))), KEEP))
     assert killed == DyingAt.EXIT_CODE
     job.mkdir()
     assert recover_all(volume) == []

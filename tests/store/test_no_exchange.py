@@ -26,6 +26,7 @@ from tests.support.store_calls import (
     ENTRIES,
     Before,
     DyingAt,
+    InTheGap,
     assert_silent,
     die,
     entries,
@@ -74,7 +75,7 @@ def claim_exchange(volume: Path) -> None:
 
 def swap_gap(job: Path) -> None:
     """A swap killed between its two renames."""
-    assert in_child(partial(swap, job, Kernel(Before("renameat2", die)))) == DyingAt.EXIT_CODE
+    assert in_child(partial(swap, job, Kernel(InTheGap(job, die)))) == DyingAt.EXIT_CODE
 
 
 @every_filesystem
@@ -193,7 +194,7 @@ def test_what_takes_the_name_in_the_gap_keeps_it() -> None:
     with lying_volume("einval") as served:
         init(served.path)
         job = victim_in(served.path)
-        swapped = swap(job, Kernel(Before("renameat2", lambda: make_tree(job, {"strange": "x"}))))
+        swapped = swap(job, Kernel(InTheGap(job, lambda: make_tree(job, {"strange": "x"}))))
         assert os.listdir(job) == ["strange"]
         assert is_whole(tree_of(swapped))
         assert_silent(served.path)

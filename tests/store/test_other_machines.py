@@ -25,6 +25,7 @@ from tests.support.sshfs_volumes import sshfs_of
 from tests.support.store_calls import (
     Before,
     DyingAt,
+    InTheGap,
     assert_silent,
     die,
     entries,
@@ -64,10 +65,11 @@ def machines() -> Iterator[Machines]:
 
 
 @contextmanager
-def held_at(call: str, act: Callable[[Kernel], object]) -> Iterator[None]:
-    """A process that acts, and waits before a call for as long as the block lasts; it has to end well then.
+def held_at(call: str | Path, act: Callable[[Kernel], object]) -> Iterator[None]:
+    """A process that acts, and waits for as long as the block lasts; it has to end well then.
 
-    act  by that way to the kernel
+    call  before which it waits; a path: as soon as it is missing
+    act   by that way to the kernel
     """
     (told, tells), (awaited, lets) = os.pipe(), os.pipe()
 
@@ -79,7 +81,7 @@ def held_at(call: str, act: Callable[[Kernel], object]) -> Iterator[None]:
     if pid == 0:
         code = 1
         try:
-            act(Kernel(Before(call, wait)))
+            act(Kernel(Before(call, wait) if isinstance(call, str) else InTheGap(call, wait)))
             code = 0
         finally:
             os._exit(code)
@@ -103,7 +105,7 @@ def staged(volume: Path) -> Path:
 
 def kill_swap(volume: Path) -> None:
     """One killed between its two renames."""
-    assert in_child(partial(swap, volume / "job", Kernel(Before("renameat2", die)))) == DyingAt.EXIT_CODE
+    assert in_child(partial(swap, volume / "job", Kernel(InTheGap(volume / "job", die)))) == DyingAt.EXIT_CODE
 
 
 def let_restart(volume: Path) -> None:
@@ -116,7 +118,7 @@ def test_a_live_swap_of_another_machine_is_left_alone_though_both_have_one_machi
     machines: Machines, verb: str
 ) -> None:
     words = {"doctor": ("doctor", "--repair", machines.b)}.get(verb, (verb, "--volume", machines.b))
-    with held_at("renameat2", partial(swap, machines.a / "job")):
+    with held_at(machines.a / "job", partial(swap, machines.a / "job")):
         assert decode(staged(machines.b).read_bytes()).host == host_id()
         assert "may still be working on it" in trashd(*words).err
         assert not (machines.b / "job").exists()
@@ -131,7 +133,7 @@ def test_a_live_swap_of_another_machine_is_left_alone_though_both_have_one_machi
 def test_a_live_swap_of_another_machine_is_not_taken_out_or_given_up(
     machines: Machines, words: tuple[str, ...]
 ) -> None:
-    with held_at("renameat2", partial(swap, machines.a / "job")):
+    with held_at(machines.a / "job", partial(swap, machines.a / "job")):
         name = staged(machines.b).parent.name
         done = trashd("doctor", *(word.format(name) for word in words), machines.b, cwd=machines.b)
         assert done.code == 3
@@ -141,7 +143,7 @@ def test_a_live_swap_of_another_machine_is_not_taken_out_or_given_up(
 
 def test_a_live_swap_is_left_alone_by_another_machines_swap(machines: Machines) -> None:
     make_tree(machines.b / "other", {"a": "1"})
-    with held_at("renameat2", partial(swap, machines.a / "job")):
+    with held_at(machines.a / "job", partial(swap, machines.a / "job")):
         done_well("swap", machines.b / "other")
         assert not (machines.b / "job").exists()
     assert_silent(machines.a)

@@ -233,6 +233,20 @@ class Before:
             action()
 
 
+class InTheGap:
+    """A hook that does something once, before the first call at which a name is missing."""
+
+    def __init__(self, name: Path, action: Callable[[], object]) -> None:
+        self.name = name
+        self.action: Callable[[], object] | None = action
+
+    def __call__(self, _call: str) -> None:
+        action = self.action
+        if action is not None and not self.name.exists():
+            self.action = None
+            action()
+
+
 def die() -> None:
     """End this process as SIGKILL would."""
     os._exit(DyingAt.EXIT_CODE)
