@@ -18,7 +18,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.reaper.late_arrivals import LateArrivals
 from fusefs.reaper.remove_tree import NOTHING_SPECIAL, RemovalWishes, remove_contents
 from fusefs.reaper.server_outage import ServerOutage, ServerWasAway, may_be_away
-from fusefs.store.claim import ClaimLost, claim, hold
+from fusefs.store.claim import ClaimLost, claim, resume
 from fusefs.store.container import HeldContainer, dissolve, move, rewrite
 from fusefs.store.layout import UserFolder
 from fusefs.store.mounted_paths import refuse_mounted
@@ -128,7 +128,7 @@ class _ReapRun:
             held = with_room(folder, FOR_REAPER, lambda: claim(folder, State.ORPHANS, container, self._is_meant))
             self._is_whole |= held is not ClaimLost.GONE
             if held is ClaimLost.GONE:
-                held = hold(folder, State.REAPING, container)
+                held = resume(folder, container, self._is_meant)
             if held is ClaimLost.GONE:
                 held = claim(folder, State.QUARANTINE, container)
         except FileNotFoundError as error:

@@ -26,6 +26,7 @@ from fusefs.store.claim import ClaimLost, hold
 from fusefs.store.container import UNFINISHED_PREFIX, HeldContainer
 from fusefs.store.folder_reports import passed_over
 from fusefs.store.layout import (
+    BEGUN,
     FORMAT,
     FRESH,
     HIDDEN_PREFIXES,
@@ -53,7 +54,7 @@ from fusefs.store.user_folders import MOUNTED, NOT_MADE
 
 _RECOVER = "trashd doctor --repair VOLUME completes or undoes it"
 _COPIED = f"so it is in a copy or a backup, where trashd restore ID has it back; else {WAY_OUT}"
-_EXPECTED = {bytes(RECORD), bytes(TREE), bytes(HOISTED)}
+_EXPECTED = {bytes(RECORD), bytes(TREE), bytes(HOISTED), bytes(BEGUN)}
 _UNREAD = "nothing that it names is found; make it a file of your own that nobody else can write, or remove it"
 _GONE = "nothing: the line goes with the next store that is used"
 _MOMENT_S = 0.2

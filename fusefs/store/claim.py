@@ -17,7 +17,7 @@ from fusefs.core.record_decoding import decode
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.store.container import HeldContainer, move
-from fusefs.store.layout import RECORD, UserFolder
+from fusefs.store.layout import BEGUN, RECORD, UserFolder
 
 
 class ClaimLost(Enum):
@@ -114,18 +114,32 @@ def hold(folder: UserFolder, state: State, container: ContainerId) -> HeldContai
         return HeldContainer(folder, record.id, state, fd, record, owned.pop_all(), called)
 
 
-def _look_again(held: HeldContainer) -> Record:
-    """What its record says, opened anew by its name."""
+def _always(_record: Record) -> bool:
+    return True
+
+
+def _begun(held: HeldContainer, is_meant: Callable[[Record], bool]) -> HeldContainer | ClaimLost:
+    """What was moved to reaping/, marked as begun off local filesystems; or an orphan again.
+
+    There a lock may be lost, and a claim come late, whose caller is gone: who keeps an orphan may have been faster.
+    """
     kernel = held.folder.store.kernel
-    with open_record(kernel, held.fd, held.folder.uid) as fd:
-        return read_record(kernel, fd, held.folder, held.id)
+    if held.folder.store.is_shared() and BEGUN not in kernel.list_anew(held.fd):
+        with open_record(kernel, held.fd, held.folder.uid) as fd:
+            record = read_record(kernel, fd, held.folder, held.id)
+        if not is_meant(record):
+            move(held, State.ORPHANS)
+            held.owned.close()
+            return ClaimLost.CHANGED
+        kernel.create(held.fd, BEGUN).close()
+    return held
 
 
 def claim(
     folder: UserFolder,
     source: State,
     container: ContainerId,
-    is_meant: Callable[[Record], bool] = lambda _record: True,
+    is_meant: Callable[[Record], bool] = _always,
 ) -> HeldContainer | ClaimLost:
     """The container, locked and moved to reaping/ by one rename; one claim wins (I5).
 
@@ -140,13 +154,21 @@ def claim(
             held.owned.close()
             return ClaimLost.CHANGED
         moved = move(held, State.REAPING)
-        if source is not State.ORPHANS or not folder.store.is_shared() or is_meant(_look_again(moved)):
-            return moved
-        move(moved, State.ORPHANS)
-        held.owned.close()
-        return ClaimLost.CHANGED
+        return _begun(moved, is_meant if source is State.ORPHANS else _always)
     except BaseException as error:
         held.owned.close()
         if isinstance(error, FileNotFoundError):
             return ClaimLost.GONE
         raise
+
+
+def resume(folder: UserFolder, container: ContainerId, is_meant: Callable[[Record], bool]) -> HeldContainer | ClaimLost:
+    """What a reaper left in reaping/, locked; is_meant: asked where it was claimed and, for all that is known, no more.
+
+    Raises  as `hold`
+    """
+    held = hold(folder, State.REAPING, container)
+    if isinstance(held, ClaimLost):
+        return held
+    with closed_on_error(held):
+        return _begun(held, is_meant)

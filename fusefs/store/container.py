@@ -19,7 +19,17 @@ from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.syscalls import NO_TMPFILE
 from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount, both_sides, suppress_errno
-from fusefs.store.layout import FRESH, HIDDEN_PREFIXES, RECORD, RECORD_NEW, TREE, WATCH_PREFIXES, Store, UserFolder
+from fusefs.store.layout import (
+    BEGUN,
+    FRESH,
+    HIDDEN_PREFIXES,
+    RECORD,
+    RECORD_NEW,
+    TREE,
+    WATCH_PREFIXES,
+    Store,
+    UserFolder,
+)
 
 UNFINISHED_PREFIX = FRESH + b"."
 """How the name of a directory begins that is being made for a sweep's tree, or for its origin, beside the tree."""
@@ -223,12 +233,13 @@ def dissolve(held: HeldContainer) -> None:
     if is_shared:
         drop_prepared(held)  # what a mkdir that came a second time made
     names = kernel.list_anew(held.fd) if is_shared else kernel.list(held.fd)
-    others = {name for name in names if not name.startswith((*HIDDEN_PREFIXES, *WATCH_PREFIXES))} - {RECORD, RECORD_NEW}
+    others = {name for name in names if not name.startswith((*HIDDEN_PREFIXES, *WATCH_PREFIXES))}
+    others -= {RECORD, RECORD_NEW, BEGUN}
     if others:
         raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), min(others))
     _drop_new(kernel, held.fd)
     for name in names:
-        if name.startswith(WATCH_PREFIXES):
+        if name == BEGUN or name.startswith(WATCH_PREFIXES):
             kernel.unlink(held.fd, name)
     kernel.unlink(held.fd, RECORD)
     # Without a record no process owns it any more: recovery may have swept it away by now.

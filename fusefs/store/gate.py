@@ -17,6 +17,7 @@ from fusefs.core.names import Name
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.layout import (
+    BEGUN,
     GATE_PREFIX,
     HIDDEN_PREFIXES,
     LATE_PREFIX,
@@ -94,7 +95,7 @@ def late_name() -> Name:
 
 def _is_own_file(name: bytes) -> bool:
     """Whether it is a container's own, and goes with it."""
-    return name in (RECORD, RECORD_NEW) or name.startswith(WATCH_PREFIXES)
+    return name in (RECORD, RECORD_NEW, BEGUN) or name.startswith(WATCH_PREFIXES)
 
 
 def move_parts(kernel: Kernel, lower: Fd, container: Fd) -> None:

@@ -55,6 +55,8 @@ LATE_PREFIX = b"late."
 """Of what came into a container late, or a second time."""
 OLD_CONTAINER = Name(b"old")
 """In a container that took another's place: that one (store/take_over.py)."""
+BEGUN = Name(b"begun")
+"""In a container of which a reaper, off local filesystems, has begun to delete: it is no orphan any more."""
 WATCHED_PREFIX = b"watched."
 ANNOUNCED_PREFIX = b"announced."
 """Of what another node notes in a container that it means to take over (store/silence.py)."""

@@ -18,8 +18,11 @@ from fusefs.core.errors import TakenOver, TrashdError
 from fusefs.core.lifecycle import State
 from fusefs.linux import kernel as kernel_module
 from fusefs.linux.kernel import Kernel
+from fusefs.reaper.reap import reap
 from fusefs.store import recover as recover_module
 from fusefs.store import silence
+from fusefs.store.find_orphans import find_container
+from fusefs.store.pin import KeepFor, keep_by_id
 from tests.support.crash_invariants import hold_when_failing, hold_when_killed, hold_when_stopped
 from tests.support.crash_scenarios import (
     BROKEN,
@@ -29,16 +32,21 @@ from tests.support.crash_scenarios import (
     assert_nothing_half_done,
     assert_nothing_lost,
     changing,
+    forbid_exchange,
     home,
     settle,
 )
+from tests.support.store_calls import Before as StoreHook
 from tests.support.store_calls import (
     DyingAt,
     assert_silent,
+    die,
     entries,
     in_child,
     init,
     numbered_calls,
+    own,
+    reap_now,
     recover_all,
     restore,
     swap,
@@ -50,7 +58,8 @@ pytestmark = pytest.mark.needs("root")
 VERBS = (
     "swap", "swap-lent", "swap-two-rename", "swap-two-rename-lent", "rm", "rm-file", "restore", "restore-late",
     "restore-free", "restore-to", "restore-inside", "restore-lent", "restore-two-rename", "restore-two-rename-late",
-    "restore-by-root", "keep", "reap", "adopt",
+    "restore-by-root", "keep", "reap", "adopt", "adopt-lent", "rm-lent", "swap-for-owner", "swap-for-owner-two-rename",
+    "recover-swap", "recover-restore", "recover-swap-in-the-gap",
 )  # fmt: skip
 TAKEN_OVER = (
     "swap",
@@ -256,8 +265,6 @@ def test_what_came_a_second_time_is_an_orphan_of_its_own(volume: Path, job: Path
         def container(self, _gate: int) -> int:
             return os.open(staged(volume), os.O_RDONLY | os.O_DIRECTORY)
 
-    from tests.support.crash_scenarios import forbid_exchange
-
     forbid_exchange(volume)
     swap(job, Twice())
     kept = [entry for entry in entries(volume) if entry.state is State.ORPHANS]
@@ -265,3 +272,22 @@ def test_what_came_a_second_time_is_an_orphan_of_its_own(volume: Path, job: Path
     assert sorted(path.read_text() for path in volume.glob(".trashd/u/0/orphans/*/tree/mine")) == ["live"]
     assert list(job.iterdir()) == []
     init(volume)
+
+
+def test_a_claim_that_comes_late_is_asked_about_once_more(volume: Path, job: Path) -> None:
+    swapped = swap(job)
+    orphan = volume / ".trashd/u/0/orphans" / swapped.id
+    entry = find_container(Kernel(), [os.fsencode(volume)], swapped.id)
+    keep_by_id(Kernel(), [os.fsencode(volume)], entry, KeepFor(None))
+    orphan.rename(orphan.parent.parent / "reaping" / swapped.id)
+    with own(volume) as folder:
+        assert reap(folder, swapped.id, is_meant=lambda record: record.retention_s is not None).lost == "changed"
+    assert [one.state for one in entries(volume)] == [State.ORPHANS]
+
+
+def test_what_a_reaper_has_begun_is_ended_by_the_next_whatever_its_term(volume: Path, job: Path) -> None:
+    swapped = swap(job)
+    assert in_child(lambda: reap_now(volume, swapped.id, Kernel(StoreHook("unlink", die)))) == DyingAt.EXIT_CODE
+    with own(volume) as folder:
+        assert reap(folder, swapped.id, is_meant=lambda _record: False).lost is None
+    assert entries(volume) == []

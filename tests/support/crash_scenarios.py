@@ -40,7 +40,7 @@ USER = 1000
 HOME = "home"
 NAME = "job"
 _STORE = os.fsdecode(STORE)
-_NO_TREES = ("record.json", *map(os.fsdecode, WATCH_PREFIXES))
+_NO_TREES = ("record.json", "begun", *map(os.fsdecode, WATCH_PREFIXES))
 _PR_SET_CHILD_SUBREAPER = 36
 _CHANGING = frozenset(
     {
@@ -151,7 +151,16 @@ def places(volume: Path) -> Iterator[Path]:
         yield from (folder / "drop").iterdir()
         for state in State:
             for container in (folder / state.value).iterdir():
-                yield from (path for path in container.iterdir() if not path.name.startswith(_NO_TREES))
+                yield from _trees_in(container)
+
+
+def _trees_in(container: Path) -> Iterator[Path]:
+    """What is in a container, its gates and the container that it took over."""
+    for path in container.iterdir():
+        if path.name == "old" or path.name.startswith("gate."):
+            yield from _trees_in(path)
+        elif not path.name.startswith(_NO_TREES):
+            yield path
 
 
 def user_folders(volume: Path) -> list[Path]:
