@@ -119,7 +119,7 @@ def test_a_takeover_that_was_killed_is_taken_over_in_turn(volume: Path, name: st
     for i, n in enumerate(changing(scene.calls(volume))):
         scene.set_up(volume)
         in_child(partial(scene.run, volume, DyingAt(n)))
-        step = 1 if EVERY_CALL else 5
+        step = 1 if EVERY_CALL else 16
         for m in changing(numbered_calls(partial(recover_elsewhere, volume)))[i % step :: step]:
             before = scene.set_up(volume)
             in_child(partial(scene.run, volume, DyingAt(n)))
