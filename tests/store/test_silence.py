@@ -26,6 +26,7 @@ from tests.support.store_calls import (
     entries,
     forge,
     in_child,
+    problems,
     recover_all,
     swap,
     tmpfs_store,
@@ -147,3 +148,24 @@ def test_doctor_waits_for_it(volume: Path, monkeypatch: pytest.MonkeyPatch, capf
 def test_to_wait_is_for_repairs_alone(volume: Path) -> None:
     assert run(["doctor", "--wait", str(volume)]) == 2
     finish(volume)
+
+
+def test_the_end_of_a_reap_that_was_killed_is_not_watched(volume: Path) -> None:
+    """Nobody makes a container in reaping/: one without a record is empty, or its rmdir is refused."""
+    finish(volume)
+    (orphan,) = volume.glob(".trashd/u/0/orphans/*")
+    (ended := volume / ".trashd/u/0/reaping" / f"{orphan.name[:-12]}{'0' * 12}").mkdir()
+    assert recover_after(volume, 0) == []
+    assert not ended.exists()
+
+
+def test_what_has_no_record_yet_may_be_another_nodes(volume: Path) -> None:
+    finish(volume)
+    (orphan,) = volume.glob(".trashd/u/0/orphans/*")
+    (begun := volume / ".trashd/u/0/stage" / f"{orphan.name[:-12]}{'0' * 12}").mkdir()
+    (told,) = problems(volume)
+    assert "another node is making it" in told.what
+    recover_after(volume, 0, PART + 1, SILENCE_S - 1)
+    assert begun.exists()
+    recover_after(volume, SILENCE_S + 1)
+    assert not begun.exists()
