@@ -101,7 +101,7 @@ def hold(folder: UserFolder, state: State, container: ContainerId) -> HeldContai
         except OSError as error:
             if error.errno == errno.ESTALE:
                 return ClaimLost.GONE  # as below, on another node
-            if not isinstance(error, FileNotFoundError) or kernel.is_named(fd, state_fd, name):
+            if not isinstance(error, FileNotFoundError) or _is_there(folder, fd, state_fd, name):
                 raise
             return ClaimLost.GONE  # another process took it, and has ended it
         if not kernel.lock(record_fd):
@@ -112,6 +112,12 @@ def hold(folder: UserFolder, state: State, container: ContainerId) -> HeldContai
         record = read_record(kernel, record_fd, folder, container)
         called = None if container == record.id else container
         return HeldContainer(folder, record.id, state, fd, record, owned.pop_all(), called)
+
+
+def _is_there(folder: UserFolder, fd: Fd, state_fd: Fd, name: bytes) -> bool:
+    """Whether a container without a record has its name still: what was moved on another node caches may tell of."""
+    kernel = folder.store.kernel
+    return kernel.is_named(fd, state_fd, name) and (not folder.store.is_shared() or name in kernel.list_anew(state_fd))
 
 
 def _look_again(held: HeldContainer) -> Record:
