@@ -128,7 +128,8 @@ def _settle(folder: UserFolder, state: State, name: bytes, ended: Collection[str
     if not is_container_id(text):
         raise KeptContainer("not a container of trashd")
     try:
-        held = hold(folder, state, ContainerId(text))
+        is_half_done = state in (State.STAGE, State.RESTORING)
+        held = hold(folder, state, ContainerId(text), ended if is_half_done else ())
     except FileNotFoundError:
         return _sweep(folder, state, name, watched)
     if isinstance(held, ClaimLost):

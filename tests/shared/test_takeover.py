@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
-import time
 from functools import partial
 from pathlib import Path
 
@@ -32,7 +32,7 @@ OLD = {"file": "old", "sub/deep": "older"}
 
 
 @pytest.mark.skipif(N_ROUNDS == 1, reason="the silence is a minute and a half long: make shared")
-@pytest.mark.timeout(4 * WATCHED_LIMIT_S)
+@pytest.mark.timeout(5 * WATCHED_LIMIT_S)
 @pytest.mark.parametrize("wakes", [False, True], ids=["killed", "frozen"])
 def test_a_swap_is_taken_over_after_its_silence_and_loses_nothing_should_its_node_wake(
     nodes: Nodes, wakes: bool
@@ -53,6 +53,11 @@ def test_a_swap_is_taken_over_after_its_silence_and_loses_nothing_should_its_nod
     if wakes:
         nodes.a.thaw()
         running.end(WATCHED_LIMIT_S)
+    _assert_both_kept(nodes)
+
+
+def _assert_both_kept(nodes: Nodes) -> None:
+    """The tree, and what was written into the name meanwhile."""
     wait_until(nodes.a, partial(_is_listed, nodes.a.volume), True, WATCHED_LIMIT_S)
     nodes.a.trashd("doctor", "--repair", nodes.a.volume)
     found = everywhere(nodes, "job")
@@ -61,12 +66,28 @@ def test_a_swap_is_taken_over_after_its_silence_and_loses_nothing_should_its_nod
     assert_quiet(nodes)
 
 
+def test_a_swap_of_a_node_that_is_away_is_taken_over_at_somebodys_word_whoever_has_its_lock(nodes: Nodes) -> None:
+    """A server may keep a dead client's locks for a day."""
+    with_store(nodes)
+    victim = tree(nodes.a)
+    running = nodes.a.start("swap", victim, hold_at=0, call=last_rename(nodes))
+    assert running.is_held()
+    wait_until(nodes.b, partial(_is_staged, nodes.b.volume), True)
+    nodes.a.freeze()
+    running.thaw()
+    well(nodes.b.trashd("doctor", "--repair", "--ended", nodes.a.boot, nodes.b.volume))
+    assert not nodes.b.run(partial(_is_staged, nodes.b.volume))
+    assert nodes.b.run(partial(_write_live, victim))
+    nodes.a.thaw()
+    running.end(WATCHED_LIMIT_S)
+    _assert_both_kept(nodes)
+
+
 def _watched(nodes: Nodes) -> None:
     """Watch until it is taken over: first servers that have locks give up who is frozen."""
-    ends_at = time.monotonic() + WATCHED_LIMIT_S
-    while nodes.b.run(partial(_is_staged, nodes.b.volume)):
-        assert time.monotonic() < ends_at
-        nodes.b.trashd("doctor", "--repair", "--wait", nodes.b.volume, limit_s=WATCHED_LIMIT_S)
+    wait_until(nodes.b, partial(_can_be_locked, nodes.b.volume), True, WATCHED_LIMIT_S, every_s=1)
+    well(nodes.b.trashd("doctor", "--repair", "--wait", nodes.b.volume, limit_s=WATCHED_LIMIT_S))
+    assert not nodes.b.run(partial(_is_staged, nodes.b.volume))
 
 
 @pytest.mark.parametrize("is_away", [False, True], ids=["slow", "away"])
@@ -158,6 +179,16 @@ def test_what_is_in_quarantine_is_not_moved_back(nodes: Nodes, words: tuple[str,
 
 def _is_staged(volume: Path) -> bool:
     return any(path.name == "record.json" for path in volume.glob(".trashd/u/0/stage/*/*"))
+
+
+def _can_be_locked(volume: Path) -> bool:
+    (record,) = volume.glob(".trashd/u/0/stage/*/record.json")
+    with record.open("r+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
 
 
 def _is_listed(volume: Path) -> bool:
