@@ -132,6 +132,9 @@ def _check_unrecorded(folder: UserFolder, state: State, name: bytes) -> Iterator
         names = {name for name in kernel.list(fd) if not name.startswith((UNFINISHED_PREFIX, *WATCH_PREFIXES))}
         if state is State.QUARANTINE or names - removed:
             yield AdoptionProblem(where, "no record (I3)", WAY_OUT)
+        elif folder.store.is_shared() and state is not State.REAPING:
+            hint = f"trashd doctor --repair --wait {shell_word(folder.store.base_path)} removes it if it stays as it is"
+            yield AdoptionProblem(where, "no record: another node is making it, or a killed command left it", hint)
         else:
             yield AdoptionProblem(where, "no record: left by a killed command", SETTLE)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from enum import Enum
 
@@ -14,6 +14,7 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, is_of
 from fusefs.core.record import RECORD_MAX_BYTES, Record
 from fusefs.core.record_decoding import decode
+from fusefs.linux.boot_id import boot_id
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.store.container import HeldContainer, move
@@ -84,9 +85,13 @@ def look_at_record(folder: UserFolder, state: State, container: ContainerId) -> 
         return read_record(kernel, record_fd, folder, container)
 
 
-def hold(folder: UserFolder, state: State, container: ContainerId) -> HeldContainer | ClaimLost:
+def hold(
+    folder: UserFolder, state: State, container: ContainerId, ended: Collection[str] = ()
+) -> HeldContainer | ClaimLost:
     """The container, locked; or why not.
 
+    ended   other boots that are over, as somebody says. Off local filesystems their locks don't count: a server may
+            keep a dead client's for a day (MooseFS). What is done then may be done by several at once: a takeover
     Raises  BadRecord; FileNotFoundError if the container is there and has no record
     """
     kernel = folder.store.kernel
@@ -101,10 +106,10 @@ def hold(folder: UserFolder, state: State, container: ContainerId) -> HeldContai
         except OSError as error:
             if error.errno == errno.ESTALE:
                 return ClaimLost.GONE  # as below, on another node
-            if not isinstance(error, FileNotFoundError) or kernel.is_named(fd, state_fd, name):
+            if not isinstance(error, FileNotFoundError) or _is_there(folder, fd, state_fd, name):
                 raise
             return ClaimLost.GONE  # another process took it, and has ended it
-        if not kernel.lock(record_fd):
+        if not kernel.lock(record_fd) and not _is_of_ended(folder, record_fd, container, ended):
             return ClaimLost.BUSY
         # The process that held the lock before us may have moved the container, or replaced its record.
         if not (kernel.is_named(fd, state_fd, name) and kernel.is_named(record_fd, fd, RECORD)):
@@ -112,6 +117,19 @@ def hold(folder: UserFolder, state: State, container: ContainerId) -> HeldContai
         record = read_record(kernel, record_fd, folder, container)
         called = None if container == record.id else container
         return HeldContainer(folder, record.id, state, fd, record, owned.pop_all(), called)
+
+
+def _is_of_ended(folder: UserFolder, record_fd: Fd, container: ContainerId, ended: Collection[str]) -> bool:
+    if not ended or not folder.store.is_shared():
+        return False
+    boot = read_record(folder.store.kernel, record_fd, folder, container).boot
+    return boot in ended and boot != boot_id()
+
+
+def _is_there(folder: UserFolder, fd: Fd, state_fd: Fd, name: bytes) -> bool:
+    """Whether a container without a record has its name still: what was moved on another node caches may tell of."""
+    kernel = folder.store.kernel
+    return kernel.is_named(fd, state_fd, name) and (not folder.store.is_shared() or name in kernel.list_anew(state_fd))
 
 
 def _always(_record: Record) -> bool:

@@ -128,7 +128,8 @@ def _settle(folder: UserFolder, state: State, name: bytes, ended: Collection[str
     if not is_container_id(text):
         raise KeptContainer("not a container of trashd")
     try:
-        held = hold(folder, state, ContainerId(text))
+        is_half_done = state in (State.STAGE, State.RESTORING)
+        held = hold(folder, state, ContainerId(text), ended if is_half_done else ())
     except FileNotFoundError:
         return _sweep(folder, state, name, watched)
     if isinstance(held, ClaimLost):
@@ -174,12 +175,13 @@ def _settle_held(held: HeldContainer) -> str:
 def _sweep(folder: UserFolder, state: State, name: bytes, watched: list[float]) -> str:
     """A container without a record never held a victim, or holds nothing any more: rmdir, nothing else.
 
-    Another node may be making it, whose lock is not seen: it is watched first.
+    Another node may be making it, whose lock is not seen: it is watched first; but none is made in reaping/.
     """
     kernel = folder.store.kernel
     with folder.open(state) as state_fd, suppress(FileNotFoundError):
         with kernel.open_dir(state_fd, name) as fd:
-            if folder.store.is_shared() and (left_s := left_to_wait_s(folder.store, fd)):
+            may_be_made = folder.store.is_shared() and state is not State.REAPING
+            if may_be_made and (left_s := left_to_wait_s(folder.store, fd)):
                 watched.append(left_s)
                 return ""
             if not _drop_unfinished_record(kernel, fd):

@@ -3,6 +3,7 @@
 One tmpfs is taken for a shared one here, and its swap for one of another boot.
 """
 
+import fcntl
 import os
 import uuid
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pytest
 from fusefs.cli.main import run
 from fusefs.core.lifecycle import State
 from fusefs.linux import kernel as kernel_module
+from fusefs.linux.boot_id import boot_id
 from fusefs.linux.kernel import Kernel
 from fusefs.store import silence
 from fusefs.store.consequences import SILENCE_S
@@ -26,6 +28,7 @@ from tests.support.store_calls import (
     entries,
     forge,
     in_child,
+    problems,
     recover_all,
     swap,
     tmpfs_store,
@@ -147,3 +150,44 @@ def test_doctor_waits_for_it(volume: Path, monkeypatch: pytest.MonkeyPatch, capf
 def test_to_wait_is_for_repairs_alone(volume: Path) -> None:
     assert run(["doctor", "--wait", str(volume)]) == 2
     finish(volume)
+
+
+def test_the_end_of_a_reap_that_was_killed_is_not_watched(volume: Path) -> None:
+    """Nobody makes a container in reaping/: one without a record is empty, or its rmdir is refused."""
+    finish(volume)
+    (orphan,) = volume.glob(".trashd/u/0/orphans/*")
+    (ended := volume / ".trashd/u/0/reaping" / f"{orphan.name[:-12]}{'0' * 12}").mkdir()
+    assert recover_after(volume, 0) == []
+    assert not ended.exists()
+
+
+def test_what_has_no_record_yet_may_be_another_nodes(volume: Path) -> None:
+    finish(volume)
+    (orphan,) = volume.glob(".trashd/u/0/orphans/*")
+    (begun := volume / ".trashd/u/0/stage" / f"{orphan.name[:-12]}{'0' * 12}").mkdir()
+    (told,) = problems(volume)
+    assert "another node is making it" in told.what
+    recover_after(volume, 0, PART + 1, SILENCE_S - 1)
+    assert begun.exists()
+    recover_after(volume, SILENCE_S + 1)
+    assert not begun.exists()
+
+
+def test_a_lock_of_a_boot_that_is_over_does_not_count(volume: Path) -> None:
+    """A server may keep a dead client's for a day."""
+    with (left(volume) / "record.json").open("r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        recover_after(volume, 0, PART + 1, SILENCE_S + 1)
+        assert not is_taken_over(volume)
+        assert run(["doctor", "--repair", "--ended", OTHER_BOOT, str(volume)]) == 0
+    assert is_taken_over(volume)
+
+
+def test_a_lock_of_this_boot_counts_whatever_is_said(volume: Path) -> None:
+    forge(left(volume) / "record.json", boot=boot_id())
+    with (left(volume) / "record.json").open("r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        run(["doctor", "--repair", "--ended", boot_id(), str(volume)])
+        assert not is_taken_over(volume)
+    assert recover_all(volume) == []
+    assert is_taken_over(volume)

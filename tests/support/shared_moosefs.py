@@ -30,6 +30,7 @@ def moosefs_filesystem(base: Path) -> Iterator[SharedFilesystem]:
         (disk / "disks").write_text(f"{disk}/chunks\n")
         (disk / "master.cfg").write_text(
             f"{_USER}DATA_PATH={disk}/master\nEXPORTS_FILENAME={disk}/exports\nTOPOLOGY_FILENAME={disk}/topology\n"
+            "SESSION_SUSTAIN_TIME=60\n"  # a day else: so long the locks of a client that is away stay
             + "".join(f"{name}_LISTEN_HOST={SERVER}\n" for name in ("MATOML", "MATOCS", "MATOCL"))
         )
         (disk / "chunkserver.cfg").write_text(

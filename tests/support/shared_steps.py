@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fusefs.store.consequences import SILENCE_S
 from tests.support.make_trees import Spec, make_tree
 from tests.support.shared_nodes import Node, Nodes
 from tests.support.trashd_command import Done
 
 TREE: Spec = {"file": "old", "sub": {"deep": "older", "more": {}}}
+WATCHED_LIMIT_S = 3 * SILENCE_S
+"""A minute and a half of silence, and before it the time after which caches tell of what is watched."""
 _LIMIT_S = 30.0
 _GLANCE_S = 0.05
 
@@ -93,23 +96,35 @@ def tree(node: Node, name: str = "job", spec: Spec = TREE) -> Path:
     return node.run(partial(make_tree, node.volume / name, spec))
 
 
-def swapped(nodes: Nodes, name: str = "job") -> str:
-    """The id of an orphan that A has made, of which B knows."""
+def swapped(nodes: Nodes, name: str = "job", words: Sequence[str] = ()) -> str:
+    """The id of an orphan that A has made, of which B knows; more options for its swap."""
     victim = tree(nodes.a, name)
-    (told,) = well(nodes.a.trashd("swap", "--json", victim)).objects()
+    (told,) = well(nodes.a.trashd("swap", "--json", *words, victim)).objects()
     identifier = str(told["id"])
-    look = partial(_states, nodes.b.volume, identifier)
+    look = partial(states_at, nodes.b.volume, identifier)
     wait_until(nodes.b, look, ["orphans"])
     return identifier
 
 
 def states(node: Node, identifier: str) -> list[str]:
     """In which states a node sees a container, by its place."""
-    return node.run(partial(_states, node.volume, identifier))
+    return node.run(partial(states_at, node.volume, identifier))
 
 
-def _states(volume: Path, identifier: str) -> list[str]:
+def states_at(volume: Path, identifier: str) -> list[str]:
+    """The same, seen from within a node."""
     return sorted(path.parent.name for path in volume.glob(f".trashd/u/*/*/{identifier}"))
+
+
+def everywhere(nodes: Nodes, name: str) -> list[dict[str, str]]:
+    """What is at a name, and then what each orphan holds, as A sees it."""
+    orphans = nodes.a.run(partial(_orphans, nodes.a.volume))
+    return [nodes.a.run(partial(contents, nodes.a.volume / name)), *orphans]
+
+
+def _orphans(volume: Path) -> list[dict[str, str]]:
+    area = volume / ".trashd/u/0/orphans"
+    return [contents(area / name / "tree") for name in names(area) or []]
 
 
 def listed(node: Node) -> list[dict[str, Any]]:
@@ -123,3 +138,14 @@ def assert_quiet(nodes: Nodes, seconds: float = _LIMIT_S) -> None:
         ends_at = time.monotonic() + seconds
         while (done := node.trashd("doctor", node.volume)).code:
             assert time.monotonic() < ends_at, f"{node.name}: {done}"
+
+
+def watch_unrecorded(nodes: Nodes) -> None:
+    """See off what was left before it had a record: nobody's word tells whose it is, so it is watched in any case."""
+    if nodes.a.run(partial(_has_unrecorded, nodes.a.volume)):
+        nodes.a.trashd("doctor", "--repair", "--wait", nodes.a.volume, limit_s=WATCHED_LIMIT_S)
+
+
+def _has_unrecorded(volume: Path) -> bool:
+    half_done = [path for part in ("stage", "restoring") for path in volume.glob(f".trashd/u/0/{part}/*")]
+    return any(not (path / "record.json").exists() for path in half_done)
