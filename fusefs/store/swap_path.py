@@ -6,7 +6,7 @@ import errno
 import os
 from collections.abc import Callable, Iterable
 
-from fusefs.core.errors import CrossesBoundary, NoBacking, NoStore, NotPermitted, TrashdError
+from fusefs.core.errors import CrossesBoundary, KernelRefused, NoBacking, NoStore, NotPermitted, TrashdError
 from fusefs.core.lifecycle import State
 from fusefs.core.names import RelPath
 from fusefs.core.printable_names import printable
@@ -78,15 +78,28 @@ def into_a_store(
 ) -> Swapped:
     """Find the victim and refuse, or let the first store that can take it have it.
 
+    Once more if it is gone that had the name when this node looked last: the kernel looks anew after it said that.
+
     directory  whether the victim must be one
     point      leaves the pointer to a lower store in the folder of the user who gets the orphan
     keep       globs of what stays in view
     Raises     TrashdError
     """
+    try:
+        return _found_into_a_store(kernel, path, transact, directory=directory, point=point, keep=keep)
+    except KernelRefused as error:
+        if error.errno != errno.ESTALE:
+            raise
+    return _found_into_a_store(kernel, path, transact, directory=directory, point=point, keep=keep)
+
+
+def _found_into_a_store(
+    kernel: Kernel, path: bytes, transact: Transact, *, directory: bool, point: Point, keep: tuple[str, ...]
+) -> Swapped:
     with find_victim(kernel, path) as victim:
-        for reason in refusals(kernel, victim, directory=directory):
-            raise reason
         try:
+            for reason in refusals(kernel, victim, directory=directory):
+                raise reason
             if keep:
                 from fusefs.store.keep_entries import choose  # a plain swap is spared it
 
