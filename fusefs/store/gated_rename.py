@@ -22,6 +22,16 @@ _TAKEN = {VisibleMove.ASIDE: TREE, VisibleMove.ASIDE_FRESH: FRESH}
 _GONE = (errno.ENOENT, errno.ESTALE)
 
 
+class _Failed(NamedTuple):
+    """What was said of a rename.
+
+    holds_name  the directory that we made to take the name may have it still
+    """
+
+    error: OSError
+    holds_name: bool = False
+
+
 class GatedRename(NamedTuple):
     """Renames between a container and a name.
 
@@ -52,9 +62,10 @@ class GatedRename(NamedTuple):
                     failed = self._through(move, given)
                     is_done = not self.kernel.is_named(given, self.container, part)
         if failed is not None and not is_done:
-            raise failed
+            self._leave_name(failed)
+            raise failed.error
 
-    def _through(self, move: VisibleMove, given: Fd | None) -> OSError | None:
+    def _through(self, move: VisibleMove, given: Fd | None) -> _Failed | None:
         """The rename, through a gate that is no more then; what was said of it, if that was an error."""
         with gate(self.kernel, self.container) as through:
             if given is not None:
@@ -65,9 +76,9 @@ class GatedRename(NamedTuple):
                 elif given is None:
                     self.kernel.rename(self.parent, self.name, through, _TAKEN[move])
                 else:
-                    self._give(through, _GIVEN[move], given)
+                    return self._give(through, _GIVEN[move], given)
             except OSError as error:
-                return error
+                return _Failed(error)
         return None
 
     def take_away(self, to: Name) -> None:
@@ -84,25 +95,25 @@ class GatedRename(NamedTuple):
         with self._told_if_taken_over(), self.kernel.open_beneath(self.container, upper, DIRECTORY) as source:
             part = late_name()  # killed here, it is an orphan of its own
             with self.kernel.open_beneath(source, last) as thing:
-                failed: OSError | None = None
                 with gate(self.kernel, self.container) as through:
                     self.kernel.rename(source, last, through, part)
                     try:
-                        self._give(through, part, thing)
+                        failed = self._give(through, part, thing)
                     except OSError as error:
-                        failed = error
+                        failed = _Failed(error)
                 if self.kernel.is_named(thing, self.container, part):
                     self.kernel.rename_free(self.container, part, source, last)
                     assert failed is not None
-                    raise failed
+                    self._leave_name(failed)
+                    raise failed.error
 
-    def _give(self, through: Fd, part: Name, given: Fd) -> None:
+    def _give(self, through: Fd, part: Name, given: Fd) -> _Failed | None:
         """Rename to the name, which must be free. Without RENAME_NOREPLACE it is taken first by what replaces nothing:
         after a look another's empty directory may come there.
         """
         if self.volume.noreplace is True:
             self.kernel.rename_free(through, part, self.parent, self.name)
-            return
+            return None
         st = self.kernel.fstat(given)
         if stat.S_ISDIR(st.st_mode):
             self.kernel.mkdir(self.parent, self.name, stat.S_IMODE(st.st_mode) & 0o777)
@@ -111,12 +122,16 @@ class GatedRename(NamedTuple):
         try:
             self.kernel.rename(through, part, self.parent, self.name)
         except OSError as error:
-            if stat.S_ISDIR(st.st_mode):
-                with suppress(OSError):
-                    self.kernel.rmdir(self.parent, self.name)
             if error.errno == errno.ENOTEMPTY:  # somebody wrote into it
-                raise FileExistsError(errno.EEXIST, "something else has the name", self.name) from error
-            raise
+                return _Failed(FileExistsError(errno.EEXIST, "something else has the name", self.name))
+            return _Failed(error, holds_name=stat.S_ISDIR(st.st_mode))
+        return None
+
+    def _leave_name(self, failed: _Failed) -> None:
+        """Only of a rename that was seen to be not done: else an empty directory that it gave the name would go."""
+        if failed.holds_name:
+            with suppress(OSError):
+                self.kernel.rmdir(self.parent, self.name)
 
     def _withdraw_if_announced(self) -> None:
         if any(name.startswith(ANNOUNCED_PREFIX) for name in self.kernel.list_anew(self.container)):

@@ -138,10 +138,15 @@ def wipe(volume: Path) -> None:
 
 def forbid_exchange(volume: Path) -> None:
     """Let a store believe that its filesystem can't exchange, as the probe would have found."""
+    write_volume(volume, exchange=False)
+
+
+def write_volume(volume: Path, **seen: bool) -> None:
+    """Let a store believe what the probes would have found."""
     path = volume / _STORE / os.fsdecode(VOLUME)
     found = decode_volume(path.read_bytes())
     assert found is not None
-    path.write_bytes(encode_volume(found._replace(exchange=False)))
+    path.write_bytes(encode_volume(found._replace(**seen)))
 
 
 def places(volume: Path) -> Iterator[Path]:
