@@ -194,7 +194,7 @@ def test_a_name_that_an_empty_directory_got_stays_taken_whatever_is_said_of_it(
 ) -> None:
     """By a swap its fresh directory, by a restore the tree itself."""
     SCENES["swap-two-rename"].set_up(volume)
-    write_volume(volume, noreplace=False, exchange=False)
+    write_volume(volume, lambda found: found._replace(noreplace=False, exchange=False))
     n, left = 0, -1
     while left < 0:
         (victim := volume / f"empty{n}").mkdir()

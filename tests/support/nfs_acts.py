@@ -136,9 +136,10 @@ def swap_gap_ns(_line: Line, path: str) -> int:
 
 def bare_pair_ns(_line: Line, path: str) -> int:
     """How long a name is missing by two bare renames, each of which is done when it is told."""
-    os.mkdir(fresh := f"{path}.fresh")
+    fresh, aside = (f"{path}.{os.urandom(4).hex()}" for _ in range(2))
+    os.mkdir(fresh)
     begun = time.monotonic_ns()
-    os.rename(path, f"{path}.aside")
+    os.rename(path, aside)
     os.rename(fresh, path)
     return time.monotonic_ns() - begun
 
