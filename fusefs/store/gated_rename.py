@@ -28,6 +28,18 @@ _TAKEN = {VisibleMove.ASIDE: TREE, VisibleMove.ASIDE_FRESH: FRESH, VisibleMove.R
 _GONE = (errno.ENOENT, errno.ESTALE)
 
 
+class _Said(NamedTuple):
+    """What was said of a rename.
+
+    holds_name  the directory that we made to take the name may have it still
+    gap_ns      for how long the name was missing
+    """
+
+    error: OSError | None = None
+    holds_name: bool = False
+    gap_ns: int = 0
+
+
 class GatedRename(NamedTuple):
     """Renames between a container and a name.
 
@@ -47,39 +59,39 @@ class GatedRename(NamedTuple):
         Returns  for how many ns the name was missing; of REPLACE 0 too if `fresh` did not get it, and is where it was
         Raises  TakenOver if another node takes us for dead, or has taken the container over; OSError if it was not done
         """
-        part = _GIVEN.get(move)
+        part, is_kept = _GIVEN.get(move), False
         with self._told_if_taken_over():
             if move is not VisibleMove.PLACE:  # the name is missing then: who takes over would place it as well
                 self._withdraw_if_announced()
             if part is None:
-                failed, gap_ns = self._through(move, None)
+                said = self._through(move, None)
             else:
                 with self.kernel.open_beneath(self.container, part) as given:
-                    failed, gap_ns = self._through(move, given)
-                    is_done = not self.kernel.is_named(given, self.container, part)
-            if move in _TAKEN:
-                is_done = _TAKEN[move] in self.kernel.list_anew(self.container)
-        if failed is not None and not is_done:
-            raise failed
-        return gap_ns
+                    said = self._through(move, given)
+                    is_kept = self.kernel.is_named(given, self.container, part)
+            is_done = not is_kept if move not in _TAKEN else _TAKEN[move] in self.kernel.list_anew(self.container)
+        if said.error is not None and is_kept:
+            self._leave_name(said)
+        if said.error is not None and not is_done:
+            raise said.error
+        return said.gap_ns
 
-    def _through(self, move: VisibleMove, given: Fd | None) -> tuple[OSError | None, int]:
-        """The rename, through a gate that is no more then; what was said of it, if that was an error, and the gap."""
-        gap_ns = 0
+    def _through(self, move: VisibleMove, given: Fd | None) -> _Said:
+        """The rename, through a gate that is no more then."""
         with gate(self.kernel, self.container) as through:
             if given is not None:
                 self.kernel.rename(self.container, _GIVEN[move], through, _GIVEN[move])
+            began_ns = time.monotonic_ns()
             try:
-                began_ns = time.monotonic_ns()
                 if move is VisibleMove.EXCHANGE:
                     self.kernel.exchange(through, TREE, self.parent, self.name)
                 elif move in _TAKEN:
                     self.kernel.rename(self.parent, self.name, through, _TAKEN[move])
                 if given is not None and move is not VisibleMove.EXCHANGE:
-                    gap_ns = self._give(through, _GIVEN[move], given) - began_ns
+                    return self._give(through, _GIVEN[move], given, began_ns)
             except OSError as error:
-                return error, 0
-        return None, gap_ns
+                return _Said(error)
+        return _Said()
 
     def take_away(self, to: Name) -> None:
         """Rename what has the name into the container. Raises  OSError"""
@@ -95,43 +107,46 @@ class GatedRename(NamedTuple):
         with self._told_if_taken_over(), self.kernel.open_beneath(self.container, upper, DIRECTORY) as source:
             part = late_name()  # killed here, it is an orphan of its own
             with self.kernel.open_beneath(source, last) as thing:
-                failed: OSError | None = None
                 with gate(self.kernel, self.container) as through:
                     self.kernel.rename(source, last, through, part)
                     try:
-                        self._give(through, part, thing)
+                        said = self._give(through, part, thing, time.monotonic_ns())
                     except OSError as error:
-                        failed = error
+                        said = _Said(error)
                 if self.kernel.is_named(thing, self.container, part):
                     self.kernel.rename_free(self.container, part, source, last)
-                    assert failed is not None
-                    raise failed
+                    self._leave_name(said)
+                    assert said.error is not None
+                    raise said.error
 
-    def _give(self, through: Fd, part: Name, given: Fd) -> int:
-        """Rename to the name, which must be free; the moment at which that meant something, by the monotonic clock.
-
-        Without RENAME_NOREPLACE it is taken first by what replaces nothing:
+    def _give(self, through: Fd, part: Name, given: Fd, began_ns: int) -> _Said:
+        """Rename to the name, which must be free. Without RENAME_NOREPLACE it is taken first by what replaces nothing:
         after a look another's empty directory may come there.
+
+        began_ns  since when it is missing
         """
         if self.volume.noreplace is True:
             self.kernel.rename_free(through, part, self.parent, self.name)
-            return time.monotonic_ns()
+            return _Said(gap_ns=time.monotonic_ns() - began_ns)
         st = self.kernel.fstat(given)
         if stat.S_ISDIR(st.st_mode):
             self.kernel.mkdir(self.parent, self.name, stat.S_IMODE(st.st_mode) & 0o777)
         else:
             self.kernel.create(self.parent, self.name).close()
-        taken_ns = time.monotonic_ns()
+        gap_ns = time.monotonic_ns() - began_ns
         try:
             self.kernel.rename(through, part, self.parent, self.name)
         except OSError as error:
-            if stat.S_ISDIR(st.st_mode):
-                with suppress(OSError):
-                    self.kernel.rmdir(self.parent, self.name)
             if error.errno == errno.ENOTEMPTY:  # somebody wrote into it
-                raise FileExistsError(errno.EEXIST, "something else has the name", self.name) from error
-            raise
-        return taken_ns
+                return _Said(FileExistsError(errno.EEXIST, "something else has the name", self.name))
+            return _Said(error, holds_name=stat.S_ISDIR(st.st_mode))
+        return _Said(gap_ns=gap_ns)
+
+    def _leave_name(self, said: _Said) -> None:
+        """Only of a rename that was seen to be not done: else an empty directory that it gave the name would go."""
+        if said.holds_name:
+            with suppress(OSError):
+                self.kernel.rmdir(self.parent, self.name)
 
     def _withdraw_if_announced(self) -> None:
         if any(name.startswith(ANNOUNCED_PREFIX) for name in self.kernel.list_anew(self.container)):

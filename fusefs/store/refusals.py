@@ -71,9 +71,14 @@ def _places(place: FilesystemPath, mounts: Iterable[Mount]) -> list[FilesystemPa
 
 
 def holds_store(kernel: Kernel, dir_fd: Fd, name: bytes) -> bool:
-    """Whether a directory by its name in another one, or by no name that one itself, has a trash store in it."""
+    """Whether a directory by its name in another one, or by no name that one itself, has a trash store in it.
+
+    Raises  OSError with ESTALE if that one itself is gone, as another node removed it
+    """
     try:
         kernel.open_beneath(dir_fd, join(name, STORE, VOLUME)).close()
     except OSError as error:
+        if error.errno == errno.ESTALE and not name:
+            raise
         return error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP)
     return True

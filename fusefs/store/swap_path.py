@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
-from fusefs.core.errors import CrossesBoundary, NoBacking, NoStore, NotPermitted, TrashdError
+from fusefs.core.errors import CrossesBoundary, KernelRefused, NoBacking, NoStore, NotPermitted, TrashdError
 from fusefs.core.lifecycle import State
 from fusefs.core.names import RelPath
 from fusefs.core.printable_names import printable
@@ -14,7 +15,7 @@ from fusefs.linux.directory_metadata import is_frozen
 from fusefs.linux.fd import closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import Mount, below
-from fusefs.store.backing_and_mount import Scope
+from fusefs.store.backing_and_mount import READABLE, Scope
 from fusefs.store.layout import Store, UserFolder
 from fusefs.store.locate import Victim, as_told, existing_stores, find_victim, stores_for
 from fusefs.store.refusals import refusals
@@ -78,15 +79,30 @@ def into_a_store(
 ) -> Swapped:
     """Find the victim and refuse, or let the first store that can take it have it.
 
+    Once more if it is gone that had the name when this node looked last.
+
     directory  whether the victim must be one
     point      leaves the pointer to a lower store in the folder of the user who gets the orphan
     keep       globs of what stays in view
     Raises     TrashdError
     """
+    try:
+        return _found_into_a_store(kernel, path, transact, directory=directory, point=point, keep=keep)
+    except KernelRefused as error:
+        if error.errno != errno.ESTALE:
+            raise
+    with suppress(OSError):
+        os.close(os.open(path, READABLE | os.O_CLOEXEC))  # asks the server what has the name, as O_PATH does not
+    return _found_into_a_store(kernel, path, transact, directory=directory, point=point, keep=keep)
+
+
+def _found_into_a_store(
+    kernel: Kernel, path: bytes, transact: Transact, *, directory: bool, point: Point, keep: tuple[str, ...]
+) -> Swapped:
     with find_victim(kernel, path) as victim:
-        for reason in refusals(kernel, victim, directory=directory):
-            raise reason
         try:
+            for reason in refusals(kernel, victim, directory=directory):
+                raise reason
             if keep:
                 from fusefs.store.keep_entries import choose  # a plain swap is spared it
 

@@ -35,6 +35,7 @@ from tests.support.crash_scenarios import (
     forbid_exchange,
     home,
     settle,
+    write_volume,
 )
 from tests.support.store_calls import Before as StoreHook
 from tests.support.store_calls import (
@@ -190,6 +191,34 @@ def test_nothing_is_lost_by_the_lost_answer_of_any_rename(volume: Path, name: st
         with suppress(TrashdError, OSError):
             scene.act(volume, kernel)
         nothing_is_lost(scene, volume, before)
+        left, n = kernel.left, n + 1
+    assert n > 3
+
+
+@pytest.mark.parametrize("number", ERRNOS, ids=errno.errorcode.get)
+@pytest.mark.parametrize("verb", ["swap", "restore"])
+def test_a_name_that_an_empty_directory_got_stays_taken_whatever_is_said_of_it(
+    volume: Path, verb: str, number: int
+) -> None:
+    """By a swap its fresh directory, by a restore the tree itself."""
+    SCENES["swap-two-rename"].set_up(volume)
+    write_volume(volume, lambda found: found._replace(noreplace=False, exchange=False))
+    n, left = 0, -1
+    while left < 0:
+        (victim := volume / f"empty{n}").mkdir()
+        kernel = LosesAnAnswer(n, number)
+        swapped = None if verb == "swap" else swap(victim)
+        with suppress(TrashdError, OSError):
+            if swapped is None:
+                swap(victim, kernel)
+            else:
+                victim.rmdir()
+                restore(volume, swapped.id, kernel)
+        recover_all(volume)
+        if swapped is None or not entries(volume):
+            assert victim.is_dir(), n
+        for entry in entries(volume):
+            reap_now(volume, entry.id)
         left, n = kernel.left, n + 1
     assert n > 3
 

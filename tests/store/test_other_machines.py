@@ -25,6 +25,7 @@ from tests.support.sshfs_volumes import sshfs_of
 from tests.support.store_calls import (
     Before,
     DyingAt,
+    FailingAt,
     InTheGap,
     assert_silent,
     die,
@@ -246,3 +247,13 @@ def test_a_filesystem_without_locks_is_told_in_a_sentence(number: int) -> None:
 
 def refuse(number: int) -> None:
     raise OSError(number, os.strerror(number))
+
+
+def test_a_victim_that_another_machine_replaced_meanwhile_is_looked_up_anew() -> None:
+    """The kernel says so (ESTALE) of what it had in its cache, and looks anew then."""
+    with tmpfs_store() as volume:
+        for n in range(20):
+            hook = FailingAt(n, errno.ESTALE)
+            (victim := volume / str(n)).mkdir()
+            swap(victim, Kernel(hook))
+            assert hook.failed is not None

@@ -20,7 +20,7 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import STORE
 from fusefs.linux import syscalls
 from fusefs.linux.kernel import CallHook, Kernel
-from fusefs.store.layout import VOLUME, WATCH_PREFIXES, decode_volume, encode_volume
+from fusefs.store.layout import VOLUME, WATCH_PREFIXES, Volume, decode_volume, encode_volume
 from fusefs.store.user_folders import whose
 from tests.support.make_trees import Seen, snapshot
 from tests.support.other_users import as_user, become
@@ -138,10 +138,15 @@ def wipe(volume: Path) -> None:
 
 def forbid_exchange(volume: Path) -> None:
     """Let a store believe that its filesystem can't exchange, as the probe would have found."""
+    write_volume(volume, lambda found: found._replace(exchange=False))
+
+
+def write_volume(volume: Path, seen: Callable[[Volume], Volume]) -> None:
+    """Let a store believe what the probes would have found."""
     path = volume / _STORE / os.fsdecode(VOLUME)
     found = decode_volume(path.read_bytes())
     assert found is not None
-    path.write_bytes(encode_volume(found._replace(exchange=False)))
+    path.write_bytes(encode_volume(seen(found)))
 
 
 def places(volume: Path) -> Iterator[Path]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import glob
 import os
 import struct
 import time
@@ -14,11 +15,12 @@ from pathlib import Path
 from fusefs.core.errors import TrashdError
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.syscalls import open_unnamed, statx
+from fusefs.store.find_orphans import tend_all
 from tests.support import store_calls
 from tests.support.uml_guest import Line
 
 DONE = "done"
-_CHANGES = frozenset(
+CHANGES = frozenset(
     {
         "mkdir",
         "create",
@@ -56,11 +58,22 @@ class AtChange:
         self.line, self.left = line, n
 
     def __call__(self, call: str) -> None:
-        if call in _CHANGES:
+        if call in CHANGES:
             self.left -= 1
             if self.left == -1:
-                self.line.tell(call)
-                self.line.wait()
+                self.stop(call)
+
+    def stop(self, call: str) -> None:
+        """What it does then."""
+        self.line.tell(call)
+        self.line.wait()
+
+
+class _Dying(AtChange):
+    """Ends the process there instead, and its locks with it."""
+
+    def stop(self, call: str) -> None:
+        os._exit(store_calls.DyingAt.EXIT_CODE)
 
 
 def _ended(act: Callable[[], str]) -> str:
@@ -77,6 +90,20 @@ def swap_stopping(line: Line, path: str, n: int) -> str:
     return _ended(lambda: store_calls.swap(Path(path), Kernel(AtChange(line, n))).id)
 
 
+def swap_dying(line: Line, path: str, n: int) -> None:
+    """`trashd swap` whose process ends before its n-th change."""
+    store_calls.swap(Path(path), Kernel(_Dying(line, n)))
+
+
+def changes(_line: Line, volume: str, name: str) -> dict[str, list[str]]:
+    """What a swap, a restore and a reap of a tree change, in order."""
+    seen: dict[str, list[str]] = {"swap": [], "restore": [], "reap": []}
+    swapped = store_calls.swap(Path(volume, name), Kernel(seen["swap"].append)).id
+    store_calls.restore(Path(volume), swapped, Kernel(seen["restore"].append))
+    store_calls.reap_now(Path(volume), store_calls.swap(Path(volume, name)).id, Kernel(seen["reap"].append))
+    return {verb: [call for call in calls if call in CHANGES] for verb, calls in seen.items()}
+
+
 def restore_stopping(line: Line, volume: str, identifier: str, n: int) -> str:
     """`trashd restore`, likewise."""
     return _ended(lambda: str(store_calls.restore(Path(volume), identifier, Kernel(AtChange(line, n)))))
@@ -87,6 +114,16 @@ def reap_stopping(line: Line, volume: str, identifier: str, n: int) -> str:
     return _ended(lambda: str(store_calls.reap_now(Path(volume), identifier, Kernel(AtChange(line, n)))))
 
 
+def repair_stopping(line: Line, volume: str, boot: str, n: int) -> str:
+    """`trashd doctor --repair --ended`, likewise; what it takes over goes first."""
+    return _ended(lambda: str(tend_all(Kernel(AtChange(line, n)), [os.fsencode(volume)], [boot])))
+
+
+def restore(_line: Line, volume: str, identifier: str) -> str:
+    """`trashd restore`; where the tree is now, or how it failed."""
+    return _ended(lambda: os.fsdecode(store_calls.restore(Path(volume), identifier).path))
+
+
 def swap(_line: Line, path: str) -> str:
     """The id that `trashd swap` gives."""
     return store_calls.swap(Path(path)).id
@@ -95,6 +132,16 @@ def swap(_line: Line, path: str) -> str:
 def swap_gap_ns(_line: Line, path: str) -> int:
     """How long a swap's name was missing, as it says."""
     return store_calls.swap(Path(path)).gap_ns or 0
+
+
+def bare_pair_ns(_line: Line, path: str) -> int:
+    """How long a name is missing by two bare renames, each of which is done when it is told."""
+    fresh, aside = (f"{path}.{os.urandom(4).hex()}" for _ in range(2))
+    os.mkdir(fresh)
+    begun = time.monotonic_ns()
+    os.rename(path, aside)
+    os.rename(fresh, path)
+    return time.monotonic_ns() - begun
 
 
 def states(_line: Line, volume: str) -> list[tuple[str, str]]:
@@ -164,6 +211,22 @@ def write_file(_line: Line, path: str) -> None:
 def is_there(_line: Line, path: str) -> bool:
     """lexists."""
     return os.path.lexists(path)
+
+
+def everything(_line: Line, folder: str) -> list[tuple[str, int]]:
+    """All that lies below a directory, and its inode numbers."""
+    found = [folder, *(os.path.join(upper, name) for upper, dirs, files in os.walk(folder) for name in (*dirs, *files))]
+    return sorted((path, os.lstat(path).st_ino) for path in found)
+
+
+def wait_for_lasting(_line: Line, pattern: str) -> None:
+    """Until something matches (glob), and no power cut would undo it. Raises  TimeoutError"""
+    end = time.monotonic() + 20
+    while not glob.glob(pattern):
+        if time.monotonic() > end:
+            raise TimeoutError(pattern)
+        time.sleep(0.01)
+    os.sync()
 
 
 def forget_caches(_line: Line) -> None:

@@ -23,6 +23,8 @@ _CLIENT_MODULES = ("nfsv3", "nfsv4")
 _IN_MEMORY = Path("/dev/shm")
 VERSIONS = {"v3": "vers=3,proto=tcp,mountproto=tcp,hard", "v4.2": "vers=4.2,hard"}
 """Mount options by version; `hard` is the default, said because all rests on it."""
+UNLOCKED = "vers=3,proto=tcp,mountproto=tcp,hard,nolock"
+"""No node sees another's locks: what a silent one has can be taken over at any step."""
 
 
 class Client(NamedTuple):
