@@ -27,6 +27,11 @@ class Call(NamedTuple):
     what: str
     words: tuple[str, ...]
 
+    @property
+    def directories(self) -> tuple[str, ...]:
+        """In which it happens."""
+        return self.words[:3:2] if self.what == "rename" else self.words[:1]
+
 
 class Disk(NamedTuple):
     """The server's state.
@@ -353,9 +358,9 @@ class Explorer:
         return self._ways_with[key]
 
     def _way(self, disk: int, calls: tuple[Call, ...]) -> int:
-        """What is on its way; what names a removed directory will never do anything."""
+        """What is on its way; what is to happen in a removed directory never will."""
         removed = self._disks.all[disk].removed
-        return self._ways.number(tuple(sorted(call for call in calls if removed.isdisjoint(call.words))))
+        return self._ways.number(tuple(sorted(call for call in calls if removed.isdisjoint(call.directories))))
 
     def _steps_of(self, disk: int, point: int, left: int) -> list[_Step]:
         key = (disk, point, left)
@@ -367,7 +372,7 @@ class Explorer:
     def _sent(self, disk: int, point: int, call: Call, left: int) -> Iterator[_Step]:
         """All that a call may come to."""
         client, _, _, changed = self._points.all[point]
-        who = f"{self._programs[client].__name__}: {_words(call)}"  # type: ignore[attr-defined]
+        who = f"{self._programs[client].__name__}: {_words(call)}"
         new, answer = self._effect(disk, call)
         yield _Step(f"{who} -> {answer}", new, self._told(point, answer), left)
         faults = self._faults.all[left]
@@ -424,7 +429,9 @@ def _frames(program: Program) -> Iterator[object]:
         if any(isinstance(one, Iterator) and not isinstance(one, Generator) for one in gc.get_referents(at)):
             raise TypeError(f"{at.__qualname__} goes through what no variable has: `while todo: todo.pop(0)`")
         yield at.gi_frame.f_lasti
-        yield repr(sorted((name, value) for name, value in at.gi_frame.f_locals.items() if not isinstance(value, Generator)))
+        yield repr(
+            sorted((name, value) for name, value in at.gi_frame.f_locals.items() if not isinstance(value, Generator))
+        )
         at = at.gi_yieldfrom
 
 

@@ -22,31 +22,31 @@ Steps = Generator[Call, Answer, str]
 
 
 class Rules(NamedTuple):
-    """What the store keeps to. Without it, this happens:
+    """What the store keeps to, and what happens without it.
 
-    moves         what is taken over goes into a new container, not the container to another name:
-    gates         what others can see is renamed from or to a directory of its own, which is removed before anything is
-                  decided by what is found:
-    gates_last    a gate is emptied after the container that it is in:
-    in_turn       a takeover that ended half way is taken over, what lies in its own old container, too:
-    exclusive     a name that is missing is taken by mkdir before the fresh directory goes there:
-    by_identity   only the victim becomes `tree`, what is neither it nor fresh an orphan of its own:
-    once          what is prepared has a name of its own, and is renamed to `tree`:
-    one_way       what was in reaping/ is never given back, from quarantine neither:
-    asks_again    a reaper looks at the record after its claim; who pins it looks after that where it is:
-    record_first  a reaper who finds no record goes no further:
+    moves        what is taken over goes into a new container, not the container to another name; or else the old owner,
+                 who has it open, leaves the victim in a gate of a container whose record is gone
+    gates        what others can see is renamed from or to a directory of its own, which is removed before anything is
+                 decided by what is found; or else a late exchange puts the victim into a container that was given up
+    in_turn      a takeover that ended half way is taken over, what lies in its own old container, too; or else the
+                 victim stays there, and no record tells of it
+    exclusive    a name that is missing is taken by mkdir before the fresh directory goes there; or else that replaces
+                 what somebody made since the look
+    by_identity  only the victim becomes `tree`, what is neither it nor fresh an orphan of its own; or else somebody's
+                 directory is removed as if it were fresh
+    one_way      what was in reaping/ is never given back, from quarantine neither; or else a reaper who has it open
+                 deletes what is in view
+    asks_again   a reaper looks at the record after its claim, who pins it looks after that where it is; or else what
+                 was kept is deleted
     """
 
     moves: bool = True
     gates: bool = True
-    gates_last: bool = True
     in_turn: bool = True
     exclusive: bool = True
     by_identity: bool = True
-    once: bool = True
     one_way: bool = True
     asks_again: bool = True
-    record_first: bool = True
 
 
 def volume(state: str = "", method: str = "exchange") -> Disk:
@@ -130,13 +130,11 @@ def empty_into(lower: str, upper: str, name: str, box: str, rules: Rules) -> Ste
     while tries:
         tries -= 1
         parts, gates = yield from _listed(lower)
-        if rules.gates_last and (yield from _move_parts(lower, parts, box, rules)) != "ok":
+        if (yield from _move_parts(lower, parts, box, rules)) != "ok":
             return "kept"
         while gates:
             if (yield from _end_gate(lower, gates.pop(0), box, rules)) != "ok":
                 return "kept"
-        if not rules.gates_last and (yield from _move_parts(lower, parts, box, rules)) != "ok":
-            return "kept"
         if name[:4] != "gate":
             yield _call("unlink", lower, "record.new")
             yield _call("unlink", lower, "record")
@@ -200,9 +198,9 @@ def end_old(new: Container, rules: Rules) -> Steps:
             break
     while len(chain) > 1:
         lower = chain.pop()
-        if rules.asks_again and (yield _call("look", lower, "record")) == "pinned":
-            if (yield from _pin(new)) != "ok":
-                return "kept"
+        is_pinned = rules.asks_again and (yield _call("look", lower, "record")) == "pinned"
+        if is_pinned and (yield from _pin(new)) != "ok":
+            return "kept"
         if (yield from empty_into(lower, chain[-1], "old", new.box, rules)) != "ok":
             return "kept"
     return "ok"
@@ -271,9 +269,9 @@ def settle_stage(found: Container, method: str, rules: Rules, who: str) -> Steps
         prepared = ["fresh", "new"]
         while prepared:
             part = prepared.pop(0)
-            if (yield _call("look", one.box, part)) not in _NONE:
-                if (yield from _place(one, "fresh", part, rules, who)) == "EIO":
-                    return "kept"
+            is_there = (yield _call("look", one.box, part)) not in _NONE
+            if is_there and (yield from _place(one, "fresh", part, rules, who)) == "EIO":
+                return "kept"
     if (yield from _clear(one, rules, who)) != "ok":
         return "kept"
     if tree == "V":
@@ -350,7 +348,7 @@ def settle_restoring(found: Container, method: str, rules: Rules, who: str) -> S
 def settle_reaping(one: Container, _method: str, rules: Rules, _who: str) -> Steps:
     """Go on with the removal."""
     record = yield _call("look", one.box, "record")
-    if rules.record_first and record in _NONE:
+    if record in _NONE:
         return "lost"  # somebody took it over
     if rules.asks_again and record == "pinned":
         return (yield _rename("reaping", one.name, "orphans", "id"))
@@ -379,12 +377,11 @@ def swapper(method: str, rules: Rules) -> Callable[[], Program]:
     def swap() -> Program:
         one = Container("stage", "id", "A")
         yield _call("mkdir", "stage", "id", "A")
-        new = "new" if rules.once else "tree"
-        if (yield _call("mkdir", "A", new, "F")) != "F":
+        if (yield _call("mkdir", "A", "new", "F")) != "F":
             return
         if (yield _call("make", "A", "record", "record")) != "record":
             return
-        gate = yield from _gate(one, "a", rules, *((new, "tree") if method == "exchange" else ()))
+        gate = yield from _gate(one, "a", rules, *(("new", "tree") if method == "exchange" else ()))
         if gate == "EIO":
             return
         if method == "exchange":
@@ -492,9 +489,9 @@ def user() -> Program:
 # What must not be lost.
 
 
-def afterwards(method: str) -> list[Callable[[], Program]]:
+def afterwards(method: str, rules: Rules) -> list[Callable[[], Program]]:
     """Watchers who come when all others have stopped for good."""
-    return [watcher(state, method, f"z{number}", Rules()) for number in range(3) for state in ("stage", "restoring")]
+    return [watcher(state, method, f"z{number}", rules) for number in range(3) for state in ("stage", "restoring")]
 
 
 def why_stuck(disk: Disk, *, is_named: bool) -> str:
@@ -518,7 +515,9 @@ def _why_left(thing: str, disk: Disk) -> str:
     if name != "tree" or "record" not in (disk.of(box) or {}):
         return f"{thing} is {name} in {box}, and no record tells of it"
     above = disk.place_of(box)
-    return "" if above is not None and above[0] in ("orphans", "reaping", "quarantine") else f"{thing} is left in {above}"
+    return (
+        "" if above is not None and above[0] in ("orphans", "reaping", "quarantine") else f"{thing} is left in {above}"
+    )
 
 
 def _above(thing: str, disk: Disk) -> Iterator[str]:

@@ -30,9 +30,7 @@ FAULTS = {
 }
 TWO_FAULTS = {
     f"{one}+{other}": Faults(*map(sum, zip(FAULTS[one], FAULTS[other], strict=True)))
-    for one, other in (
-        (a, b) for n, a in enumerate(list(FAULTS)[1:], 1) for b in list(FAULTS)[n:]
-    )
+    for one, other in ((a, b) for n, a in enumerate(list(FAULTS)[1:], 1) for b in list(FAULTS)[n:])
 }
 
 
@@ -43,18 +41,21 @@ class Scenario(NamedTuple):
     disk      what they find
     method    how the swap is done; restore and watchers know it by the record
     is_named  the victim's name is to mean something whenever all stop
+    is_wide   has millions of histories with a fault: left to soaks
     """
 
     clients: Callable[[Rules], list[Callable[[], Program]]]
     disk: Disk
     method: str
     is_named: bool = False
+    is_wide: bool = False
 
     def explore(self, faults: Faults, rules: Rules | None = None) -> int:
         """How many states there are. Raises  Loss"""
         stuck = partial(why_stuck, is_named=self.is_named)
-        clients = self.clients(rules or Rules())
-        return Explorer(clients, self.disk, faults, why_lost, afterwards(self.method), stuck).explore()
+        rules = rules or Rules()
+        watchers = afterwards(self.method, rules)
+        return Explorer(self.clients(rules), self.disk, faults, why_lost, watchers, stuck).explore()
 
 
 def killed_swap(method: str) -> Disk:
@@ -77,32 +78,34 @@ def _scenarios(method: str) -> dict[str, Scenario]:
         f"swap, user, {method}": Scenario(lambda r: [swap(r), user], volume(), method, is_named=True),
         f"swap, restore, user, {method}": Scenario(lambda r: [swap(r), restore(r), user], volume(), method),
         f"swap, watcher, user, {method}": Scenario(
-            lambda r: [swap(r), watch("b", r), user], volume(), method, is_named=True
+            lambda r: [swap(r), watch("b", r), user], volume(), method, is_named=True, is_wide=True
         ),
-        f"killed swap, watcher, user, {method}": Scenario(
-            lambda r: [watch("b", r), user], killed_swap(method), method
-        ),
+        f"killed swap, watcher, user, {method}": Scenario(lambda r: [watch("b", r), user], killed_swap(method), method),
         f"killed swap, two watchers, {method}": Scenario(
-            lambda r: [watch("b", r), watch("c", r)], killed_swap(method), method
+            lambda r: [watch("b", r), watch("c", r)], killed_swap(method), method, is_wide=method == "two"
         ),
         f"killed swap, two watchers, user, {method}": Scenario(
-            lambda r: [watch("b", r), watch("c", r), user], killed_swap(method), method
+            lambda r: [watch("b", r), watch("c", r), user], killed_swap(method), method, is_wide=True
         ),
         f"restore, user, {method}": Scenario(lambda r: [restore(r), user], orphan, method),
-        f"restore, watcher, {method}": Scenario(lambda r: [restore(r), watch_restore("b", r)], orphan, method),
+        f"restore, watcher, {method}": Scenario(
+            lambda r: [restore(r), watch_restore("b", r)], orphan, method, is_wide=method == "two"
+        ),
         f"restore, watcher, user, {method}": Scenario(
-            lambda r: [restore(r), watch_restore("b", r), user], orphan, method
+            lambda r: [restore(r), watch_restore("b", r), user], orphan, method, is_wide=True
         ),
     }
+
+
+def _reap_and_restore(state: str, rules: Rules) -> list[Callable[[], Program]]:
+    return [reaper(rules), *([] if rules.one_way else [restorer(state, "two", rules)])]
 
 
 def _of_reaps() -> dict[str, Scenario]:
     watch = partial(watcher, "reaping", "two", "b")
     orphan = volume("orphans", "two")
     gives_back = {
-        f"reap, restore from {state}": Scenario(
-            lambda r, state=state: [reaper(r), *([] if r.one_way else [restorer(state, "two", r)])], orphan, "two"
-        )
+        f"reap, restore from {state}": Scenario(partial(_reap_and_restore, state), orphan, "two")
         for state in ("reaping", "quarantine")
     }
     return {
