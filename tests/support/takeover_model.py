@@ -49,7 +49,7 @@ class Rules(NamedTuple):
     asks_again: bool = True
 
 
-def volume(state: str = "", method: str = "exchange") -> Disk:
+def volume(state: str = "") -> Disk:
     """A volume: the victim V with the file `va` in it is at P/job, or a container A of that state has it."""
     tree: dict[str, Mapping[str, str]] = {one: {} for one in STATES}
     tree |= {"/": {"P": "P", "store": "store"}, "store": {one: one for one in STATES}, "V": {"va": "va"}, "P": {}}

@@ -69,7 +69,7 @@ def killed_swap(method: str) -> Disk:
 
 
 def _scenarios(method: str) -> dict[str, Scenario]:
-    orphan = volume("orphans", method)
+    orphan = volume("orphans")
     swap = partial(swapper, method)
     restore = partial(restorer, "orphans", method)
     watch, watch_restore = partial(watcher, "stage", method), partial(watcher, "restoring", method)
@@ -82,7 +82,7 @@ def _scenarios(method: str) -> dict[str, Scenario]:
         ),
         f"killed swap, watcher, user, {method}": Scenario(lambda r: [watch("b", r), user], killed_swap(method), method),
         f"killed swap, two watchers, {method}": Scenario(
-            lambda r: [watch("b", r), watch("c", r)], killed_swap(method), method, is_wide=method == "two"
+            lambda r: [watch("b", r), watch("c", r)], killed_swap(method), method, is_wide=True
         ),
         f"killed swap, two watchers, user, {method}": Scenario(
             lambda r: [watch("b", r), watch("c", r), user], killed_swap(method), method, is_wide=True
@@ -103,7 +103,7 @@ def _reap_and_restore(state: str, rules: Rules) -> list[Callable[[], Program]]:
 
 def _of_reaps() -> dict[str, Scenario]:
     watch = partial(watcher, "reaping", "two", "b")
-    orphan = volume("orphans", "two")
+    orphan = volume("orphans")
     gives_back = {
         f"reap, restore from {state}": Scenario(partial(_reap_and_restore, state), orphan, "two")
         for state in ("reaping", "quarantine")
