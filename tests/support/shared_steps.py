@@ -101,18 +101,17 @@ def swapped(nodes: Nodes, name: str = "job", words: Sequence[str] = ()) -> str:
     victim = tree(nodes.a, name)
     (told,) = well(nodes.a.trashd("swap", "--json", *words, victim)).objects()
     identifier = str(told["id"])
-    look = partial(states_at, nodes.b.volume, identifier)
+    look = partial(_states, nodes.b.volume, identifier)
     wait_until(nodes.b, look, ["orphans"])
     return identifier
 
 
 def states(node: Node, identifier: str) -> list[str]:
     """In which states a node sees a container, by its place."""
-    return node.run(partial(states_at, node.volume, identifier))
+    return node.run(partial(_states, node.volume, identifier))
 
 
-def states_at(volume: Path, identifier: str) -> list[str]:
-    """The same, seen from within a node."""
+def _states(volume: Path, identifier: str) -> list[str]:
     return sorted(path.parent.name for path in volume.glob(f".trashd/u/*/*/{identifier}"))
 
 
