@@ -199,7 +199,7 @@ def _with_trap(
 
 def _begin_takeover_of_whole(volume: Volume, n: int) -> Running[str]:
     """Likewise, when B has done all but the last of it."""
-    _die_in_swap(volume, N_SWAP // 3)
+    _die_in_swap(volume, N_SWAP // 2)
     return volume.a.machine.start(nfs_acts.repair_stopping, volume.a.volume, _boot(volume.b), n)
 
 
@@ -288,7 +288,7 @@ def _take_over(client: Client, boot: str, *, restores: bool) -> None:
 @pytest.mark.skipif("shared" not in DEMANDED_GROUPS, reason="it takes two minutes")
 def test_a_long_silence_is_enough_to_take_over(unlocked: Volume) -> None:
     """And what was silent finds nothing when it wakes."""
-    late = _begin_swap(unlocked, N_SWAP // 3)
+    late = _begin_swap(unlocked, N_SWAP // 2)
     late.told()
     unlocked.a.machine.freeze()
     begun = time.monotonic()
