@@ -316,16 +316,22 @@ def _place(one: Container, name: str, part: str, rules: Rules, who: str) -> Step
 
     part  what the container has it as; in the gate it has that name
     """
-    if rules.exclusive:
-        if not (yield _call("mkdir", "P", "job", f"E{who}")).startswith("E" + who):
-            return "taken"
-    elif (yield _call("look", "P", "job")) != "none":
+    if (yield from _take_name(rules, who)) != "ok":
         return "taken"
     gate = yield from _gate(one, who, rules, part, name)
     if gate == "EIO":
         return "EIO"
     yield _rename(gate, name, "P", "job")
     return (yield from end_gates(one, rules))
+
+
+def _take_name(rules: Rules, who: str) -> Steps:
+    """Take the victim's name by what replaces nothing; "taken" if something has it, or nobody knows."""
+    if rules.exclusive:
+        made = yield _call("mkdir", "P", "job", f"E{who}")
+        return "ok" if made.startswith("E" + who) else "taken"
+    there = yield _call("look", "P", "job")
+    return "ok" if there == "none" else "taken"
 
 
 def settle_restoring(found: Container, method: str, rules: Rules, who: str) -> Steps:
@@ -381,13 +387,13 @@ def swapper(method: str, rules: Rules) -> Callable[[], Program]:
             return
         if (yield _call("make", "A", "record", "record")) != "record":
             return
-        gate = yield from _gate(one, "a", rules, *(("new", "tree") if method == "exchange" else ()))
+        gate = yield from _gate(one, "a", rules, "new", "tree" if method == "exchange" else "fresh")
         if gate == "EIO":
             return
         if method == "exchange":
             yield _rename(gate, "tree", "P", "job", "exchange")
-        else:
-            yield _rename("P", "job", gate, "tree")
+        elif (yield _rename("P", "job", gate, "tree")) == "ok" and (yield from _take_name(rules, "a")) == "ok":
+            yield _rename(gate, "fresh", "P", "job")
         if (yield from end_gates(one, rules)) == "ok":
             yield from settle_stage(one, method, rules, "a")
 
