@@ -27,7 +27,7 @@ _CHANGING = re.compile(
     rb"\0\x01\x86\xa3\0\0\0\x03\0\0\0[\x08\x09\x0c-\x0f]|\0\0\0\x06\0\0\0\x02|\0\0\0[\x1c\x1d]\0\0\0[\x01-\xff][\x20-\x7e]",
     re.DOTALL,
 )
-N_SWAP, N_RESTORE, N_REAP, N_TAKEOVER = 24, 40, 56, 40
+N_SWAP, N_RESTORE, N_REAP, N_TAKEOVER = 24, 40, 56, 24
 """Changes that a verb makes there at most; where it makes fewer the last cases look at one that has ended."""
 STRIDE = 4
 
