@@ -33,6 +33,8 @@ from fusefs.store.layout import (
 
 UNFINISHED_PREFIX = FRESH + b"."
 """How the name of a directory begins that is being made for a sweep's tree, or for its origin, beside the tree."""
+GONE = (errno.ENOENT, errno.ESTALE)
+"""What a server says of what another node removed."""
 _PATIENCE, _PAUSE_S = 100, 0.01
 _TICK_S = 0.001
 
@@ -104,6 +106,17 @@ def superblock_of(kernel: Kernel, fd: Fd) -> str:
 def superblock_in(st: os.stat_result) -> str:
     """The filesystem that an fd is on, as `superblock_of` tells it, from a stat of the fd."""
     return f"{os.major(st.st_dev)}:{os.minor(st.st_dev)}"
+
+
+def is_taken_over(held: HeldContainer) -> bool:
+    """Whether another node took it for dead, and has moved what it had into a container of its own."""
+    if not held.folder.store.is_shared():
+        return False
+    try:
+        held.folder.store.kernel.stat(held.fd, RECORD)
+    except OSError as error:
+        return error.errno in GONE
+    return False
 
 
 def touch(kernel: Kernel, fd: Fd) -> int:

@@ -14,6 +14,7 @@ from fusefs.core.names import Name, RelPath, join
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import DIRECTORY
+from fusefs.store.container import GONE
 from fusefs.store.gate import gate, late_name
 from fusefs.store.layout import ANNOUNCED_PREFIX, FRESH, RECORD, TREE, Volume
 from fusefs.store.visible_move import VisibleMove
@@ -25,7 +26,6 @@ _GIVEN = {
     VisibleMove.REPLACE: FRESH,
 }
 _TAKEN = {VisibleMove.ASIDE: TREE, VisibleMove.ASIDE_FRESH: FRESH, VisibleMove.REPLACE: TREE}
-_GONE = (errno.ENOENT, errno.ESTALE)
 
 
 class _Said(NamedTuple):
@@ -158,10 +158,10 @@ class GatedRename(NamedTuple):
         try:
             yield
         except OSError as error:
-            if error.errno in _GONE:
+            if error.errno in GONE:
                 try:
                     self.kernel.stat(self.container, RECORD)
                 except OSError as gone:
-                    if gone.errno in _GONE:
+                    if gone.errno in GONE:
                         raise TakenOver(self.name) from error
             raise

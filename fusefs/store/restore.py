@@ -8,7 +8,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from typing import NamedTuple, Self
 
-from fusefs.core.errors import SETTLE, Busy, NotFound, NotPermitted, Occupied, Refused, TrashdError
+from fusefs.core.errors import SETTLE, Busy, NotFound, NotPermitted, Occupied, Refused, TakenOver, TrashdError
 from fusefs.core.identity import Likelihood, compare
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, Name, RelPath, join, split
@@ -23,6 +23,7 @@ from fusefs.store.container import (
     HeldContainer,
     drop_prepared,
     flush_directory,
+    is_taken_over,
     move,
     rewrite,
     unfinished_name,
@@ -214,7 +215,9 @@ def restore(claim: RestoreClaim, destination: RestoreDestination) -> Restored:
             tree = claim.tree or held.owned.enter_context(kernel.open_beneath(held.fd, TREE))
             held = _with_loan(kernel, held, tree, destination)
             held = _put(kernel, held, destination)
-        except (OSError, TrashdError):
+        except (OSError, TrashdError) as error:
+            if is_taken_over(held):
+                raise TakenOver(held.id) from error
             settle(claim._replace(held=held))
             raise
         warnings = []

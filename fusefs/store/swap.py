@@ -22,7 +22,7 @@ from fusefs.linux.directory_metadata import (
 )
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.store.container import HeldContainer, dissolve, move
+from fusefs.store.container import HeldContainer, dissolve, is_taken_over, move
 from fusefs.store.layout import FRESH, TREE, UserFolder
 from fusefs.store.locate import Victim
 from fusefs.store.permission_loan import lend, take_back
@@ -182,8 +182,15 @@ def undo(staged: Staged, victim: Victim, visible: VisibleRename, error: Exceptio
     try:
         unstage(staged, victim, visible)
     except OSError:
-        if not isinstance(error, TakenOver):
+        if not is_taken_over(staged.held):
             raise
+        raise TakenOver(staged.held.id) from error
+
+
+def _check_ours(staged: Staged) -> None:
+    """Raises  TakenOver if what is not found where we had it may be with another node"""
+    if is_taken_over(staged.held):
+        raise TakenOver(staged.held.id)
 
 
 def _has_fresh(staged: Staged, name: Name = TREE) -> bool:
@@ -235,6 +242,7 @@ def _judge(staged: Staged, victim: Victim, visible: VisibleRename) -> ExchangeOu
 
 def _undo_exchange(staged: Staged, victim: Victim, visible: VisibleRename) -> None:
     """Give the name back to what had it, then raise; where that can't be done, keep all and say so."""
+    _check_ours(staged)
     kernel = staged.held.folder.store.kernel
     assert staged.fresh is not None
     fresh = kernel.fstat(staged.fresh)
@@ -349,6 +357,7 @@ def _place(staged: Staged, victim: Victim, visible: VisibleRename) -> bool:
 
 def give_back(staged: Staged, victim: Victim, visible: VisibleRename) -> None:
     """Put back what a rename aside caught instead of the victim, then raise."""
+    _check_ours(staged)
     where = printable(victim.path())
     try:
         if staged.fresh is not None and not _has_fresh(staged, FRESH):  # it may have the name already
