@@ -23,38 +23,36 @@ from fusefs.store.container import HeldContainer, create_record, dissolve, rewri
 from fusefs.store.gate import empty_into, end_gates, move_parts
 from fusefs.store.layout import OLD_CONTAINER, TREE
 from fusefs.store.permission_loan import lend, loan
-from fusefs.store.stage import ATTEMPTS
+from fusefs.store.stage import ATTEMPTS, unmake
 
 
 def take_over(
     old: HeldContainer, to: State, change: Callable[[Record], Record] = lambda record: record
 ) -> HeldContainer | ClaimLost:
-    """All that a container has, in a new one that is ours; one of several who want it gets it. Closes the old one.
+    """All that a container has, in a new one that is ours; one of several who want it gets it. Closes the old one then.
 
     to      the state that it goes on in
     change  what its record is to say from now on
     Raises  OSError: what was not done is done by who takes over the new one
     """
-    with old:
-        kernel, folder = old.folder.store.kernel, old.folder
-        lent = _loan_of(kernel, old)
-        record = _ours(kernel, old.fd, change(old.record), lent)
-        new = _made(old, to, record)
-        with closed_on_error(new):
-            with folder.open(old.state) as source:
-                try:
-                    kernel.rename(source, old.name(), new.fd, OLD_CONTAINER)
-                except OSError as error:
-                    # What is said proves nothing: a server that started again may say so of a rename that it did.
-                    if not kernel.is_named(old.fd, new.fd, OLD_CONTAINER):
-                        dissolve(new)
-                        if isinstance(error, FileNotFoundError):
-                            return ClaimLost.GONE
-                        raise
-            now = _record_in(new, OLD_CONTAINER) or old.record
-            if now != old.record:  # somebody changed it meanwhile, whose lock we don't see
-                new = rewrite(new, _ours(kernel, old.fd, change(now), lent))
+    kernel, folder = old.folder.store.kernel, old.folder
+    lent = _loan_of(kernel, old)
+    new = _made(old, to, _ours(kernel, old.fd, change(old.record), lent))
     with closed_on_error(new):
+        with folder.open(old.state) as source:
+            try:
+                kernel.rename(source, old.name(), new.fd, OLD_CONTAINER)
+            except OSError as error:
+                # What is said proves nothing: a server that started again may say so of a rename that it did.
+                if not kernel.is_named(old.fd, new.fd, OLD_CONTAINER):
+                    dissolve(new)
+                    if isinstance(error, FileNotFoundError):
+                        return ClaimLost.GONE
+                    raise
+        now = _record_in(new, OLD_CONTAINER) or old.record
+        if now != old.record:  # somebody changed it meanwhile, whose lock we don't see
+            new = rewrite(new, _ours(kernel, old.fd, change(now), lent))
+        old.owned.close()  # NFS and libfuse keep a record that is open
         end_old(new)
     return new
 
@@ -84,10 +82,12 @@ def _made(old: HeldContainer, to: State, record: Record) -> HeldContainer:
             fd = owned.enter_context(kernel.open_dir(state, called.encode()))
             try:
                 owned.enter_context(create_record(folder.store, fd, record))
-            except FileNotFoundError:
-                if attempt == ATTEMPTS - 1:
-                    raise
-                continue  # recovery swept it away while it had no record
+            except OSError as error:
+                with suppress(OSError):
+                    unmake(kernel, state, called.encode())
+                if isinstance(error, FileNotFoundError) and attempt < ATTEMPTS - 1:
+                    continue  # recovery swept it away while it had no record
+                raise
             return HeldContainer(folder, old.id, to, fd, record, owned.pop_all(), called)
     raise AssertionError("unreachable: the last attempt returns or raises")
 
