@@ -38,6 +38,11 @@ def _no_hook(_call: str) -> None:
     """Let every call pass."""
 
 
+def is_local_kind(magic: int) -> bool:
+    """Whether filesystems of a kind, by its magic number, are mounted by one kernel at a time."""
+    return magic in _LOCAL
+
+
 class Kernel:
     """One process's way to the kernel. All methods raise OSError only."""
 
@@ -161,7 +166,7 @@ class Kernel:
 
     def is_local(self, fd: int) -> bool:
         """Whether only one kernel can have this filesystem mounted, so that its locks exclude every process."""
-        return self.filesystem(fd) in _LOCAL
+        return is_local_kind(self.filesystem(fd))
 
     def answers_at_once(self, fd: int) -> bool:
         """Whether a filesystem needs no server to tell what an inode is; what lies below an overlayfs may need one."""

@@ -240,7 +240,9 @@ def _serve(parent: int, spawn: Spawn, fds: list[int]) -> None:
     person = UserCredentials(spawn.uid, spawn.gid, spawn.groups, spawn.home)
     is_wanted = die_with_parent(parent) if os.geteuid() == spawn.uid else become(person, parent)
     base = BackingAndMount(base_fd, mounted[0] if mounted else None)
-    store = Store(Kernel(), base, spawn.base_path, store_fd, Areas(), spawn.volume, spawn.owner)
+    store = Store(
+        Kernel(), base, spawn.base_path, store_fd, Areas(), spawn.volume, spawn.owner, Kernel().filesystem(store_fd)
+    )
     with socket.socket(fileno=channel_fd) as channel:
         if is_wanted:
             folder = UserFolder(store, spawn.uid, Name(spawn.area), Name(spawn.folder), folder_fd, spawn.is_proven)

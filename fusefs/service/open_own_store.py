@@ -74,9 +74,9 @@ def open_vouched(kernel: Kernel, base: Fd, wanted: LineOf) -> Store:
             raise NoStore(wanted.line.path, "another store is there now than the one that its owner registered")
         owned.pop_all()
     # What else its volume.json says his process reads (service/child.py).
-    return Store(
-        kernel, BackingAndMount(base), wanted.line.path, fd, areas, Volume(wanted.line.volume, False, 0), wanted.uid
-    )
+    volume = Volume(wanted.line.volume, False, 0)
+    kind = kernel.filesystem(fd)
+    return Store(kernel, BackingAndMount(base), wanted.line.path, fd, areas, volume, wanted.uid, kind)
 
 
 def unseen(wanted: LineOf) -> bytes:

@@ -15,7 +15,7 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import STORE, Name, RelPath, VolumeId, is_volume_id, join
 from fusefs.core.printable_names import printable
 from fusefs.linux.fd import Fd, closed_on_error
-from fusefs.linux.kernel import Kernel
+from fusefs.linux.kernel import Kernel, is_local_kind
 from fusefs.store.backing_and_mount import DIRECTORY, FILE_TO_LOCK, FILE_TO_READ, READABLE, BackingAndMount
 from fusefs.store.store_maker import StoreMaker, who_made
 
@@ -151,6 +151,7 @@ class Store(NamedTuple):
     fd         `.trashd`
     areas      where users' folders are in it
     owner      uid of `.trashd`
+    filesystem  magic number of the one that it is on
     is_named   whether it was found by its user's word: a pointer in the user's folder, or the registry
     made       who made a store of root's, as far as root has looked: no other user's command needs to know
     """
@@ -162,6 +163,7 @@ class Store(NamedTuple):
     areas: Areas
     volume: Volume
     owner: int
+    filesystem: int
     is_named: bool = False
     made: StoreMaker = StoreMaker.BY_ROOT
 
@@ -176,11 +178,11 @@ class Store(NamedTuple):
 
     def keeps_unnamed(self) -> bool:
         """Whether files made without a name were seen to last on this filesystem."""
-        return self.volume.unnamed is True and self.volume.filesystem == self.kernel.filesystem(self.fd)
+        return self.volume.unnamed is True and self.volume.filesystem == self.filesystem
 
     def is_shared(self) -> bool:
         """Whether other kernels may have this filesystem mounted too: nothing orders what they do."""
-        return not self.kernel.is_local(self.fd)
+        return not is_local_kind(self.filesystem)
 
     def judged(self) -> Store:
         """This store, with its maker looked up if it is root's. Raises  OSError"""
@@ -390,7 +392,7 @@ def store_of(
         _check(kernel, area, base_path, owners, dev, sticky=area is areas.new_fd)
     if areas.registry_fd is not None:
         _check(kernel, areas.registry_fd, base_path, owners, dev)
-    return Store(kernel, base, base_path, fd, areas, volume, owner)
+    return Store(kernel, base, base_path, fd, areas, volume, owner, kernel.filesystem(fd))
 
 
 def open_areas(kernel: Kernel, store_fd: Fd) -> Areas:

@@ -72,7 +72,7 @@ TAKEN_OVER = (
     "restore-two-rename-late",
     "keep",
 )
-ERRNOS = (errno.EIO, errno.ENOENT)
+ERRNOS = (errno.EIO, errno.ENOENT, errno.ENOSPC)
 OTHER_BOOT = str(uuid.UUID(int=7))
 
 
