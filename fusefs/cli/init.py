@@ -68,7 +68,7 @@ def command(volume: bytes, is_known: bool, second: bytes | None, as_json: bool) 
         base = open_shown(kernel, path)
     with ExitStack() as owned:
         beside = None if second is None else owned.enter_context(_second(kernel, base, second))
-        with errors_about(path):
+        with errors_about(path), squash_told(kernel, path):
             store, done = initialise(kernel, base, path, is_known=is_known, beside=beside)
     with store:
         own_folder(store).fd.close()

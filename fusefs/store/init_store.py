@@ -218,7 +218,8 @@ def _is_roots(st: os.stat_result, *, sticky: bool) -> bool:
 
 def _mend(kernel: Kernel, fd: Fd, base_path: bytes, identifier: VolumeId | None, repaired: list[str]) -> None:
     """Make a store that no other user could change what it should be."""
-    discard_trials(kernel, fd)
+    if not kernel.is_read_only(fd):
+        discard_trials(kernel, fd)
     if os.geteuid() == 0:
         if is_wrong(kernel, fd, OWNERS):
             own(kernel, fd, OWNERS)

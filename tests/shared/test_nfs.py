@@ -18,7 +18,7 @@ from tests.support.nfs_machines import UNLOCKED, VERSIONS, Client, Site, Volume,
 from tests.support.uml_machine import ActionDied, Running
 from tests.support.uml_switch import Cable
 
-pytestmark = [pytest.mark.needs("root", "uml"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.needs("root", "uml", "hours"), pytest.mark.timeout(300)]
 
 _LONG_S, _FRAME_S = 45.0, 15.0
 

@@ -12,7 +12,7 @@ from tests.support.uml_guest import Line
 from tests.support.uml_machine import Running
 from tests.support.uml_switch import Cable
 
-pytestmark = [pytest.mark.needs("root", "uml"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.needs("root", "uml", "hours"), pytest.mark.timeout(300)]
 
 REFUSED = ("ENOENT", "ESTALE")
 """How a rename from or to a removed directory may be refused; each is one of core's words for a lost race."""

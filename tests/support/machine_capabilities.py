@@ -113,6 +113,11 @@ def _probe_systemd() -> None:
         raise Missing(f"systemd does not boot: {str(error).splitlines()[-1]}") from error
 
 
+def _probe_hours() -> None:
+    if "shared" not in os.environ.get("TRASHD_TEST_DEMANDED", "").split():
+        raise Missing("left to make shared")
+
+
 def _probe_uml() -> None:
     """User-Mode Linux with modules, and what serves NFS in it (tests/support/uml_machine)."""
     _run("linux.uml", "--version")
@@ -198,6 +203,7 @@ PROBES: Mapping[str, Callable[[], None]] = MappingProxyType(
         "cargo": _probe_cargo,
         "systemd": _probe_systemd,
         "uml": _probe_uml,
+        "hours": _probe_hours,
         "uring": _probe_uring,
         "fuse_uring": _probe_fuse_uring,
         "passthrough": _probe_passthrough,

@@ -83,5 +83,10 @@ BEDS: Mapping[str, Callable[[], AbstractContextManager[Bed]]] = MappingProxyType
     }
 )
 """Each is up for the block. What has nodes of another kind is one more line here."""
-PARAMETERS = [pytest.param(name, marks=pytest.mark.needs("root", "fuse", name)) for name in BEDS]
+_OF_HOURS = ("cephfs",)
+"""Those whose servers take a minute where little is to be had: `make shared` alone has them."""
+PARAMETERS = [
+    pytest.param(name, marks=pytest.mark.needs("root", "fuse", name, *(["hours"] if name in _OF_HOURS else [])))
+    for name in BEDS
+]
 """Of a fixture; in machine_capabilities the filesystems have the same names."""

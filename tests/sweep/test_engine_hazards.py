@@ -128,7 +128,7 @@ def test_three_calls_in_vain_end_it(top: Path) -> None:
     swept = sweep(top, ALL, kernel=Kernel(hook))
     assert swept.why == os.strerror(errno.EIO)
     assert 3 <= swept.sums.n_failed <= 128
-    assert len(swept.failures) == 50
+    assert len(swept.failures) == min(swept.sums.n_failed, 50)
 
 
 class Spares:
