@@ -127,6 +127,7 @@ def test_a_swap_killed_in_its_gap_is_left_alone_by_the_other_node_until_somebody
     victim = _killed_in_gap(nodes)
     (left,) = nodes.a.run(partial(names, nodes.a.volume / ".trashd/u/0/stage")) or ["nothing"]
     wait_until(nodes.b, partial(_record_is_seen, nodes.b.volume, left), True)
+    wait_until(nodes.b, partial(names, nodes.b.volume / ".trashd/u/0/stage"), [left])  # listings have a cache of theirs
     done = nodes.b.trashd("doctor", "--repair", nodes.b.volume)
     assert "may still be working on it" in done.out + done.err
     well(nodes.b.trashd("doctor", "--repair", "--ended", nodes.a.boot, nodes.b.volume))
