@@ -20,15 +20,14 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.syscalls import NO_TMPFILE
 from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount, both_sides, suppress_errno
 from fusefs.store.layout import (
-    BEGUN,
     FRESH,
     HIDDEN_PREFIXES,
     RECORD,
     RECORD_NEW,
     TREE,
-    WATCH_PREFIXES,
     Store,
     UserFolder,
+    is_own_file,
 )
 
 UNFINISHED_PREFIX = FRESH + b"."
@@ -110,10 +109,13 @@ def superblock_in(st: os.stat_result) -> str:
 
 def is_taken_over(held: HeldContainer) -> bool:
     """Whether another node took it for dead, and has moved what it had into a container of its own."""
-    if not held.folder.store.is_shared():
-        return False
+    return held.folder.store.is_shared() and has_lost_record(held.folder.store.kernel, held.fd)
+
+
+def has_lost_record(kernel: Kernel, container: Fd) -> bool:
+    """Whether a container that had a record has none any more, or is itself gone, as far as the server says."""
     try:
-        held.folder.store.kernel.stat(held.fd, RECORD)
+        kernel.stat(container, RECORD)
     except OSError as error:
         return error.errno in GONE
     return False
@@ -246,13 +248,12 @@ def dissolve(held: HeldContainer) -> None:
     if is_shared:
         drop_prepared(held)  # what a mkdir that came a second time made
     names = kernel.list_anew(held.fd) if is_shared else kernel.list(held.fd)
-    others = {name for name in names if not name.startswith((*HIDDEN_PREFIXES, *WATCH_PREFIXES))}
-    others -= {RECORD, RECORD_NEW, BEGUN}
+    others = {name for name in names if not (is_own_file(name) or name.startswith(HIDDEN_PREFIXES))}
     if others:
         raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), min(others))
     _drop_new(kernel, held.fd)
     for name in names:
-        if name == BEGUN or name.startswith(WATCH_PREFIXES):
+        if is_own_file(name) and name not in (RECORD, RECORD_NEW):
             kernel.unlink(held.fd, name)
     kernel.unlink(held.fd, RECORD)
     # Without a record no process owns it any more: recovery may have swept it away by now.

@@ -16,16 +16,7 @@ from contextlib import contextmanager, suppress
 from fusefs.core.names import Name
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.store.layout import (
-    BEGUN,
-    GATE_PREFIX,
-    HIDDEN_PREFIXES,
-    LATE_PREFIX,
-    OLD_CONTAINER,
-    RECORD,
-    RECORD_NEW,
-    WATCH_PREFIXES,
-)
+from fusefs.store.layout import GATE_PREFIX, HIDDEN_PREFIXES, LATE_PREFIX, OLD_CONTAINER, is_own_file
 
 _N_TRIES, _PAUSE_S = 100, 0.01
 
@@ -48,12 +39,12 @@ def gate(kernel: Kernel, container: Fd) -> Iterator[Fd]:
             empty_into(kernel, fd, container, name, container)
 
 
-def end_gates(kernel: Kernel, container: Fd) -> None:
-    """End the gates that a killed process left. Raises  OSError"""
-    for name in kernel.list_anew(container):
+def end_gates(kernel: Kernel, lower: Fd, container: Fd) -> None:
+    """End the gates that a killed process left in a container, or in one that it took over. Raises  OSError"""
+    for name in kernel.list_anew(lower):
         if name.startswith(GATE_PREFIX):
-            with suppress(FileNotFoundError), kernel.open_dir(container, name) as fd:
-                empty_into(kernel, fd, container, Name(name), container)
+            with suppress(FileNotFoundError), kernel.open_dir(lower, name) as fd:
+                empty_into(kernel, fd, lower, Name(name), container)
 
 
 def empty_into(kernel: Kernel, lower: Fd, upper: Fd, name: Name, container: Fd) -> None:
@@ -66,12 +57,9 @@ def empty_into(kernel: Kernel, lower: Fd, upper: Fd, name: Name, container: Fd) 
     for _ in range(_N_TRIES):
         try:
             move_parts(kernel, lower, container)
-            for inner in kernel.list_anew(lower):
-                if inner.startswith(GATE_PREFIX):
-                    with kernel.open_dir(lower, inner) as fd:
-                        empty_into(kernel, fd, lower, Name(inner), container)
+            end_gates(kernel, lower, container)
             if not name.startswith(GATE_PREFIX):
-                for own in filter(_is_own_file, kernel.list_anew(lower)):
+                for own in filter(is_own_file, kernel.list_anew(lower)):
                     with suppress(FileNotFoundError):
                         kernel.unlink(lower, own)
             kernel.rmdir(upper, name)
@@ -93,18 +81,13 @@ def late_name() -> Name:
     return Name(LATE_PREFIX + os.urandom(6).hex().encode())
 
 
-def _is_own_file(name: bytes) -> bool:
-    """Whether it is a container's own, and goes with it."""
-    return name in (RECORD, RECORD_NEW, BEGUN) or name.startswith(WATCH_PREFIXES)
-
-
 def move_parts(kernel: Kernel, lower: Fd, container: Fd) -> None:
     """Move what a directory has into a container, but for gates and an older container.
 
     What has its name there already is not what was meant: it came a second time, or late, and may be somebody's.
     """
     for name in kernel.list_anew(lower):
-        if _is_own_file(name) or name == OLD_CONTAINER or name.startswith((GATE_PREFIX, *HIDDEN_PREFIXES)):
+        if is_own_file(name) or name == OLD_CONTAINER or name.startswith((GATE_PREFIX, *HIDDEN_PREFIXES)):
             continue
         for to in (Name(name), late_name()):
             try:

@@ -14,9 +14,9 @@ from fusefs.core.names import Name, RelPath, join
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import DIRECTORY
-from fusefs.store.container import GONE
+from fusefs.store.container import GONE, has_lost_record
 from fusefs.store.gate import gate, late_name
-from fusefs.store.layout import ANNOUNCED_PREFIX, FRESH, RECORD, TREE, Volume
+from fusefs.store.layout import ANNOUNCED_PREFIX, FRESH, TREE, Volume
 from fusefs.store.visible_move import VisibleMove
 
 _GIVEN = {
@@ -158,10 +158,6 @@ class GatedRename(NamedTuple):
         try:
             yield
         except OSError as error:
-            if error.errno in GONE:
-                try:
-                    self.kernel.stat(self.container, RECORD)
-                except OSError as gone:
-                    if gone.errno in GONE:
-                        raise TakenOver(self.name) from error
+            if error.errno in GONE and has_lost_record(self.kernel, self.container):
+                raise TakenOver(self.name) from error
             raise

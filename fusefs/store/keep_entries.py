@@ -297,15 +297,6 @@ def missing(held: HeldContainer, tree: Fd) -> list[str]:
     return [printable(one.name) for one in kept if identify_at(kernel, tree, one.name) is None]
 
 
-def holds_only_kept(held: HeldContainer, fresh: Fd, tree: Fd) -> bool:
-    """Whether a directory, open for reading, has nothing but what a swap may have left in view."""
-    kernel, kept = held.folder.store.kernel, held.record.kept
-    if kept is None:
-        return False
-    directories = {one.name for one in kept}
-    return all(name in directories or _is_same_file(kernel, fresh, tree, name) for name in kernel.list(fresh))
-
-
 def _bring(
     kernel: Kernel, kept: Iterable[KeptDirectory], source: BackingAndMount, target: BackingAndMount
 ) -> list[str]:

@@ -301,6 +301,11 @@ def drop_acls(kernel: Kernel, fd: Fd) -> None:
             kernel.remove_xattr(fd, name)
 
 
+def is_own_file(name: bytes) -> bool:
+    """Whether a name in a container is that of a file of its own, which goes with it."""
+    return name in (RECORD, RECORD_NEW, BEGUN) or name.startswith(WATCH_PREFIXES)
+
+
 def is_stores_own(name: bytes) -> bool:
     """Whether a name is that of a store, or of one being made."""
     return name == STORE or name.startswith(NEW_PREFIX)

@@ -120,4 +120,4 @@ def end_old(held: HeldContainer) -> None:
             move_parts(kernel, lower, held.fd)
         for upper, lower in zip(reversed(chain[:-1]), reversed(chain[1:]), strict=True):
             empty_into(kernel, lower, upper, OLD_CONTAINER, held.fd)
-    end_gates(kernel, held.fd)
+    end_gates(kernel, held.fd, held.fd)
