@@ -18,8 +18,8 @@ from pathlib import Path
 from tests.support.fuse_watchdog import FuseMount, fuse_mount
 from tests.support.shared_network import Host, Network
 
-LIMIT_S = float(os.environ.get("TRASHD_TEST_SHARED_LIMIT_S", "900"))
-"""How long a filesystem is mounted at the most: all tests of a group on it."""
+LIMIT_S = float(os.environ.get("TRASHD_TEST_SHARED_LIMIT_S", "4800"))
+"""How long a filesystem is mounted at the most: as long as its worker lives, and CI lets it."""
 _GLANCE_S = 0.05
 
 

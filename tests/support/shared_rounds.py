@@ -1,8 +1,8 @@
 """Rounds of harm: a command of one node is killed, frozen or cut off at a call, others go on, and nothing may be lost.
 
-A round is its seed's: the call at which it happens, and what others do meanwhile. What must hold after it: what a user
-wrote into the name is in view or in an orphan; the tree is whole in one of these, unless a reaper has begun on it; what
-a restore gave back is whole; and after a repair the checker says nothing.
+A round is its seed's: the call at which it happens, spread evenly over all, and what others do meanwhile. What must
+hold after it: what a user wrote into the name is in view or in an orphan; the tree is whole in one of these, unless a
+reaper has begun on it; what a restore gave back is whole; and after a repair the checker says nothing.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ _CLEAR = (NotFound.exit_code, Busy.exit_code)
 _MENDED_LIMIT_S = 90.0
 _CUT_LIMIT_S = 100.0
 _ONE_IN_SO_MANY_UNRECORDED = 10
+_GOLDEN = 0.618033988749895
+"""Its multiples' fractions are spread evenly, those of each harm's seeds too: n rounds come to about n calls."""
 _ONE_OF_SO_MANY, _LONG_S = 4, 12.0
 """Some are away until a server gives a client up, and its locks: GlusterFS's does after 5 s here."""
 
@@ -120,7 +122,7 @@ def play(nodes: Nodes, this: Round, calls: Sequence[str]) -> Told:
     """Play a round, and see that nothing was lost. Raises  AssertionError with what had happened"""
     random = Random(f"{nodes.filesystem} {this.verb.value} {this.seed}")
     scene = _set_up(nodes, this.verb, f"{this.verb.name.lower()}-{this.seed}")
-    n = _chosen(calls, random)
+    n = _chosen(calls, this.seed)
     told = Told(this, f"{n}: {' '.join(calls[max(n - 3, 0) : n])} † {' '.join(calls[n : n + 2])}", (), "")
     try:
         running = nodes.a.start(*_words(nodes, this.verb, scene), hold_at=n)
@@ -136,14 +138,15 @@ def play(nodes: Nodes, this: Round, calls: Sequence[str]) -> Told:
     return told
 
 
-def _chosen(calls: Sequence[str], random: Random) -> int:
-    """A call that changes something; seldom one before the first record has its name.
+def _chosen(calls: Sequence[str], seed: int) -> int:
+    """A call that changes something; one in ten among all, also those before the first record has its name.
 
     What has none may be any node's, which no word of a boot's end tells of: it is watched for a minute and a half.
     """
     changing = [number for number, call in enumerate(calls) if call in _CHANGING]
     recorded = [number for number in changing if number > calls.index("rename")]
-    return random.choice(recorded if random.randrange(_ONE_IN_SO_MANY_UNRECORDED) else changing)
+    among = recorded if (seed + 1) % _ONE_IN_SO_MANY_UNRECORDED else changing
+    return among[int((seed + 0.5) * _GOLDEN % 1 * len(among))]
 
 
 def _set_up(nodes: Nodes, verb: Verb, name: str) -> _Scene:
