@@ -32,6 +32,9 @@ memstore device bytes = 1073741824
 mds beacon grace = 4
 mds beacon interval = 1
 mds reconnect timeout = 6
+mds session blocklist on timeout = false
+mds session blocklist on evict = false
+client reconnect stale = true
 run dir = {disk}/run
 log file = {disk}/log/$name.log
 admin socket = {disk}/run/$name.$pid.asok
@@ -40,7 +43,11 @@ osd data = {disk}/osd
 mds data = {disk}/mds
 keyring = {disk}/keyring
 """
-"""A metadata server that was killed is missed soon, and waits for its clients not for long."""
+"""A metadata server that was killed is missed soon, and waits for its clients not for long; a client that it has given
+up, since others waited for what it held, may come back.
+"""
+_GIVEN_UP_S = "30"
+"""The least that Ceph takes."""
 
 
 @contextmanager
@@ -75,6 +82,8 @@ def ceph_filesystem(base: Path) -> Iterator[SharedFilesystem]:
         ceph("osd", "pool", "create", "names", "8")
         ceph("osd", "pool", "create", "contents", "8")
         ceph("fs", "new", "shared", "names", "contents")
+        ceph("fs", "set", "shared", "session_timeout", _GIVEN_UP_S)
+        ceph("fs", "set", "shared", "session_autoclose", _GIVEN_UP_S)
 
         def wait_active() -> None:
             until(lambda: "up:active}" in ceph("mds", "stat"), "the metadata server")
