@@ -1,6 +1,6 @@
-"""What a build of the package does itself: the native core, where there is a C compiler, and the text of its page.
+"""What a build of the package does itself: its C, where there is a C compiler, and the text of its page.
 
-Without a compiler trashd is installed without the core, and works.
+Without a compiler trashd is installed without the two modules of C, and works.
 
 hatchling runs it for each wheel and each install, `make native` when a source is newer than what was built.
 
@@ -24,8 +24,8 @@ from typing import Any, Final
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
-NATIVE: Final = Path("fusefs/mount/native")
-NAME: Final = "_core.abi3.so"
+MODULES: Final = (Path("fusefs/linux/native/_bulk.abi3.so"), Path("fusefs/mount/native/_core.abi3.so"))
+"""Each of all C files beside it."""
 _FLAGS: Final = (
     "-O2", "-fPIC", "-std=gnu11", "-Wall", "-Wextra", "-Werror=implicit-function-declaration", "-fvisibility=hidden",
     "-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2", "-DPy_LIMITED_API=0x030B0000",
@@ -59,10 +59,10 @@ def _named(link: re.Match[str]) -> str:
 
 
 class NotBuilt(Exception):
-    """The native core can't be had. Its text says why"""
+    """What is in C can't be had. Its text says why"""
 
 
-class NativeCoreHook(BuildHookInterface[Any]):
+class NativeHook(BuildHookInterface[Any]):
     """A wheel with it is of one platform and of any Python from 3.11 on; one without it is of all."""
 
     _built: tempfile.TemporaryDirectory[str] | None = None
@@ -73,13 +73,13 @@ class NativeCoreHook(BuildHookInterface[Any]):
         if self.target_name != "wheel":
             return
         if version == "editable":
-            build_unless_left_out(root, root / NATIVE / NAME)
+            build_unless_left_out(root, root)
             return
         # The place beside the sources is that of editable installs, whose daemons may be running.
         self._built = tempfile.TemporaryDirectory()
-        library = Path(self._built.name) / NAME
-        if build_unless_left_out(root, library):
-            build_data["force_include"][str(library)] = str(NATIVE / NAME)
+        built = Path(self._built.name)
+        if build_unless_left_out(root, built):
+            build_data["force_include"] |= {str(built / module): str(module) for module in MODULES}
             build_data["pure_python"] = False
             platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
             build_data["tag"] = f"cp311-abi3-{platform}"
@@ -89,8 +89,8 @@ class NativeCoreHook(BuildHookInterface[Any]):
             self._built.cleanup()
 
 
-def build_unless_left_out(root: Path, library: Path) -> bool:
-    """Whether it is there now. Where it isn't, none of before is left.
+def build_unless_left_out(root: Path, to: Path) -> bool:
+    """Whether it is there now, below `to`. Where it isn't, none of before is left.
 
     Raises  NotBuilt: by TRASHD_NATIVE=1 it must be
     """
@@ -98,35 +98,41 @@ def build_unless_left_out(root: Path, library: Path) -> bool:
     try:
         if wanted == "0":
             raise NotBuilt("TRASHD_NATIVE=0")
-        build(root, library)
+        build(root, to)
     except NotBuilt as error:
-        library.unlink(missing_ok=True)  # it would be of other sources
+        for module in MODULES:
+            (to / module).unlink(missing_ok=True)  # it would be of other sources
         if wanted == "1":
             raise
-        print(f"trashd goes without its native core: {error}", file=sys.stderr)
+        print(f"trashd goes without what it has in C: {error}", file=sys.stderr)
         return False
     return True
 
 
-def build(root: Path, library: Path, *more: str) -> None:
+def build(root: Path, to: Path, *more: str) -> None:
     """From all C files of the clone or sdist. more: flags of the compiler. Raises  NotBuilt"""
     if sys.implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED"):
         raise NotBuilt("this Python has no stable ABI")
-    sources = sorted(str(path) for path in (root / NATIVE).glob("*.c"))
-    library.parent.mkdir(parents=True, exist_ok=True)
-    # Whoever runs has the old file mapped, so it is replaced, not written over.
-    new = library.with_name(f".{library.name}.{os.getpid()}")
-    try:
-        _run(*_compiler(), *_FLAGS, *more, "-shared", "-o", str(new), *sources)
-        new.replace(library)
-    finally:
-        new.unlink(missing_ok=True)
+    for module in MODULES:
+        library = to / module
+        library.parent.mkdir(parents=True, exist_ok=True)
+        # Whoever runs has the old file mapped, so it is replaced, not written over.
+        new = library.with_name(f".{library.name}.{os.getpid()}")
+        try:
+            _run(*_compiler(), *_FLAGS, *more, "-shared", "-o", str(new), *_sources(root / module.parent))
+            new.replace(library)
+        finally:
+            new.unlink(missing_ok=True)
 
 
 def lint(root: Path) -> None:
     """Raises  NotBuilt: the compiler has something to say of a source"""
-    sources = sorted(str(path) for path in (root / NATIVE).glob("*.c"))
-    _run(*_compiler(), *_FLAGS, "-Werror", "-fsyntax-only", *sources)
+    for module in MODULES:
+        _run(*_compiler(), *_FLAGS, "-Werror", "-fsyntax-only", *_sources(root / module.parent))
+
+
+def _sources(directory: Path) -> list[str]:
+    return sorted(str(path) for path in directory.glob("*.c"))
 
 
 def _compiler() -> list[str]:
@@ -149,16 +155,16 @@ def _main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lint", action="store_true", help="build nothing, have the compiler look at the sources")
     parser.add_argument("--sanitize", metavar="WHAT", help="build it with these sanitizers, such as address,undefined")
-    parser.add_argument("--to", metavar="DIRECTORY", type=Path, default=NATIVE)
-    told = parser.parse_args()
     root = Path(__file__).parent
+    parser.add_argument("--to", metavar="DIRECTORY", type=Path, default=root, help="not beside the sources")
+    told = parser.parse_args()
     try:
         if told.lint:
             lint(root)
         elif told.sanitize:
-            build(root, told.to / NAME, f"-fsanitize={told.sanitize}", "-g", "-O1", "-fno-omit-frame-pointer")
+            build(root, told.to, f"-fsanitize={told.sanitize}", "-g", "-O1", "-fno-omit-frame-pointer")
         else:
-            build_unless_left_out(root, told.to / NAME)
+            build_unless_left_out(root, told.to)
     except NotBuilt as error:
         print(f"hatch_build: {error}", file=sys.stderr)
         return 1

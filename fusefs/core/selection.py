@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import stat
-from collections.abc import Callable, Sequence
-from operator import attrgetter
-from typing import Final, Literal, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Final, Literal, NamedTuple
 
 from fusefs.core.glob import Matches, compile_glob
+from fusefs.core.stat_bounds import Check, stat_bounds
 
 Field = Literal["mtime", "atime", "ctime", "btime"]
 FORMATS: Final = {
@@ -22,7 +22,6 @@ KINDS: Final = "".join(FORMATS)
 _LETTERS = {format_: letter for letter, format_ in FORMATS.items()}
 DIRECTORY = frozenset("d")
 _ALL = frozenset(KINDS)
-_FOREVER = 1 << 100
 
 
 def letter_of(mode: int) -> str:
@@ -77,28 +76,6 @@ class Selection(NamedTuple):
         return self == Selection()
 
 
-class SelectionStat(Protocol):
-    """What os.stat tells, as far as it matters."""
-
-    @property
-    def st_mode(self) -> int: ...
-    @property
-    def st_size(self) -> int: ...
-    @property
-    def st_uid(self) -> int: ...
-    @property
-    def st_gid(self) -> int: ...
-    @property
-    def st_atime_ns(self) -> int: ...
-    @property
-    def st_mtime_ns(self) -> int: ...
-    @property
-    def st_ctime_ns(self) -> int: ...
-
-
-Check = Callable[[SelectionStat, int | None], bool]
-
-
 class Matcher:
     """A selection, ready to be asked often; one for each process. Names and paths are as os.fsdecode has them.
 
@@ -106,6 +83,7 @@ class Matcher:
     needs_birth      `takes` asks for birth times
     needs_emptiness  a directory that is chosen must have no entry: its reader looks
     types            the kinds that are meant, all of them named
+    bounds           what `takes` asks for
     takes            whether an entry is chosen, as far as its stat tells: size, times, owner; not: of a directory if
                      empty. With its birth time; None or 0: the filesystem has none, and nothing that asks for it
                      takes the entry
@@ -122,12 +100,13 @@ class Matcher:
         self._pruned_name = _any([matches for text, matches in pruned if "/" not in text])
         self._pruned_path = _any([matches for text, matches in pruned if "/" in text])
         self._min_depth, self._max_depth = selection.min_depth, selection.max_depth
-        checks = _checks(selection)
-        self.takes: Check = _every(checks)
+        self.bounds = stat_bounds(selection)
+        self.takes: Check = self.bounds.takes()
         self.types = _types(selection)
-        self.needs_birth = any(bound.field == "btime" for bound in selection.times)
+        self.needs_birth = self.bounds.asks_birth
         self.needs_emptiness = selection.empty and "d" in self.types
-        self.needs_stat = bool(checks) and not (checks == [_is_empty] and self.types <= DIRECTORY)
+        asked = self.bounds._replace(must_be_empty=self.bounds.must_be_empty and not self.types <= DIRECTORY)
+        self.needs_stat = bool(asked.checks())
 
     def names_in(self, upper: str) -> Matches | None:
         """What says which names in a directory are chosen, as far as names tell; None: all.
@@ -193,54 +172,3 @@ def _types(selection: Selection) -> frozenset[str]:
     if not selection.empty:
         return selection.types or _ALL - DIRECTORY
     return (selection.types or _ALL) & frozenset("fd")
-
-
-def _checks(selection: Selection) -> list[Check]:
-    """What a stat must hold; all bounds of a kind as one."""
-    checks: list[Check] = []
-    if selection.sizes:
-        checks.append(_is_sized(selection.sizes))
-    for field in ("mtime", "atime", "ctime", "btime"):
-        bounds = [bound for bound in selection.times if bound.field == field]
-        if bounds:
-            checks.append(_is_timed(f"st_{field}_ns", bounds))
-    if selection.uids:
-        checks.append(lambda st, _btime_ns: {st.st_uid}.issuperset(selection.uids))
-    if selection.gids:
-        checks.append(lambda st, _btime_ns: {st.st_gid}.issuperset(selection.gids))
-    if selection.empty:
-        checks.append(_is_empty)
-    return checks
-
-
-def _every(checks: Sequence[Check]) -> Check:
-    """That all hold."""
-    if len(checks) == 1:
-        return checks[0]
-
-    def hold(st: SelectionStat, btime_ns: int | None = None) -> bool:
-        for check in checks:  # noqa: SIM110  a generator takes three times as long
-            if not check(st, btime_ns):
-                return False
-        return True
-
-    return hold
-
-
-def _is_sized(bounds: Sequence[SizeBound]) -> Check:
-    least = max(bound.least for bound in bounds)
-    most = min((bound.most for bound in bounds if bound.most is not None), default=_FOREVER)
-    return lambda st, _btime_ns: least <= st.st_size <= most
-
-
-def _is_timed(name: str, bounds: Sequence[TimeBound]) -> Check:
-    after_ns = max((bound.after_ns for bound in bounds if bound.after_ns is not None), default=-_FOREVER)
-    before_ns = min((bound.before_ns for bound in bounds if bound.before_ns is not None), default=_FOREVER)
-    if name == "st_btime_ns":
-        return lambda _st, btime_ns: bool(btime_ns) and after_ns < (btime_ns or 0) < before_ns
-    time_ns = attrgetter(name)
-    return lambda st, _btime_ns: after_ns < time_ns(st) < before_ns
-
-
-def _is_empty(st: SelectionStat, _btime_ns: int | None) -> bool:
-    return st.st_size == 0 if stat.S_ISREG(st.st_mode) else stat.S_ISDIR(st.st_mode)

@@ -1,4 +1,7 @@
-"""System calls for many entries of one directory at a time; an error of one leaves the others alone."""
+"""System calls for many entries of one directory at a time; an error of one leaves the others alone.
+
+By one call of native/ where that was built; one by one where each is to be seen (Kernel.hook).
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,15 @@ import ctypes
 import errno
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from fusefs.linux import getdents, syscalls
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel, Refused
+from fusefs.linux.native import load_bulk
 
+_bulk = load_bulk.load()
 _statx = syscalls.statx_held
 """With Python's lock: a local filesystem answers sooner than that is had back."""
 # Python's own numbers would be made into these at each call.
@@ -84,7 +89,55 @@ class StatxResult(NamedTuple):
 def read_on(kernel: Kernel, fd: int) -> getdents.DirentBlock | None:
     """Some entries of a directory from where its fd is; None at the end."""
     kernel.reach("getdents")
-    return getdents.read_on(fd)
+    if _bulk is None:
+        return getdents.read_on(fd)
+    told = _bulk.read(fd)
+    if told is None:
+        return None
+    text, inos, kinds = told
+    return getdents.DirentBlock(text, text.split("/") if inos else [], inos, kinds)
+
+
+def unlink_all(kernel: Kernel, dir_fd: int, names: Sequence[str]) -> Refused:
+    """unlinkat of each name, one call a name; those that it refused, with the errno."""
+    return _remove_all(kernel, "unlink", dir_fd, names)
+
+
+def rmdir_all(kernel: Kernel, dir_fd: int, names: Sequence[str]) -> Refused:
+    """`rmdir` of each name, one call a name; those that it refused, with the errno."""
+    return _remove_all(kernel, "rmdir", dir_fd, names)
+
+
+def _remove_all(kernel: Kernel, call: str, dir_fd: int, names: Sequence[str]) -> Refused:
+    is_dir = call == "rmdir"
+    if _bulk is not None and not kernel.is_watched:
+        refused: Refused = _bulk.unlink(dir_fd, list(names), syscalls.AT_REMOVEDIR if is_dir else 0)
+        return refused
+    remove: Callable[..., None] = os.rmdir if is_dir else os.unlink
+    reach = kernel.reach
+    refused = []
+    for name in names:
+        try:
+            reach(call)
+            remove(name, dir_fd=dir_fd)
+        except OSError as error:
+            refused.append((name, error.errno or errno.EIO))
+    return refused
+
+
+class ChosenByStat(NamedTuple):
+    """Names that bounds choose, and of each its file's length and what it takes; and names to be looked at closely."""
+
+    names: list[str]
+    sizes: list[tuple[int, int]]
+    unsure: list[str]
+
+
+def choose_all(kernel: Kernel, dir_fd: int, names: list[str], bounds: bytes | None) -> ChosenByStat:
+    """statx of each name where that does not wait. bounds: StatBounds.packed; None: all are to be looked at closely"""
+    if _bulk is None or bounds is None or kernel.is_watched or not kernel.answers_at_once(dir_fd):
+        return ChosenByStat([], [], names)
+    return ChosenByStat(*_bulk.look(dir_fd, names, bounds))
 
 
 def look_at_all(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from fusefs.core.packed_entries import Dirent
@@ -37,7 +37,7 @@ class DirentBlock(NamedTuple):
     text: str
     names: list[str]
     inos: list[int]
-    kinds: list[int]
+    kinds: Sequence[int]
 
 
 def read_on(fd: int) -> DirentBlock | None:

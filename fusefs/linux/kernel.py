@@ -52,6 +52,11 @@ class Kernel:
         self.silent: set[Hashable] = set()
         """The mounts that have not answered (by their id): they are asked nothing again."""
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether each call is to be announced."""
+        return self._hook is not _no_hook
+
     def reach(self, call: str) -> None:
         """Announce a call that another module here makes to the hook."""
         self._hook(call)
@@ -278,25 +283,6 @@ class Kernel:
             self._hook("openat2")
             with suppress(OSError):  # what is done next will say what is wrong
                 os.close(syscalls.openat2(dir_fd, os.fsencode(name), os.O_PATH | os.O_NOFOLLOW, syscalls.BENEATH))
-
-    def unlink_all(self, dir_fd: int, names: Iterable[str]) -> Refused:
-        """unlinkat of each name, one call a name; those that it refused, with the errno."""
-        return self._remove_all("unlink", os.unlink, dir_fd, names)
-
-    def rmdir_all(self, dir_fd: int, names: Iterable[str]) -> Refused:
-        """`rmdir` of each name, one call a name; those that it refused, with the errno."""
-        return self._remove_all("rmdir", os.rmdir, dir_fd, names)
-
-    def _remove_all(self, call: str, remove: Callable[..., None], dir_fd: int, names: Iterable[str]) -> Refused:
-        hook = self._hook
-        refused: Refused = []
-        for name in names:
-            try:
-                hook(call)
-                remove(name, dir_fd=dir_fd)
-            except OSError as error:
-                refused.append((name, error.errno or errno.EIO))
-        return refused
 
     def rename(self, old_dir: int, old: bytes, new_dir: int, new: bytes) -> None:
         """rename(2): only where the new name is ours and free, or a file of ours that it may replace."""

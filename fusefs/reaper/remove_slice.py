@@ -34,6 +34,7 @@ from fusefs.core.slices import (
 )
 from fusefs.engine.strategy import Strategy, Workers, in_order
 from fusefs.engine.xfs_groups import AllocationGroups
+from fusefs.linux.batched_calls import unlink_all
 from fusefs.linux.directory_metadata import thaw
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
@@ -191,7 +192,7 @@ class _RemovalRun:
             n_left = self._large.n_entries_left(self._removed)
             frame.work.names += names[n_left:][::-1]
             names = self._look_at(frame, names[:n_left])
-        refused = self._kernel.unlink_all(frame.fd, names)
+        refused = unlink_all(self._kernel, frame.fd, names)
         n_removed = len(names) - len(refused)
         if refused:
             n_removed += self._refused(frame, refused)
@@ -202,7 +203,7 @@ class _RemovalRun:
         """Deal with what unlink refused; how many went after all."""
         may_again = any(number == errno.EACCES for _name, number in refused) and self._open_up(frame)
         again = [name for name, number in refused if may_again and number == errno.EACCES]
-        final = self._kernel.unlink_all(frame.fd, again)
+        final = unlink_all(self._kernel, frame.fd, again)
         n_removed = len(again) - len(final)
         final += [(name, number) for name, number in refused if not (may_again and number == errno.EACCES)]
         for name, number in final:

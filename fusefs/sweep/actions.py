@@ -10,7 +10,7 @@ from typing import NamedTuple
 from fusefs.core.names import join
 from fusefs.core.selection import Field, Selection
 from fusefs.core.sweep_result import MATCHES_MAX, Match, SweepSums
-from fusefs.linux.batched_calls import StatxResult, look_at_all
+from fusefs.linux.batched_calls import StatxResult, look_at_all, rmdir_all, unlink_all
 from fusefs.sweep.request import ActionEnd, ActionPlace, ActionResult, Identified, ToPrint
 
 
@@ -24,8 +24,8 @@ class DeleteMatches(NamedTuple):
     def take(self, here: ActionPlace, names: Sequence[str]) -> ActionResult:
         """See Action."""
         if here.are_dirs:
-            return ActionResult(here.kernel.rmdir_all(here.sides.names(), names), "rmdir")
-        return ActionResult(here.kernel.unlink_all(here.sides.names(), names), "unlink")
+            return ActionResult(rmdir_all(here.kernel, here.sides.names(), names), "rmdir")
+        return ActionResult(unlink_all(here.kernel, here.sides.names(), names), "unlink")
 
     def end(self, _sums: SweepSums) -> ActionEnd:
         """See Action."""

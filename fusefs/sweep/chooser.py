@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 from fusefs.core.freed_space import STAT_BLOCK_BYTES
 from fusefs.core.names import join
-from fusefs.core.selection import Matcher
+from fusefs.core.selection import FORMATS, Matcher
+from fusefs.core.stat_bounds import StatBounds
 from fusefs.core.sweep_result import ANOTHER, SweepSums
-from fusefs.linux.batched_calls import StatxResult, look_at_all
+from fusefs.linux.batched_calls import StatxResult, choose_all, look_at_all
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel, Refused
 from fusefs.store.backing_and_mount import BackingAndMount
@@ -22,6 +23,7 @@ from fusefs.sweep.agenda import SliceCounts
 from fusefs.sweep.list_and_match import depth_in, kind_of, kinds_of, wanted_in
 from fusefs.sweep.request import Action, Identified, identify
 
+_FILES = frozenset(map(kind_of, FORMATS.values())) - {kind_of(stat.S_IFDIR)}
 _NONE = SweepSums()
 _ANY_INO: Mapping[str, int] = {}
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
@@ -64,6 +66,17 @@ class SweepStrategy(NamedTuple):
         return self.dirs is not Dirs.STRIPPED
 
 
+class ChosenFiles(NamedTuple):
+    """What of some names is chosen, and what of it is for later.
+
+    sizes  of each name, if it was looked at: the file's length and what it takes, as SweepSums has them
+    """
+
+    names: list[str]
+    sizes: Sequence[tuple[int, int]]
+    later: list[str]
+
+
 class Chooser:
     """Looks, and counts what it could not look at."""
 
@@ -81,30 +94,31 @@ class Chooser:
         self._root = root
         self._matcher = matcher
         self._avoided: frozenset[Identified] = action.avoided
-        self._kinds = kinds_of(matcher) - {stat.S_IFDIR >> 12}
+        self._kinds = kinds_of(matcher) & _FILES
+        self._bounds = matcher.bounds.packed(self._kinds)
+        self._every = StatBounds().packed(_FILES)
         self._way = way
         self._tally = tally
 
     def choose_files(
         self, upper: bytes, sides: BackingAndMount, names: list[str], n_bytes: int | None, *, strips: bool
-    ) -> tuple[list[str], dict[str, tuple[int, int]], list[str]]:
-        """Of some names of a directory those that are chosen, their sizes if they were looked at, and those for later.
-
-        A size is the file's length and what it takes, as SweepSums has them.
+    ) -> ChosenFiles:
+        """Of some names of a directory those that are chosen.
 
         n_bytes  the most that those chosen now may hold together, if they are more than one; None: whatever
         strips   all are chosen
         """
         names = self._without_mounts(upper, names)
         if n_bytes is None and (strips or not self._matcher.needs_stat):
-            return names, {}, []
-        looked, kinds, takes = self._look(upper, sides, names), self._kinds, self._matcher.takes
-        if strips:
-            looked = [one for one in looked if not stat.S_ISDIR(one.st_mode)]
-        else:
-            looked = [one for one in looked if one.st_mode >> 12 in kinds and takes(one, one.btime_ns)]
-        n = len(looked) if n_bytes is None else _fitting(looked, n_bytes)
-        return _names(looked[:n]), {one.name: (one.st_size, _taken(one)) for one in looked}, _names(looked[n:])
+            return ChosenFiles(names, [], [])
+        names, sizes, unsure = choose_all(self._kernel, sides.fd, names, self._every if strips else self._bounds)
+        kinds, takes = (_FILES, _anything) if strips else (self._kinds, self._matcher.takes)
+        looked = self._look(upper, sides, unsure)
+        looked = [one for one in looked if one.st_mode >> 12 in kinds and takes(one, one.btime_ns)]
+        names += _names(looked)
+        sizes += [(one.st_size, _taken(one)) for one in looked]
+        n = len(names) if n_bytes is None else _fitting(sizes, n_bytes)
+        return ChosenFiles(names[:n], sizes[:n], names[n:])
 
     def choose_dirs(
         self, upper: bytes, sides: BackingAndMount, names: list[str], *, are_listed: bool = False
@@ -211,6 +225,8 @@ class Chooser:
         tells_mounts: bool = True,
     ) -> list[StatxResult]:
         """Those that are there. absent: what is counted for each that is not; tells_mounts: see `refuse`"""
+        if not names:
+            return []
         looked, refused = look_at_all(self._kernel, sides.fd, names, asks_birth=self._matcher.needs_birth)
         there = [one for one in refused if one[1] != errno.ENOENT]
         for _name in range(len(refused) - len(there)):
@@ -257,10 +273,14 @@ def _taken(one: StatxResult) -> int:
     return one.st_blocks * STAT_BLOCK_BYTES if one.st_nlink == 1 else 0
 
 
-def _fitting(looked: Sequence[StatxResult], n_bytes: int) -> int:
+def _anything(_st: StatxResult, _btime_ns: int | None) -> bool:
+    return True
+
+
+def _fitting(sizes: Sequence[tuple[int, int]], n_bytes: int) -> int:
     """How many of them fit, at least one."""
-    for at, one in enumerate(looked):
-        n_bytes -= one.st_size
+    for at, (length, _space) in enumerate(sizes):
+        n_bytes -= length
         if n_bytes <= 0:
             return at + 1
-    return len(looked)
+    return len(sizes)

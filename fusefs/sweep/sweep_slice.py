@@ -307,7 +307,7 @@ class _SweepRun:
         """Act on some names; those that have to be offered again."""
         tally, are_dirs = self._tally, job.kind is JobKind.AFTER
         again: list[str] = []
-        sizes: dict[str, tuple[int, int]] = {}
+        sizes: Sequence[tuple[int, int]] = []
         if are_dirs and job.inode is not None and self._way.dirs is Dirs.WHOLE:
             names = self._chooser.chosen_still(sides, names)
         if not are_dirs:
@@ -317,7 +317,7 @@ class _SweepRun:
         if tally.left is not None and not job.strips and not is_reserved:
             tally.is_limited |= bool(names) and not tally.left
             again = names[tally.left :] + again if tally.left else []
-            names = names[: tally.left]
+            names, sizes = names[: tally.left], sizes[: tally.left]
         with ExitStack() as held:
             if are_dirs and not job.strips:
                 names = self._unspared(job.upper, names, held)
@@ -329,8 +329,9 @@ class _SweepRun:
         tried, untried = names[: len(names) - taken.n_left], names[len(names) - taken.n_left :]
         if sizes:
             undone = {name for name, _why in (*taken.refused, *taken.spared)}
-            done = [sizes[name] for name in tried if name not in undone]
-            tally.count(SweepSums(n_bytes=sum(size for size, _ in done), taken_bytes=sum(taken for _, taken in done)))
+            sizes = [size for name, size in zip(tried, sizes, strict=False) if name not in undone]
+            lengths, spaces = zip(*sizes, strict=True) if sizes else ((), ())
+            tally.count(SweepSums(n_bytes=sum(lengths), taken_bytes=sum(spaces)))
         return untried + again
 
     def _offer(self, here: ActionPlace, names: Sequence[str]) -> ActionResult:

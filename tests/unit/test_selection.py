@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.core.selection import KINDS, Field, Matcher, Selection, SelectionStat, SizeBound, TimeBound
+from fusefs.core.selection import KINDS, Field, Matcher, Selection, SizeBound, TimeBound
+from fusefs.core.stat_bounds import SelectionStat
 
 TIMED: tuple[Field, ...] = ("mtime", "atime", "ctime")
 

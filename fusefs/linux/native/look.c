@@ -1,0 +1,116 @@
+/* statx of many names: which of them are chosen by what it tells. */
+#include "bulk.h"
+
+/* As core/stat_bounds.py packs them; all bounds are included, and INT64_MAX is without end. */
+struct bounds {
+    int64_t least_size, most_size;
+    struct {
+        int64_t from_ns, to_ns;
+    } times[4]; /* modified, read, changed, made */
+    int64_t uid, gid; /* -1: whoever's */
+    uint32_t kinds;   /* bits: of a mode's type */
+    uint8_t asks_birth, must_be_empty;
+} __attribute__((packed));
+
+enum { SYNC = AT_STATX_DONT_SYNC, FLAGS = AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT | SYNC };
+enum { BLOCK = 512, UNSURE = 1, CHOSEN = 2 };
+
+static bool is_in(const struct statx_timestamp *time, int64_t from_ns, int64_t to_ns) {
+    __int128 ns = (__int128)time->tv_sec * 1000000000 + time->tv_nsec;
+    return (from_ns == -INT64_MAX || from_ns <= ns) && (to_ns == INT64_MAX || ns <= to_ns);
+}
+
+static bool takes(const struct bounds *bounds, const struct statx *told) {
+    int64_t size = (int64_t)told->stx_size;
+    if (!(bounds->kinds >> (told->stx_mode >> 12) & 1) || size < bounds->least_size || size > bounds->most_size)
+        return false;
+    if ((bounds->uid >= 0 && bounds->uid != told->stx_uid) || (bounds->gid >= 0 && bounds->gid != told->stx_gid))
+        return false;
+    if (bounds->must_be_empty && !S_ISDIR(told->stx_mode) && !(S_ISREG(told->stx_mode) && !size))
+        return false;
+    if (bounds->asks_birth) {
+        bool is_known = told->stx_mask & STATX_BTIME && (told->stx_btime.tv_sec || told->stx_btime.tv_nsec);
+        if (!is_known || !is_in(&told->stx_btime, bounds->times[3].from_ns, bounds->times[3].to_ns))
+            return false;
+    }
+    return is_in(&told->stx_mtime, bounds->times[0].from_ns, bounds->times[0].to_ns) &&
+           is_in(&told->stx_atime, bounds->times[1].from_ns, bounds->times[1].to_ns) &&
+           is_in(&told->stx_ctime, bounds->times[2].from_ns, bounds->times[2].to_ns);
+}
+
+struct size {
+    uint64_t length, taken;
+};
+
+/* What is mounted on a name is not looked at, and what a kernel does not say of that is unsure. */
+static int look(int fd, const char *name, const struct bounds *bounds, struct size *size) {
+    struct statx told;
+    if (statx(fd, name, FLAGS, STATX_BASIC_STATS | STATX_BTIME, &told) < 0 ||
+        !(told.stx_attributes_mask & STATX_ATTR_MOUNT_ROOT) || told.stx_attributes & STATX_ATTR_MOUNT_ROOT)
+        return UNSURE;
+    if (!takes(bounds, &told))
+        return 0;
+    size->length = told.stx_size;
+    size->taken = told.stx_nlink == 1 ? told.stx_blocks * BLOCK : 0;
+    return CHOSEN;
+}
+
+static int add(PyObject *list, PyObject *one) {
+    int failed = one == NULL || PyList_Append(list, one) < 0;
+    Py_XDECREF(one);
+    return failed ? -1 : 0;
+}
+
+static PyObject *sorted(const struct names *names, PyObject *list, const struct size *sizes) {
+    PyObject *chosen = PyList_New(0), *told = PyList_New(0), *unsure = PyList_New(0), *result = NULL;
+    if (chosen == NULL || told == NULL || unsure == NULL)
+        goto end;
+    for (Py_ssize_t at = 0; at < names->n; at++) {
+        PyObject *name = PyList_GetItem(list, at);
+        if (names->errnos[at] == UNSURE && PyList_Append(unsure, name) < 0)
+            goto end;
+        if (names->errnos[at] != CHOSEN)
+            continue;
+        if (PyList_Append(chosen, name) < 0 || add(told, Py_BuildValue("KK", sizes[at].length, sizes[at].taken)) < 0)
+            goto end;
+    }
+    result = Py_BuildValue("OOO", chosen, told, unsure);
+end:
+    Py_XDECREF(chosen);
+    Py_XDECREF(told);
+    Py_XDECREF(unsure);
+    return result;
+}
+
+PyObject *bulk_look(PyObject *module, PyObject *args) {
+    (void)module;
+    int fd;
+    PyObject *list, *told = NULL;
+    const char *packed;
+    Py_ssize_t n_packed;
+    struct bounds bounds;
+    struct names names;
+    if (!PyArg_ParseTuple(args, "iOy#", &fd, &list, &packed, &n_packed))
+        return NULL;
+    if (n_packed != sizeof bounds) {
+        PyErr_SetString(PyExc_ValueError, "bounds have another size");
+        return NULL;
+    }
+    memcpy(&bounds, packed, sizeof bounds);
+    struct size *sizes = NULL;
+    if (take_names(&names, list) == 0) {
+        sizes = PyMem_Calloc(names.n ? (size_t)names.n : 1, sizeof *sizes);
+        if (sizes == NULL) {
+            PyErr_NoMemory();
+        } else {
+            Py_BEGIN_ALLOW_THREADS
+            for (Py_ssize_t at = 0; at < names.n; at++)
+                names.errnos[at] = look(fd, names.texts[at], &bounds, &sizes[at]);
+            Py_END_ALLOW_THREADS
+            told = sorted(&names, list, sizes);
+        }
+    }
+    PyMem_Free(sizes);
+    free_names(&names);
+    return told;
+}

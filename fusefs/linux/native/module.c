@@ -1,0 +1,14 @@
+/* The module. */
+#include "bulk.h"
+
+static PyMethodDef methods[] = {
+    {"read", bulk_read, METH_VARARGS, "Some entries of a directory: names joined by slashes, inode numbers, kinds."},
+    {"look", bulk_look, METH_VARARGS, "Names that bounds choose, length and space of each, and names to be looked at."},
+    {"unlink", bulk_unlink, METH_VARARGS, "unlinkat of each name: those that it refused, with the errno."},
+    {NULL, NULL, 0, NULL},
+};
+static PyModuleDef module = {
+    PyModuleDef_HEAD_INIT, .m_name = "_bulk", .m_doc = "Calls for many names; see bulk.h.", .m_methods = methods,
+};
+
+PyMODINIT_FUNC PyInit__bulk(void) { return PyModule_Create(&module); }
