@@ -1,0 +1,161 @@
+"""What C does to many names at a time is what Python does to each: the same names, sizes, errors, kinds."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fusefs.core.selection import FORMATS, Field, Matcher, Selection, SizeBound, TimeBound
+from fusefs.core.stat_bounds import TIMES
+from fusefs.linux import batched_calls, getdents
+from fusefs.linux.batched_calls import choose_all, look_at_all, read_on, rmdir_all, unlink_all
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel, Refused
+from fusefs.linux.native import load_bulk
+from tests.support.real_filesystems import bind_mount, tmpfs_volume
+
+pytestmark = [
+    pytest.mark.needs("root"),
+    pytest.mark.skipif(load_bulk.load() is None, reason="it was not built: TRASHD_NATIVE=0"),
+]
+
+ODD = ["file", "new\nline", "-dash", "invalid \udcff", "n" * 255, "ünïcode", "a" * 4]
+NEAR_S = [0, 1, -1, 1_000_000_000, 2**33]
+TIMES_NS = [second * 10**9 + rest for second in NEAR_S for rest in (0, 1, 999_999_999)]
+SIZES = [0, 1, 511, 512, 4096, 1 << 31]
+OWNERS = [0, 1, 1000, 2**32 - 2]
+
+
+def opened(directory: Path) -> Fd:
+    return Fd(os.open(directory, os.O_RDONLY | os.O_DIRECTORY))
+
+
+@pytest.fixture(scope="module")
+def odd_tree() -> Iterator[Path]:
+    """Entries of all kinds, with sizes, times and owners at the edges."""
+    with tmpfs_volume() as volume:
+        tree = volume / "tree"
+        tree.mkdir()
+        for n, name in enumerate([*ODD, *(f"f{n}" for n in range(40))]):
+            (tree / name).touch()
+            os.truncate(tree / name, SIZES[n % len(SIZES)])
+            os.chown(tree / name, OWNERS[n % len(OWNERS)], OWNERS[n // 4 % len(OWNERS)])
+            os.utime(tree / name, ns=(TIMES_NS[n % len(TIMES_NS)], TIMES_NS[n * 7 % len(TIMES_NS)]))
+        (tree / "directory").mkdir()
+        (tree / "link").symlink_to("file")
+        os.mkfifo(tree / "fifo")
+        os.link(tree / "file", tree / "second name")
+        with bind_mount(tree / "f1", tree / "f2"), bind_mount(tree, tree / "directory"):
+            yield tree
+
+
+times = st.sampled_from(TIMES_NS) | st.integers(-(1 << 80), 1 << 80)
+sizes = st.sampled_from(SIZES) | st.integers(0, 1 << 70)
+selections = st.tuples(
+    st.frozensets(st.sampled_from(sorted(FORMATS))),
+    st.lists(st.builds(SizeBound, sizes, st.none() | sizes), max_size=2).map(tuple),
+    st.lists(st.builds(TimeBound, st.sampled_from(TIMES), st.none() | times, st.none() | times), max_size=2).map(tuple),
+    st.lists(st.sampled_from(OWNERS), max_size=2).map(tuple),
+    st.lists(st.sampled_from(OWNERS), max_size=1).map(tuple),
+    st.booleans(),
+).map(lambda told: Selection((), (), (), (), (), *told))
+
+
+@given(selection=selections)
+def test_it_chooses_what_the_selection_takes(odd_tree: Path, selection: Selection) -> None:
+    matcher, kernel = Matcher(selection), Kernel()
+    kinds = {stat.S_IFMT(FORMATS[kind]) >> 12 for kind in matcher.types}
+    with opened(odd_tree) as fd:
+        names = [*os.listdir(odd_tree), "gone"]
+        chosen = choose_all(kernel, fd, names, matcher.bounds.packed(kinds))
+        looked, _refused = look_at_all(
+            kernel, fd, [name for name in names if name not in chosen.unsure], asks_birth=True
+        )
+    taken = [one for one in looked if one.st_mode >> 12 in kinds and matcher.takes(one, one.btime_ns)]
+    assert chosen.names == [one.name for one in taken] or chosen.unsure == names
+    if chosen.names:
+        spaces = [one.st_blocks * 512 if one.st_nlink == 1 else 0 for one in taken]
+        assert chosen.sizes == [(one.st_size, space) for one, space in zip(taken, spaces, strict=True)]
+
+
+def test_what_is_mounted_on_or_gone_is_unsure(odd_tree: Path) -> None:
+    with opened(odd_tree) as fd:
+        chosen = choose_all(
+            Kernel(), fd, ["f0", "f2", "directory", "gone", "n" * 256], Matcher(Selection()).bounds.packed([8])
+        )
+    assert (chosen.names, chosen.unsure) == (["f0"], ["f2", "directory", "gone", "n" * 256])
+
+
+@pytest.mark.parametrize("field", [field for field in TIMES if field != "btime"])
+def test_a_time_that_64_bits_do_not_hold_is_left_to_python(field: Field) -> None:
+    late = Selection(times=(TimeBound(field, 1 << 63),))
+    assert Matcher(late).bounds.packed([8]) is None
+    with opened(Path("/proc/self")) as fd:
+        assert choose_all(Kernel(), fd, ["stat"], None).unsure == ["stat"]
+
+
+def test_each_look_is_seen_by_who_watches(odd_tree: Path) -> None:
+    with opened(odd_tree) as fd:
+        assert choose_all(Kernel(lambda _call: None), fd, ["f0"], Matcher(Selection()).bounds.packed([8])).unsure == [
+            "f0"
+        ]
+
+
+def test_it_lists_what_python_lists(odd_tree: Path) -> None:
+    with opened(odd_tree) as fd, opened(odd_tree) as other:
+        found, expected = read_on(Kernel(), fd), getdents.read_on(other)
+        assert found is not None
+        assert expected is not None
+        assert found._replace(kinds=list(found.kinds)) == expected
+        assert read_on(Kernel(), fd) is None
+
+
+def test_it_lists_many_block_by_block(tmp_path: Path) -> None:
+    names = {f"{n:0200d}" for n in range(2000)}
+    for name in names:
+        (tmp_path / name).touch()
+    found: list[str] = []
+    with opened(tmp_path) as fd:
+        while (block := read_on(Kernel(), fd)) is not None:
+            assert len(block.names) == len(block.inos) == len(block.kinds)
+            found += block.names
+    assert len(found) == len(names)
+    assert set(found) == names
+
+
+def test_a_listing_of_no_directory_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with Fd(os.open(tmp_path / "file", os.O_RDONLY)) as fd, pytest.raises(NotADirectoryError):
+        read_on(Kernel(), fd)
+
+
+@pytest.mark.parametrize("remove", [unlink_all, rmdir_all])
+def test_it_refuses_what_python_refuses(
+    tmp_path: Path, remove: Callable[[Kernel, int, list[str]], Refused], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = []
+    for directory, bulk in (("c", load_bulk.load()), ("python", None)):
+        monkeypatch.setattr(batched_calls, "_bulk", bulk)
+        (tmp_path / directory / "sub" / "full").mkdir(parents=True)
+        (tmp_path / directory / "empty").mkdir()
+        for name in ODD:
+            (tmp_path / directory / name).touch()
+        with opened(tmp_path / directory) as fd:
+            refused = remove(Kernel(), fd, [*ODD, "gone", "sub", "empty", "n" * 256])
+        told.append((refused, sorted(os.listdir(tmp_path / directory))))
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("name", ["../file", "a/b", "nul\0", "/"])
+def test_only_names_are_taken(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "d").mkdir()
+    with opened(tmp_path / "d") as fd, pytest.raises(ValueError, match="name"):
+        unlink_all(Kernel(), fd, [name])
+    assert (tmp_path / "file").exists()
