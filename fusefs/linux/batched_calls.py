@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from fusefs.linux import getdents, syscalls
 from fusefs.linux.fd import Fd
-from fusefs.linux.kernel import Kernel, Refused
+from fusefs.linux.kernel import NO_NOREPLACE, Kernel, Refused
 from fusefs.linux.native import load_bulk
 
 _bulk = load_bulk.load()
@@ -120,6 +120,23 @@ def _remove_all(kernel: Kernel, call: str, dir_fd: int, names: Sequence[str]) ->
         try:
             reach(call)
             remove(name, dir_fd=dir_fd)
+        except OSError as error:
+            refused.append((name, error.errno or errno.EIO))
+    return refused
+
+
+def rename_all_free(kernel: Kernel, old_dir: int, new_dir: int, names: Sequence[str]) -> Refused:
+    """`Kernel.rename_free` of each name to the same name in another directory; those refused, with the errno."""
+    refused: Refused = []
+    again: Iterable[str] = names
+    if _bulk is not None and not kernel.is_watched:
+        told: Refused = _bulk.rename(old_dir, new_dir, list(names), syscalls.RENAME_NOREPLACE)
+        refused = [one for one in told if one[1] not in NO_NOREPLACE]
+        again = (name for name, number in told if number in NO_NOREPLACE)
+    for name in again:
+        raw = os.fsencode(name)
+        try:
+            kernel.rename_free(old_dir, raw, new_dir, raw)
         except OSError as error:
             refused.append((name, error.errno or errno.EIO))
     return refused

@@ -30,6 +30,8 @@ OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 """With an access ACL the group's bits are its mask, so that these are all that those named in it may have."""
 _LOCAL = frozenset({EXT_MAGIC, XFS_MAGIC, BTRFS_MAGIC, TMPFS_MAGIC, 0xF2F52010, 0x2FC12FC1, OVERLAY_MAGIC})
 """ext4, xfs, btrfs, tmpfs, f2fs, ZFS, overlayfs"""
+NO_NOREPLACE = (errno.EINVAL, errno.ENOSYS)
+"""What renameat2 says where a filesystem, or a kernel, has no such flag."""
 _FEW_BYTES = 4096
 _STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -299,29 +301,9 @@ class Kernel:
         try:
             syscalls.renameat2(old_dir, old, new_dir, new, syscalls.RENAME_NOREPLACE)
         except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.ENOSYS):
+            if error.errno not in NO_NOREPLACE:
                 raise
             self._rename_looking(old_dir, old, new_dir, new)
-
-    def rename_all_free(self, old_dir: int, new_dir: int, names: Iterable[str]) -> Refused:
-        """`rename_free` of each name to the same name in another directory; those refused, with the errno."""
-        hook, rename, raw = self._hook, syscalls.renaming(), os.fsencode
-        refused: Refused = []
-        for name in names:
-            try:
-                hook("renameat2")
-                old = raw(name)
-                if rename(old_dir, old, new_dir, old, syscalls.RENAME_NOREPLACE) < 0:
-                    self._refused_free(old_dir, old, new_dir)
-            except OSError as error:
-                refused.append((name, error.errno or errno.EIO))
-        return refused
-
-    def _refused_free(self, old_dir: int, name: bytes, new_dir: int) -> None:
-        error = syscalls.failure(name)
-        if error.errno not in (errno.EINVAL, errno.ENOSYS):
-            raise error
-        self._rename_looking(old_dir, name, new_dir, name)
 
     def _rename_looking(self, old_dir: int, old: bytes, new_dir: int, new: bytes) -> None:
         try:

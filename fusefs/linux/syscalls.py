@@ -188,14 +188,6 @@ def renameat2(old_dir_fd: int, old: bytes, new_dir_fd: int, new: bytes, flags: i
     checked(_libc.renameat2(old_dir_fd, old, new_dir_fd, new, flags), new)
 
 
-def renaming() -> Function:
-    """renameat2(2) itself, for very many in a row."""
-    from threading import active_count  # a swap is spared it
-
-    call: Function = (_held if active_count() == 1 else _libc).renameat2
-    return call
-
-
 class Statx(NamedTuple):
     """What statx tells that stat does not: birth time (0 if there is none, or none is known) and the mount's id."""
 

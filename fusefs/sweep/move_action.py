@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 from fusefs.core.names import RelPath
 from fusefs.core.sweep_result import SweepSums
+from fusefs.linux.batched_calls import rename_all_free
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel, Refused
 from fusefs.store.backing_and_mount import is_same
@@ -71,7 +72,7 @@ class _MoveAction:
                 return ActionResult([(name, errno.ENOENT) for name in names], "openat2")
             if self._copier is not None and self._destination.is_distant:
                 return self._copier.take(here, names, target)
-            refused = here.kernel.rename_all_free(here.sides.names(), target, names)
+            refused = rename_all_free(here.kernel, here.sides.names(), target, names)
             self._arrivals.note(map(os.fsencode, set(names).difference(name for name, _number in refused)))
             if not refused:
                 return ActionResult()

@@ -13,6 +13,7 @@ from fusefs.core.errors import NotFound
 from fusefs.core.names import Name, RelPath
 from fusefs.core.record import TreeSize
 from fusefs.core.sweep_result import SweepSums
+from fusefs.linux.batched_calls import rename_all_free
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.shared_extents import never_shares
 from fusefs.store.backing_and_mount import FULL, BackingAndMount, between, is_same
@@ -65,7 +66,7 @@ class _TrashAction:
             source, target = between(here.sides, into)
             refused = [
                 (name, left)
-                for name, number in here.kernel.rename_all_free(source, target, names)
+                for name, number in rename_all_free(here.kernel, source, target, names)
                 if (left := self._once_more(here, into, Name(os.fsencode(name)), number))
             ]
             return ActionResult(refused, "renameat2", told)

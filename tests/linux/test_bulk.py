@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fusefs.core.selection import FORMATS, Field, Matcher, Selection, SizeBound, TimeBound
 from fusefs.core.stat_bounds import TIMES
 from fusefs.linux import batched_calls, getdents
-from fusefs.linux.batched_calls import choose_all, look_at_all, read_on, rmdir_all, unlink_all
+from fusefs.linux.batched_calls import choose_all, look_at_all, read_on, rename_all_free, rmdir_all, unlink_all
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel, Refused
 from fusefs.linux.native import load_bulk
@@ -149,6 +149,22 @@ def test_it_refuses_what_python_refuses(
         with opened(tmp_path / directory) as fd:
             refused = remove(Kernel(), fd, [*ODD, "gone", "sub", "empty", "n" * 256])
         told.append((refused, sorted(os.listdir(tmp_path / directory))))
+    assert told[0] == told[1]
+
+
+def test_it_moves_what_python_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = []
+    for directory, bulk in (("c", load_bulk.load()), ("python", None)):
+        monkeypatch.setattr(batched_calls, "_bulk", bulk)
+        source, target = tmp_path / directory, tmp_path / f"{directory} to"
+        (source / "sub" / "full").mkdir(parents=True)
+        (target / "sub").mkdir(parents=True)
+        for name in ODD:
+            (source / name).touch()
+        (target / "file").write_text("somebody's")
+        with opened(source) as old, opened(target) as new:
+            refused = rename_all_free(Kernel(), old, new, [*ODD, "gone", "sub", "n" * 256])
+        told.append((refused, sorted(os.listdir(source)), sorted(os.listdir(target)), (target / "file").read_text()))
     assert told[0] == told[1]
 
 

@@ -40,5 +40,6 @@ PyObject *refused(const struct names *names, PyObject *list);
 PyObject *bulk_read(PyObject *module, PyObject *args);
 PyObject *bulk_look(PyObject *module, PyObject *args);
 PyObject *bulk_unlink(PyObject *module, PyObject *args);
+PyObject *bulk_rename(PyObject *module, PyObject *args);
 
 #endif

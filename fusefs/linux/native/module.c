@@ -5,6 +5,7 @@ static PyMethodDef methods[] = {
     {"read", bulk_read, METH_VARARGS, "Some entries of a directory: names joined by slashes, inode numbers, kinds."},
     {"look", bulk_look, METH_VARARGS, "Names that bounds choose, length and space of each, and names to be looked at."},
     {"unlink", bulk_unlink, METH_VARARGS, "unlinkat of each name: those that it refused, with the errno."},
+    {"rename", bulk_rename, METH_VARARGS, "renameat2 of each name to the same elsewhere: those that it refused."},
     {NULL, NULL, 0, NULL},
 };
 static PyModuleDef module = {
