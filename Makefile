@@ -6,7 +6,7 @@ NATIVE = hatch_build.py $(wildcard fusefs/*/native/*.[ch])
 
 SANITIZERS = address,undefined
 
-.PHONY: setup native demo test every quick lint coverage fmt bench docs schema changelog dist release fast-paths install-system packages deb-bundled rpm tarball suites soak soak-service soak-store soak-reap soak-lists soak-mount soak-model soak-shared shared shared-packages sanitize clean
+.PHONY: setup native demo test every quick without-native lint coverage fmt bench docs schema changelog dist release fast-paths install-system packages deb-bundled rpm tarball suites soak soak-service soak-store soak-reap soak-lists soak-mount soak-model soak-shared shared shared-packages sanitize clean
 
 setup: .venv/.ready .venv/.native
 .venv/.ready: pyproject.toml .ci/setup; @.ci/setup
@@ -17,6 +17,7 @@ fast-paths: setup; @for path in $(or $(FAST_PATHS),$(shell $(PYTHON) -c "from fu
 test: setup; @.ci/pytest $(or $(ARGS),--sample=3 --numprocesses=3 --dist=worksteal)
 every: setup; @.ci/pytest $(or $(ARGS),--numprocesses=3 --dist=worksteal)
 quick: setup; @.ci/pytest -m quick $(or $(ARGS),--numprocesses=2 --dist=worksteal)
+without-native: setup; @TRASHD_NATIVE=0 .ci/pytest tests/linux tests/sweep tests/reaper $(or $(ARGS),--numprocesses=3 --dist=worksteal)
 lint: setup; $(PYTHON) -m ruff check . && $(PYTHON) -m ruff format --check . && $(PYTHON) -m mypy && $(PYTHON) hatch_build.py --lint
 # Counted is what the tests' own processes run, some as other users, and commands and daemons of a sample (tests/conftest.py).
 coverage: export COVERAGE_FILE = $(CURDIR)/.coverage/data
