@@ -13,7 +13,7 @@ import click
 from fusefs.cli.options import Decorator, ParamType, ParsedValue, together
 from fusefs.cli.wall_clock import AgeCutoffs
 from fusefs.core.errors import UsageError, errors_about
-from fusefs.core.selection import Field, Selection, SizeBound, TimeBound
+from fusefs.core.selection import Selection
 from fusefs.core.selection_syntax import (
     check_exclude,
     check_name,
@@ -25,6 +25,7 @@ from fusefs.core.selection_syntax import (
     parse_size_bound,
     parse_types,
 )
+from fusefs.core.stat_bounds import Field, SizeBound, TimeBound
 from fusefs.core.timestamps import is_path, parse_when
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.user_names import gid_of, uid_of

@@ -11,8 +11,9 @@ from fusefs.core import selection_syntax, setting_types
 from fusefs.core.errors import BadConfig, ConfigProblem, TrashdError
 from fusefs.core.glob import compile_glob
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
-from fusefs.core.selection import DIRECTORY, KINDS, Field, Selection, SizeBound, TimeBound
+from fusefs.core.selection import DIRECTORY, KINDS, Selection
 from fusefs.core.setting_types import ValueKind
+from fusefs.core.stat_bounds import Field, SizeBound, TimeBound
 from fusefs.core.sweep_result import Swept
 from fusefs.core.timestamps import SECOND_NS, CivilTime, is_path, parse_when
 from fusefs.core.toml_reader import (

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 import stat
 from collections.abc import Sequence
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 from fusefs.core.glob import Matches, compile_glob
-from fusefs.core.stat_bounds import Check, stat_bounds
+from fusefs.core.stat_bounds import Check, SizeBound, TimeBound, stat_bounds
 
-Field = Literal["mtime", "atime", "ctime", "btime"]
 FORMATS: Final = {
     "f": stat.S_IFREG, "d": stat.S_IFDIR, "l": stat.S_IFLNK, "p": stat.S_IFIFO, "s": stat.S_IFSOCK, "b": stat.S_IFBLK,
     "c": stat.S_IFCHR,
@@ -27,21 +26,6 @@ _ALL = frozenset(KINDS)
 def letter_of(mode: int) -> str:
     """What a mode says of the kind, as in KINDS; `?` for one that find has no letter for."""
     return _LETTERS.get(stat.S_IFMT(mode), "?")
-
-
-class SizeBound(NamedTuple):
-    """Sizes in bytes, from and to, both included; most None: without end."""
-
-    least: int = 0
-    most: int | None = None
-
-
-class TimeBound(NamedTuple):
-    """Times in nanoseconds since the epoch, later than one and earlier than another; None: whenever."""
-
-    field: Field
-    after_ns: int | None = None
-    before_ns: int | None = None
 
 
 class Selection(NamedTuple):
@@ -100,7 +84,9 @@ class Matcher:
         self._pruned_name = _any([matches for text, matches in pruned if "/" not in text])
         self._pruned_path = _any([matches for text, matches in pruned if "/" in text])
         self._min_depth, self._max_depth = selection.min_depth, selection.max_depth
-        self.bounds = stat_bounds(selection)
+        self.bounds = stat_bounds(
+            selection.sizes, selection.times, selection.uids, selection.gids, must_be_empty=selection.empty
+        )
         self.takes: Check = self.bounds.takes()
         self.types = _types(selection)
         self.needs_birth = self.bounds.asks_birth

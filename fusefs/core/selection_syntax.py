@@ -7,8 +7,9 @@ import warnings
 from collections.abc import Iterable
 
 from fusefs.core.glob import compile_glob
-from fusefs.core.selection import KINDS, SizeBound
+from fusefs.core.selection import KINDS
 from fusefs.core.sizes import parse_size
+from fusefs.core.stat_bounds import SizeBound
 
 _DEPTH_DIGITS_MAX = 9
 

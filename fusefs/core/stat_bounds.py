@@ -6,20 +6,33 @@ import stat
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
-if TYPE_CHECKING:
-    from fusefs.core.selection import Selection
-
+Field = Literal["mtime", "atime", "ctime", "btime"]
 _MOST: Final = 1 << 100
 _LEAST: Final = -_MOST
 _ANY: Final = (_LEAST, _MOST)
 _WORD: Final = (1 << 63) - 1
 """Packed, it is without end."""
-TIMES: Final = ("mtime", "atime", "ctime", "btime")
+TIMES: Final[tuple[Field, ...]] = ("mtime", "atime", "ctime", "btime")
 _PACKED: Final = struct.Struct("=12qI2B")
 """struct bounds of linux/native/look.c"""
 _WHOEVER: Final = -1
+
+
+class SizeBound(NamedTuple):
+    """Sizes in bytes, from and to, both included; most None: without end."""
+
+    least: int = 0
+    most: int | None = None
+
+
+class TimeBound(NamedTuple):
+    """Times in nanoseconds since the epoch, later than one and earlier than another; None: whenever."""
+
+    field: Field
+    after_ns: int | None = None
+    before_ns: int | None = None
 
 
 class SelectionStat(Protocol):
@@ -112,23 +125,30 @@ class StatBounds(NamedTuple):
         return _PACKED.pack(*words, *owners, kinds, self.asks_birth, self.must_be_empty)
 
 
-def stat_bounds(selection: Selection) -> StatBounds:
-    """Those of a selection: all bounds of a kind as one."""
-    sizes = [bound.least for bound in selection.sizes], [bound.most for bound in selection.sizes]
+def stat_bounds(
+    sizes: Iterable[SizeBound],
+    times: Iterable[TimeBound],
+    uids: Iterable[int],
+    gids: Iterable[int],
+    *,
+    must_be_empty: bool,
+) -> StatBounds:
+    """What must hold if all of some bounds must."""
+    least, most = [bound.least for bound in sizes], [bound.most for bound in sizes]
     mtime, atime, ctime, btime = [
         (
-            _within(max, [bound.after_ns for bound in selection.times if bound.field == name], _LEAST, 1),
-            _within(min, [bound.before_ns for bound in selection.times if bound.field == name], _MOST, -1),
+            _within(max, [bound.after_ns for bound in times if bound.field == name], _LEAST, 1),
+            _within(min, [bound.before_ns for bound in times if bound.field == name], _MOST, -1),
         )
         for name in TIMES
     ]
     return StatBounds(
-        (_within(max, sizes[0], 0), _within(min, sizes[1], _MOST)),
+        (_within(max, least, 0), _within(min, most, _MOST)),
         (mtime, atime, ctime, btime),
-        any(bound.field == "btime" for bound in selection.times),
-        frozenset(selection.uids),
-        frozenset(selection.gids),
-        selection.empty,
+        any(bound.field == "btime" for bound in times),
+        frozenset(uids),
+        frozenset(gids),
+        must_be_empty,
     )
 
 

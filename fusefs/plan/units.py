@@ -17,7 +17,8 @@ from fusefs.core.names import Name, join
 from fusefs.core.plan_rules import RuleAge
 from fusefs.core.record import Failure
 from fusefs.core.report import Stops
-from fusefs.core.selection import Field, Matcher, letter_of
+from fusefs.core.selection import Matcher, letter_of
+from fusefs.core.stat_bounds import Field
 from fusefs.core.sweep_result import Spared
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fusefs.core.names import join
-from fusefs.core.selection import Field, Selection
+from fusefs.core.selection import Selection
+from fusefs.core.stat_bounds import Field
 from fusefs.core.sweep_result import MATCHES_MAX, Match, SweepSums
 from fusefs.linux.batched_calls import StatxResult, look_at_all, rmdir_all, unlink_all
 from fusefs.sweep.request import ActionEnd, ActionPlace, ActionResult, Identified, ToPrint

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.core.selection import FORMATS, Field, Matcher, Selection, SizeBound, TimeBound
-from fusefs.core.stat_bounds import TIMES
+from fusefs.core.selection import FORMATS, Matcher, Selection
+from fusefs.core.stat_bounds import TIMES, Field, SizeBound, TimeBound
 from fusefs.linux import batched_calls, getdents
 from fusefs.linux.batched_calls import choose_all, look_at_all, read_on, rename_all_free, rmdir_all, unlink_all
 from fusefs.linux.fd import Fd

@@ -12,8 +12,9 @@ import pytest
 
 from fusefs.core.errors import Refused
 from fusefs.core.record import Failure
-from fusefs.core.selection import Selection, TimeBound
+from fusefs.core.selection import Selection
 from fusefs.core.slice_budget import Speed
+from fusefs.core.stat_bounds import TimeBound
 from fusefs.core.sweep_result import Spared, SweepSums
 from fusefs.engine.slice_pace import ConstantSpeed
 from fusefs.linux.kernel import Kernel

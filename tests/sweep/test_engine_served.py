@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.selection import Selection, SizeBound
+from fusefs.core.selection import Selection
+from fusefs.core.stat_bounds import SizeBound
 from fusefs.core.sweep_result import SweepSums
 from fusefs.sweep.request import Act, SweepWishes, ToCount, ToDelete, ToMove, ToTrash
 from tests.support.foreground_mount import Mounted, trashd_mount

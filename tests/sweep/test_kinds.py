@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.record import Failure
-from fusefs.core.selection import Selection, SizeBound
+from fusefs.core.selection import Selection
+from fusefs.core.stat_bounds import SizeBound
 from fusefs.core.sweep_result import SweepSums
 from fusefs.linux.kernel import Kernel
 from fusefs.sweep.request import Act, ToCount, ToDelete, ToMove, ToPrint, ToTrash

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.plan_rules import RuleAge
-from fusefs.core.selection import KINDS, Field, Matcher, Selection
+from fusefs.core.selection import KINDS, Matcher, Selection
+from fusefs.core.stat_bounds import Field
 from fusefs.core.sweep_result import Spared, SweepSums
 from fusefs.linux.kernel import Kernel
 from fusefs.plan.keep_guard import KEPT, LOCKED, KeepGuard, Locking, why_locked

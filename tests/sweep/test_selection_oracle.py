@@ -17,7 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fusefs.core.selection import KINDS, Field, Selection, SizeBound, TimeBound
+from fusefs.core.selection import KINDS, Selection
+from fusefs.core.stat_bounds import Field, SizeBound, TimeBound
 from fusefs.linux.kernel import Kernel
 from fusefs.sweep.request import Request, ToDelete
 from fusefs.sweep.run import run

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.core.selection import SizeBound
 from fusefs.core.selection_syntax import (
     check_exclude,
     check_name,
@@ -19,6 +18,7 @@ from fusefs.core.selection_syntax import (
     parse_size_bound,
     parse_types,
 )
+from fusefs.core.stat_bounds import SizeBound
 
 
 @pytest.mark.parametrize(

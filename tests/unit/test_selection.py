@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.core.selection import KINDS, Field, Matcher, Selection, SizeBound, TimeBound
-from fusefs.core.stat_bounds import SelectionStat
+from fusefs.core.selection import KINDS, Matcher, Selection
+from fusefs.core.stat_bounds import Field, SelectionStat, SizeBound, TimeBound
 
 TIMED: tuple[Field, ...] = ("mtime", "atime", "ctime")
 
