@@ -7,7 +7,8 @@ import gc
 import io
 import os
 import sys
-from typing import TYPE_CHECKING
+
+from fusefs.core.lean import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 from fusefs.cli.output import exit_code, failed, tell_swapped
 from fusefs.core.errors import Exit, TrashdError, Unsettled
+from fusefs.core.lean import TYPE_CHECKING, Callable, NamedTuple
 from fusefs.linux.invocation import invocation
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap import Swapped
 from fusefs.store.swap_path import swap_path
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 SwapVerb = Callable[[Kernel, bytes, SwapOptions], Swapped]
 

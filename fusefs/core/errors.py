@@ -6,11 +6,12 @@ The docstring's first line is the message; `detail` says what it was about.
 from __future__ import annotations
 
 import errno as _errno
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import NamedTuple
 
+from fusefs.core.lean import TYPE_CHECKING, NamedTuple
 from fusefs.core.printable_names import printable
+
+if TYPE_CHECKING:
+    pass
 
 
 class Exit:
@@ -398,10 +399,15 @@ def from_os(error: OSError | TrashdError, what: str | bytes) -> TrashdError:
     return KernelRefused(f"{text}: {reason}", _HINTS.get(number, ""), number)
 
 
-@contextmanager
-def errors_about(what: str | bytes) -> Iterator[None]:
-    """What the kernel refuses in the block is raised as an error of ours about `what`."""
-    try:
-        yield
-    except OSError as error:
-        raise from_os(error, what) from error
+class errors_about:  # noqa: N801 - it is read as contextlib.suppress is
+    """A block; what the kernel refuses in it is raised as an error of ours about `what`."""
+
+    def __init__(self, what: str | bytes) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: object, _trace: object) -> None:
+        if isinstance(error, OSError):
+            raise from_os(error, self._what) from error

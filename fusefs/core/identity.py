@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import NamedTuple
+from fusefs.core.lean import Enum, NamedTuple
+from fusefs.core.names import is_hex
 
 _BTRFS_KIND = "77"
 _BTRFS_DIGITS = 40
+_N_NUMBERS, _MOST_DIGITS = 2, 20
+_MOST_KIND_DIGITS, _LEAST_HANDLE_DIGITS, _MOST_HANDLE_DIGITS, _MARK_DIGITS = 10, 2, 256, 32
 _SUBVOLUME_INO = 256
 """The number of each btrfs subvolume's own directory."""
 
@@ -104,6 +106,23 @@ def in_words(identity: Identity) -> str:
     return f"{identity.handle or '-'} {identity.ino} {identity.btime_ns}"
 
 
-def from_words(handle: bytes, ino: bytes, btime_ns: bytes) -> Identity:
-    """What `in_words` said, word by word; the caller has checked that they are such words."""
-    return Identity("" if handle == b"-" else handle.decode(), int(ino), int(btime_ns))
+def from_words(words: bytes) -> Identity | None:
+    """What `in_words` said; None for anything else."""
+    handle, *numbers = words.decode("ascii", "replace").split(" ")
+    if len(numbers) != _N_NUMBERS or not all(one.isdigit() and len(one) <= _MOST_DIGITS for one in numbers):
+        return None
+    ino, btime_ns = map(int, numbers)
+    if handle == "-":
+        return Identity("", ino, btime_ns)
+    return Identity(handle, ino, btime_ns) if _is_handle(handle) else None
+
+
+def _is_handle(text: str) -> bool:
+    """Whether it has the form of an identity's handle."""
+    digits = text.removeprefix(MARK)
+    if digits != text:
+        return len(digits) == _MARK_DIGITS and is_hex(digits)
+    kind, _, digits = text.partition(":")
+    number = kind.removeprefix("-")
+    is_kind = number.isdigit() and len(number) <= _MOST_KIND_DIGITS
+    return is_kind and _LEAST_HANDLE_DIGITS <= len(digits) <= _MOST_HANDLE_DIGITS and is_hex(digits)

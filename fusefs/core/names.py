@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from typing import NewType
+from fusefs.core.lean import NewType
 
 Name = NewType("Name", bytes)
 """One path component; never empty, `.`, `..`, and without `/` or NUL."""
@@ -22,8 +21,10 @@ ID_MAX_BYTES = 200
 ID_RANDOM_CHARS = 12
 """At the end of an id, by which alone people may name it."""
 _SLUG_MAX = 120
-_ID = re.compile(r"\d{8}T\d{6}\.\d{3}Z-[A-Za-z0-9._-]{0,120}-[0-9a-f]{12}", re.ASCII)
-_VOLUME_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
+_SLUG = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
+_HEX = frozenset("0123456789abcdef")
+_TIME_CHARS = len("YYYYMMDDTHHMMSS.mmmZ-")
+_VOLUME_ID_CHARS = 32
 
 
 def make_id(utc: str, milliseconds: int, victim: bytes, random: bytes) -> ContainerId:
@@ -33,13 +34,17 @@ def make_id(utc: str, milliseconds: int, victim: bytes, random: bytes) -> Contai
     victim   any bytes; each character that is not a plain letter, digit, dot, dash or underscore becomes `_`
     random   6 bytes
     """
-    slug = re.sub(r"[^A-Za-z0-9._-]", "_", victim.decode("utf-8", "replace"))[:_SLUG_MAX]
+    slug = "".join(c if c in _SLUG else "_" for c in victim.decode("utf-8", "replace")[:_SLUG_MAX])
     return ContainerId(f"{utc}.{milliseconds:03d}Z-{slug}-{random.hex()}")
 
 
 def is_container_id(text: str) -> bool:
     """Whether the text has the form of an id: a directory of any other name in the store is not ours."""
-    return len(text) <= ID_MAX_BYTES and _ID.fullmatch(text) is not None
+    slug, random = text[_TIME_CHARS : -ID_RANDOM_CHARS - 1], text[-ID_RANDOM_CHARS - 1 :]
+    if not text.isascii() or not len(slug) + _TIME_CHARS + 1 + ID_RANDOM_CHARS == len(text) <= ID_MAX_BYTES:
+        return False
+    is_time = (text[:8] + text[9:15] + text[16:19]).isdigit() and text[8] + text[15] + text[19:21] == "T.Z-"
+    return is_time and len(slug) <= _SLUG_MAX and _SLUG.issuperset(slug) and random[0] == "-" and is_hex(random[1:])
 
 
 def successor(container: ContainerId, random: bytes) -> ContainerId:
@@ -57,7 +62,12 @@ def is_of(called: ContainerId, container: ContainerId) -> bool:
 
 def is_volume_id(text: str) -> bool:
     """Whether a text has the form of a volume's id."""
-    return _VOLUME_ID.fullmatch(text) is not None
+    return len(text) == _VOLUME_ID_CHARS and is_hex(text)
+
+
+def is_hex(text: str) -> bool:
+    """Whether a text has hexadecimal digits alone, small ones."""
+    return _HEX.issuperset(text)
 
 
 def split(path: bytes) -> list[Name]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-
-_PLAIN = re.compile(r"[\w@%+=:,./-]+", re.ASCII)
+_PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_@%+=:,./-")
 
 
 def printable(path: bytes) -> str:
@@ -27,7 +25,7 @@ def shell_word(path: bytes) -> str:
     What a terminal must not see is in `$'...'` with octal escapes, which no shell reads further than three digits.
     """
     text = path.decode("utf-8", "surrogateescape")
-    if _PLAIN.fullmatch(text):
+    if text and _PLAIN.issuperset(text):
         return text
     if text.isprintable():
         return "'" + text.replace("'", "'\"'\"'") + "'"

@@ -1,20 +1,19 @@
 """The record of a container: what a person or recovery must know about the tree beside it.
 
-Written with the standard library alone, since `trashd swap` has no time for more (docs/decisions/0002);
+Written with little of the standard library, since `trashd swap` has no time for more (docs/decisions/0045);
 read back, and distrusted, in `core.wire`.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple
-
+from fusefs.core import lean_json
 from fusefs.core.identity import Identity
+from fusefs.core.lean import TYPE_CHECKING, Enum, NamedTuple
 from fusefs.core.names import ContainerId, Name, RelPath, VolumeId
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from fusefs.core.orphan_age import Now
 
 FORMAT = 1
@@ -256,7 +255,7 @@ def encode(record: Record) -> bytes:
     else:
         del fields["entered"]
     fields["failures"] = [{**f._asdict(), "name": quote(f.name)} for f in record.failures]
-    text = json.dumps(fields, indent=1).encode("ascii") + b"\n"
+    text = lean_json.dumps(fields, indent=1).encode("ascii") + b"\n"
     if len(text) > RECORD_MAX_BYTES:
         raise ValueError(f"a record of {len(text)} bytes is too large (at most {RECORD_MAX_BYTES})")
     return text
@@ -264,7 +263,10 @@ def encode(record: Record) -> bytes:
 
 def quote(path: bytes) -> str:
     """Bytes as ASCII text, all but printable ASCII as %XX, as the FreeDesktop trash writes its paths."""
-    return re.sub(rb"[^ -$&-~]", lambda m: b"%%%02X" % m[0][0], path).decode("ascii")
+    text = path.decode("latin-1")
+    if text.isascii() and text.isprintable() and "%" not in text:
+        return text
+    return "".join(c if " " <= c <= "~" and c != "%" else f"%{ord(c):02X}" for c in text)
 
 
 def unquote(text: str) -> bytes:
@@ -272,6 +274,8 @@ def unquote(text: str) -> bytes:
 
     Raises  ValueError for anything that `quote` never writes
     """
+    import re  # a swap is spared it
+
     raw = re.sub(rb"%([0-9A-F]{2})", lambda m: bytes.fromhex(m[1].decode()), text.encode("ascii"))
     if quote(raw) != text:
         raise ValueError("not a quoted path")

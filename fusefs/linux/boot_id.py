@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from functools import cache
+
+from fusefs.core.lean import cache
 
 
 def host_id() -> str:

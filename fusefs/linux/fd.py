@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Self, TypeVar
 
-T = TypeVar("T", bound=AbstractContextManager[object])
+from fusefs.core.lean import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+    from types import TracebackType
+    from typing import Any, Self, TypeVar
+
+    T = TypeVar("T", bound=AbstractContextManager[object])
 
 
 class Fd(int):
@@ -30,13 +34,23 @@ class Fd(int):
         os.close(self)
 
 
-@contextmanager
-def closed_on_error(opened: T) -> Iterator[T]:
+def closed_on_error(opened: T) -> AbstractContextManager[T]:
     """Own something for the block if that raises; otherwise it stays open, and its caller's."""
-    with ExitStack() as owned:
-        owned.enter_context(opened)
-        yield opened
-        owned.pop_all()
+    return _ClosedOnError(opened)
+
+
+class _ClosedOnError:
+    def __init__(self, opened: AbstractContextManager[object]) -> None:
+        self._opened = opened
+
+    def __enter__(self) -> Any:
+        return self._opened.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._opened.__exit__(kind, error, trace)
 
 
 def told_of(fd: int) -> dict[str, str]:

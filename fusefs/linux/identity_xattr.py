@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
-from contextlib import suppress
 
 from fusefs.core.identity import MARK, Identity, Likelihood, compare
+from fusefs.core.lean import suppress
+from fusefs.core.names import is_hex
 
 XATTR = "user.trashd.fresh"
-_DIGITS = re.compile(rb"[0-9a-f]{32}")
+_N_DIGITS = 32
 
 
 def needs_mark(identity: Identity) -> bool:
@@ -31,7 +31,7 @@ def unmark(fd: int) -> None:
 def read_mark(fd: int) -> str:
     """The mark of what an fd of any kind holds, as a handle; empty if there is none, or none that could be ours."""
     try:
-        digits = os.getxattr(b"/proc/self/fd/%d" % fd, XATTR)
+        digits = os.getxattr(b"/proc/self/fd/%d" % fd, XATTR).decode("ascii", "replace")
     except OSError:
         return ""
-    return MARK + digits.decode() if _DIGITS.fullmatch(digits) else ""
+    return MARK + digits if len(digits) == _N_DIGITS and is_hex(digits) else ""

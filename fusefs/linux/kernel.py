@@ -9,16 +9,18 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import signal
 import stat
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, suppress
 
 from fusefs.core.identity import Identity
+from fusefs.core.lean import TYPE_CHECKING, Callable, ExitStack, suppress
 from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd
 from fusefs.linux.identity_xattr import mark, read_mark, unmark
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Iterator
+    from contextlib import AbstractContextManager
 
 CallHook = Callable[[str], None]
 Refused = list[tuple[str, int]]
@@ -432,8 +434,10 @@ class Kernel:
         An open of the file then waits for us; the signal that tells us so is one that does nothing.
         Source  fcntl(2), F_SETLEASE, F_SETSIG
         """
+        from signal import SIGURG  # a swap is spared it
+
         self._hook("lease")
-        fcntl.fcntl(fd, syscalls.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(fd, syscalls.F_SETSIG, SIGURG)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
 
     def has_lease(self, fd: int) -> bool:

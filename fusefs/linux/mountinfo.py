@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-import re
-from collections.abc import Container, Iterable, Iterator
-from typing import NamedTuple
 
+from fusefs.core.lean import TYPE_CHECKING, NamedTuple
 from fusefs.linux.kernel import Kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable, Iterator
 
 OURS = b"fuse.trashd"
 """The type of our own mounts; their source is the path of the backing tree."""
@@ -17,7 +18,8 @@ TOP = b".trashd@"
 MERGERFS = b"fuse.mergerfs"
 DAEMON_GONE = (errno.ENOTCONN, errno.ECONNABORTED, errno.ECANCELED)
 """What is said in a FUSE mount without its daemon; the last to who asked over io_uring while it ended."""
-_FUSE = re.compile(rb"fuse(?:blk)?(?:\..*)?")
+_USER_ID = b"user_id="
+_FUSE = (b"fuse", b"fuseblk")
 
 
 class Mount(NamedTuple):
@@ -50,7 +52,7 @@ class Mount(NamedTuple):
 
     def is_fuse(self) -> bool:
         """Whether a program serves it, ours or another's."""
-        return _FUSE.fullmatch(self.fstype) is not None
+        return _is_fuse(self.fstype)
 
     def flags(self) -> frozenset[str]:
         """What is on of this mount or its filesystem, by mount(8)'s names; options that are no flags, too."""
@@ -94,19 +96,28 @@ def _mount(line: bytes) -> Mount:
     return Mount(
         int(fields[0]), int(fields[1]), fields[2], root, _plain(fields[4]),
         fields[kind], _plain(fields[kind + 1]), fields[5],
-        _owner(fields[-1]) if _FUSE.fullmatch(fields[kind]) else 0, fields[-1],
+        _owner(fields[-1]) if _is_fuse(fields[kind]) else 0, fields[-1],
         any(field.startswith(b"shared:") for field in fields[6 : kind - 1]),
     )  # fmt: skip
 
 
+def _is_fuse(fstype: bytes) -> bool:
+    return fstype.partition(b".")[0] in _FUSE
+
+
 def _owner(super_options: bytes) -> int:
     """The uid in the options of a FUSE superblock; that of nobody, which is never trusted, where there is none."""
-    found = re.search(rb"(?:^|,)user_id=(\d+)", super_options)
-    return int(found[1]) if found else -1
+    told = (option.removeprefix(_USER_ID) for option in super_options.split(b",") if option.startswith(_USER_ID))
+    uid = next(told, b"")
+    return int(uid) if uid.isdigit() else -1
 
 
 def _plain(field: bytes) -> bytes:
-    return re.sub(rb"\\([0-7]{3})", lambda m: bytes([int(m[1], 8)]), field) if b"\\" in field else field
+    if b"\\" not in field:
+        return field
+    import re  # most mounts are spared it
+
+    return re.sub(rb"\\([0-7]{3})", lambda m: bytes([int(m[1], 8)]), field)
 
 
 def find_mount(kernel: Kernel, fd: int, mounts: Iterable[Mount]) -> Mount | None:

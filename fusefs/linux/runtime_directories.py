@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-from contextlib import suppress
+
+from fusefs.core.lean import suppress
 
 HOME = b"/run/trashd"
 """Of root's: the directory of the directories of its mounts and its service."""

@@ -9,10 +9,13 @@ import ctypes
 import errno
 import os
 import struct
-from collections.abc import Callable, Sequence
 from ctypes import c_char_p, c_int, c_long, c_size_t, c_uint, c_uint64, c_ulong
-from functools import lru_cache, partial
-from typing import Any, NamedTuple
+
+from fusefs.core.lean import TYPE_CHECKING, Callable, NamedTuple, partial
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
 
 AT_FDCWD = -100
 AT_EMPTY_PATH = 0x1000
@@ -204,10 +207,16 @@ def statx_fields(*wanted: str) -> struct.Struct:
     )
 
 
-@lru_cache(maxsize=32)
-def device_number(raw: int) -> int:
-    """A device as os.stat tells it, of a struct statx's."""
-    return os.makedev(*_TWO_NUMBERS.unpack(_WORD.pack(raw)))
+class _DeviceNumbers(dict[int, int]):
+    """Devices as os.stat tells them, by what a struct statx says: a machine has few."""
+
+    def __missing__(self, raw: int) -> int:
+        number = self[raw] = os.makedev(*_TWO_NUMBERS.unpack(_WORD.pack(raw)))
+        return number
+
+
+device_number: Callable[[int], int] = _DeviceNumbers().__getitem__
+"""A device as os.stat tells it, of a struct statx's."""
 
 
 _TOLD = statx_fields("mask", "ino", "btime_s", "btime_ns", "dev", "mnt_id")

@@ -10,14 +10,18 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from typing import NamedTuple, Self, TypeVar
 
+from fusefs.core.lean import TYPE_CHECKING, ExitStack, NamedTuple, suppress
 from fusefs.core.names import Name, RelPath
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import FilesystemPath, Mount, place_below
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Self, TypeVar
+
+    T = TypeVar("T")
 
 DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
 READABLE = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
@@ -48,8 +52,6 @@ class suppress_errno:  # noqa: N801 - it is read as contextlib.suppress is
 
 _ROOT_INO, _PRIVATE_INOS = 1, 1 << 62
 _STALE_PATIENCE, _STALE_PAUSE_S = 500, 0.001
-
-T = TypeVar("T")
 
 
 class BackingAndMount(NamedTuple):
@@ -169,14 +171,17 @@ def both_sides(kernel: Kernel, fd: Fd, above: Fd | None, path: bytes) -> Backing
         return BackingAndMount(fd, open_shown_as(kernel, above, path, fd))
 
 
-@contextmanager
-def with_mounted(kernel: Kernel, fd: Fd, above: Fd | None, path: bytes) -> Iterator[BackingAndMount]:
+class with_mounted:  # noqa: N801 - it is read as a function that gives a block
     """An open directory as `both_sides` has it, for the block; the fd stays its owner's."""
-    sides = BackingAndMount(fd, open_shown_as(kernel, above, path, fd))
-    try:
-        yield sides
-    finally:
-        sides.close_mounted()
+
+    def __init__(self, kernel: Kernel, fd: Fd, above: Fd | None, path: bytes) -> None:
+        self._sides = BackingAndMount(fd, open_shown_as(kernel, above, path, fd))
+
+    def __enter__(self) -> BackingAndMount:
+        return self._sides
+
+    def __exit__(self, *_error: object) -> None:
+        self._sides.close_mounted()
 
 
 def is_taken(kernel: Kernel, dir_fd: Fd, name: Name) -> bool:

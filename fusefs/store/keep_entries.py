@@ -239,9 +239,9 @@ def _open_sides(staged: Staged, victim: Victim) -> tuple[BackingAndMount, Backin
     kernel = held.folder.store.kernel
     assert fresh is not None
     name = TREE if held.record.method is Method.EXCHANGE else FRESH
-    tree = with_mounted(kernel, victim.fd, victim.parent.sides.mounted, victim.name)
-    inside = with_mounted(kernel, fresh, held.folder.store.base.mounted, join(held.way(), name))
-    return held.owned.enter_context(tree), held.owned.enter_context(inside)
+    tree = held.owned.enter_context(with_mounted(kernel, victim.fd, victim.parent.sides.mounted, victim.name))
+    way = join(held.way(), name)
+    return tree, held.owned.enter_context(with_mounted(kernel, fresh, held.folder.store.base.mounted, way))
 
 
 # Recovery and restore

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import stat
-from typing import NamedTuple
 
-from fusefs.core.identity import Identity, from_words, in_words
-from fusefs.core.names import VolumeId, is_volume_id, split
+from fusefs.core.identity import Identity, from_words, in_words, is_marked
+from fusefs.core.lean import NamedTuple
+from fusefs.core.names import VolumeId, is_hex, is_volume_id, split
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import OTHERS_WRITE
 from fusefs.linux.runtime_directories import lasting_dir
@@ -17,7 +16,7 @@ from fusefs.linux.runtime_directories import lasting_dir
 STORES = b"stores"
 MAX_BYTES = 64 * 1024
 MAX_LINES = 1000
-_LINE = re.compile(rb"(-|-?\d{1,10}:[0-9a-f]{2,256}) (\d{1,20}) (\d{1,20}) ([0-9a-f]{32}) ([0-9a-f]{1,16}) (/[!-~]*)")
+_FILESYSTEM_DIGITS = 16
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~/+,:@=")
 
 
@@ -45,17 +44,33 @@ def encode(one: RegistryLine) -> bytes:
 
 def decode(text: bytes) -> list[RegistryLine]:
     """What a registry says; what is no line of one is left out. Another user may have written all of it."""
-    found = []
-    for line in text.split(b"\n", MAX_LINES)[:MAX_LINES]:
-        match = _LINE.fullmatch(line)
-        if match is None:
-            continue
-        handle, ino, btime_ns, volume, filesystem, quoted = match.groups()
-        path = re.sub(rb"%([0-9A-F]{2})", lambda byte: bytes([int(byte[1], 16)]), quoted)
-        if is_volume_id(volume.decode()) and _is_plain(path):
-            identity = from_words(handle, ino, btime_ns)
-            found.append(RegistryLine(identity, VolumeId(volume.decode()), int(filesystem, 16), path))
-    return found
+    return [one for line in text.split(b"\n", MAX_LINES)[:MAX_LINES] if (one := _decode_line(line)) is not None]
+
+
+def _decode_line(line: bytes) -> RegistryLine | None:
+    words = line.rsplit(b" ", 3)
+    if len(words) != len(("identity", "volume", "filesystem", "path")) or not line.isascii():
+        return None
+    identity = from_words(words[0])
+    volume, filesystem, quoted = (word.decode() for word in words[1:])
+    is_number = 0 < len(filesystem) <= _FILESYSTEM_DIGITS and is_hex(filesystem)
+    if identity is None or is_marked(identity) or not is_volume_id(volume) or not is_number:
+        return None
+    path = _unquoted(quoted)
+    if path is None or not path.startswith(b"/") or not _is_plain(path):
+        return None
+    return RegistryLine(identity, VolumeId(volume), int(filesystem, 16), path)
+
+
+def _unquoted(text: str) -> bytes | None:
+    """The path in a line; None for what has a character in it that is in no line."""
+    if not text.isprintable():
+        return None
+    if "%" not in text:
+        return text.encode()
+    import re  # most paths are spared it
+
+    return re.sub(rb"%([0-9A-F]{2})", lambda byte: bytes([int(byte[1], 16)]), text.encode())
 
 
 def _is_plain(path: bytes) -> bool:

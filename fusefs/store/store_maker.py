@@ -9,16 +9,17 @@ root may not set them (in a container), root's registry of stores names what it 
 from __future__ import annotations
 
 import errno
-import re
-from collections.abc import Collection
-from enum import Enum
 
-from fusefs.core.identity import Identity, Likelihood, compare, from_words, in_words
+from fusefs.core.identity import Likelihood, compare, from_words, in_words
+from fusefs.core.lean import TYPE_CHECKING, Enum
 from fusefs.core.printable_names import shell_word
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import FULL, suppress_errno
 from fusefs.store.registry_lines import registered
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 XATTR = "security.trashd"
 """Only a process with CAP_SYS_ADMIN in the user namespace that mounted the filesystem can set one in `security.`.
@@ -26,9 +27,6 @@ XATTR = "security.trashd"
 Source  xattr(7), cap_inode_setxattr() in security/commoncap.c
 """
 _CANNOT = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.EACCES, errno.E2BIG, *FULL)
-
-
-_NOTED = re.compile(rb"(-|-?\d{1,10}:[0-9a-f]{2,256}|mark:[0-9a-f]{32}) (\d{1,20}) (\d{1,20})")
 
 
 class StoreMaker(Enum):
@@ -58,7 +56,7 @@ def who_made(kernel: Kernel, fd: Fd, places: Collection[bytes] = ()) -> StoreMak
     Raises  OSError
     """
     found = kernel.identify(fd)
-    noted = _decode(kernel.get_xattr(fd, XATTR) or b"")
+    noted = from_words(kernel.get_xattr(fd, XATTR) or b"")
     if noted is not None and compare(noted, found) is not Likelihood.OTHER:
         return StoreMaker.BY_ROOT
     named = (line.identity for line in (registered() if places else ()) if line.path in places)
@@ -72,9 +70,3 @@ def way_out(base_path: bytes) -> str:
     volume = shell_word(base_path)
     ours = f"if root made it, on another machine or in a copy's original: trashd init --known {volume}"
     return f"look into it; {ours}; else trashd init {volume} sets it aside in a new one, and its owners empty it"
-
-
-def _decode(text: bytes) -> Identity | None:
-    """What was noted; None for anything else, as root's too may be damaged."""
-    match = _NOTED.fullmatch(text)
-    return None if match is None else from_words(*match.groups())

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
-from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
 
 from fusefs.core.errors import NotAlike, Refused, TakenOver, TrashdError, Unsettled
+from fusefs.core.lean import TYPE_CHECKING, Callable, Enum, NamedTuple
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, Name, RelPath
 from fusefs.core.printable_names import printable

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from functools import partial
-from typing import TYPE_CHECKING, Protocol
 
+from fusefs.core.lean import TYPE_CHECKING, ExitStack, Protocol, partial, suppress
 from fusefs.core.lifecycle import State
 from fusefs.core.names import Name, RelPath, join
 from fusefs.linux.fd import Fd, closed_on_error
@@ -59,7 +56,8 @@ class DirectRename:
 
     def make_in(self, move: VisibleMove, folder: UserFolder, state: State, container: bytes, fd: Fd) -> int:
         """Make a `VisibleMove` with a container that is open, but not locked; ESTALE if the mount shows another one."""
-        with self._renamed_at(folder, state, container, fd) as (inside, parent):
+        with ExitStack() as owned:
+            inside, parent = self._renamed_at(owned, folder, state, container, fd)
             if folder.store.is_shared():
                 return self._gated(folder, inside, parent).make(move)
             match move:
@@ -79,7 +77,8 @@ class DirectRename:
 
     def take_away(self, folder: UserFolder, state: State, container: bytes, fd: Fd, to: Name) -> None:
         """Rename what has the name into a container that is open, to a name that is free there."""
-        with self._renamed_at(folder, state, container, fd) as (inside, parent):
+        with ExitStack() as owned:
+            inside, parent = self._renamed_at(owned, folder, state, container, fd)
             if folder.store.is_shared():
                 self._gated(folder, inside, parent).take_away(to)
             else:
@@ -92,7 +91,8 @@ class DirectRename:
     def bring(self, held: HeldContainer, path: RelPath) -> None:
         """Rename a part of a container's tree to the name, which is free."""
         upper, _, last = join(TREE, path).rpartition(b"/")
-        with self._renamed_at(held.folder, held.state, held.name(), held.fd) as (inside, parent):
+        with ExitStack() as owned:
+            inside, parent = self._renamed_at(owned, held.folder, held.state, held.name(), held.fd)
             if held.folder.store.is_shared():
                 self._gated(held.folder, inside, parent).bring(path)
                 return
@@ -104,18 +104,18 @@ class DirectRename:
 
         return GatedRename(self._kernel, folder.store.volume, inside, parent, self._name)
 
-    @contextmanager
-    def _renamed_at(self, folder: UserFolder, state: State, container: bytes, fd: Fd) -> Iterator[tuple[Fd, Fd]]:
-        """The container and the parent, between which it is renamed."""
+    def _renamed_at(
+        self, owned: ExitStack, folder: UserFolder, state: State, container: bytes, fd: Fd
+    ) -> tuple[Fd, Fd]:
+        """The container and the parent, between which it is renamed. owned: closes what is opened for that"""
         mounted = self._open_shown(folder, state, container)
         if mounted is None or self._mounted is None:
-            yield fd, self._parent_fd
-            return
-        with mounted:
-            there, here = self._kernel.fstat(mounted), self._kernel.fstat(fd)
-            if there.st_uid != here.st_uid or not is_shown_as(here, there):
-                raise _stale(container)
-            yield mounted, self._mounted
+            return fd, self._parent_fd
+        owned.enter_context(mounted)
+        there, here = self._kernel.fstat(mounted), self._kernel.fstat(fd)
+        if there.st_uid != here.st_uid or not is_shown_as(here, there):
+            raise _stale(container)
+        return mounted, self._mounted
 
     def _open_shown(self, folder: UserFolder, state: State, container: bytes) -> Fd | None:
         """The container in the mount that shows the parent too; None if there is none to be seen."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from fusefs.core.lean import Enum
 
 
 class VisibleMove(Enum):

@@ -1,0 +1,217 @@
+"""What a swap needs of `typing`, `enum`, `contextlib` and `functools`, without what these load: half of its time.
+
+A type checker sees the standard library's own. Whatever `trashd swap` loads takes these from here, and so may others;
+tests/unit/test_lean.py holds them against what they stand for (docs/decisions/0045).
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "TYPE_CHECKING", "Callable", "Enum", "ExitStack", "NamedTuple", "NewType", "Protocol", "cache", "partial",
+    "suppress",
+]  # fmt: skip
+
+TYPE_CHECKING = False
+"""As typing's: a type checker takes whatever has this name for true."""
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import ExitStack, suppress
+    from enum import Enum
+    from functools import cache, partial
+    from typing import NamedTuple, NewType, Protocol
+else:
+    from _collections_abc import Callable
+    from _functools import partial
+
+    try:
+        from _collections import _tuplegetter as field
+    except ImportError:  # another Python than CPython
+
+        def field(number, doc):
+            """What tells one of a tuple's values."""
+            return property(lambda self: self[number], doc=doc)
+
+    Protocol = object
+
+    def NewType(_name, kind):  # noqa: N802
+        """The type itself."""
+        return kind
+
+    def cache(function):
+        """What a function without arguments returned when it was called first."""
+        found = []
+
+        def call():
+            if not found:
+                found.append(function())
+            return found[0]
+
+        call.cache_clear = found.clear
+        return call
+
+    class _NamedTupleMaker(type):
+        """Makes a subclass of tuple of each class that is written as one of NamedTuple."""
+
+        def __new__(cls, name, bases, namespace):
+            if not bases:
+                return super().__new__(cls, name, bases, namespace)
+            fields = tuple(namespace.get("__annotations__", ()))
+            defaults = {one: namespace[one] for one in fields if one in namespace}
+            namespace.update({one: field(number, "") for number, one in enumerate(fields)})
+            common = {"__slots__": (), "_fields": fields, "_field_defaults": defaults, "__match_args__": fields}
+            return type(name, (tuple,), {**_COMMON, **namespace, **common})
+
+    class NamedTuple(metaclass=_NamedTupleMaker):
+        """As typing.NamedTuple. The function that makes one is compiled when the first is made."""
+
+        __slots__ = ()
+
+    def _make_first(cls, /, *values, **named):
+        listed = ", ".join(cls._fields)
+        # As collections.namedtuple does: nothing else is as fast when there are millions. Names are a class body's.
+        make = eval(f"lambda cls, {listed}: new(cls, ({listed},))", {"new": tuple.__new__})
+        make.__defaults__ = tuple(cls._field_defaults.values())
+        cls.__new__ = staticmethod(make)
+        return make(cls, *values, **named)
+
+    def _replace(self, /, **named):
+        new = tuple.__new__(type(self), map(named.pop, self._fields, self))
+        if named:
+            raise ValueError(f"Got unexpected field names: {list(named)!r}")
+        return new
+
+    def _as_dict(self):
+        return dict(zip(self._fields, self, strict=True))
+
+    def _show(self):
+        return f"{type(self).__name__}({', '.join(f'{one}={value!r}' for one, value in _as_dict(self).items())})"
+
+    def _pickled(self):
+        return tuple(self)
+
+    def _make_of(cls, values):
+        new = tuple.__new__(cls, values)
+        if len(new) != len(cls._fields):
+            raise TypeError(f"Expected {len(cls._fields)} arguments, got {len(new)}")
+        return new
+
+    _COMMON = {
+        "__new__": _make_first, "_replace": _replace, "_asdict": _as_dict, "__repr__": _show,
+        "__getnewargs__": _pickled, "_make": classmethod(_make_of),
+    }  # fmt: skip
+
+    class _EnumMaker(type):
+        """Makes members of what a class body names."""
+
+        def __new__(cls, name, bases, namespace):
+            made = super().__new__(cls, name, bases, namespace)
+            made._member_map_ = {}
+            made._value2member_map_ = {}
+            for key, value in namespace.items():
+                if not key.startswith("_") and not hasattr(value, "__get__"):
+                    member = object.__new__(made)
+                    member.name = member._name_ = key
+                    member.value = member._value_ = value
+                    made._member_map_[key] = made._value2member_map_[value] = member
+                    setattr(made, key, member)
+            return made
+
+        def __call__(cls, value):
+            """The member with a value."""
+            if type(value) is cls:
+                return value
+            try:
+                return cls._value2member_map_[value]
+            except (KeyError, TypeError):
+                raise ValueError(f"{value!r} is not a valid {cls.__qualname__}") from None
+
+        def __getitem__(cls, name):
+            return cls._member_map_[name]
+
+        def __iter__(cls):
+            return iter(cls._member_map_.values())
+
+        def __len__(cls):
+            return len(cls._member_map_)
+
+        def __contains__(cls, value):
+            return type(value) is cls
+
+    class Enum(metaclass=_EnumMaker):
+        """As enum.Enum, of members whose values differ."""
+
+        def __repr__(self):
+            return f"<{type(self).__name__}.{self.name}: {self.value!r}>"
+
+        def __str__(self):
+            return f"{type(self).__name__}.{self.name}"
+
+        def __reduce_ex__(self, _protocol):
+            return type(self), (self.value,)
+
+    class suppress:  # noqa: N801
+        """As contextlib.suppress."""
+
+        def __init__(self, *kinds):
+            self._kinds = kinds
+
+        def __enter__(self):
+            pass
+
+        def __exit__(self, kind, _error, _trace):
+            return kind is not None and issubclass(kind, self._kinds)
+
+    class ExitStack:
+        """As contextlib.ExitStack."""
+
+        def __init__(self):
+            self._exits = []
+
+        def __enter__(self):
+            return self
+
+        def enter_context(self, block):
+            """Enter a block, which ends with this one."""
+            leave = type(block).__exit__
+            entered = type(block).__enter__(block)
+            self._exits.append(partial(leave, block))
+            return entered
+
+        def push(self, block):
+            """Have a block end with this one that was entered."""
+            self._exits.append(partial(type(block).__exit__, block))
+            return block
+
+        def callback(self, function, /, *values, **named):
+            """Have a function called at the end."""
+
+            def call(*_error):
+                function(*values, **named)
+
+            self._exits.append(call)
+            return function
+
+        def pop_all(self):
+            """One that ends all of it, where this one now ends nothing."""
+            other = type(self)()
+            other._exits, self._exits = self._exits, []
+            return other
+
+        def close(self):
+            """End it all now."""
+            self.__exit__(None, None, None)
+
+        def __exit__(self, kind, error, trace):
+            """End it all, the last first. What one of them raises, those before it are told."""
+            while self._exits:
+                try:
+                    is_over = self._exits.pop()(kind, error, trace)
+                except BaseException as raised:
+                    if self.__exit__(type(raised), raised, raised.__traceback__):
+                        return True
+                    raise
+                if kind is not None and is_over:
+                    self.close()
+                    return True
+            return False
