@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from enum import Enum
 from functools import cache
 from types import GenericAlias, NoneType, UnionType
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -165,6 +166,14 @@ def _as_printed(kind: Any) -> Any:
             return GenericAlias(origin, arguments)
 
 
+@cache
+def _enum(kind: Any) -> type[Enum]:
+    """One as msgspec knows them, of one of whichever module."""
+    made: type[Enum] = Enum(kind.__name__, {one.name: one.value for one in kind})
+    made.__doc__ = kind.__doc__
+    return made
+
+
 def _plain(kind: Any) -> Any:
     if hasattr(kind, "__supertype__"):
         return _as_printed(kind.__supertype__)
@@ -172,5 +181,7 @@ def _plain(kind: Any) -> Any:
         return str
     if kind is NoneType or not isinstance(kind, type):
         return kind
+    if hasattr(kind, "_value2member_map_"):
+        return _enum(kind)
     is_object = issubclass(kind, msgspec.Struct) or (issubclass(kind, tuple) and hasattr(kind, "_fields"))
     return _struct(PrintedObject((kind,))) if is_object else kind

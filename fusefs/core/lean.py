@@ -33,6 +33,8 @@ else:
             return property(lambda self: self[number], doc=doc)
 
     Protocol = object
+    _FEW = 8
+    """Values of a class before a function is compiled for it, which takes as long as a hundred of them."""
 
     def NewType(_name, kind):  # noqa: N802
         """The type itself."""
@@ -59,21 +61,31 @@ else:
             fields = tuple(namespace.get("__annotations__", ()))
             defaults = {one: namespace[one] for one in fields if one in namespace}
             namespace.update({one: field(number, "") for number, one in enumerate(fields)})
-            common = {"__slots__": (), "_fields": fields, "_field_defaults": defaults, "__match_args__": fields}
-            return type(name, (tuple,), {**_COMMON, **namespace, **common})
+            own = {"__slots__": (), "_fields": fields, "_field_defaults": defaults, "__match_args__": fields}
+            own["_few"] = iter(range(_FEW))
+            return type(name, (tuple,), {**_COMMON, **namespace, **own})
 
     class NamedTuple(metaclass=_NamedTupleMaker):
-        """As typing.NamedTuple. The function that makes one is compiled when the first is made."""
+        """As typing.NamedTuple. A class gets a compiled function of its own when it proves to make many."""
 
         __slots__ = ()
 
-    def _make_first(cls, /, *values, **named):
+    def _make_one(cls, /, *values, **named):
+        """One of a class's first ones."""
+        rest = cls._fields[len(values) :]
+        told = {**cls._field_defaults, **named} if rest else named
+        is_whole = len(values) <= len(cls._fields) and named.keys() <= set(rest) <= told.keys()
+        if is_whole and next(cls._few, None) is not None:
+            return tuple.__new__(cls, (*values, *[told[one] for one in rest]))
+        return _compiled(cls)(cls, *values, **named)
+
+    def _compiled(cls):
+        """A class's own function, as collections.namedtuple has it: where there are millions, nothing is as fast."""
         listed = ", ".join(cls._fields)
-        # As collections.namedtuple does: nothing else is as fast when there are millions. Names are a class body's.
         make = eval(f"lambda cls, {listed}: new(cls, ({listed},))", {"new": tuple.__new__})
         make.__defaults__ = tuple(cls._field_defaults.values())
         cls.__new__ = staticmethod(make)
-        return make(cls, *values, **named)
+        return make
 
     def _replace(self, /, **named):
         new = tuple.__new__(type(self), map(named.pop, self._fields, self))
@@ -97,7 +109,7 @@ else:
         return new
 
     _COMMON = {
-        "__new__": _make_first, "_replace": _replace, "_asdict": _as_dict, "__repr__": _show,
+        "__new__": _make_one, "_replace": _replace, "_asdict": _as_dict, "__repr__": _show,
         "__getnewargs__": _pickled, "_make": classmethod(_make_of),
     }  # fmt: skip
 

@@ -68,7 +68,7 @@ class _Record(msgspec.Struct):
     format: int
     id: _Word
     volume: _Word
-    method: Method
+    method: _Word
     origin: str | None
     parent: _Identity | None
     fresh: _Identity | None
@@ -121,13 +121,13 @@ def _record(wire: _Record, raw: dict[str, Any]) -> Record:
         raise ValueError("the id has not the form of an id")
     if not is_volume_id(wire.volume):
         raise ValueError("the volume's id has not the form of one")
-    known = _Record.__struct_fields__
+    known, method = _Record.__struct_fields__, Method(wire.method)
     return Record(
         id=ContainerId(wire.id),
         volume=VolumeId(wire.volume),
-        method=wire.method,
+        method=method,
         # Only a sweep may have been of the directory itself that holds the store.
-        origin=RelPath(b"") if wire.origin == "" and wire.method is Method.SWEEP else _path(wire.origin),
+        origin=RelPath(b"") if wire.origin == "" and method is Method.SWEEP else _path(wire.origin),
         parent=_identity(wire.parent),
         fresh=_identity(wire.fresh),
         victim=_identity(wire.victim),

@@ -5,14 +5,15 @@ import subprocess
 import sys
 
 HEAVY = {
-    "asyncio", "click", "dataclasses", "datetime", "hashlib", "inspect", "logging", "msgspec", "pathlib", "pyfuse3",
-    "random", "rich", "shlex", "shutil", "subprocess", "tempfile", "threading", "trio", "urllib",
+    "asyncio", "click", "collections", "contextlib", "dataclasses", "datetime", "enum", "functools", "hashlib",
+    "inspect", "json", "logging", "msgspec", "operator", "pathlib", "pyfuse3", "random", "re", "rich", "shlex",
+    "shutil", "signal", "subprocess", "tempfile", "threading", "trio", "typing", "urllib", "warnings",
 }  # fmt: skip
 
 OURS = {
     "cli.main", "cli.output", "cli.swap_fast_lane",
-    "core.errors", "core.identity", "core.lifecycle", "core.names", "core.printable_names",
-    "core.record",
+    "core.errors", "core.identity", "core.lean", "core.lean_json", "core.lifecycle", "core.names",
+    "core.printable_names", "core.record",
     "linux.boot_id", "linux.directory_metadata", "linux.fd", "linux.identity_xattr", "linux.invocation", "linux.kernel",
     "linux.mountinfo", "linux.runtime_directories", "linux.syscalls",
     "store.backing_and_mount", "store.container", "store.folder_registry", "store.layout", "store.locate",

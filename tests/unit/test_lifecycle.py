@@ -35,7 +35,7 @@ def record_of(
     )
 
 
-RECORD = st.none() | st.builds(record_of, st.sampled_from(Method), MAYBE, MAYBE)
+RECORD = st.none() | st.builds(record_of, st.sampled_from([*Method]), MAYBE, MAYBE)
 
 
 @given(RECORD, MAYBE, MAYBE, MAYBE)

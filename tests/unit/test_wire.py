@@ -52,7 +52,7 @@ RECORD = st.builds(
     Record,
     id=st.builds(make_id, st.just("20261121T032253"), st.integers(0, 999), NAME, st.binary(min_size=6, max_size=6)),
     volume=st.binary(min_size=16, max_size=16).map(lambda raw: VolumeId(raw.hex())),
-    method=st.sampled_from(Method),
+    method=st.sampled_from([*Method]),
     origin=st.none() | PATH,
     parent=IDENTITY,
     fresh=IDENTITY,
