@@ -5,8 +5,7 @@ An object has the keys of several of these types, and of others: fusefs/cli/json
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+from fusefs.core.lean import NamedTuple
 from fusefs.core.names import ContainerId
 
 

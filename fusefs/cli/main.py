@@ -121,7 +121,7 @@ def _run(arguments: list[str]) -> int:
 
     plain = swap_fast_lane.plain_swap(arguments)
     if plain is not None:
-        return swap_fast_lane.swap_all(plain)
+        return swap_fast_lane.swap_all(plain.batch())
     from fusefs.cli.group import dispatch
 
     # What is looked at by thousands makes no cycles, and a search each 700 of them takes a third of the time.

@@ -1,12 +1,15 @@
-"""The fast path of `trashd swap DIR…` without options, which needs neither click nor msgspec."""
+"""The fast path of `trashd swap DIR…` with the commonest options, which needs neither click nor msgspec."""
 
 from __future__ import annotations
 
 import os
 
 from fusefs.cli.output import exit_code, failed, tell_swapped
+from fusefs.core.durations import plain_duration
 from fusefs.core.errors import Exit, TrashdError, Unsettled
 from fusefs.core.lean import TYPE_CHECKING, Callable, NamedTuple
+from fusefs.core.lifecycle import DEFAULT_RETENTION_S
+from fusefs.core.record import NOTE_MAX_CHARS
 from fusefs.linux.invocation import invocation
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import SwapOptions
@@ -15,6 +18,7 @@ from fusefs.store.swap_path import swap_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import Any
 
 SwapVerb = Callable[[Kernel, bytes, SwapOptions], Swapped]
 
@@ -34,12 +38,62 @@ class SwapBatch(NamedTuple):
     after: Callable[[Swapped], int] = lambda _swapped: 0
 
 
-def plain_swap(arguments: list[str]) -> SwapBatch | None:
-    """The batch that a command line without options asks for; None if it is anything else."""
-    command, *paths = arguments or [""]
-    if command != "swap" or not paths or any(path.startswith("-") or not path for path in paths):
+class PlainSwap(NamedTuple):
+    """What a plain command line says; named as click's parameters in cli/swap.py."""
+
+    directories: tuple[bytes, ...]
+    keep_for: int | None = None
+    note: str = ""
+    no_fsync: bool = False
+    unlike: bool = False
+    as_json: bool = False
+
+    def batch(self) -> SwapBatch:
+        """What is to be done."""
+        retention_s = DEFAULT_RETENTION_S if self.keep_for is None else self.keep_for
+        options = SwapOptions(retention_s, self.note, not self.no_fsync, self.unlike)
+        return SwapBatch(self.directories, options, json_lines=self.as_json)
+
+
+def _plain_note(text: str) -> str | None:
+    note = os.fsencode(text).decode("utf-8", "replace")
+    return note if len(note) <= NOTE_MAX_CHARS else None
+
+
+FLAGS = {"--json": "as_json", "--no-fsync": "no_fsync", "--unlike": "unlike"}
+VALUES: dict[str, Callable[[str], int | str | None]] = {"--keep-for": plain_duration, "--note": _plain_note}
+"""The options that are read here, as click reads them (tests/cli/test_fast_lane.py): those without a value, and how the
+value of another one is read; None: that is left to click, as all other options are, and what is wrong."""
+
+
+def plain_swap(arguments: list[str]) -> PlainSwap | None:
+    """What a plain command line says; None if it is anything else."""
+    command, *words = arguments or [""]
+    if command != "swap":
         return None
-    return SwapBatch([os.fsencode(path) for path in paths])
+    paths: list[str] = []
+    told: dict[str, Any] = {}
+    words.reverse()
+    while words:
+        word = words.pop()
+        if word == "--":
+            paths += reversed(words)
+            break
+        name, has_value, value = word.partition("=")
+        if not word.startswith("-"):
+            paths.append(word)
+        elif word in FLAGS:
+            told[FLAGS[word]] = True
+        elif name in VALUES and (has_value or words):
+            told[name] = value if has_value else words.pop()
+        else:
+            return None
+    for name in VALUES.keys() & told.keys():
+        read = VALUES[name](told.pop(name))
+        if read is None:
+            return None
+        told[name.strip("-").replace("-", "_")] = read
+    return PlainSwap(tuple(map(os.fsencode, paths)), **told) if all(paths) and paths else None
 
 
 def swap_all(batch: SwapBatch) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 """The units that are shown."""
 _YEAR_S = 31_557_600
@@ -13,10 +11,11 @@ _WORDS = {
 }  # fmt: skip
 """Those that people type as well, and with an s at their end. A year has 365.25 days, as systemd.time(7) has it."""
 _UNITS = {**SECONDS, "y": _YEAR_S, **_WORDS, **{f"{word}s": seconds for word, seconds in _WORDS.items()}}
-_SUM = re.compile(r"(?:[0-9]+ ?[a-z]+ ?)*[0-9]+ ?[a-z]+")
+_SUM = r"(?:[0-9]+ ?[a-z]+ ?)*[0-9]+ ?[a-z]+"
 DURATION_MAX_S = 1000 * 366 * 86_400
 """A thousand years: what a record holds, and its end in nanoseconds too, whatever the clock says."""
 _DIGITS_MAX = 15
+_PLAIN_DIGITS_MAX = 4
 
 
 def parse_duration(text: str) -> int:
@@ -25,6 +24,8 @@ def parse_duration(text: str) -> int:
     Another number alone is refused: 3 as a retention may mean days.
     Raises  ValueError with a message for the person who typed it
     """
+    import re  # a swap is spared it
+
     if re.fullmatch(r"0*[1-9][0-9]*", text, re.ASCII):
         short = text[:_DIGITS_MAX]
         raise ValueError(f"{short!r} of what? Write {short}s for seconds, {short}m, {short}h, {short}d for days")
@@ -37,9 +38,19 @@ def parse_duration(text: str) -> int:
     return seconds
 
 
+def plain_duration(text: str) -> int | None:
+    """Seconds from a number and one letter; None for anything else, which may be right all the same."""
+    number, unit = text[:-1], text[-1:]
+    if unit not in SECONDS or not (number.isascii() and number.isdigit()) or len(number) > _PLAIN_DIGITS_MAX:
+        return None
+    return int(number) * SECONDS[unit]
+
+
 def is_duration(text: str) -> bool:
     """Whether a text is numbers with units, however large."""
-    return bool(_SUM.fullmatch(text)) and all(unit in _UNITS for unit in re.findall(r"[a-z]+", text))
+    import re
+
+    return bool(re.fullmatch(_SUM, text)) and all(unit in _UNITS for unit in re.findall(r"[a-z]+", text))
 
 
 def format_duration(seconds: int) -> str:

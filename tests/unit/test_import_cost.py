@@ -12,7 +12,7 @@ HEAVY = {
 
 OURS = {
     "cli.main", "cli.output", "cli.swap_fast_lane",
-    "core.errors", "core.identity", "core.lean", "core.lean_json", "core.lifecycle", "core.names",
+    "core.durations", "core.errors", "core.identity", "core.lean", "core.lean_json", "core.lifecycle", "core.names",
     "core.printable_names", "core.record",
     "linux.boot_id", "linux.directory_metadata", "linux.fd", "linux.identity_xattr", "linux.invocation", "linux.kernel",
     "linux.mountinfo", "linux.runtime_directories", "linux.syscalls",
