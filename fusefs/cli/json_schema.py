@@ -169,7 +169,8 @@ def _as_printed(kind: Any) -> Any:
 @cache
 def _enum(kind: Any) -> type[Enum]:
     """One as msgspec knows them, of one of whichever module."""
-    made: type[Enum] = Enum(kind.__name__, {one.name: one.value for one in kind})
+    make: Any = Enum
+    made: type[Enum] = make(kind.__name__, {one.name: one.value for one in kind})
     made.__doc__ = kind.__doc__
     return made
 

@@ -11,7 +11,9 @@ import sys
 from fusefs.core.lean import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
 
     from fusefs.core.errors import TrashdError
 
@@ -25,10 +27,31 @@ def main() -> None:
     process is too short to have any, and each costs more than the swap itself (docs/decisions/0002).
     """
     gc.disable()
+    if sys.flags.no_site:
+        sys.meta_path.append(_LateSite)
     settle_streams()
     code = run(sys.argv[1:])
     sys.stderr.flush()
     os._exit(code)
+
+
+class _LateSite:
+    """What is asked last for a module, where Python was started without its `site`, as by debian/launchers.
+
+    A swap needs nothing of what `site` finds. With whatever else is imported it is made up for.
+    """
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """A module at the top that is nowhere yet."""
+        if path is not None:
+            return None
+        sys.meta_path.remove(_LateSite)
+        import site
+
+        site.main()
+        found = (finder.find_spec(name, None, target) for finder in sys.meta_path)
+        return next((spec for spec in found if spec is not None), None)
 
 
 class _Stderr(io.TextIOWrapper):

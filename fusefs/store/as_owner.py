@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from fusefs.core import lean_wire
 from fusefs.core.errors import BY_NAME, AuthorityLost, KernelRefused, NoStore, NotPermitted, Refused, TrashdError
 from fusefs.linux.act_as_user import Ask, call_as, user_name
 from fusefs.linux.child_processes import ChildLost
@@ -93,13 +94,13 @@ def ask_owner(uid: int, body: Callable[[Ask], T], kind: Any, answer: Ask) -> T:
         raise KernelRefused(outcome.detail, outcome.hint, outcome.errno)
     if outcome.error:
         raise BY_NAME[outcome.error](outcome.detail, outcome.hint)
-    result: T = msgspec.json.decode(outcome.result, type=kind)
+    result: T = lean_wire.decode(outcome.result, kind)
     return result
 
 
 def _run(body: Callable[[Ask], T], ask: Ask) -> bytes:
     try:
-        outcome = _ChildResult(msgspec.Raw(msgspec.json.encode(body(ask))))
+        outcome = _ChildResult(msgspec.Raw(lean_wire.encode(body(ask))))
     except TrashdError as error:
         outcome = _ChildResult(error=type(error).__name__, detail=error.detail, hint=error.hint, errno=error.errno)
     except OSError as error:
@@ -126,7 +127,7 @@ class _RenameThroughRoot(NamedTuple):
         self._put(RenameQuestion("refresh", held.state, held.name().decode()))
 
     def _put(self, question: RenameQuestion) -> RenameAnswer:
-        answer = msgspec.json.decode(self.ask(msgspec.json.encode(question)), type=RenameAnswer)
+        answer = msgspec.json.decode(self.ask(lean_wire.encode(question)), type=RenameAnswer)
         if answer.refused:
             raise Refused(answer.refused, ITS_OWNERS)
         if answer.errno:

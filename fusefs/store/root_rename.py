@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from fusefs.core import lean_wire
 from fusefs.core.identity import Identity, Likelihood, compare
 from fusefs.core.lifecycle import State
 from fusefs.core.names import Name, is_container_id, join
@@ -73,7 +74,7 @@ class RootRename(NamedTuple):
     def answer(self, message: bytes) -> bytes:
         """Do what a child asks, if it is a move between the name and a container of that user."""
         try:
-            question = msgspec.json.decode(message, type=RenameQuestion)
+            question = lean_wire.decode(message, RenameQuestion)
             if self.visible is None:
                 raise PermissionError(errno.EPERM, "no name was given")
             answer = self._obey(self.visible, question)

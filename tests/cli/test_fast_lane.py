@@ -1,6 +1,4 @@
-"""A plain `trashd swap` as a process: what it loads (tests/unit/test_import_cost.py says what that may be), and that the
-fast lane reads a command line as click does.
-"""
+"""A plain `trashd swap`: its command line is read as click reads it, and it loads nothing that it does without."""
 
 import re
 from pathlib import Path
