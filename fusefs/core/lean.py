@@ -25,11 +25,10 @@ else:
     from _functools import partial
 
     try:
-        from _collections import _tuplegetter as field
+        from _collections import _tuplegetter
     except ImportError:  # another Python than CPython
 
-        def field(number, doc):
-            """What tells one of a tuple's values."""
+        def _tuplegetter(number, doc):
             return property(lambda self: self[number], doc=doc)
 
     Protocol = object
@@ -52,32 +51,41 @@ else:
         call.cache_clear = found.clear
         return call
 
-    class _NamedTupleMaker(type):
-        """Makes a subclass of tuple of each class that is written as one of NamedTuple."""
-
-        def __new__(cls, name, bases, namespace):
-            if not bases:
-                return super().__new__(cls, name, bases, namespace)
-            fields = tuple(namespace.get("__annotations__", ()))
-            defaults = {one: namespace[one] for one in fields if one in namespace}
-            namespace.update({one: field(number, "") for number, one in enumerate(fields)})
-            own = {"__slots__": (), "_fields": fields, "_field_defaults": defaults, "__match_args__": fields}
-            own["_few"] = iter(range(_FEW))
-            return type(name, (tuple,), {**_COMMON, **namespace, **own})
-
-    class NamedTuple(metaclass=_NamedTupleMaker):
-        """As typing.NamedTuple. A class gets a compiled function of its own when it proves to make many."""
+    class _Tuple(tuple):
+        """What all that are written as a NamedTuple have."""
 
         __slots__ = ()
 
-    def _make_one(cls, /, *values, **named):
-        """One of a class's first ones."""
-        rest = cls._fields[len(values) :]
-        told = {**cls._field_defaults, **named} if rest else named
-        is_whole = len(values) <= len(cls._fields) and named.keys() <= set(rest) <= told.keys()
-        if is_whole and next(cls._few, None) is not None:
-            return tuple.__new__(cls, (*values, *[told[one] for one in rest]))
-        return _compiled(cls)(cls, *values, **named)
+        def __new__(cls, /, *values, **named):
+            """One of a class's first ones."""
+            rest = cls._fields[len(values) :]
+            told = {**cls._field_defaults, **named} if rest else named
+            is_whole = len(values) <= len(cls._fields) and named.keys() <= set(rest) <= told.keys()
+            if is_whole and next(cls._few, None) is not None:
+                return tuple.__new__(cls, (*values, *[told[one] for one in rest]))
+            return _compiled(cls)(cls, *values, **named)
+
+        @classmethod
+        def _make(cls, values):
+            new = tuple.__new__(cls, values)
+            if len(new) != len(cls._fields):
+                raise TypeError(f"Expected {len(cls._fields)} arguments, got {len(new)}")
+            return new
+
+        def _replace(self, /, **named):
+            new = tuple.__new__(type(self), map(named.pop, self._fields, self))
+            if named:
+                raise ValueError(f"Got unexpected field names: {list(named)!r}")
+            return new
+
+        def _asdict(self):
+            return dict(zip(self._fields, self, strict=True))
+
+        def __repr__(self):
+            return f"{type(self).__name__}({', '.join(map('{}={!r}'.format, self._fields, self))})"
+
+        def __getnewargs__(self):
+            return tuple(self)
 
     def _compiled(cls):
         """A class's own function, as collections.namedtuple has it: where there are millions, nothing is as fast."""
@@ -87,31 +95,24 @@ else:
         cls.__new__ = staticmethod(make)
         return make
 
-    def _replace(self, /, **named):
-        new = tuple.__new__(type(self), map(named.pop, self._fields, self))
-        if named:
-            raise ValueError(f"Got unexpected field names: {list(named)!r}")
-        return new
+    class _NamedTupleMaker(type):
+        """Makes a subclass of tuple of each class that is written as one of NamedTuple."""
 
-    def _as_dict(self):
-        return dict(zip(self._fields, self, strict=True))
+        def __new__(cls, name, bases, namespace):
+            if not bases:
+                return super().__new__(cls, name, bases, namespace)
+            fields = tuple(namespace.get("__annotations__", ()))
+            namespace["_field_defaults"] = {one: namespace[one] for one in fields if one in namespace}
+            namespace["_fields"] = namespace["__match_args__"] = fields
+            namespace["_few"] = iter(range(_FEW))
+            namespace["__slots__"] = ()
+            namespace.update({one: _tuplegetter(number, "") for number, one in enumerate(fields)})
+            return type(name, (_Tuple,), namespace)
 
-    def _show(self):
-        return f"{type(self).__name__}({', '.join(f'{one}={value!r}' for one, value in _as_dict(self).items())})"
+    class NamedTuple(metaclass=_NamedTupleMaker):
+        """As typing.NamedTuple. A class gets a compiled function of its own when it proves to make many."""
 
-    def _pickled(self):
-        return tuple(self)
-
-    def _make_of(cls, values):
-        new = tuple.__new__(cls, values)
-        if len(new) != len(cls._fields):
-            raise TypeError(f"Expected {len(cls._fields)} arguments, got {len(new)}")
-        return new
-
-    _COMMON = {
-        "__new__": _make_one, "_replace": _replace, "_asdict": _as_dict, "__repr__": _show,
-        "__getnewargs__": _pickled, "_make": classmethod(_make_of),
-    }  # fmt: skip
+        __slots__ = ()
 
     class _EnumMaker(type):
         """Makes members of what a class body names."""
