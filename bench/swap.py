@@ -39,7 +39,7 @@ def measure(filesystem: str, n_files: int, n_rounds: int, n_names: int) -> dict[
         os.sync()
         time_swap(root, small)
         seconds: dict[str, list[float]] = {
-            name: [] for name in ("interpreter", "small", "big", "fsyncs", "unflushed", "options")
+            name: [] for name in ("interpreter", "small", "big", "fsyncs", "unflushed", "with_options")
         }
         for number in range(n_rounds):
             seconds["interpreter"].append(time_command([PYTHON, "-c", "pass"]))
@@ -47,14 +47,14 @@ def measure(filesystem: str, n_files: int, n_rounds: int, n_names: int) -> dict[
             seconds["big"].append(time_swap(root, big))
             seconds["fsyncs"].append(time_fsyncs(flushed, number))
             seconds["unflushed"].append(time_swap(root, big, "--no-fsync"))
-            seconds["options"].append(time_swap(root, big, *OPTIONS))
+            seconds["with_options"].append(time_swap(root, big, *OPTIONS))
         found: dict[str, Any] = {name: statistics.median(values) for name, values in seconds.items()}
         found["rm"] = time_command(["rm", "-rf", big])
         if n_names:
             found["names"] = time_names(root, n_names)
     found["size_ratio"] = found["big"] / found["small"]
     found["interpreters"] = (found["big"] - found["fsyncs"]) / found["interpreter"]
-    found["options_ratio"] = found["options"] / found["big"]
+    found["options_ratio"] = found["with_options"] / found["big"]
     found["faster_than_rm"] = found["rm"] / found["big"]
     return found
 
