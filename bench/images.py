@@ -6,6 +6,7 @@ is mounted, and mount(8) makes the loop device: with the unmount, the kernel fre
 
 import contextlib
 import errno
+import os
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -13,8 +14,10 @@ from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
-from tests.support.real_filesystems import tmpfs_volume, unmount
+from tests.support.fuse_slow import slow_volume
+from tests.support.real_filesystems import mount_of, tmpfs_volume, unmount
 
+_SLOW_LIMIT_S = 7200.0
 FILESYSTEMS = ("tmpfs", "ext4", "xfs", "btrfs")
 Fill = Callable[[Path], None]
 Fresh = Callable[[], AbstractContextManager[Path]]
@@ -31,14 +34,44 @@ def equal_volumes(filesystem: str, size_mb: int, n_inodes: int, fill: Fill) -> I
         yield partial(_filled_tmpfs, size_mb, n_inodes, fill)
         return
     with tempfile.TemporaryDirectory(prefix="trashd-bench-", dir="/var/tmp") as name:
-        scratch = Path(name)
-        image = scratch / "image"
-        with image.open("wb") as file:
-            file.truncate(size_mb << 20)
-        _run(*_mkfs(filesystem, n_inodes), image)
-        with _mounted(filesystem, image, scratch / "master") as root:
-            fill(root)
-        yield partial(_copied, filesystem, image)
+        image = _filled(filesystem, size_mb, n_inodes, fill, Path(name))
+        yield partial(_copied, filesystem, image, image.parent)
+
+
+@contextlib.contextmanager
+def equal_slow_volumes(filesystem: str, size_mb: int, n_inodes: int, fill: Fill, delay_us: int) -> Iterator[Fresh]:
+    """The same on a disk each of whose requests takes so long, many of them at a time, and nothing else matters.
+
+    It is a loop device, past the caches, over a file in memory seen through a slow FUSE filesystem. Filled and mounted
+    in no time.
+    """
+    with tmpfs_volume(f"{3 * size_mb}m") as backing, slow_volume(backing, 0, limit_s=_SLOW_LIMIT_S) as slow:
+        slow.delay_all()
+        image = _filled(filesystem, size_mb, n_inodes, fill, backing)
+
+        @contextlib.contextmanager
+        def fresh() -> Iterator[Path]:
+            with _copied(filesystem, image, slow.path) as root:
+                device = mount_of(root)
+                assert device is not None
+                _run("losetup", "--direct-io=on", os.fsdecode(device.source))
+                slow.delay(delay_us)
+                try:
+                    yield root
+                finally:
+                    slow.delay(0)
+
+        yield fresh
+
+
+def _filled(filesystem: str, size_mb: int, n_inodes: int, fill: Fill, scratch: Path) -> Path:
+    image = scratch / "image"
+    with image.open("wb") as file:
+        file.truncate(size_mb << 20)
+    _run(*_mkfs(filesystem, n_inodes), image)
+    with _mounted(filesystem, image, scratch / "master") as root:
+        fill(root)
+    return image
 
 
 @contextlib.contextmanager
@@ -49,13 +82,14 @@ def _filled_tmpfs(size_mb: int, n_inodes: int, fill: Fill) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _copied(filesystem: str, image: Path) -> Iterator[Path]:
+def _copied(filesystem: str, image: Path, seen_in: Path) -> Iterator[Path]:
+    """seen_in: where the directory of the image is seen through what makes it slow, or itself."""
     copy, target = image.with_name("copy"), image.with_name("volume")
     with contextlib.ExitStack() as stack:
         try:
             # cp passes over holes; the copy is as sparse as the image.
             _run("cp", image, copy)
-            root = stack.enter_context(_mounted(filesystem, copy, target))
+            root = stack.enter_context(_mounted(filesystem, seen_in / copy.name, target))
         finally:
             copy.unlink(missing_ok=True)
         yield root

@@ -1,8 +1,12 @@
-"""The two neighbours of bench/neighbour.py: one appends 4 KiB and fsyncs, one reads random 4 KiB past the caches.
+"""The neighbours of bench/neighbour.py and bench/steady.py: one appends 4 KiB and fsyncs, one reads random 4 KiB past
+the caches, one lists a directory as `ls -l` does.
 
-    python -m bench.neighbours append FILE LATENCIES PAUSE_S     until SIGTERM; then the latencies are written
+    python -m bench.neighbours append FILE LATENCIES pause 0.002      until SIGTERM; then the latencies are written
+    python -m bench.neighbours append FILE LATENCIES every 0.01
 
-Each call is timed alone; the pause after it is no part of it.
+`pause`: each call is timed alone; the pause after it is no part of it. Who is held up does less then, so that one long
+wait counts as one call, however many would have been made meanwhile. `every`: each call is due at its time, and its
+latency is from then on: a long wait is felt by all that were due in it.
 """
 
 import contextlib
@@ -14,29 +18,32 @@ import signal
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
-from bench.support import PYTHON, running, wait
+from bench.support import PYTHON, make_flat, running, wait
 
 KINDS = ("append", "read")
+N_LISTED = 2000
 BLOCK = 4096
 DATA_MB = 256
 PAUSE_S = 0.002
 _PAIR = struct.Struct("=dd")
 _LOG_BLOCKS = 25_000
+_NO_RATES = MappingProxyType[str, float]({})
 
 
 class Latency(NamedTuple):
-    """One call: when it began (CLOCK_MONOTONIC), and how long it took."""
+    """One call: when it began or was due (CLOCK_MONOTONIC), and how long it took from then on."""
 
     at_s: float
     seconds: float
 
 
 class Neighbours:
-    """Both, from the moment that they are there."""
+    """All of them, from the moment that they are there."""
 
     def __init__(self, pids: dict[str, int], files: dict[str, Path]) -> None:
         self._pids = pids
@@ -53,21 +60,27 @@ class Neighbours:
 
 
 def fill(root: Path) -> None:
-    """What they work on: a file of noise, and an empty log."""
+    """What they work on: a file of noise, an empty log, and a directory."""
     with (root / "read").open("wb") as file:
         for _ in range(DATA_MB):
             file.write(random.randbytes(1 << 20))
     (root / "append").touch()
+    make_flat(root / "list", N_LISTED)
 
 
 @contextlib.contextmanager
-def neighbours(root: Path, scratch: Path, pause_s: float = PAUSE_S) -> Iterator[Neighbours]:
-    """Both neighbours at work on a volume; killed at the end of the `with` unless they were stopped before."""
-    files = {kind: scratch / f"{kind}.latencies" for kind in KINDS}
+def neighbours(root: Path, scratch: Path, rates: Mapping[str, float] = _NO_RATES) -> Iterator[Neighbours]:
+    """Neighbours at work on a volume; killed at the end of the `with` unless they were stopped before.
+
+    rates  calls a second of each kind; without them KINDS are there, each as fast as it can with pauses
+    """
+    whens = {kind: ("every", str(1 / rate)) for kind, rate in rates.items()}
+    whens = whens or dict.fromkeys(KINDS, ("pause", str(PAUSE_S)))
+    files = {kind: scratch / f"{kind}.latencies" for kind in whens}
     with contextlib.ExitStack() as stack:
         pids = {}
-        for kind in KINDS:
-            command: list[str | Path] = [PYTHON, "-m", "bench.neighbours", kind, root / kind, files[kind], str(pause_s)]
+        for kind, when in whens.items():
+            command: list[str | Path] = [PYTHON, "-m", "bench.neighbours", kind, root / kind, files[kind], *when]
             pids[kind] = stack.enter_context(running(command))
         yield Neighbours(pids, files)
 
@@ -97,19 +110,31 @@ def _reads(path: str) -> Callable[[], None]:
     return read
 
 
+def _lists(path: str) -> Callable[[], None]:
+    def show() -> None:
+        with os.scandir(path) as entries:
+            sorted((entry.name, entry.stat(follow_symlinks=False).st_size) for entry in entries)
+
+    return show
+
+
 def main(arguments: Sequence[str]) -> None:
     """Be one of them."""
-    kind, path, latencies, pause = arguments
+    kind, path, latencies, when, seconds = arguments
     ended: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _frame: ended.append(number))
-    act = {"append": _appends, "read": _reads}[kind](path)
-    pause_s = float(pause)
+    act = {"append": _appends, "read": _reads, "list": _lists}[kind](path)
+    wait_s = float(seconds)
     pairs = []
+    due_s = time.monotonic()
     while not ended:
-        began = time.monotonic()
         act()
-        pairs.append(_PAIR.pack(began, time.monotonic() - began))
-        time.sleep(pause_s)
+        now_s = time.monotonic()
+        pairs.append(_PAIR.pack(due_s, now_s - due_s))
+        due_s = due_s + wait_s if when == "every" else now_s + wait_s
+        time.sleep(max(due_s - now_s, 0.0))
+        if when == "pause":
+            due_s = time.monotonic()
     Path(latencies).write_bytes(b"".join(pairs))
 
 
