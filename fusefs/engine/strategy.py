@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from fusefs.engine.xfs_groups import group_shift
 from fusefs.linux.fd import Fd
-from fusefs.linux.kernel import BTRFS_MAGIC, EXT_MAGIC, FUSE_MAGIC, XFS_MAGIC, Kernel
+from fusefs.linux.kernel import BTRFS_MAGIC, EXT_MAGIC, FUSE_MAGIC, XFS_MAGIC, Kernel, is_at_once
 
 _NETWORK = frozenset(
     {FUSE_MAGIC, 0x6969, 0xFF534D42, 0xFE534D42, 0x517B, 0x00C36400, 0x0BD00BD0, 0x19830326, 0x01021997, 0x47504653}
@@ -40,6 +40,7 @@ class Strategy(NamedTuple):
     looks_ahead  names are looked up before they are unlinked: the kernel lets one process at a time unlink in a
                  directory and find the name there, but as many as like look for names
     tells_types  listings tell types; where not, what unlink calls a directory is one
+    is_at_once   what an inode is needs no server to tell
     group_shift  two workers in one allocation group stand in each other's way; how many low bits of an inode's
                  number are its place in its group
     afterwork    what the kernel does when unlink has returned already, as a part of what it did before: xfs takes
@@ -54,6 +55,7 @@ class Strategy(NamedTuple):
     splits: bool
     looks_ahead: bool
     tells_types: bool
+    is_at_once: bool
     group_shift: int | None
     afterwork: float
 
@@ -93,6 +95,7 @@ def choose(kernel: Kernel, container: Fd, n_workers: int | None = None) -> Strat
         splits=by_inode or magic in _NETWORK,
         looks_ahead=workers is Workers.THREADS,
         tells_types=tells_types,
+        is_at_once=is_at_once(magic),
         group_shift=group_shift(kernel, container) if magic == XFS_MAGIC and most > 1 else None,
         afterwork=1.0 if magic == XFS_MAGIC else 0.0,
     )

@@ -158,16 +158,20 @@ def choose_all(kernel: Kernel, dir_fd: int, names: list[str], bounds: bytes | No
 
 
 def look_at_all(
-    kernel: Kernel, dir_fd: int, names: Iterable[str], *, asks_birth: bool = False
+    kernel: Kernel, dir_fd: int, names: Iterable[str], *, asks_birth: bool = False, at_once: bool | None = None
 ) -> tuple[list[StatxResult], Refused]:
     """lstat of each name, but never of what is mounted there (EXDEV): see `Kernel.stat`.
 
     asks_birth  for birth times too, where each costs a request to the filesystem's server
+    at_once     whether the filesystem needs no server, where that is known: of a few names, to ask takes as long as the
+                names do, and lets xfs do at once what it has put off
     """
     looked: list[StatxResult] = []
     refused: Refused = []
     wanted = _BASIC | _BTIME if asks_birth else _BASIC
-    reach, glance = kernel.reach, _glancing(dir_fd) if kernel.answers_at_once(dir_fd) else _nothing
+    if at_once is None:
+        at_once = kernel.answers_at_once(dir_fd)
+    reach, glance = kernel.reach, _glancing(dir_fd) if at_once else _nothing
     for name in names:
         try:
             reach("stat")

@@ -47,6 +47,11 @@ def is_local_kind(magic: int) -> bool:
     return magic in _LOCAL
 
 
+def is_at_once(magic: int) -> bool:
+    """Whether such a filesystem needs no server to tell what an inode is; what lies below an overlayfs may need one."""
+    return magic in _LOCAL - {OVERLAY_MAGIC}
+
+
 class Kernel:
     """One process's way to the kernel. All methods raise OSError only."""
 
@@ -178,8 +183,8 @@ class Kernel:
         return is_local_kind(self.filesystem(fd))
 
     def answers_at_once(self, fd: int) -> bool:
-        """Whether a filesystem needs no server to tell what an inode is; what lies below an overlayfs may need one."""
-        return self.filesystem(fd) in _LOCAL - {OVERLAY_MAGIC}
+        """See is_at_once."""
+        return is_at_once(self.filesystem(fd))
 
     def identify(self, fd: int) -> Identity:
         """The identity of what an fd holds; without a handle where handles don't last (FUSE) or aren't given,

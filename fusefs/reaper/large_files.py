@@ -13,6 +13,7 @@ from typing import NamedTuple
 from fusefs.core.freed_space import STAT_BLOCK_BYTES
 from fusefs.core.slice_budget import CUT_BYTES, SliceBudget
 from fusefs.core.slices import raw
+from fusefs.linux.batched_calls import StatxResult
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 
@@ -45,33 +46,29 @@ class LargeFiles:
         most = self._budget.n_bytes
         return (most is not None and self.n_bytes >= most) or self.n_entries_left(n_removed) == 0
 
-    def look(self, dir_fd: Fd, name: str) -> UnnamedLargeFile | None:
+    def count(self, dir_fd: Fd, seen: StatxResult) -> UnnamedLargeFile | None:
         """Count a file's bytes before it is unlinked; if it is large it may be unlinked here, to be cut."""
-        try:
-            st = self._kernel.stat(dir_fd, raw(name))
-        except OSError:
-            return None  # the unlink will say what is wrong
-        if stat.S_ISDIR(st.st_mode) or st.st_nlink != 1:
+        if stat.S_ISDIR(seen.st_mode) or seen.st_nlink != 1:
             return None
-        n_bytes = st.st_blocks * STAT_BLOCK_BYTES
-        if stat.S_ISREG(st.st_mode) and n_bytes > CUT_BYTES:
-            fd = self._take(dir_fd, name, st)
+        n_bytes = seen.st_blocks * STAT_BLOCK_BYTES
+        if stat.S_ISREG(seen.st_mode) and n_bytes > CUT_BYTES:
+            fd = self._take(dir_fd, seen)
             if fd is not None:
-                return UnnamedLargeFile(fd, st.st_size)
+                return UnnamedLargeFile(fd, seen.st_size)
         self.n_bytes += n_bytes
         return None
 
-    def _take(self, dir_fd: Fd, name: str, seen: os.stat_result) -> Fd | None:
+    def _take(self, dir_fd: Fd, seen: StatxResult) -> Fd | None:
         """Unlink a file that is to be cut; None if it may not be: its name is left, or gone with the file's content."""
         try:
-            fd = self._open(dir_fd, name)
+            fd = self._open(dir_fd, seen.name)
         except OSError:
             return None
         try:
             self._kernel.lease(fd)
             st = self._kernel.fstat(fd)
-            if os.path.samestat(st, seen) and st.st_nlink == 1:
-                self._kernel.unlink(dir_fd, raw(name))
+            if (st.st_dev, st.st_ino) == (seen.st_dev, seen.st_ino) and st.st_nlink == 1:
+                self._kernel.unlink(dir_fd, raw(seen.name))
                 if self._is_ours(fd):
                     return fd
         except OSError:

@@ -34,7 +34,7 @@ from fusefs.core.slices import (
 )
 from fusefs.engine.strategy import Strategy, Workers, in_order
 from fusefs.engine.xfs_groups import AllocationGroups
-from fusefs.linux.batched_calls import unlink_all
+from fusefs.linux.batched_calls import look_at_all, unlink_all
 from fusefs.linux.directory_metadata import thaw
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
@@ -226,19 +226,21 @@ class _RemovalRun:
     def _look_at(self, frame: _Frame, names: list[str]) -> list[str]:
         """Paced: count the bytes of each, and begin with a large one; those that may be unlinked now."""
         assert self._large is not None
-        for at, name in enumerate(names):
-            large = self._large.look(frame.fd, name)
-            if large is not None:
+        looked, refused = look_at_all(self._kernel, frame.fd, names, at_once=self._strategy.is_at_once)
+        may_go = [name for name, _number in refused]  # the unlink will say what is wrong
+        for at, seen in enumerate(looked, 1):
+            large = self._large.count(frame.fd, seen)
+            if large is None:
+                may_go.append(seen.name)
+            else:
                 self._removed += 1
                 frame.work.is_productive = True
-                frame.work.names += names[at + 1 :][::-1]
-                path = join(frame.path, raw(name))
-                self._frames.append(_Frame(name, large.fd, path, SliceWork(cut_bytes=large.n_bytes)))
-                return names[:at]
-            if self._large.is_spent(self._removed + at + 1):
-                frame.work.names += names[at + 1 :][::-1]
-                return names[: at + 1]
-        return names
+                path = join(frame.path, raw(seen.name))
+                self._frames.append(_Frame(seen.name, large.fd, path, SliceWork(cut_bytes=large.n_bytes)))
+            if large is not None or self._large.is_spent(self._removed + len(may_go)):
+                frame.work.names += [later.name for later in reversed(looked[at:])]
+                break
+        return may_go
 
     # Directories.
 

@@ -1,6 +1,7 @@
 """What the engine asks before each slice: shares of time, small slices, gaps of the device, and rests that all keep."""
 
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -64,15 +65,16 @@ def next_at(pace: SlicePace) -> tuple[float, SliceBudget]:
     raise TimeoutError
 
 
-def removed(volume: Path, pacer: Waiter, n_files: int) -> float:
+def removed(volume: Path, pacer: Waiter, n_files: int, kernel: Kernel | None = None) -> float:
     """Seconds that a tree took."""
+    kernel = kernel or Kernel()
     tree = volume / "container" / "tree"
     tree.mkdir(parents=True, exist_ok=True)
     for i in range(n_files):
         (tree / f"{i}").touch()
     began = time.monotonic()
-    with Kernel().open_path(bytes(tree.parent)) as container:
-        assert empty_container(Kernel(), container, RemovalWishes(pace=pacer)).n_failed == 0
+    with kernel.open_path(bytes(tree.parent)) as container:
+        assert empty_container(kernel, container, RemovalWishes(pace=pacer)).n_failed == 0
     return time.monotonic() - began
 
 
@@ -135,6 +137,16 @@ def test_who_holds_gets_at_most_one_entry() -> None:
             n_entries += budget.n_entries or 0
             pace.done(budget, outcome(budget.n_entries or 0, 1e-5))
     assert n_entries <= 1
+
+
+@pytest.mark.needs("root")
+def test_a_sip_asks_for_each_file_once_and_for_nothing_else(volume: Path) -> None:
+    def calls(n_files: int) -> Counter[str]:
+        counts: Counter[str] = Counter()
+        removed(volume, Waiter(Speed(is_alone=False, share=1.0)), n_files, Kernel(lambda call: counts.update([call])))
+        return counts
+
+    assert calls(300) - calls(100) == {"stat": 200, "unlink": 200}
 
 
 @pytest.mark.needs("root")
