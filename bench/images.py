@@ -40,7 +40,7 @@ def equal_volumes(filesystem: str, size_mb: int, n_inodes: int, fill: Fill) -> I
 
 @contextlib.contextmanager
 def equal_slow_volumes(filesystem: str, size_mb: int, n_inodes: int, fill: Fill, delay_us: int) -> Iterator[Fresh]:
-    """The same on a disk each of whose requests takes so long, many of them at a time, and nothing else matters.
+    """Volumes as of equal_volumes, on a disk each of whose requests takes so long, many of them at a time.
 
     It is a loop device, past the caches, over a file in memory seen through a slow FUSE filesystem. Filled and mounted
     in no time.

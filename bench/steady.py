@@ -14,7 +14,7 @@ figure is the geometric mean over the rounds, its interval by drawing rounds aga
 inodes that went while they were looked at.
 
 All rates, durations and percentiles are constants here, fixed before the first run. Each run appends a line to
-bench/results/steady.jsonl. As root only.
+`steady.jsonl` beside the other results. As root only.
 """
 
 import argparse
