@@ -34,6 +34,7 @@ from bench.neighbour_table import tables
 from bench.neighbours import KINDS, Latency, Neighbours, fill, neighbours
 from bench.reap import VICTIM, set_caches
 from bench.support import TRASHD, keep, make_tree, measuring, only_orphan, percentile, running, tell, time_command, wait
+from tests.support.mount_namespaces import see_own_mounts_only
 from tests.support.service_process import places, service
 
 RESULTS = Path(__file__).with_name("results") / "neighbour.jsonl"
@@ -315,6 +316,7 @@ def main() -> None:
         print(tables(RESULTS))
         return
     with measuring(subprocess.CalledProcessError):
+        see_own_mounts_only()  # an image that another's namespace has mounted too is not written when we unmount it
         if asked.plot:
             asked.plot.write_text(plot(asked.filesystem), encoding="utf-8")
         else:
