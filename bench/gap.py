@@ -1,31 +1,30 @@
 """For how long a name is missing where the filesystem can't exchange: a swap's gap against that of two bare renames.
 
-    python -m bench.gap                 an sshfs of a tmpfs, on this machine
-    python -m bench.gap NAME=DIR...     directories of other filesystems, mounted here
-
 `two renames` is as short as the filesystem allows; `mkdir first` takes the name by mkdir and renames onto that, as it
-must be where no rename spares a taken name: the name is missing until the mkdir. All take turns; each run appends a
-line per filesystem to bench/results/gap.jsonl.
+must be where no rename spares a taken name: the name is missing until the mkdir. By itself on an sshfs of a tmpfs;
+other filesystems that are mounted here are named in the environment: TRASHD_BENCH_GAP="NAME=DIR NAME=DIR".
 """
 
-import argparse
 import os
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from bench.support import TRASHD, keep, time_command
+from bench.runner import Bed, Benchmark, Case
+from bench.support import TRASHD, time_command
+from bench.verdicts import Target, times
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap_path import swap_path
 from tests.support.sshfs_volumes import sshfs_volume
 
-RESULTS = Path(__file__).with_name("results") / "gap.jsonl"
+SSHFS = "sshfs"
+TWO_RENAMES, MKDIR_FIRST, SWAP = "two renames", "mkdir first", "swap"
 MAX_TIMES = 1.3
 UNCACHED = ("dir_cache=no", "entry_timeout=0", "attr_timeout=0")
+_NAMED = "TRASHD_BENCH_GAP"
 
 
 def two_renames(work: Path) -> float:
@@ -54,75 +53,54 @@ def a_swap(work: Path) -> float:
     return swapped.gap_ns / 1e9
 
 
-WAYS: dict[str, Callable[[Path], float]] = {"two renames": two_renames, "mkdir first": mkdir_first, "swap": a_swap}
+WAYS: dict[str, Callable[[Path], float]] = {TWO_RENAMES: two_renames, MKDIR_FIRST: mkdir_first, SWAP: a_swap}
 
 
-def measure(volume: Path, n_rounds: int) -> dict[str, Any]:
-    """One filesystem's figures, in seconds."""
-    time_command([TRASHD, "init", "--known", volume])
-    work = volume / "bench-gap"
-    work.mkdir()
-    seconds: dict[str, list[float]] = {name: [] for name in WAYS}
-    for _ in range(n_rounds):
-        for name, way in WAYS.items():
-            (work / "name").mkdir()
-            if way is not a_swap:
-                (work / "fresh").mkdir()
-            seconds[name].append(way(work))
-            for left in ("name", "aside"):
-                (work / left).rmdir()
-    work.rmdir()
-    time_command([TRASHD, "reap", "--all", "--now", "--yes", "--volume", volume])
-    return {name: {"median": statistics.median(got), "p95": p95(got), "max": max(got)} for name, got in seconds.items()}
-
-
-def p95(seconds: list[float]) -> float:
-    """The one that a twentieth take longer than."""
-    return sorted(seconds)[int(len(seconds) * 0.95)]
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    """The Markdown table of docs/performance.md: medians, and in brackets the slowest twentieth."""
-    heads = ["filesystem", *WAYS, "swap / two renames"]
-    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
-    for row in rows:
-        cells = [f"{row[name]['median'] * 1e3:.2f} ms ({row[name]['p95'] * 1e3:.1f})" for name in WAYS]
-        lines.append(f"| {row['filesystem']} | {' | '.join(cells)} | {times(row):.2f} |")
-    return "\n".join(lines)
-
-
-def times(row: dict[str, Any]) -> float:
-    """How many times as long as need be."""
-    return float(row["swap"]["median"] / row["two renames"]["median"])
+def take_turn(work: Path, way: Callable[[Path], float]) -> float:
+    """The seconds of one, with what it needs there and nothing left behind."""
+    (work / "name").mkdir()
+    if way is not a_swap:
+        (work / "fresh").mkdir()
+    seconds = way(work)
+    for left in ("name", "aside"):
+        (work / left).rmdir()
+    return seconds
 
 
 @contextmanager
-def volumes(named: list[str]) -> Iterator[dict[str, Path]]:
-    """What is to be measured, by name."""
-    if named:
-        yield {name: Path(path) for name, _, path in (one.partition("=") for one in named)}
-    else:
+def bed(case: Case) -> Iterator[Bed]:
+    """A directory to do it in, beside a store."""
+    (filesystem,) = case.words
+    with _volume(filesystem) as root:
+        time_command([TRASHD, "init", "--known", root])
+        work = root / "bench-gap"
+        work.mkdir()
+        yield Bed({name: partial(take_turn, work, way) for name, way in WAYS.items()})
+        work.rmdir()
+        time_command([TRASHD, "reap", "--all", "--now", "--yes", "--volume", root])
+
+
+@contextmanager
+def _volume(filesystem: str) -> Iterator[Path]:
+    if filesystem == SSHFS:
         with sshfs_volume(UNCACHED, limit_s=300) as served:
-            yield {"sshfs": served.path}
+            yield served.path
+    else:
+        yield named()[filesystem]
 
 
-def main() -> None:
-    """Measure, append the results, print them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("volumes", nargs="*", metavar="NAME=DIR")
-    parser.add_argument("--rounds", type=int, default=100)
-    asked = parser.parse_args()
-    rows = []
-    with volumes(asked.volumes) as there:
-        for name, path in there.items():
-            found = {"filesystem": name, "n_rounds": asked.rounds, **measure(path, asked.rounds)}
-            keep(RESULTS, found)
-            rows.append(found)
-    print(table(rows))
-    for row in rows:
-        verdict = "met" if times(row) <= MAX_TIMES else "MISSED"
-        print(f"{row['filesystem']}: {times(row):.2f} times two renames (at most {MAX_TIMES:g}): {verdict}")
+def named() -> dict[str, Path]:
+    """Directories of the filesystems that the environment names."""
+    pairs = (one.partition("=") for one in os.environ.get(_NAMED, "").split())
+    return {name: Path(path) for name, _, path in pairs}
 
 
-if __name__ == "__main__":
-    main()
+BENCHMARK = Benchmark(
+    "gap",
+    "for how long a name is missing where the filesystem can't exchange, beside two bare renames",
+    (Case((SSHFS,)), *(Case((name,)) for name in named())),
+    (Case((SSHFS,)),),
+    bed,
+    lambda _case: [Target(f"of {TWO_RENAMES}", times(SWAP, TWO_RENAMES), MAX_TIMES)],
+    n_rounds=100,
+)

@@ -1,28 +1,24 @@
 """What the service costs when nothing happens, and how it does when very much waits.
 
-    python -m bench.service                    all of it on ext4; five minutes
-    python -m bench.service --part queue --filesystem tmpfs
-
 idle   an empty store for a minute: processor time, wake-ups and memory of all its processes
 queue  100,000 orphans: until it is ready, until the first is gone, a look at the status, memory, until all are gone
 fair   somebody's ten files behind another's tree of a million, in a loop: how long they wait
 
-It runs the real command in directories of its own: a tmpfs lies over /run/trashd meanwhile. Each run appends a line to
-bench/results/service.jsonl. As root only.
+It runs the real command in directories of its own: a tmpfs lies over /run/trashd meanwhile.
 """
 
-import argparse
 import contextlib
 import os
 import statistics
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
-from bench.support import TRASHD, compiled, keep, make_tree, time_command, volume
+from bench.runner import Bed, Benchmark, Case, Turn
+from bench.support import TRASHD, make_tree, time_command, volume
+from bench.verdicts import Target, value
 from fusefs.core.service_status import VolumePhase
 from fusefs.store.stage import SwapOptions
 from tests.support.many_orphans import many_orphans
@@ -30,18 +26,16 @@ from tests.support.other_users import as_user
 from tests.support.service_process import Service, places, service
 from tests.support.store_calls import init, swap
 
-RESULTS = Path(__file__).with_name("results") / "service.jsonl"
-IDLE_S = 60.0
-N_QUEUED, N_BIG, N_SMALL, N_ROUNDS = 100_000, 1_000_000, 10, 9
+N_QUEUED, N_BIG, N_SMALL, N_LOOKS = 100_000, 1_000_000, 10, 9
 _BIG, _SMALL = 1001, 1002
 _EVERY_S = 0.005
 _DUE = SwapOptions(0, "")
 _HZ = os.sysconf("SC_CLK_TCK")
 LIMITS = MappingProxyType(
     {
-        "idle": {"cpu_percent": 0.1, "wakeups_per_30_s": 1.0, "pss_mib": 60.0},
-        "queue": {"ready_s": 5.0, "status_s": 0.3},
-        "fair": {"waited_s": 2.0},
+        "idle": {"cpu %": 0.1, "wake-ups in 30 s": 1.0, "MiB": 60.0},
+        "queue": {"until ready": 5.0, "status": 0.3},
+        "fair": {"": 2.0},
     }
 )
 
@@ -85,46 +79,58 @@ def _until(one: Service, condition: Callable[[], object]) -> float:
     return time.monotonic() - began
 
 
-def idle(base: Path, root: Path) -> dict[str, Any]:
+@contextmanager
+def idle(base: Path, root: Path, seconds: int) -> Iterator[Turn]:
     """An empty store, as the service is for most of its life."""
     with service(base, root) as one:
         one.until_phase(root, VolumePhase.IDLE)
         time.sleep(15.0)  # trio keeps a thread for ten seconds after its last use
-        pids = _processes(one)
-        cpu_s, switches = sum(map(_cpu_s, pids)), sum(map(_switches, pids))
-        time.sleep(IDLE_S)
-        cpu_s, switches = sum(map(_cpu_s, pids)) - cpu_s, sum(map(_switches, pids)) - switches
-        return {
-            "cpu_percent": cpu_s / IDLE_S * 100,
-            "wakeups_per_30_s": switches / IDLE_S * 30,
-            "pss_mib": _pss_mib(_processes(one)),
-        }
+
+        def turn() -> dict[str, float]:
+            pids = _processes(one)
+            cpu_s, switches = sum(map(_cpu_s, pids)), sum(map(_switches, pids))
+            time.sleep(seconds)
+            cpu_s, switches = sum(map(_cpu_s, pids)) - cpu_s, sum(map(_switches, pids)) - switches
+            return {
+                "cpu %": cpu_s / seconds * 100,
+                "wake-ups in 30 s": switches / seconds * 30,
+                "MiB": _pss_mib(_processes(one)),
+            }
+
+        yield turn
 
 
-def queue(base: Path, root: Path) -> dict[str, Any]:
+@contextmanager
+def queue(base: Path, root: Path, n_queued: int) -> Iterator[Turn]:
     """Very many orphans at once."""
-    many_orphans(root, N_QUEUED)
     states = [root / ".trashd/u/0" / state for state in ("orphans", "reaping")]
-    began = time.monotonic()
-    with service(base, root) as one:
-        ready_s = time.monotonic() - began
-        first_s = ready_s + _until(one, lambda: one.volume(root).n_reaped)
-        status_s = [time_command([TRASHD, "status"]) for _ in range(N_ROUNDS)]
-        pss_mib = 0.0
-        while any(os.listdir(state) for state in states):
-            pss_mib = max(pss_mib, _pss_mib(_processes(one)))
-            time.sleep(0.5)
+
+    def turn() -> dict[str, float]:
+        many_orphans(root, n_queued)
+        began = time.monotonic()
+        with service(base, root) as one:
+            ready_s = time.monotonic() - began
+            first_s = ready_s + _until(one, lambda: one.volume(root).n_reaped)
+            status_s = [time_command([TRASHD, "status"]) for _ in range(N_LOOKS)]
+            pss_mib = 0.0
+            while any(os.listdir(state) for state in states):
+                pss_mib = max(pss_mib, _pss_mib(_processes(one)))
+                time.sleep(0.5)
+            each_s = (time.monotonic() - began - ready_s) / n_queued
         return {
-            "ready_s": ready_s,
-            "first_s": first_s,
-            "status_s": statistics.median(status_s),
-            "pss_mib": pss_mib,
-            "orphans_per_s": N_QUEUED / (time.monotonic() - began - ready_s),
+            "until ready": ready_s,
+            "until the first is gone": first_s,
+            "status": statistics.median(status_s),
+            "MiB": pss_mib,
+            "each": each_s,
         }
 
+    yield turn
 
-def fair(base: Path, root: Path) -> dict[str, Any]:
-    """A user with next to nothing behind one with very much."""
+
+@contextmanager
+def fair(base: Path, root: Path, n_big: int) -> Iterator[Turn]:
+    """A user with next to nothing behind one with very much; no figure once that is gone."""
     for uid in (_BIG, _SMALL):
         home = root / str(uid)
         home.mkdir()
@@ -136,52 +142,47 @@ def fair(base: Path, root: Path) -> dict[str, Any]:
         swap(victim, options=_DUE)
         victim.rmdir()
 
-    as_user(_BIG, lambda: throw_away(_BIG, N_BIG))
+    as_user(_BIG, lambda: throw_away(_BIG, n_big))
     big, small = (root / f".trashd/u/{uid}" for uid in (_BIG, _SMALL))
-    waited: list[float] = []
     with service(base, root) as one:
         _until(one, lambda: os.listdir(big / "reaping"))
-        while os.listdir(big / "reaping") and len(waited) < N_ROUNDS:
+
+        def turn() -> dict[str, float]:
             as_user(_SMALL, lambda: throw_away(_SMALL, N_SMALL))
-            waited.append(_until(one, lambda: not (os.listdir(small / "orphans") or os.listdir(small / "reaping"))))
-        was_behind = bool(os.listdir(big / "reaping"))
-    if not was_behind:
-        waited = waited[:-1]  # the last one may have had none before it
-    return {"waited_s": max(waited), "median_s": statistics.median(waited), "n_rounds": len(waited)}
+            waited_s = _until(one, lambda: not (os.listdir(small / "orphans") or os.listdir(small / "reaping")))
+            return {"": waited_s} if os.listdir(big / "reaping") else {}
+
+        yield turn
 
 
-PARTS = MappingProxyType({"idle": idle, "queue": queue, "fair": fair})
+Part = Callable[[Path, Path, int], AbstractContextManager[Turn]]
+PARTS = MappingProxyType[str, Part]({"idle": idle, "queue": queue, "fair": fair})
 
 
-def measure(part: str, filesystem: str) -> dict[str, Any]:
-    """One part on one filesystem, as a line of the results."""
+@contextmanager
+def bed(case: Case) -> Iterator[Bed]:
+    """A volume for one part."""
+    part, filesystem = case.words
     with volume(filesystem) as root, places() as base:
         init(root)
-        return {"part": part, "filesystem": filesystem, "figures": PARTS[part](base, root)}
+        with PARTS[part](base, root, case.n) as turn:
+            yield Bed({part: turn})
 
 
-def verdicts(row: dict[str, Any]) -> Iterator[str]:
-    """Each target, met or MISSED."""
-    for name, limit in LIMITS[row["part"]].items():
-        figure = row["figures"][name]
-        word = "met" if figure <= limit else "MISSED"
-        yield f"{row['part']} on {row['filesystem']}: {name} {figure:.3g} (target {limit:g}): {word}"
+def _targets(case: Case) -> Sequence[Target]:
+    part = case.words[0]
+    units = {"cpu %": " %", "MiB": " MiB", "wake-ups in 30 s": ""}
+    return [
+        Target(name or "waits", value(f"{part}, {name}" if name else part), limit, unit=units.get(name, " s"))
+        for name, limit in LIMITS[part].items()
+    ]
 
 
-def main() -> None:
-    """Measure what is asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=PARTS, action="append")
-    parser.add_argument("--filesystem", choices=("tmpfs", "ext4", "xfs", "btrfs"), action="append")
-    arguments = parser.parse_args()
-    if os.geteuid() != 0:
-        sys.exit("only root can: it mounts volumes and serves several users")
-    with compiled():
-        for part in arguments.part or PARTS:
-            for filesystem in arguments.filesystem or ("ext4",):
-                row = keep(RESULTS, measure(part, filesystem))
-                print("\n".join(verdicts(row)))
-
-
-if __name__ == "__main__":
-    main()
+BENCHMARK = Benchmark(
+    "service",
+    "what the service costs when nothing happens, and how it does when very much waits",
+    (Case(("idle", "ext4"), 60, least=1), Case(("queue", "ext4"), N_QUEUED, least=1), Case(("fair", "ext4"), N_BIG)),
+    (Case(("idle", "ext4"), 15, least=1), Case(("queue", "tmpfs"), 10_000, least=1), Case(("fair", "ext4"), 200_000)),
+    bed,
+    _targets,
+)

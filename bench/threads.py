@@ -1,34 +1,28 @@
 """Threads of a reap on a slow server: a flat directory, and a tree of a hundred files a directory.
 
-    python -m bench.threads                                         1 ms a call; two minutes
-    python -m bench.threads --delay-ms 14 --rounds 1                as a busy metadata server has it; ten minutes
-
-Every call of a FUSE filesystem in C takes that long, whatever it is (tests/support/slowfs.c). Numbers of threads take
-turns, each on a fresh tree; medians of the rounds. The longest slice is to take 50 ms, and the call that it ends with;
-the calls are what the server was asked, for each entry.
-
-Each run appends a line to bench/results/threads.jsonl. As root only.
+Every call of a FUSE filesystem in C takes that long, whatever it is (tests/support/slowfs.c): 1 ms, or 14 as a busy
+metadata server has it. Numbers of threads take turns, each on a fresh tree. The longest slice is to take 50 ms, and the
+call that it ends with; the calls are what the server was asked, for each entry.
 """
 
-import argparse
 import os
-import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
 
-from bench.support import FILES_PER_DIRECTORY, keep, make_files, make_flat, measuring, tell
+from bench.runner import Bed, Benchmark, Case
+from bench.support import FILES_PER_DIRECTORY, make_files, make_flat
+from bench.verdicts import Target, times
 from fusefs.core.slice_budget import AT_ONCE, Speed
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.remove_tree import RemovalWishes
 from tests.support.fuse_slow import slow_volume
-from tests.support.mount_namespaces import see_own_mounts_only
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.reap_process import empty_container
 
-RESULTS = Path(__file__).with_name("results") / "threads.jsonl"
 THREADS = (1, 4, 16)
 PER_DIRECTORY = FILES_PER_DIRECTORY // 10
 _LIMIT_S = 3600.0
@@ -44,15 +38,6 @@ def make_small_tree(path: Path, n_files: int) -> int:
 
 
 SHAPES = MappingProxyType[str, Callable[[Path, int], int]]({"flat": make_flat, "tree": make_small_tree})
-
-
-class Run(NamedTuple):
-    """What one removal took, and what the server was asked."""
-
-    seconds: float
-    n_entries: int
-    longest_s: float
-    n_calls: int
 
 
 class _FullSpeed:
@@ -74,8 +59,8 @@ class _FullSpeed:
         time.sleep(seconds)
 
 
-def measure(make: Callable[[Path, int], int], n_files: int, n_threads: int, delay_us: int) -> Run:
-    """Remove one fresh tree."""
+def take_turn(make: Callable[[Path, int], int], n_files: int, n_threads: int, delay_us: int) -> dict[str, float]:
+    """Remove one fresh tree: seconds, those of the longest slice, and what the server was asked for each entry."""
     with tmpfs_volume() as source, slow_volume(source, delay_us, limit_s=_LIMIT_S) as slow:
         (source / "container").mkdir()
         make(source / "container" / "tree", n_files)
@@ -87,44 +72,32 @@ def measure(make: Callable[[Path, int], int], n_files: int, n_threads: int, dela
             seconds = time.perf_counter() - began_s
         if report.n_failed:
             raise OSError(report.failures[0].errno, f"{report.n_failed} entries are left")
-        return Run(seconds, report.removed, pace.longest_s, sum(slow.n_messages.values()) - before)
+        n_calls = sum(slow.n_messages.values()) - before
+        return {"": seconds, "longest slice": pace.longest_s, "calls an entry": n_calls / report.removed}
 
 
-def _main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--delay-ms", type=float, default=1.0)
-    parser.add_argument("--files", type=int, default=3000)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--shape", choices=SHAPES, action="append")
-    asked = parser.parse_args()
-    found: dict[str, dict[int, list[Run]]] = {}
-    with measuring():
-        see_own_mounts_only()
-        for shape in asked.shape or SHAPES:
-            runs: dict[int, list[Run]] = {n_threads: [] for n_threads in THREADS}
-            found[shape] = runs
-            for number in range(asked.rounds):
-                for n_threads in THREADS:
-                    run = measure(SHAPES[shape], asked.files, n_threads, round(asked.delay_ms * 1000))
-                    runs[n_threads].append(run)
-                    tell(f"{shape}, {n_threads} threads, round {number + 1}: {run.seconds:.2f} s")
-    kept = {
-        shape: {str(n): [run._asdict() for run in some] for n, some in runs.items()} for shape, runs in found.items()
-    }
-    keep(RESULTS, {"delay_ms": asked.delay_ms, "n_files": asked.files, "shapes": kept})
-    print("| shape | a call | threads | seconds | entries/s | times one thread | longest slice | calls an entry |")
-    print("|---|---|---|---|---|---|---|---|")
-    for shape, runs in found.items():
-        alone_s = statistics.median(run.seconds for run in runs[1])
-        for n_threads, some in runs.items():
-            seconds, longest_s = (
-                statistics.median(one) for one in zip(*((r.seconds, r.longest_s) for r in some), strict=True)
-            )
-            print(
-                f"| {shape} | {asked.delay_ms:g} ms | {n_threads} | {seconds:.2f} | {some[0].n_entries / seconds:,.0f} "
-                f"| {alone_s / seconds:.2f} | {longest_s * 1e3:.0f} ms | {some[0].n_calls / some[0].n_entries:.1f} |"
-            )
+def _called(n_threads: int) -> str:
+    return f"{n_threads} threads" if n_threads > 1 else "one thread"
 
 
-if __name__ == "__main__":
-    _main()
+@contextmanager
+def bed(case: Case) -> Iterator[Bed]:
+    """Each turn makes what it needs."""
+    shape, delay = case.words
+    delay_us = round(float(delay.removesuffix("ms")) * 1000)
+    yield Bed({_called(n): partial(take_turn, SHAPES[shape], case.n, n, delay_us) for n in THREADS})
+
+
+def _targets(_case: Case) -> Sequence[Target]:
+    return [Target(f"{_called(n)}, of one thread's time", times(_called(n), _called(1)), 1) for n in THREADS[1:]]
+
+
+BENCHMARK = Benchmark(
+    "threads",
+    "threads of a reap on a server each of whose answers takes 1 or 14 ms",
+    tuple(Case((shape, delay), 3000) for delay in ("1ms", "14ms") for shape in SHAPES),
+    tuple(Case((shape, "1ms"), 300) for shape in SHAPES),
+    bed,
+    _targets,
+    n_rounds=3,
+)

@@ -1,0 +1,136 @@
+"""All benchmarks, by one command.
+
+    python -m bench --quick                          a sample of each, ten minutes: make bench
+    python -m bench --list                           what there is, in which cases
+    python -m bench reap --only ext4 --only tree     one, where all these words are of the case, in full size
+    python -m bench sweep --files 20000 --rounds 3
+    python -m bench --table                          measure nothing; all targets, as the newest runs say
+    python -m bench --compare [COMMIT]               the newest runs beside those before them, or of a commit
+    python -m bench --plot docs/history.svg          each target over commits
+
+All subjects of a case take turns in one run, and the order rotates; a figure that stands beside a rival's is the median
+of the ratios within the rounds, with the interval that the true one lies in (bench/estimates.py). `met?` and `MISSED?`
+are said where the interval does not decide it. Each case appends a line to bench/results/runs.jsonl, with every round,
+the commit, the machine and its load before and after. As root, in a mount namespace of its own.
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from bench import history, runs
+from bench.declared import BENCHMARKS, rivals_on_path, targets_of
+from bench.programs import PROGRAMS, Program
+from bench.runner import MOST_ROUNDS, Benchmark, Case, Result, take
+from bench.support import measuring, tell
+from tests.support.mount_namespaces import see_own_mounts_only
+
+MINUTES = 9.0
+"""Of a quick run; what is left of ten is for what is begun."""
+
+
+class Plan(NamedTuple):
+    """What is to be measured next."""
+
+    benchmark: Benchmark
+    case: Case
+    n_rounds: int
+
+
+def parse() -> argparse.Namespace:
+    """What the command line asks for."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    names = [one.name for one in (*BENCHMARKS, *PROGRAMS)]
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"only these: {', '.join(names)}")
+    parser.add_argument("--quick", action="store_true", help="less of everything, as many rounds as time allows")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="that a quick run takes")
+    parser.add_argument("--only", action="append", default=[], metavar="WORD", help="of a case (may be repeated)")
+    parser.add_argument("--files", type=int, help="in the tree, instead of what the case says")
+    parser.add_argument("--rounds", type=int, help="turns of each subject")
+    parser.add_argument("--list", action="store_true", help="what there is")
+    parser.add_argument("--table", action="store_true", help="all targets, as the newest runs say")
+    parser.add_argument("--compare", nargs="?", const="", metavar="COMMIT", help="the newest runs with those before")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="each target over commits, as an SVG")
+    asked = parser.parse_args()
+    if unknown := set(asked.names) - set(names):
+        parser.error(f"no such benchmark: {', '.join(sorted(unknown))}")
+    return asked
+
+
+def plans(asked: argparse.Namespace) -> list[Plan]:
+    """What is asked for of those that the runner runs itself."""
+    least = MOST_ROUNDS if asked.quick else 0
+    return [
+        Plan(one, case._replace(n=asked.files or case.n), asked.rounds or max(least, one.n_rounds))
+        for one in BENCHMARKS
+        if not asked.names or one.name in asked.names
+        for case in (one.quick if asked.quick else one.cases)
+        if set(asked.only) <= set(case.words)
+    ]
+
+
+def programs(asked: argparse.Namespace) -> list[Program]:
+    """Those with a command of their own; they have no cases to choose from."""
+    return [one for one in PROGRAMS if (not asked.names or one.name in asked.names) and not asked.only]
+
+
+def measure(asked: argparse.Namespace) -> Iterator[Result]:
+    """All that is asked for, each run kept as soon as it ends."""
+    todo, others = plans(asked), programs(asked)
+    end_s = time.monotonic() + asked.minutes * 60
+    for program in others:
+        yield from program.run(is_quick=asked.quick)
+    see_own_mounts_only()
+    for number, plan in enumerate(todo):
+        now_s = time.monotonic()
+        until_s = now_s + max(0.0, end_s - now_s) / (len(todo) - number) if asked.quick else None
+        try:
+            run = runs.keep(take(plan.benchmark, plan.case, plan.n_rounds, until_s))
+            yield Result(run, targets_of(run))
+        except OSError as error:
+            tell(f"{plan.benchmark.name} {plan.case.told}: not measured: {error}")
+
+
+def listed() -> Iterator[str]:
+    """What there is, for people."""
+    for one in BENCHMARKS:
+        yield f"{one.name:<13} {one.told}"
+        words = dict.fromkeys(word for case in one.cases for word in case.words)
+        yield f"{'':<13} {', '.join(words)}: {len(one.cases)} cases, {len(one.quick)} quick"
+    for program in PROGRAMS:
+        yield f"{program.name:<13} {program.told}"
+
+
+def show(asked: argparse.Namespace, found: Sequence[Result]) -> None:
+    """What the runs say."""
+    if asked.plot:
+        asked.plot.write_text(history.draw(found), encoding="utf-8")
+    elif asked.compare is not None:
+        print(history.comparison(found, asked.compare))
+    else:
+        print(history.table(history.newest(found)))
+
+
+def main() -> None:
+    """Measure, append the results, print them; or show what was measured."""
+    asked = parse()
+    if asked.list:
+        print("\n".join(listed()))
+    elif asked.table or asked.plot or asked.compare is not None:
+        show(asked, [one for one in history.all_results() if not asked.names or one.run.benchmark in asked.names])
+    elif os.geteuid():
+        sys.exit("only root may mount for all, and drop caches")
+    else:
+        rivals_on_path()
+        with measuring():
+            print(history.table(list(measure(asked))))
+
+
+if __name__ == "__main__":
+    main()

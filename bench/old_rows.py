@@ -1,0 +1,222 @@
+"""Rows of bench/results that are not in the one form: of programs that have their own, and of before there was one.
+
+What a row has only the median of, is one round here.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import zip_longest
+from types import MappingProxyType
+from typing import Any
+
+from bench import declared, depth, gap, listing_targets, mount_targets, neighbour_table, swap_through
+from bench.runner import Result
+from bench.runs import Run
+from bench.subjects import OURS
+from bench.targets import RM
+from bench.verdicts import Figure, Round, Target, times, value
+
+Row = Mapping[str, Any]
+
+
+def _run(
+    row: Row, benchmark: str, case: str, n: int, rounds: list[Round], targets: Sequence[Target] = ()
+) -> Iterator[Result]:
+    """targets: of a program; the others' are declared"""
+    machine = {key: found for key, found in row["machine"].items() if key != "load"}
+    after = float(row["machine"]["load"])
+    commit = row.get("versions", {}).get("commit", "")
+    left_out = {
+        name: "; ".join(f"{kind}: {found[kind]}" for kind in ("missing", "failed") if kind in found)
+        for name, found in row.get("subjects", {}).items()
+        if isinstance(found, Mapping) and ("missing" in found or "failed" in found)
+    }
+    load = (float(row.get("load_before", after)), after)
+    run = Run(benchmark, case, n, tuple(rounds), left_out, row["at"], commit, machine, load)
+    yield Result(run, targets or declared.targets_of(run))
+
+
+def by_round(columns: Mapping[str, list[float]]) -> list[Round]:
+    """The rounds of what was kept by subject."""
+    return [
+        {key: value for key, value in zip(columns, values, strict=True) if value is not None}
+        for values in zip_longest(*columns.values())
+    ]
+
+
+def _swap(row: Row) -> Iterator[Result]:
+    names = {
+        declared.INTERPRETER: "interpreter", declared.SMALL: "small", declared.BIG: "big", declared.FSYNCS: "fsyncs",
+        RM: "rm",
+    }  # fmt: skip
+    return _run(row, "swap", row["filesystem"], row["n_files"], [{key: row[name] for key, name in names.items()}])
+
+
+def _columns(row: Row) -> dict[str, list[float]]:
+    """Of reap and sweep: the seconds of each subject, and until they were synced."""
+    found = {}
+    for name, subject in row["subjects"].items():
+        if "seconds" in subject:
+            found[name] = list(subject["seconds"])
+        if "all_synced" in subject:
+            found[f"{name}, synced"] = list(subject["all_synced"])
+    return found
+
+
+def _reap(row: Row) -> Iterator[Result]:
+    case = " ".join((row["filesystem"], row["shape"], *([declared.COLD] if row["cold"] else [])))
+    return _run(row, "reap", case, row["n_files"], by_round(_columns(row)))
+
+
+def _sweep(row: Row) -> Iterator[Result]:
+    case = " ".join((row["filesystem"], row["job"], *([declared.COLD] if row["cold"] else [])))
+    first = {"the first": [row["first_s"]]}
+    return _run(row, "sweep", case, row["n_files"], by_round(_columns(row) | first))
+
+
+def _gap(row: Row) -> Iterator[Result]:
+    return _run(row, "gap", row["filesystem"], 0, [{name: row[name]["median"] for name in gap.WAYS}])
+
+
+def _threads(row: Row) -> Iterator[Result]:
+    for shape, found in row["shapes"].items():
+        columns = {}
+        for n, turns in found.items():
+            name = f"{n} threads" if n != "1" else "one thread"
+            columns[name] = [turn["seconds"] for turn in turns]
+            columns[f"{name}, longest slice"] = [turn["longest_s"] for turn in turns]
+        yield from _run(row, "threads", f"{shape} {row['delay_ms']:g}ms", row["n_files"], by_round(columns))
+
+
+_SERVICE = MappingProxyType(
+    {
+        "cpu_percent": "cpu %", "wakeups_per_30_s": "wake-ups in 30 s", "pss_mib": "MiB", "ready_s": "until ready",
+        "first_s": "until the first is gone", "status_s": "status", "waited_s": "",
+    }
+)  # fmt: skip
+_N_OF_SERVICE = MappingProxyType({"idle": 60, "queue": 100_000, "fair": 1_000_000})
+
+
+def _service(row: Row) -> Iterator[Result]:
+    part = row["part"]
+    names = {old: f"{part}, {new}" if new else part for old, new in _SERVICE.items()}
+    found = {names[old]: value for old, value in row["figures"].items() if old in names}
+    return _run(row, "service", f"{part} {row['filesystem']}", _N_OF_SERVICE[part], [found])
+
+
+def _neighbour(row: Row) -> Iterator[Result]:
+    """Percentiles beside it, times those alone; and how much goes, beside what rm does."""
+    columns: dict[str, list[float]] = {}
+    for mode, found in row.get("modes", {}).items():
+        columns[f"{mode}, rate"] = [turn["rate"] for turn in found["turns"]]
+        for kind in ("append", "read"):
+            for at, part in enumerate(row["percentiles"]):
+                columns[f"{mode}, {kind} p{part}"] = [
+                    turn[kind]["beside"][at] / turn[kind]["alone"][at] for turn in found["turns"]
+                ]
+    targets = [
+        Target(f"{kind} p99 beside {mode}, times alone", value(f"{mode}, {kind} p99"), neighbour_table.TARGET)
+        for mode in ("paced", "service")
+        for kind in ("append", "read")
+    ]
+    targets += [
+        Target(f"{mode}: the rate, of rm's", times(f"{mode}, rate", "rm, rate"), 0.1, is_least=True)
+        for mode in ("paced", "service")
+    ]
+    return _run(row, "neighbour", row["filesystem"], row["n_files"], by_round(columns), targets)
+
+
+# Of the mount's benchmarks a figure is a step of a subject's.
+
+
+def _key(name: str, step: str) -> str:
+    return f"{name}: {step}"
+
+
+def _steps(row: Row) -> list[Round]:
+    return by_round(
+        {
+            _key(name, step): list(each)
+            for name, found in row["subjects"].items()
+            for step, each in found.get("seconds", {}).items()
+        }
+    )
+
+
+def _mount(row: Row) -> Iterator[Result]:
+    """Of each target the step that decides it, by the medians; the program itself judges by means."""
+    if "cores" not in row or not mount_targets.traits_of(dict(row), OURS):
+        return  # of before there were targets for these steps
+    case = f"{row['part']} {row['scene']} {row['cores']}"
+    targets = list(map(_deciding, filter(lambda finding: finding.verdicts, mount_targets.judged(dict(row)))))
+    yield from _run(row, "mount", case, row["n_files"], _steps(row), targets)
+
+
+def _deciding(finding: mount_targets.Finding) -> Target:
+    """The worst step, or the worst of the best so many."""
+    ordered = sorted(finding.verdicts, key=lambda verdict: verdict.ratio)
+    worst = ordered[min(len(ordered), finding.target.n_needed or len(ordered)) - 1]
+    if worst.rival in finding.target.told and mount_targets.TODAY.get(worst.step) == worst.rival_seconds:
+        of: Figure = value(_key(OURS, worst.step), 1 / worst.rival_seconds)
+    else:
+        of = times(_key(OURS, worst.step), _key(worst.rival, worst.step))
+    return Target(
+        f"{worst.step}, {finding.target.wanted} ({'/'.join(finding.target.columns)})", of, finding.target.limit
+    )
+
+
+def _listing(row: Row) -> Iterator[Result]:
+    targets = [
+        Target(f"{one.told}", _judged_by(one.judge), one.limit, one.is_least, one.unit)
+        for one in listing_targets.TARGETS
+        if one.part == row["part"] and row["scene"] in one.scenes
+    ]
+    return _run(row, "listing", f"{row['part']} {row['scene']}", row["n_files"], _steps(row), targets)
+
+
+def _judged_by(judge: listing_targets.Judge) -> Figure:
+    def figure(rounds: Sequence[Round]) -> Sequence[float]:
+        found = []
+        for one in rounds:
+            by_subject: dict[str, dict[str, float]] = {}
+            for key, each in one.items():
+                name, _, step = key.partition(": ")
+                by_subject.setdefault(name, {})[step] = each
+            found.append(judge(by_subject))
+        return [each for each in found if each is not None]
+
+    return figure
+
+
+def _swap_through(row: Row) -> Iterator[Result]:
+    targets = [
+        Target(
+            f"{line.subject}, {line.way}: {line.figure}",
+            value(_key(line.subject, swap_through.named(line.way, line.figure)), 1e3),
+            line.most_s * 1e3,
+            unit=" ms",
+        )
+        for line in swap_through.judged(dict(row))
+    ]
+    return _run(row, "swap_through", row["scene"], row["n_files"], _steps(row), targets)
+
+
+def _depth(row: Row) -> Iterator[Result]:
+    n = row["n_levels"]
+    targets = [
+        Target(
+            f"{name}, {what}: of one at {n // depth.PARTS}",
+            times(_key(name, f"{what} at {n:,}"), _key(name, f"{what} at {n // depth.PARTS:,}")),
+            depth.TARGET,
+        )
+        for name in (OURS, depth.OWN_ROOT)
+        for what in depth.LEVELS
+    ]
+    return _run(row, "depth", row["filesystem"], n, _steps(row), targets)
+
+
+READERS = MappingProxyType[str, Callable[[Row], Iterator[Result]]](
+    {
+        "swap": _swap, "reap": _reap, "sweep": _sweep, "gap": _gap, "threads": _threads, "service": _service,
+        "neighbour": _neighbour, "mount": _mount, "listing": _listing, "swap_through": _swap_through, "depth": _depth,
+    }
+)  # fmt: skip

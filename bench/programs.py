@@ -1,0 +1,49 @@
+"""Benchmarks with a command of their own, started and recorded like the others.
+
+Each appends rows to a file of its own, in its own form (bench/old_rows.py reads them).
+"""
+
+import subprocess
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from bench.old_rows import READERS
+from bench.runner import Result
+from bench.runs import RESULTS, read
+from bench.support import PYTHON, tell
+
+_ROOT = RESULTS.parents[1]
+
+
+class Program(NamedTuple):
+    """One of them. quick: its words for a quick run; none: it takes no part in that"""
+
+    name: str
+    told: str
+    quick: tuple[str, ...] = ()
+
+    def run(self, *, is_quick: bool) -> Iterator[Result]:
+        """What it has measured; nothing if it failed, which it has told itself."""
+        if is_quick and not self.quick:
+            return
+        results = RESULTS / f"{self.name}.jsonl"
+        n_before = len(list(read(results)))
+        done = subprocess.run(
+            [PYTHON, "-m", f"bench.{self.name}", *(self.quick if is_quick else ())],
+            cwd=_ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            tell(f"{self.name}: exit code {done.returncode}")
+        for row in list(read(results))[n_before:]:
+            yield from READERS[self.name](row)
+
+
+PROGRAMS = (
+    Program("neighbour", "who works on the same disk while a tree is deleted"),
+    Program("mount", "trashd mount beside its peers", ("--quick", "--part", "names", "--rounds", "3")),
+    Program("swap_through", "a swap through the mount, and how long others wait", ("--quick", "--rounds", "3")),
+    Program(
+        "listing", "listing through the mount", ("--quick", "--part", "local", "--scene", "tmpfs", "--rounds", "3")
+    ),
+    Program("depth", "a level of a deep tree, and a jump in a listing, through the mount"),
+)

@@ -1,0 +1,130 @@
+"""How every benchmark is run: subjects take turns, the order rotates, each round is kept."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+from bench import runs
+from bench.runs import Run
+from bench.subjects import Unable
+from bench.support import tell
+from bench.verdicts import Target, Verdict, judged
+
+Turn = Callable[[], float | Mapping[str, float]]
+"""Of one subject: its figure, or several by name. Raises Unable: it takes part no more."""
+LEAST_ROUNDS, MOST_ROUNDS = 3, 9
+"""Of a quick run, as time allows. Nine have 96 %, six are the fewest that have 95."""
+_QUIET_S = 2.0
+"""Rounds that come sooner after each other are not told one by one."""
+
+
+class Case(NamedTuple):
+    """One thing that is measured, in one size.
+
+    words  what it is, such as the filesystem: `--only` chooses by them
+    n      files, or whatever there are many of
+    least  rounds of a quick run, whatever they take
+    """
+
+    words: tuple[str, ...]
+    n: int = 0
+    least: int = LEAST_ROUNDS
+
+    @property
+    def told(self) -> str:
+        """For people, and for the file."""
+        return " ".join(self.words)
+
+
+class Bed(NamedTuple):
+    """Where turns are taken. once: who is measured once at the end, since nothing is left after it"""
+
+    turns: Mapping[str, Turn]
+    once: Mapping[str, Turn] = {}
+
+
+class Result(NamedTuple):
+    """A run, and what it is to show."""
+
+    run: Run
+    targets: Sequence[Target]
+
+    def verdicts(self) -> list[Verdict]:
+        """Of each target that it can judge."""
+        return list(judged(self.targets, self.run.rounds))
+
+
+class Benchmark(NamedTuple):
+    """One question.
+
+    cases    in full size; quick: what `make bench` measures
+    bed      makes what the subjects need, for one case
+    targets  of a case
+    unit     of what a turn tells
+    """
+
+    name: str
+    told: str
+    cases: tuple[Case, ...]
+    quick: tuple[Case, ...]
+    bed: Callable[[Case], AbstractContextManager[Bed]]
+    targets: Callable[[Case], Sequence[Target]]
+    n_rounds: int = MOST_ROUNDS
+    unit: str = "s"
+
+
+def rotated(names: Sequence[str], number: int) -> tuple[str, ...]:
+    """The order of a round: who is first in one is last in the next."""
+    begin = number % max(1, len(names))
+    return (*names[begin:], *names[:begin])
+
+
+def take(benchmark: Benchmark, case: Case, n_rounds: int, until_s: float | None = None) -> Run:
+    """Measure one case.
+
+    until_s  monotonic: as many rounds as end before it, but the case's least; none: all
+    Raises   OSError: its bed can't be made here
+    """
+    load_before = runs.load()
+    with benchmark.bed(case) as bed:
+        rounds, left_out = _take_rounds(f"{benchmark.name} {case.told}", bed, n_rounds, case.least, until_s)
+    return Run(
+        *(benchmark.name, case.told, case.n, tuple(rounds), left_out, runs.now(), runs.commit()),
+        *(runs.on_this_machine(), (load_before, runs.load())),
+    )
+
+
+def _take_rounds(
+    title: str, bed: Bed, n_rounds: int, least: int, until_s: float | None
+) -> tuple[list[dict[str, float]], dict[str, str]]:
+    rounds: list[dict[str, float]] = []
+    left_out: dict[str, str] = {}
+    longest_s = told_s = 0.0
+    for number in range(n_rounds):
+        began_s = time.monotonic()
+        if until_s is not None and number >= least and began_s + longest_s > until_s:
+            break
+        names = [name for name in rotated(list(bed.turns), number) if name not in left_out]
+        rounds.append(dict(_figures(bed.turns, names, left_out)))
+        longest_s = max(longest_s, time.monotonic() - began_s)
+        if time.monotonic() - told_s >= _QUIET_S:
+            told_s = time.monotonic()
+            told = ", ".join(f"{key} {found:.3g}" for key, found in rounds[-1].items())
+            tell(f"{title}, round {number + 1}: {told}")
+    rounds[-1] |= dict(_figures(bed.once, list(bed.once), left_out))
+    return rounds, left_out
+
+
+def _figures(turns: Mapping[str, Turn], names: Sequence[str], left_out: dict[str, str]) -> Iterator[tuple[str, float]]:
+    for name in names:
+        try:
+            found = turns[name]()
+        except Unable as error:
+            left_out[name] = str(error)
+            tell(f"{name}: {error}")
+            continue
+        if isinstance(found, Mapping):
+            yield from ((f"{name}, {figure}" if figure else name, value) for figure, value in found.items())
+        else:
+            yield name, found
