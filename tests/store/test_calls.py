@@ -1,4 +1,4 @@
-"""The system calls of swap and rm: few, and the same whatever the size of the tree and of the store."""
+"""The system calls of swap and rm: the same whatever the size of the tree and of the store. How many: bench/counts.py."""
 
 from __future__ import annotations
 
@@ -12,22 +12,11 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux.kernel import Kernel
-from tests.support.make_trees import Dir, make_tree
-from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.store_calls import calls_of, init, recover_all, remove, swap
 from tests.support.trashd_command import TRASHD, environment
 
 pytestmark = pytest.mark.needs("root")
-
-USER = 1001
-N_CALLS = {"swap": 87, "rm": 69}
-"""What they make now, eight of them to see that each part of the folder is its user's alone, eleven that root has
-registered it, six to see whether any user noted a store below the victim, one to see that the registry of stores names
-this one, one to know when the victim came: more needs a reason."""
-
-N_ROOTS = 2
-"""More that root's commands make: whose the store is shows by its attribute and identity (store/store_maker.py)."""
 
 N_FSYNCS = 2
 """Of the record before the exchange, of the container after the adoption (docs/crash.md)."""
@@ -63,24 +52,6 @@ def test_calls_are_the_same_in_an_empty_store_and_beside_a_hundred_orphans(volum
         (volume / f".trashd/u/0/drop/{number}").touch()
     assert recover_all(volume) == []
     assert calls_of(lambda kernel: VERBS[verb](last, kernel)) == in_empty_store
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_calls_are_few(volume: Path, verb: str) -> None:
-    victim = flat(volume / "job", 10)
-    assert len(calls_of(lambda kernel: VERBS[verb](victim, kernel))) <= N_CALLS[verb] + N_ROOTS
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_a_users_calls_are_fewer(volume: Path, verb: str) -> None:
-    home = make_tree(volume / "home", Dir(owner=(USER, USER)))
-
-    def act() -> int:
-        swap(flat(home / "first", 1))
-        victim = flat(home / "job", 10)
-        return len(calls_of(lambda kernel: VERBS[verb](victim, kernel)))
-
-    assert as_user(USER, act) <= N_CALLS[verb]
 
 
 @pytest.mark.parametrize("verb", VERBS)

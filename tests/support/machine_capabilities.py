@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from bench.messages import can_count
 from fusefs.core.mount_options import UringMode
 from fusefs.core.uring_reasons import why_not
 from fusefs.linux.uring_offer import read_facts
@@ -179,6 +180,11 @@ def _probe_faketime() -> None:
         raise Missing(f"{FAKETIME} is not installed")
 
 
+def _probe_fuse_trace() -> None:
+    if not can_count():
+        raise Missing("this kernel does not trace what it asks of FUSE daemons")
+
+
 def _find(*programs: str) -> None:
     """That they start is seen when they do: a shared filesystem takes seconds. They want a network of their own."""
     if missing := [program for program in programs if shutil.which(program) is None]:
@@ -213,5 +219,6 @@ PROBES: Mapping[str, Callable[[], None]] = MappingProxyType(
         "juicefs": _probe_juicefs,
         "cephfs": _probe_cephfs,
         "faketime": _probe_faketime,
+        "fuse_trace": _probe_fuse_trace,
     }
 )

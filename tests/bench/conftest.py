@@ -1,0 +1,15 @@
+"""The volume of these tests."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.store_calls import tmpfs_store
+
+
+@pytest.fixture
+def volume() -> Iterator[Path]:
+    """A tmpfs with a store; in the end the checker has nothing to say."""
+    with tmpfs_store() as path:
+        yield path
