@@ -1,4 +1,4 @@
-"""The system calls of swap and rm: the same whatever the size of the tree and of the store. How many: bench/counts.py."""
+"""The system calls of swap and rm: the same whatever the size of the tree and of the store. How many: bench/stored."""
 
 from __future__ import annotations
 
