@@ -7,6 +7,7 @@ swept, and of what is only done a thousand files long, those of the whole comman
 import os
 import re
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,12 +16,15 @@ from types import MappingProxyType
 from bench.messages import Messages
 from bench.support import TRASHD, make_flat
 from fusefs.linux.kernel import Kernel
+from tests.support.foreground_mount import forget_all, until
 from tests.support.store_calls import calls_of, remove, restore, swap
 
 N_FEW, N_MORE = 2000, 4000
 """Files; both are more than one buffer of names."""
-_LINE = b"x" * 128
 N_NAMES = 20
+_LINE = b"x" * 128
+_LOOKED, _CHANGED = "looked", "changed"
+_SETTLED_S = 2.5
 
 Counts = Mapping[str, int]
 
@@ -72,10 +76,10 @@ _COMMANDS = MappingProxyType[str, Callable[[Path], list[str | Path]]](
         "sweep by size": lambda path: [TRASHD, "sweep", path, "--size", "-1M", "--delete"],
     }
 )
-_RARE = 0.1
-"""What comes less often for a file is the interpreter's and the allocator's."""
-_WAITS = ("futex", "poll", "ppoll", "epoll_wait", "sched_yield")
-"""How many there are depends on who waits for whom."""
+_RARE = 0.5
+"""What comes less often for a file is the interpreter's, the allocator's, or for each slice of the time."""
+_WAITS = ("futex", "poll", "ppoll", "epoll_wait", "sched_yield", "fstatfs")
+"""How many there are depends on who waits for whom, and on how long a slice takes."""
 
 
 def _difference(parent: Path, command: Callable[[Path], list[str | Path]], log: Path) -> Counts:
@@ -100,43 +104,75 @@ def _traced(command: Sequence[str | Path], log: Path) -> Counter[str]:
 # Messages.
 
 
-def of_operations(tree: Path, messages: Messages) -> dict[str, Counts]:
-    """Of each operation on 20 names, those that each of them takes: what comes once or twice in all does not count."""
-    files = [tree / f"f{number}" for number in range(N_NAMES)]
-    found = {}
-    for name, act in _OPERATIONS.items():
-        messages.take()
-        for file in files:
-            act(file)
-        found[name] = {opcode: n for opcode, n in sorted(messages.take().items()) if n > 2}
-    return found
+def prepare(source: Path) -> None:
+    """Make what is looked at through a mount, and where things change, before it is mounted."""
+    source.mkdir()
+    (source / _CHANGED).mkdir()
+    make_flat(source / _LOOKED, N_NAMES)
+
+
+def of_operations(mount: Path, messages: Messages) -> dict[str, Counts]:
+    """The messages of each operation, none of whose names the kernel knows; what does not come for each is left out.
+
+    What it knows would depend on the time: it believes for longer what has not changed for a second.
+    """
+    found = {name: _of_each(act, mount, _CHANGED, messages) for name, act in _CHANGES.items()}
+    changed_s = (mount / _LOOKED).stat().st_ctime
+    assert until(lambda: time.time() - changed_s > _SETTLED_S)
+    return found | {name: _of_each(act, mount, _LOOKED, messages) for name, act in _LOOKS.items()}
+
+
+def _of_each(act: Callable[[Path], object], mount: Path, directory: str, messages: Messages) -> Counts:
+    files = [mount / directory / f"f{number}" for number in range(N_NAMES)]
+    forget_all(mount)
+    (mount / directory).stat()
+    messages.take()
+    for file in files:
+        act(file)
+    each = {opcode: round(n / N_NAMES) for opcode, n in sorted(messages.take().items())}
+    return {opcode: n for opcode, n in each.items() if n}
 
 
 def _create(path: Path) -> None:
     os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
 
 
+def _open(path: Path) -> None:
+    os.close(os.open(path, os.O_RDONLY))
+
+
 def _append(path: Path) -> None:
-    with path.open("ab", buffering=0) as file:
-        file.write(_LINE)
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND)
+    os.write(fd, _LINE)
+    os.close(fd)
 
 
-def _renamed(path: Path) -> Path:
-    return path.with_name(f"new-{path.name}")
+def _read(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    os.read(fd, len(_LINE))
+    os.close(fd)
 
 
-_OPERATIONS = MappingProxyType[str, Callable[[Path], object]](
+def _named(path: Path, word: str) -> Path:
+    return path.with_name(f"{word}-{path.name}")
+
+
+_CHANGES = MappingProxyType[str, Callable[[Path], object]](
     {
-        "missing name": lambda path: path.with_name(f"no-{path.name}").exists(),
         "create, close": _create,
-        "open, close": lambda path: path.open("rb").close(),
-        "open, append, close": _append,
-        "open, read, close": Path.read_bytes,
-        "stat": os.lstat,
-        "chmod": lambda path: path.chmod(0o600),
-        "rename": lambda path: path.rename(_renamed(path)),
-        "unlink": lambda path: _renamed(path).unlink(),
+        "rename": lambda path: path.rename(_named(path, "new")),
+        "unlink": lambda path: _named(path, "new").unlink(),
         "mkdir": Path.mkdir,
         "rmdir": Path.rmdir,
+    }
+)
+_LOOKS = MappingProxyType[str, Callable[[Path], object]](
+    {
+        "missing name": lambda path: os.access(_named(path, "no"), os.F_OK),
+        "stat": os.lstat,
+        "open, close": _open,
+        "open, append, close": _append,
+        "open, read, close": _read,
+        "chmod": lambda path: path.chmod(0o600),
     }
 )

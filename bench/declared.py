@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from bench import gap, many, reap, service, swap, sweep, threads
+from bench import cost, gap, many, reap, service, swap, sweep, threads
 from bench.images import FILESYSTEMS, equal_volumes
 from bench.runner import Bed, Benchmark, Case, Turn
 from bench.runs import Run
@@ -215,6 +215,7 @@ BENCHMARKS = (
         many_targets,
         n_rounds=3,
     ),
+    cost.BENCHMARK,
     gap.BENCHMARK,
     threads.BENCHMARK,
     service.BENCHMARK,

@@ -69,7 +69,8 @@ def counted(connection: int) -> Iterator[Messages]:
 
     connection  its number in fusectl: the minor device number of the mount
     """
-    instance = _TRACING / "instances" / f"trashd-bench-{os.getpid()}"
+    # Not by the pid alone: another pid namespace has the same ones.
+    instance = _TRACING / "instances" / f"trashd-bench-{os.getpid()}-{time.monotonic_ns()}"
     instance.mkdir()
     try:
         (instance / "buffer_size_kb").write_text(str(_BUFFER_KIB), encoding="ascii")

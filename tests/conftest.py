@@ -28,7 +28,9 @@ N_LEFT_OUT = pytest.StashKey[int]()
 """Cases that --sample left out."""
 N_COST = pytest.StashKey[Counter[str]]()
 """Tests skipped, by the capability that they missed."""
-_LACKS, _LEFT_OUT = "lacks", "left out"
+_LACKS, _LEFT_OUT, _TOLD = "lacks", "left out", "told"
+TOLD = pytest.StashKey[list[str]]()
+"""What tests have to say to people though they passed: record_property("told", …)."""
 GROWTH = pytest.StashKey[Growth]()
 N_RUN = pytest.StashKey[Counter[str]]()
 """Tests that ran to their end, by group: neither skipped on the way nor failed."""
@@ -58,6 +60,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[N_COST] = Counter()
+    config.stash[TOLD] = []
     config.stash[N_LEFT_OUT] = 0
     config.stash[N_RUN] = Counter()
     # Run in the background of a script, all that we start ignores Ctrl-C.
@@ -82,6 +85,8 @@ class _Tally:
         self._config = config
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call":
+            self._config.stash[TOLD] += [str(what) for name, what in report.user_properties if name == _TOLD]
         if report.when == "call" and report.passed:
             self._config.stash[N_RUN][_group_of(report.nodeid)] += 1
         if report.when == "setup":
@@ -196,5 +201,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if n_left_out := config.stash[N_LEFT_OUT]:
         told = "cases of tests with many were left out; all: make every; the same: --randomly-seed"
         terminalreporter.line(f"{n_left_out:,} {told}={config.option.randomly_seed}")
+    for told in config.stash[TOLD]:
+        terminalreporter.line(f"WARNING: {told}", yellow=True, bold=True)
     for group in _list_idle_groups(config):
         terminalreporter.line(f"CI fails: no test of tests/{group} ran", red=True, bold=True)

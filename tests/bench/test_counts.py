@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.counts import Counts, of_more_files, of_operations, of_restore, of_verbs
+from bench.counts import Counts, of_more_files, of_operations, of_restore, of_verbs, prepare
 from bench.messages import counted
 from tests.support.foreground_mount import trashd_mount
 from tests.support.make_trees import Dir, make_tree
@@ -44,7 +44,7 @@ def test_files_cost_the_calls_that_are_stored(volume: Path, tmp_path: Path) -> N
 
 @pytest.mark.needs("fuse", "passthrough", "fuse_trace")
 def test_operations_of_a_mount_take_the_messages_that_are_stored(volume: Path) -> None:
-    (volume / "source").mkdir()
+    prepare(volume / "source")
     with (
         trashd_mount(volume / "source", options=["coherence=exclusive"]) as mounted,
         counted(os.minor(mounted.path.stat().st_dev)) as messages,

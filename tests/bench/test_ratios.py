@@ -1,0 +1,32 @@
+"""Processor time beside rivals is not far beyond what is stored; what is worse, but not by so much, is only told.
+
+No time is held against a limit: both of a ratio are measured in turn, and what fails is ten times what it was.
+"""
+
+import os
+from collections.abc import Callable
+
+import pytest
+
+from bench import cost
+from bench.runner import Case, take
+from bench.verdicts import judged
+
+pytestmark = pytest.mark.needs("root")
+
+N_FILES, N_ROUNDS = 5000, 5
+
+
+def test_no_ratio_is_far_beyond_what_is_stored(record_property: Callable[[str, object], None]) -> None:
+    rounds = take(cost.BENCHMARK, Case(cost.CASE.words, N_FILES), N_ROUNDS).rounds
+    if os.environ.get("GOLDEN") == "write":
+        cost.store(rounds)
+    for verdict in judged(cost.stored_targets(), rounds):
+        if not verdict.is_met:
+            told = (
+                f"{verdict.target.told}: {verdict.found.told()} ({verdict.target.wanted}: {cost.WARN:g} times before)"
+            )
+            record_property("told", told)
+    far_beyond = [verdict for verdict in judged(cost.stored_targets(cost.FAR_BEYOND), rounds) if not verdict.is_met]
+    assert len(list(judged(cost.stored_targets(), rounds))) == len(cost.RATIOS)
+    assert far_beyond == []
