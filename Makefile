@@ -1,6 +1,5 @@
 # Every target makes what it needs first; ARGS go through: make test ARGS='-k restore'
 PYTHON := .venv/bin/python
-SCRIPTS = $(subst /,.,$(basename $(shell grep -l __main__ bench/*.py)))
 
 NATIVE = hatch_build.py $(wildcard fusefs/*/native/*.[ch])
 
@@ -23,7 +22,8 @@ lint: setup; $(PYTHON) -m ruff check . && $(PYTHON) -m ruff format --check . && 
 coverage: export COVERAGE_FILE = $(CURDIR)/.coverage/data
 coverage: setup; @rm -rf .coverage && mkdir -m 1777 .coverage && .ci/pytest --cov --cov-report= $(or $(ARGS),--numprocesses=3 --dist=worksteal); $(PYTHON) -m coverage report --sort=cover
 fmt: setup; $(PYTHON) -m ruff check --fix-only . && $(PYTHON) -m ruff format .
-bench: setup; @echo 'run each by $(PYTHON) -m: $(SCRIPTS)' && $(PYTHON) -m bench.swap --quick $(ARGS) && $(PYTHON) -m bench.mount --quick && $(PYTHON) -m bench.swap_through --quick && $(PYTHON) -m bench.listing --plot docs/listing.svg && $(PYTHON) -m bench.mount --plot docs/mount.svg
+# A sample of every benchmark in ten minutes, and one table of all targets; in full: python -m bench --list
+bench: setup; @$(PYTHON) -m bench --quick $(ARGS) && $(PYTHON) -m bench --plot docs/history.svg && $(PYTHON) -m bench.listing --plot docs/listing.svg && $(PYTHON) -m bench.mount --plot docs/mount.svg
 docs: setup; $(PYTHON) -m towncrier build --draft --version next
 schema: setup; @.venv/bin/trashd --json-schema >docs/json.schema.json
 changelog: setup; $(PYTHON) -m towncrier build --yes --version $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)

@@ -89,7 +89,10 @@ def measure(asked: argparse.Namespace) -> Iterator[Result]:
     see_own_mounts_only()
     for number, plan in enumerate(todo):
         now_s = time.monotonic()
-        until_s = now_s + max(0.0, end_s - now_s) / (len(todo) - number) if asked.quick else None
+        if asked.quick and now_s > end_s:
+            tell(f"{plan.benchmark.name} {plan.case.told}: not measured: no time is left")
+            continue
+        until_s = now_s + (end_s - now_s) / (len(todo) - number) if asked.quick else None
         try:
             run = runs.keep(take(plan.benchmark, plan.case, plan.n_rounds, until_s))
             yield Result(run, targets_of(run))

@@ -14,7 +14,7 @@ from bench.verdicts import judged
 
 pytestmark = pytest.mark.needs("root")
 
-N_FILES, N_ROUNDS = 5000, 5
+N_FILES, N_ROUNDS = 5000, 3
 
 
 def test_no_ratio_is_far_beyond_what_is_stored(record_property: Callable[[str, object], None]) -> None:
