@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench import history, runs
-from bench.declared import BENCHMARKS, rivals_on_path, targets_of
+from bench.declared import BENCHMARKS, targets_of
 from bench.programs import PROGRAMS, Program
+from bench.reap import rivals_on_path
 from bench.runner import MOST_ROUNDS, Benchmark, Case, Result, take
 from bench.support import measuring, tell
 from tests.support.mount_namespaces import see_own_mounts_only

@@ -1,31 +1,28 @@
 """What a full store costs who looks at it: orphans by the hundred thousand, and names that somebody planted in it.
 
-    python -m bench.many
-
-`trashd list` by root and the service's first look, without and with 10,000 planted names (they are to cost less than a
-second each), and with 100,000 orphans of one user; in memory, in turn; as root only, in a mount namespace of its own.
+`trashd list` by root and the service's first look, beside those at a store with next to nothing in it; in memory.
 """
 
-import argparse
 import shutil
-import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from functools import partial
+from types import MappingProxyType
 
-from bench.support import TRASHD, keep, measuring, tell, time_command
+from bench.runner import Bed, Benchmark, Case, Turn
+from bench.support import TRASHD, time_command
+from bench.verdicts import Figure, Target
 from fusefs.core.names import make_id
 from fusefs.core.service_status import VolumePhase
 from fusefs.store.stage import SwapOptions
-from tests.support.mount_namespaces import see_own_mounts_only
 from tests.support.other_users import as_user
 from tests.support.peak_usage import peak_of
 from tests.support.shared_volume import ALICE, MALLORY, Shared, shared_volume
 from tests.support.store_calls import folder_of, forge
 
-RESULTS = Path(__file__).with_name("results") / "many.jsonl"
 KEPT = SwapOptions(retention_s=10_000_000)
+PLAIN, PLANTED, LIST, LOOK = "plain", "planted", "list", "first look"
 _LIMIT_S = 600.0
 
 
@@ -58,48 +55,51 @@ def fill(shared: Shared, uid: int, n: int) -> None:
     as_user(uid, act)
 
 
-def list_s(shared: Shared, n_rounds: int) -> float:
-    """Seconds of `trashd list --volume`, the median."""
-    command: list[str | Path] = [TRASHD, "list", "--volume", shared.volume]
-    return statistics.median(time_command(command, timeout_s=_LIMIT_S) for _ in range(n_rounds))
-
-
-def look(shared: Shared) -> tuple[float, int]:
-    """Seconds from the service's start until it has looked at all that is there; KiB of its largest process."""
+def look(shared: Shared) -> dict[str, float]:
+    """Seconds from the service's start until it has looked at all that is there; MiB of its largest process."""
     began = time.monotonic()
     with shared.served() as running:
         running.until(lambda: running.volume(shared.volume).phase is VolumePhase.IDLE, _LIMIT_S)
-        return time.monotonic() - began, max(map(peak_of, running.processes()))
+        seconds = time.monotonic() - began
+        return {"": seconds, "MiB": max(map(peak_of, running.processes())) / 1024}
+
+
+KINDS = MappingProxyType[str, Callable[[Shared, int], None]](
+    {PLANTED: plant, "orphans": lambda shared, n: fill(shared, ALICE, n)}
+)
 
 
 @contextmanager
-def told(what: str, shared: Shared, n_rounds: int) -> Iterator[None]:
-    """Make something of it in the block, then measure, print and keep what it costs."""
-    yield
-    listed, looked = list_s(shared, n_rounds), [look(shared) for _ in range(n_rounds)]
-    look_s, kib = statistics.median(one for one, _ in looked), max(kib for _, kib in looked)
-    keep(RESULTS, {"what": what, "list_s": listed, "look_s": look_s, "peak_kib": kib})
-    print(f"| {what} | {listed:.2f} s | {look_s:.2f} s | {kib / 1024:.0f} MiB |", flush=True)
+def bed(case: Case) -> Iterator[Bed]:
+    """A store with next to nothing in it, and one with very much."""
+    (what,) = case.words
+    options = ("size=2g", "nr_inodes=0")
+    with shared_volume(*options) as plain, shared_volume(*options) as full:
+        KINDS[what](full, case.n)
+        turns: dict[str, Turn] = {}
+        for name, one in ((PLAIN, plain), (what, full)):
+            turns[f"{LIST}, {name}"] = partial(time_command, [TRASHD, "list", "--volume", one.volume])
+            turns[f"{LOOK}, {name}"] = partial(look, one)
+        yield Bed(turns)
 
 
-def main() -> None:
-    """Measure, keep, tell."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--planted", type=int, default=10_000)
-    parser.add_argument("--orphans", type=int, default=100_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    words = parser.parse_args()
-    see_own_mounts_only()
-    with measuring(TimeoutError), shared_volume("size=2g", "nr_inodes=0") as shared:
-        print("| a store with | list | first look of the service | its largest process |\n|---|---|---|---|")
-        with told("two folders", shared, words.rounds):
-            pass
-        with told(f"{words.planted:,} planted names", shared, words.rounds):
-            plant(shared, words.planted)
-        tell("making orphans")
-        with told(f"and {words.orphans:,} orphans", shared, words.rounds):
-            fill(shared, ALICE, words.orphans)
+def targets(case: Case) -> Sequence[Target]:
+    """Who plants names delays nobody by more than a second."""
+    if case.words != (PLANTED,):
+        return []
+    return [Target(f"{who}, more", _more(f"{who}, {PLANTED}", f"{who}, {PLAIN}"), 1, unit=" s") for who in (LIST, LOOK)]
 
 
-if __name__ == "__main__":
-    main()
+def _more(key: str, than: str) -> Figure:
+    return lambda rounds: [one[key] - one[than] for one in rounds if key in one and than in one]
+
+
+BENCHMARK = Benchmark(
+    "many",
+    "what names that somebody planted, or very many orphans, cost who looks at a store",
+    (Case((PLANTED,), 10_000), Case(("orphans",), 100_000)),
+    (Case((PLANTED,), 3000), Case(("orphans",), 3000)),
+    bed,
+    targets,
+    n_rounds=6,
+)

@@ -8,11 +8,10 @@ from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any
 
-from bench import declared, depth, gap, listing_targets, mount_targets, neighbour_table, swap_through
+from bench import declared, depth, gap, listing_targets, mount_targets, neighbour_table, reap, swap, swap_through, sweep
 from bench.runner import Result
 from bench.runs import Run
 from bench.subjects import OURS
-from bench.targets import RM
 from bench.verdicts import Figure, Round, Target, times, value
 
 Row = Mapping[str, Any]
@@ -45,8 +44,8 @@ def by_round(columns: Mapping[str, list[float]]) -> list[Round]:
 
 def _swap(row: Row) -> Iterator[Result]:
     names = {
-        declared.INTERPRETER: "interpreter", declared.SMALL: "small", declared.BIG: "big", declared.FSYNCS: "fsyncs",
-        RM: "rm",
+        swap.INTERPRETER: "interpreter", swap.SMALL: "small", swap.BIG: "big", swap.FSYNCS: "fsyncs",
+        swap.RM: "rm",
     }  # fmt: skip
     return _run(row, "swap", row["filesystem"], row["n_files"], [{key: row[name] for key, name in names.items()}])
 
@@ -63,13 +62,13 @@ def _columns(row: Row) -> dict[str, list[float]]:
 
 
 def _reap(row: Row) -> Iterator[Result]:
-    case = " ".join((row["filesystem"], row["shape"], *([declared.COLD] if row["cold"] else [])))
+    case = " ".join((row["filesystem"], row["shape"], *([reap.COLD] if row["cold"] else [])))
     return _run(row, "reap", case, row["n_files"], by_round(_columns(row)))
 
 
 def _sweep(row: Row) -> Iterator[Result]:
-    case = " ".join((row["filesystem"], row["job"], *([declared.COLD] if row["cold"] else [])))
-    first = {"the first": [row["first_s"]]}
+    case = " ".join((row["filesystem"], row["job"], *([reap.COLD] if row["cold"] else [])))
+    first = {sweep.FIRST: [row["first_s"]]}
     return _run(row, "sweep", case, row["n_files"], by_round(_columns(row) | first))
 
 

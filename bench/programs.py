@@ -10,6 +10,7 @@ from typing import NamedTuple
 from bench.old_rows import READERS
 from bench.runner import Result
 from bench.runs import RESULTS, read
+from bench.subjects import BINDFS, MERGERFS, NATIVE, OURS
 from bench.support import PYTHON, tell
 
 _ROOT = RESULTS.parents[1]
@@ -38,12 +39,15 @@ class Program(NamedTuple):
             yield from READERS[self.name](row)
 
 
+_SOME = tuple(word for name in (NATIVE, OURS, BINDFS, MERGERFS) for word in ("--subject", name))
 PROGRAMS = (
     Program("neighbour", "who works on the same disk while a tree is deleted"),
-    Program("mount", "trashd mount beside its peers", ("--quick", "--part", "names", "--rounds", "3")),
+    Program("mount", "trashd mount beside its peers", ("--quick", "--part", "names", "--rounds", "3", *_SOME)),
     Program("swap_through", "a swap through the mount, and how long others wait", ("--quick", "--rounds", "3")),
     Program(
-        "listing", "listing through the mount", ("--quick", "--part", "local", "--scene", "tmpfs", "--rounds", "3")
+        "listing",
+        "listing through the mount",
+        ("--quick", "--part", "local", "--scene", "tmpfs", "--rounds", "3", *_SOME),
     ),
     Program("depth", "a level of a deep tree, and a jump in a listing, through the mount"),
 )

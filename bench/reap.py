@@ -1,41 +1,36 @@
-"""`trashd reap` against every other way to delete a tree: one shape on one filesystem.
-
-    python -m bench.reap --filesystem ext4 --shape tree             a million files; minutes
-    python -m bench.reap --filesystem ext4 --shape flat-1m --cold   with dropped caches
-    python -m bench.reap --filesystem xfs --shape tree --files 50000 --rounds 1
-    python -m bench.reap --table                                    the tables of docs/performance.md
+"""`trashd reap` against every other way to delete a tree: one shape on one filesystem a case.
 
 All subjects take turns in one run, each on a copy of the same image, so that all start from the same blocks; on
 tmpfs the tree is made anew for each. A time is that of the whole command from start to exit; beside it stands the
 time until a sync of the volume after it has ended, so that nobody wins by leaving work to the kernel. Before its
-turn every subject deletes a small tree elsewhere: its own program is in memory, whatever the caches hold. Medians
-of five rounds, of three above 400,000 files; the order of the subjects rotates. A subject that is not installed is
-left out, and so is one that has failed or left something behind.
+turn every subject deletes a small tree elsewhere: its own program is in memory, whatever the caches hold. A subject
+that is not installed is left out, and so is one that has failed or left something behind.
 
 rmz:  cargo install --locked rmz --root /opt/rivals
-
-Each run appends a line to bench/results/reap.jsonl. As root only.
 """
 
-import argparse
 import os
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import NamedTuple
 
 from bench.images import FILESYSTEMS, Fill, Fresh, equal_volumes
+from bench.runner import Bed, Benchmark, Case
 from bench.shapes import SHAPES
-from bench.support import TRASHD, keep, make_tree, measuring, only_orphan, tell, time_command
-from bench.targets import OURS, RM, RMZ, details, newest, tables, verdicts
+from bench.subjects import Unable
+from bench.support import TRASHD, make_tree, only_orphan, time_command
+from bench.verdicts import Target, times, times_best, value
 from bench.watch import watch, watch_interpreter
 from tests.support.real_filesystems import tmpfs_volume
 
-RESULTS = Path(__file__).with_name("results") / "reap.jsonl"
+OURS, RM, RMZ = "trashd", "rm -rf", "rmz"
+COLD, SYNCED, PEAK = "cold", "synced", "its peak"
+MAX_ABOVE_INTERPRETER_MIB, MAX_FDS = 64, 128
 VICTIM = "victim"
 N_REHEARSED = 10
-N_ROUNDS, N_ROUNDS_OF_MANY, MANY = 5, 3, 400_000
 # Ten times what the slowest needs: for one that would never end.
 TIMEOUT_S = 1200.0
 RIVALS_BIN = "/opt/rivals/bin"
@@ -60,16 +55,6 @@ clear($ARGV[0]);
 """
 
 Command = Sequence[str | Path]
-Turn = tuple[float, float]  # seconds until the command has ended, and until its volume is synced
-
-
-class Unable(Exception):
-    """A subject that is not there or did not get it done; what else goes wrong ends the run."""
-
-    def __init__(self, kind: str, told: str) -> None:
-        super().__init__(f"{kind}: {told}")
-        self.kind = kind  # missing or failed
-        self.told = told
 
 
 def trashd(root: Path) -> Command:
@@ -149,8 +134,8 @@ def set_caches(root: Path, *, cold: bool) -> None:
         time_command(["find", root, "-links", "+1000000"])
 
 
-def take_turn(name: str, fresh: Fresh, *, cold: bool) -> Turn:
-    """What one subject takes on a fresh volume.
+def take_turn(name: str, fresh: Fresh, *, cold: bool) -> dict[str, float]:
+    """Seconds that one subject takes on a fresh volume, and until that is synced.
 
     Raises  Unable
     """
@@ -161,108 +146,95 @@ def take_turn(name: str, fresh: Fresh, *, cold: bool) -> Turn:
         seconds = attempt(command)
         synced = seconds + time_command(["sync", "--file-system", root])
         refuse_remains(root)
-    return seconds, synced
+    return {"": seconds, SYNCED: synced}
 
 
-def compete(names: Sequence[str], fresh: Fresh, n_rounds: int, *, cold: bool) -> dict[str, Any]:
-    """What each subject took, or why it is left out."""
-    turns: dict[str, list[Turn]] = {name: [] for name in names}
-    out: dict[str, dict[str, str]] = {}
-    for number in range(n_rounds):
-        begin = number % len(names)
-        for name in (*names[begin:], *names[:begin]):
-            if name in out:
-                continue
-            try:
-                turns[name].append(take_turn(name, fresh, cold=cold))
-            except Unable as error:
-                out[name] = {error.kind: error.told}
-                tell(f"{name}: {error}")
-            else:
-                seconds, synced = turns[name][-1]
-                tell(f"round {number + 1} of {n_rounds}: {name}: {seconds:.2f} s, until synced {synced:.2f} s")
-    return {name: out[name] if name in out else summary(turns[name]) for name in names}
+def above_interpreter(command: Command) -> dict[str, float]:
+    """What a command takes at its peak, all its processes together, in a turn that is not timed."""
+    peak, bare = watch(command), watch_interpreter()
+    return {"MiB": (peak.pss_kib - bare.pss_kib) / 1024, "fds": peak.n_fds}
 
 
-def summary(turns: Sequence[Turn]) -> dict[str, Any]:
-    """All turns of one subject."""
-    seconds, all_synced = zip(*turns, strict=True)
-    return {
-        "median": statistics.median(seconds),
-        "least": min(seconds),
-        "synced": statistics.median(all_synced),
-        "seconds": seconds,
-        "all_synced": all_synced,
-    }
-
-
-def watch_ours(fresh: Fresh) -> dict[str, int]:
-    """The peak of our command in a turn that is not timed; nothing if it failed."""
+def _watch_ours(fresh: Fresh) -> dict[str, float]:
     with fresh() as root:
-        try:
-            return watch(trashd(root))._asdict()
-        except OSError as error:
-            tell(f"{OURS}: failed while it was watched: {error}")
-            return {}
+        return above_interpreter(trashd(root))
 
 
-def measure(asked: argparse.Namespace) -> dict[str, Any]:
-    """The row of one run."""
-    shape = SHAPES[asked.shape]
-    n_files = asked.files or shape.n_files
-    n_rounds = asked.rounds or (N_ROUNDS_OF_MANY if n_files > MANY else N_ROUNDS)
-    names = asked.subject or list(SUBJECTS)
-    n_inodes = n_files + n_files // 10 + 5000  # the directories and the store need some too
-    load_before = round(os.getloadavg()[0], 2)
-    with equal_volumes(asked.filesystem, shape.size_mb, n_inodes, filler(shape.make, n_files)) as fresh:
-        peak = watch_ours(fresh) if OURS in names else {}
-        subjects = compete(names, fresh, n_rounds, cold=asked.cold)
-    return {
-        "filesystem": asked.filesystem,
-        "shape": shape.name,
-        "n_files": n_files,
-        "cold": asked.cold,
-        "options": {"files": asked.files, "n_rounds": n_rounds, "subjects": asked.subject},
-        "subjects": subjects,
-        "peak": peak,
-        "interpreter": watch_interpreter()._asdict(),
-        "load_before": load_before,
-    }
+@contextmanager
+def bed(case: Case) -> Iterator[Bed]:
+    """A tree of one shape, on a copy of the same image for each turn."""
+    filesystem, name, *cold = case.words
+    shape = SHAPES[name]
+    n_inodes = case.n + case.n // 10 + 5000  # the directories and the store need some too
+    with equal_volumes(filesystem, shape.size_mb, n_inodes, filler(shape.make, case.n)) as fresh:
+        turns = {subject: partial(take_turn, subject, fresh, cold=bool(cold)) for subject in SUBJECTS}
+        yield Bed(turns, {PEAK: partial(_watch_ours, fresh)})
 
 
-def parse() -> argparse.Namespace:
-    """What the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--filesystem", choices=FILESYSTEMS)
-    parser.add_argument("--shape", choices=list(SHAPES))
-    parser.add_argument("--cold", action="store_true", help="drop the caches of this machine before each turn")
-    parser.add_argument("--files", type=int, help="files of the victim, to have it quicker")
-    parser.add_argument("--rounds", type=int, help="turns of each subject")
-    parser.add_argument("--subject", action="append", choices=list(SUBJECTS), help="only this one (may be repeated)")
-    parser.add_argument("--table", action="store_true", help="measure nothing; print what the newest results say")
-    asked = parser.parse_args()
-    if not asked.table:
-        if not asked.filesystem or not asked.shape:
-            parser.error("--filesystem and --shape, or --table")
-        if asked.filesystem == "tmpfs" and (asked.cold or asked.shape == "large"):
-            parser.error("a tmpfs is never cold, and has no room for large files")
-        if os.geteuid():
-            parser.error("only root may mount")
-    return asked
+class Limit(NamedTuple):
+    """Our time is to be at most that many times a rival's."""
+
+    times: float
+    rival: str | None  # None: the best of those that got it done
+    applies: Callable[[str, str, bool], bool]  # to a filesystem, a shape, dropped caches?
 
 
-def main() -> None:
-    """Measure, append the result, print it."""
-    asked = parse()
-    if asked.table:
-        print(tables(newest(RESULTS)))
-        return
-    os.environ["PATH"] += os.pathsep + RIVALS_BIN
-    with measuring():
-        row = keep(RESULTS, measure(asked))
-    print(details(row))
-    print("\n".join(verdicts(row)))
+LIMITS = (
+    Limit(1.15, RMZ, lambda filesystem, shape, _cold: filesystem == "ext4" and shape == "tree"),
+    Limit(0.6, RM, lambda filesystem, shape, _cold: filesystem == "ext4" and shape == "tree"),
+    Limit(0.75, None, lambda filesystem, shape, cold: filesystem == "ext4" and _is_flat(shape) and not cold),
+    Limit(0.8, None, lambda filesystem, shape, cold: filesystem == "ext4" and _is_flat(shape) and cold),
+    Limit(1.1, None, lambda filesystem, _shape, _cold: filesystem in ("xfs", "btrfs")),
+    Limit(1.5, None, lambda _filesystem, shape, _cold: shape == "chain"),
+)
 
 
-if __name__ == "__main__":
-    main()
+def _is_flat(shape: str) -> bool:
+    return shape.startswith("flat")
+
+
+def targets(case: Case) -> Sequence[Target]:
+    """Those of this filesystem and shape, and that it stays small."""
+    filesystem, shape, *cold = case.words
+    rivals = [name for name in SUBJECTS if name != OURS]
+    found = [
+        Target(
+            f"of {one.rival or 'the best rival'}",
+            times(OURS, one.rival) if one.rival else times_best(OURS, rivals),
+            one.times,
+        )
+        for one in LIMITS
+        if one.applies(filesystem, shape, bool(cold))
+    ]
+    above = Target("above the interpreter", value(f"{PEAK}, MiB"), MAX_ABOVE_INTERPRETER_MIB, unit=" MiB")
+    return [*found, above, Target("open fds", value(f"{PEAK}, fds"), MAX_FDS)]
+
+
+def cases(name: str, n: int) -> Iterator[Case]:
+    """On each filesystem, with what is in memory and what is not."""
+    for filesystem in FILESYSTEMS:
+        yield Case((filesystem, name), n)
+        if filesystem != "tmpfs":
+            yield Case((filesystem, name, COLD), n)
+
+
+BENCHMARK = Benchmark(
+    "reap",
+    "trashd reap beside every other way to delete a tree; all on copies of one image",
+    tuple(
+        case
+        for shape in SHAPES.values()
+        for case in cases(shape.name, shape.n_files)
+        if shape.name != "large" or case.words[0] != "tmpfs"  # memory has no room for it
+    ),
+    (Case(("ext4", "tree"), 30_000), Case(("ext4", "flat-400k"), 40_000), Case(("xfs", "tree"), 30_000)),
+    bed,
+    targets,
+    n_rounds=6,
+)
+
+
+def rivals_on_path() -> None:
+    """Let those be found that are not where programs are."""
+    if Path(RIVALS_BIN).is_dir():
+        os.environ["PATH"] += os.pathsep + RIVALS_BIN
