@@ -26,7 +26,7 @@ from bench import history, runs
 from bench.declared import BENCHMARKS, targets_of
 from bench.programs import PROGRAMS, Program
 from bench.reap import rivals_on_path
-from bench.runner import MOST_ROUNDS, Benchmark, Case, Result, take
+from bench.runner import MOST_ROUNDS, Benchmark, Case, Result, Until, take
 from bench.support import measuring, tell
 from tests.support.mount_namespaces import see_own_mounts_only
 
@@ -65,15 +65,16 @@ def parse() -> argparse.Namespace:
 
 
 def plans(asked: argparse.Namespace) -> list[Plan]:
-    """What is asked for of those that the runner runs itself."""
+    """What is asked for of those that the runner runs itself; first one case of each, if time is short."""
     least = MOST_ROUNDS if asked.quick else 0
-    return [
-        Plan(one, case._replace(n=asked.files or case.n), asked.rounds or max(least, one.n_rounds))
+    found = [
+        (number, Plan(one, case._replace(n=asked.files or case.n), asked.rounds or max(least, one.n_rounds)))
         for one in BENCHMARKS
         if not asked.names or one.name in asked.names
-        for case in (one.quick if asked.quick else one.cases)
+        for number, case in enumerate(one.quick if asked.quick else one.cases)
         if set(asked.only) <= set(case.words)
     ]
+    return [plan for _, plan in sorted(found, key=lambda each: each[0] if asked.quick else 0)]
 
 
 def programs(asked: argparse.Namespace) -> list[Program]:
@@ -93,9 +94,9 @@ def measure(asked: argparse.Namespace) -> Iterator[Result]:
         if asked.quick and now_s > end_s:
             tell(f"{plan.benchmark.name} {plan.case.told}: not measured: no time is left")
             continue
-        until_s = now_s + (end_s - now_s) / (len(todo) - number) if asked.quick else None
+        until = Until(now_s + (end_s - now_s) / (len(todo) - number), end_s) if asked.quick else None
         try:
-            run = runs.keep(take(plan.benchmark, plan.case, plan.n_rounds, until_s))
+            run = runs.keep(take(plan.benchmark, plan.case, plan.n_rounds, until))
             yield Result(run, targets_of(run))
         except OSError as error:
             tell(f"{plan.benchmark.name} {plan.case.told}: not measured: {error}")

@@ -80,15 +80,29 @@ def rotated(names: Sequence[str], number: int) -> tuple[str, ...]:
     return (*names[begin:], *names[:begin])
 
 
-def take(benchmark: Benchmark, case: Case, n_rounds: int, until_s: float | None = None) -> Run:
-    """Measure one case.
+class Until(NamedTuple):
+    """How long rounds go on, by the monotonic clock.
 
-    until_s  monotonic: as many rounds as end before it, but the case's least; none: all
-    Raises   OSError: its bed can't be made here
+    share_s  as many as end before it, but the case's least
+    end_s    whatever was done: then the whole run ends; but for the first one
+    """
+
+    share_s: float
+    end_s: float
+
+    def is_over(self, n_done: int, least: int, next_s: float) -> bool:
+        """Whether no other round is to begin that would end then."""
+        return n_done >= 1 and next_s > (self.share_s if n_done >= least else self.end_s)
+
+
+def take(benchmark: Benchmark, case: Case, n_rounds: int, until: Until | None = None) -> Run:
+    """Measure one case, in all rounds unless they are to end before.
+
+    Raises  OSError: its bed can't be made here, or a subject failed that can't be left out
     """
     load_before = runs.load()
     with benchmark.bed(case) as bed:
-        rounds, left_out = _take_rounds(f"{benchmark.name} {case.told}", bed, n_rounds, case.least, until_s)
+        rounds, left_out = _take_rounds(f"{benchmark.name} {case.told}", bed, n_rounds, case.least, until)
     return Run(
         *(benchmark.name, case.told, case.n, tuple(rounds), left_out, runs.now(), runs.commit()),
         *(runs.on_this_machine(), (load_before, runs.load())),
@@ -96,14 +110,14 @@ def take(benchmark: Benchmark, case: Case, n_rounds: int, until_s: float | None 
 
 
 def _take_rounds(
-    title: str, bed: Bed, n_rounds: int, least: int, until_s: float | None
+    title: str, bed: Bed, n_rounds: int, least: int, until: Until | None
 ) -> tuple[list[dict[str, float]], dict[str, str]]:
     rounds: list[dict[str, float]] = []
     left_out: dict[str, str] = {}
     longest_s = told_s = 0.0
     for number in range(n_rounds):
         began_s = time.monotonic()
-        if until_s is not None and number >= least and began_s + longest_s > until_s:
+        if until and until.is_over(number, least, began_s + longest_s):
             break
         names = [name for name in rotated(list(bed.turns), number) if name not in left_out]
         rounds.append(dict(_figures(bed.turns, names, left_out)))
