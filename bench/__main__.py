@@ -79,27 +79,44 @@ def plans(asked: argparse.Namespace) -> list[Plan]:
 
 def programs(asked: argparse.Namespace) -> list[Program]:
     """Those with a command of their own; they have no cases to choose from."""
-    return [one for one in PROGRAMS if (not asked.names or one.name in asked.names) and not asked.only]
+    return [
+        one
+        for one in PROGRAMS
+        if (not asked.names or one.name in asked.names) and not asked.only and (one.quick or not asked.quick)
+    ]
 
 
 def measure(asked: argparse.Namespace) -> Iterator[Result]:
     """All that is asked for, each run kept as soon as it ends."""
-    todo, others = plans(asked), programs(asked)
+    n_first = len(BENCHMARKS)  # a case of each; then the programs, of which each may have several times as long
+    planned = plans(asked)
+    todo: list[Plan | Program] = [*planned[:n_first], *programs(asked), *planned[n_first:]]
     end_s = time.monotonic() + asked.minutes * 60
-    for program in others:
-        yield from program.run(is_quick=asked.quick)
-    see_own_mounts_only()
-    for number, plan in enumerate(todo):
+    for number, one in enumerate(todo):
         now_s = time.monotonic()
         if asked.quick and now_s > end_s:
-            tell(f"{plan.benchmark.name} {plan.case.told}: not measured: no time is left")
+            tell(f"{told(one)}: not measured: no time is left")
             continue
-        until = Until(now_s + (end_s - now_s) / (len(todo) - number), end_s) if asked.quick else None
+        share_s = (end_s - now_s) / sum(map(weight, todo[number:]))
         try:
-            run = runs.keep(take(plan.benchmark, plan.case, plan.n_rounds, until))
-            yield Result(run, targets_of(run))
+            if isinstance(one, Program):
+                yield from one.run(is_quick=asked.quick, limit_s=share_s * weight(one) if asked.quick else None)
+            else:
+                until = Until(now_s + share_s, end_s) if asked.quick else None
+                run = runs.keep(take(one.benchmark, one.case, one.n_rounds, until))
+                yield Result(run, targets_of(run))
         except OSError as error:
-            tell(f"{plan.benchmark.name} {plan.case.told}: not measured: {error}")
+            tell(f"{told(one)}: not measured: {error}")
+
+
+def weight(one: Plan | Program) -> int:
+    """How many shares of the time it has."""
+    return 3 if isinstance(one, Program) else 1
+
+
+def told(one: Plan | Program) -> str:
+    """For people."""
+    return one.name if isinstance(one, Program) else f"{one.benchmark.name} {one.case.told}"
 
 
 def listed() -> Iterator[str]:
@@ -134,6 +151,7 @@ def main() -> None:
     else:
         rivals_on_path()
         with measuring():
+            see_own_mounts_only()
             print(history.table(list(measure(asked))))
 
 

@@ -58,7 +58,7 @@ _TREES_AGAIN = tuple(step + AGAIN for step in TREE_STEPS)
 def means_of(row: Row) -> Seconds:
     """Over all rounds."""
     return {
-        name: {step: statistics.mean(each) for step, each in found["seconds"].items()}
+        name: {step: statistics.fmean(each) for step, each in found["seconds"].items()}
         for name, found in row["subjects"].items()
         if "seconds" in found
     }
@@ -79,9 +79,9 @@ def one(name: str) -> Rival:
     """Only this one. The peer over io_uring is none if it had to do without."""
 
     def rival(row: Row, step: str) -> tuple[str, float] | None:
-        seconds = means_of(row).get(name, {}).get(step)
+        seconds = row["subjects"].get(name, {}).get("seconds", {}).get(step)
         is_itself = name != HP_URING or traits_of(row, name).get("transport") == "io_uring"
-        return (name, seconds) if seconds is not None and is_itself else None
+        return (name, statistics.fmean(seconds)) if seconds and is_itself else None
 
     return rival
 

@@ -23,18 +23,20 @@ class Program(NamedTuple):
     told: str
     quick: tuple[str, ...] = ()
 
-    def run(self, *, is_quick: bool) -> Iterator[Result]:
-        """What it has measured; nothing if it failed, which it has told itself."""
-        if is_quick and not self.quick:
-            return
+    def run(self, *, is_quick: bool, limit_s: float | None = None) -> Iterator[Result]:
+        """What it has measured when it ends, or is told to: nothing of what it has not finished."""
         results = RESULTS / f"{self.name}.jsonl"
         n_before = len(list(read(results)))
-        done = subprocess.run(
-            [PYTHON, "-m", f"bench.{self.name}", *(self.quick if is_quick else ())],
-            cwd=_ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=False,
-        )  # fmt: skip
-        if done.returncode:
-            tell(f"{self.name}: exit code {done.returncode}")
+        command = [PYTHON, "-m", f"bench.{self.name}", *(self.quick if is_quick else ())]
+        with subprocess.Popen(command, cwd=_ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
+            try:
+                process.wait(limit_s)
+            except subprocess.TimeoutExpired:
+                tell(f"{self.name}: not done after {limit_s:.0f} s")
+            finally:
+                process.terminate()  # it unmounts what it has mounted
+        if process.returncode:
+            tell(f"{self.name}: ended with {process.returncode}")
         for row in list(read(results))[n_before:]:
             yield from READERS[self.name](row)
 
@@ -43,7 +45,11 @@ _SOME = tuple(word for name in (NATIVE, OURS, BINDFS, MERGERFS) for word in ("--
 PROGRAMS = (
     Program("neighbour", "who works on the same disk while a tree is deleted"),
     Program("mount", "trashd mount beside its peers", ("--quick", "--part", "names", "--rounds", "3", *_SOME)),
-    Program("swap_through", "a swap through the mount, and how long others wait", ("--quick", "--rounds", "3")),
+    Program(
+        "swap_through",
+        "a swap through the mount, and how long others wait",
+        ("--quick", "--rounds", "3", "--scene", "tmpfs"),
+    ),
     Program(
         "listing",
         "listing through the mount",
