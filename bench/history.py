@@ -12,7 +12,7 @@ from bench.runs import RESULTS, RUNS, from_row, read
 from bench.subjects import markdown
 from bench.verdicts import Verdict
 
-_LINE, _WIDTH, _LEFT, _RIGHT, _TOP = 22, 420, 470, 190, 56
+_LINE, _WIDTH, _LEFT, _RIGHT, _TOP = 22, 420, 620, 260, 56
 _MOST = 4.0
 """Times the limit, or its inverse, that the height of a line shows."""
 _FONT = 'font-family="sans-serif" font-size="11" fill="#333"'

@@ -17,15 +17,14 @@ pytestmark = pytest.mark.needs("root")
 N_FILES, N_ROUNDS = 5000, 3
 
 
+@pytest.mark.timeout(600)  # seconds on an idle machine
 def test_no_ratio_is_far_beyond_what_is_stored(record_property: Callable[[str, object], None]) -> None:
     rounds = take(cost.BENCHMARK, Case(cost.CASE.words, N_FILES), N_ROUNDS).rounds
     if os.environ.get("GOLDEN") == "write":
         cost.store(rounds)
     for verdict in judged(cost.stored_targets(), rounds):
         if not verdict.is_met:
-            told = (
-                f"{verdict.target.told}: {verdict.found.told()} ({verdict.target.wanted}: {cost.WARN:g} times before)"
-            )
+            told = f"{verdict.target.told}: {verdict.found.told()} ({verdict.target.wanted}: {cost.WARN:g} times what it was)"
             record_property("told", told)
     far_beyond = [verdict for verdict in judged(cost.stored_targets(cost.FAR_BEYOND), rounds) if not verdict.is_met]
     assert len(list(judged(cost.stored_targets(), rounds))) == len(cost.RATIOS)
