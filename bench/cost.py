@@ -117,7 +117,7 @@ def bed(case: Case) -> Iterator[Bed]:
         yield Bed(turns)
 
 
-CASE = Case(("tmpfs",), 20_000)
+CASE = Case(("tmpfs",), 5000)
 BENCHMARK = Benchmark(
     "cost",
     "processor time of commands beside their rivals; CI holds it against bench/stored",
