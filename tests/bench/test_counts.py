@@ -38,7 +38,11 @@ def test_a_users_verbs_make_the_calls_that_are_stored(volume: Path) -> None:
 
 
 @pytest.mark.needs("strace")
-def test_files_cost_the_calls_that_are_stored(volume: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("native", ["0", "1"])
+def test_files_cost_the_calls_that_are_stored_in_c_and_in_python(
+    volume: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, native: str
+) -> None:
+    monkeypatch.setenv("TRASHD_NATIVE", native)
     assert_stored("files", of_more_files(volume, tmp_path / "log"))
 
 
