@@ -17,17 +17,18 @@ _ROOT = RESULTS.parents[1]
 
 
 class Program(NamedTuple):
-    """One of them. quick: its words for a quick run; none: it takes no part in that"""
+    """One of them, and its words in full and for a quick run, in which it takes no part without any."""
 
     name: str
     told: str
     quick: tuple[str, ...] = ()
+    full: tuple[str, ...] = ()
 
     def run(self, *, is_quick: bool, limit_s: float | None = None) -> Iterator[Result]:
         """What it has measured when it ends, or is told to: nothing of what it has not finished."""
         results = RESULTS / f"{self.name}.jsonl"
         n_before = len(list(read(results)))
-        command = [PYTHON, "-m", f"bench.{self.name}", *(self.quick if is_quick else ())]
+        command = [PYTHON, "-m", f"bench.{self.name}", *(self.quick if is_quick else self.full)]
         with subprocess.Popen(command, cwd=_ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
             try:
                 process.wait(limit_s)
@@ -43,7 +44,7 @@ class Program(NamedTuple):
 
 _SOME = tuple(word for name in (NATIVE, OURS, BINDFS, MERGERFS) for word in ("--subject", name))
 PROGRAMS = (
-    Program("neighbour", "who works on the same disk while a tree is deleted"),
+    Program("neighbour", "who works on the same disk while a tree is deleted", full=("--filesystem", "ext4")),
     Program("mount", "trashd mount beside its peers", ("--quick", "--part", "names", "--rounds", "3", *_SOME)),
     Program(
         "swap_through",
