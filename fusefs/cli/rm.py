@@ -6,6 +6,7 @@ import os
 import stat
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
 
 import click
 
@@ -20,7 +21,7 @@ from fusefs.core.errors import Refused, TrashdError, Unsettled, UsageError
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
 from fusefs.core.printable_names import printable, shell_word
 from fusefs.core.record import Method
-from fusefs.core.removal_group import RemovalGroup, RemovalVictim
+from fusefs.core.removal_group import RemovalGroup
 from fusefs.core.sweep_result import Swept
 from fusefs.linux.invocation import invocation
 from fusefs.linux.kernel import Kernel
@@ -77,14 +78,11 @@ def command(
     if force and not paths and not null:
         return 0
     wanted = every_path(paths, null=null)
-    if force:
-        wanted = filter(os.path.lexists, wanted)
-    removal = _RmCommand(
-        SwapOptions(keep_for, note, not no_fsync, invocation=invocation()), verbose=verbose, now=now, as_json=as_json
-    )
+    options = SwapOptions(keep_for, note, not no_fsync, invocation=invocation())
+    removal = _RmCommand(options, force=force, verbose=verbose, now=now, as_json=as_json)
     if only_empty and not recursive:
         wanted = _emptied(wanted, removal.codes, as_json=as_json)
-    code = removal.run(filter(_is_meant, wanted) if asks else wanted)
+    code = removal.run(filter(_is_meant, wanted) if asks else iter(wanted))
     look_for_soon(Kernel(), paths[:1], as_json=as_json)
     return code
 
@@ -111,20 +109,21 @@ def _emptied(paths: Iterable[bytes], codes: list[int], *, as_json: bool) -> Iter
 class _RmCommand:
     """One command's. codes: of what was done so far"""
 
-    def __init__(self, options: SwapOptions, *, verbose: bool, now: bool, as_json: bool) -> None:
+    def __init__(self, options: SwapOptions, *, force: bool, verbose: bool, now: bool, as_json: bool) -> None:
         self.codes: list[int] = []
         self._options = options
+        self._force = force
         self._verbose = verbose
         self._now = now
         self._as_json = as_json
 
-    def run(self, paths: Iterable[bytes]) -> int:
+    def run(self, paths: Iterator[bytes]) -> int:
         """Remove them; the exit code."""
-        alone, groups = list(paths), list[RemovalGroup]()
+        alone, groups = [*islice(paths, 2)], list[RemovalGroup]()
         if len(alone) > 1:
             from fusefs.sweep.remove_together import in_groups
 
-            groups, alone = in_groups(Kernel(), alone)
+            groups, alone = in_groups(Kernel(), chain(alone, paths))
         self._remove_each(alone)  # first: they may be named through a link that goes, too
         for group in groups:
             with StopSignals() as stop:
@@ -135,21 +134,23 @@ class _RmCommand:
         return output.exit_code(self.codes)
 
     def _remove_each(self, paths: Sequence[bytes]) -> None:
+        if self._force:
+            paths = [*filter(os.path.lexists, paths)]
         if paths:
             batch = SwapBatch(paths, self._options, remove_path, self._as_json, not self._now, self._reap)
             self.codes.append(swap_all(batch))
 
     def _remove(self, group: RemovalGroup, stop: StopSignals) -> list[bytes]:
-        """Remove a group; the paths that are still there, and are to be removed one by one."""
+        """Remove a group; the paths of what did not go, and is to be removed one by one."""
         from fusefs.sweep.remove_together import remove_group
         from fusefs.sweep.request import SweepWishes
 
         try:
-            swept, gone, left = remove_group(Kernel(), group, self._options, SweepWishes(stops=stop))
+            swept, left = remove_group(Kernel(), group, self._options, SweepWishes(stops=stop))
         except TrashdError:
-            return [victim.given for victim in group.victims]  # each tells what is wrong with it, or works by itself
+            return [*group.all_given()]  # each tells what is wrong with it, or works by itself
         if swept.orphan is not None:
-            self._tell(group, swept, gone)
+            self._tell(group, swept, frozenset(left))
             self.codes.append(Unsettled.exit_code if swept.warnings else 0)
             if self._now:
                 self.codes.append(self._reap_one(group.directory, swept.orphan))
@@ -161,23 +162,22 @@ class _RmCommand:
     def _reap_one(self, path: bytes, orphan: str) -> int:
         return reap_ids(Kernel(), (path,), (orphan,), as_json=self._as_json)
 
-    def _tell(self, group: RemovalGroup, swept: Swept, gone: Sequence[RemovalVictim]) -> None:
+    def _tell(self, group: RemovalGroup, swept: Swept, left: frozenset[bytes]) -> None:
         assert swept.orphan is not None
         assert swept.store is not None
         undo = output.restore_command(swept.orphan, swept.volume)
         if self._as_json:
-            for victim in gone:
-                one = Swapped(
-                    swept.orphan, victim.path, swept.store, Method.SWEEP, None, (), swept.warnings, swept.volume
-                )
-                restore = f"{undo} {shell_word(below(victim.path, group.directory))}"
+            for path in group.paths_without(left):
+                one = Swapped(swept.orphan, path, swept.store, Method.SWEEP, None, (), swept.warnings, swept.volume)
+                restore = f"{undo} {shell_word(below(path, group.directory))}"
                 output.as_json(one, UndoCommand(None if self._now else restore))
             return
-        if len(gone) <= _MOST_TOLD or self._verbose:
-            for victim in gone:
-                print(f"{printable(victim.path)}: removed")
+        n_gone = group.n() - len(left)
+        if n_gone <= _MOST_TOLD or self._verbose:
+            for path in group.paths_without(left):
+                print(f"{printable(path)}: removed")
         else:
-            print(f"{printable(group.directory)}: {len(gone):,} removed")
+            print(f"{printable(group.directory)}: {n_gone:,} removed")
         print(f"  id    {swept.orphan}")
         if not self._now:
             print(f"  undo  {undo}")

@@ -2,24 +2,59 @@
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Container, Iterator
+from itertools import chain
 from typing import NamedTuple
 
+_NAMES = re.compile(rb"[^\0]+")
 
-class RemovalVictim(NamedTuple):
-    """Something to be removed.
 
-    given  its path, as it was told
-    path   the same, absolute, without links
-    inode  st_dev and st_ino of what has it
+class ListedDirectory(NamedTuple):
+    """A directory, and names in it that are to be removed.
+
+    given   what was told before each name: empty, or a path with a slash at its end
+    path    its path, absolute, without links
+    packed  the names, a NUL behind each: as objects they take ten times the memory
     """
 
     given: bytes
     path: bytes
-    inode: tuple[int, int]
+    packed: bytearray
+
+    def names(self) -> Iterator[bytes]:
+        """The names, one by one."""
+        return (found[0] for found in _NAMES.finditer(self.packed))
+
+    def all_given(self) -> Iterator[bytes]:
+        """Their paths, as they were given."""
+        return (self.given + name for name in self.names())
+
+    def paths(self) -> Iterator[bytes]:
+        """Their paths, absolute."""
+        above = os.path.join(self.path, b"")
+        return (above + name for name in self.names())
 
 
 class RemovalGroup(NamedTuple):
-    """Several that lie on one mount. directory: above all of them"""
+    """Names on one mount. directory: above all of them"""
 
     directory: bytes
-    victims: tuple[RemovalVictim, ...]
+    directories: tuple[ListedDirectory, ...]
+
+    def n(self) -> int:
+        """How many there are."""
+        return sum(listed.packed.count(b"\0") for listed in self.directories)
+
+    def all_given(self) -> Iterator[bytes]:
+        """Their paths, as they were given."""
+        return chain.from_iterable(listed.all_given() for listed in self.directories)
+
+    def paths(self) -> Iterator[bytes]:
+        """Their paths, absolute, in the same order."""
+        return chain.from_iterable(listed.paths() for listed in self.directories)
+
+    def paths_without(self, left: Container[bytes]) -> Iterator[bytes]:
+        """The paths of all but these. left: as they were given"""
+        return (path for given, path in zip(self.all_given(), self.paths(), strict=True) if given not in left)

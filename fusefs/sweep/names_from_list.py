@@ -7,12 +7,14 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 
 from fusefs.core.errors import UsageError
-from fusefs.core.listed_names import Listed, ListedName
+from fusefs.core.listed_names import Listed
 from fusefs.core.names import split
 from fusefs.core.sweep_result import OUTSIDE, UNCLEAR
 from fusefs.sweep.agenda import Job, JobKind
 
 _TOGETHER = 1024
+_MOST_KNOWN = 1024
+_NO_NAMES = frozenset((b"", b".", b".."))
 _LONGEST = 1 << 20
 """Bytes of a path, far longer than any real one: what has no end at all must not fill the memory."""
 
@@ -31,29 +33,54 @@ def jobs_of(
     most    names of a job; with 1 no name is asked for before what is done to the last one has begun
     """
     most = most or _TOGETHER
-    prefixes = [top.rstrip(b"/") + b"/" for top in tops]
+    places = _ListedPlaces(tops)
     upper, together, inos = b"", list[str](), dict[str, int]()
     for name in names:
-        one = name if isinstance(name, ListedName) else ListedName(name)
-        path = _relative(one.path, prefixes) if one.is_understood else None
-        if path is None:
-            refuse(one.path, OUTSIDE if one.is_understood else UNCLEAR)
+        path, ino, is_understood = (name, 0, True) if isinstance(name, bytes) else name
+        place = places.of(path) if is_understood else None
+        if place is None:
+            refuse(path, OUTSIDE if is_understood else UNCLEAR)
             continue
-        if not path:
+        above, last = place
+        if not last:
             continue  # the sweep's directory itself, which find tells first, and which is never chosen
-        above, _slash, last = path.rpartition(b"/")
         if above != upper and together:
             yield Job(JobKind.LOOK, upper, together, inos=inos)
             together, inos = [], {}
         upper = above
         together.append(os.fsdecode(last))
-        if one.ino:
-            inos[together[-1]] = one.ino
+        if ino:
+            inos[together[-1]] = ino
         if len(together) >= most:
             yield Job(JobKind.LOOK, upper, together, inos=inos)
             together, inos = [], {}
     if together:
         yield Job(JobKind.LOOK, upper, together, inos=inos)
+
+
+class _ListedPlaces:
+    """Where in the sweep's directory listed paths are; a directory that many are in is made out once."""
+
+    def __init__(self, tops: Iterable[bytes]) -> None:
+        self._prefixes = [top.rstrip(b"/") + b"/" for top in tops]
+        self._directories: dict[bytes, bytes | None] = {}
+
+    def of(self, path: bytes) -> tuple[bytes, bytes] | None:
+        """The directory, relative to the sweep's, and the name in it (empty for that itself); None: outside, no path"""
+        at = path.rfind(b"/") + 1
+        above, last = path[:at], path[at:]
+        if above not in self._directories:
+            if len(self._directories) >= _MOST_KNOWN:
+                self._directories.clear()
+            self._directories[above] = _relative(above, self._prefixes)
+        upper = self._directories[above]
+        if upper is not None and last not in _NO_NAMES and b"\0" not in last:
+            return upper, last
+        whole = _relative(path, self._prefixes)
+        if whole is None:
+            return None
+        upper, _slash, last = whole.rpartition(b"/")
+        return upper, last
 
 
 def read_names(fd: int, end: bytes) -> Iterator[bytes]:

@@ -7,102 +7,148 @@ own would, is left to that: what a link leads to, a mount point and what is abov
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import stat
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
+from typing import NamedTuple
 
-from fusefs.core.removal_group import RemovalGroup, RemovalVictim
+from fusefs.core.removal_group import ListedDirectory, RemovalGroup
 from fusefs.core.selection import KINDS, Selection
-from fusefs.core.sweep_result import Swept
+from fusefs.core.sweep_result import SweepSums, Swept
+from fusefs.linux.batched_calls import look_at_all
+from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.mountinfo import read_mounts
+from fusefs.linux.mountinfo import below, read_mounts
+from fusefs.store.backing_and_mount import DIRECTORY
 from fusefs.store.stage import SwapOptions
 from fusefs.sweep.request import Request, SweepWishes, ToTrash
 from fusefs.sweep.run import run
 
+_NO_NAMES = frozenset((b"", b".", b".."))
+_AT_ONCE = 1024
+
 
 def in_groups(kernel: Kernel, paths: Iterable[bytes]) -> tuple[list[RemovalGroup], list[bytes]]:
-    """Those of some paths that can be removed together, and the others."""
-    look = _Look(kernel)
-    by_mount: dict[int, list[RemovalVictim]] = {}
-    alone = []
+    """Those of some paths that can be removed together, and the others.
+
+    Of a directory no more names are looked at than it takes to know that one of them is there, or two: what there is
+    of the others is seen when they are taken.
+    """
+    look, alone = _Look(kernel), list[bytes]()
     for path in paths:
-        found = look.at(path)
-        if found is None:
+        at = path.rfind(b"/") + 1
+        name, directory = path[at:], look.at(path[:at])
+        if directory is None or name in directory.others:
             alone.append(path)
         else:
-            by_mount.setdefault(found[0], []).append(found[1])
+            directory.listed.packed.extend(name + b"\0")
     groups = []
-    for victims in by_mount.values():
-        if len(victims) == 1:
-            alone.append(victims[0].given)
+    for directories in look.by_mount():
+        seen = [(directory, _n_there(directory)) for directory in directories]
+        found = tuple(directory for directory, n in seen if n)
+        left = [directory for directory, n in seen if not n]
+        if sum(n for _directory, n in seen) > 1:
+            groups.append(RemovalGroup(os.path.commonpath([directory.path for directory in found]), found))
         else:
-            above = os.path.commonpath([os.path.dirname(victim.path) for victim in victims])
-            groups.append(RemovalGroup(above, tuple(victims)))
+            left = directories
+        alone += chain.from_iterable(directory.all_given() for directory in left)
     return groups, alone
+
+
+def _n_there(directory: ListedDirectory) -> int:
+    """How many of the names something has: none, one, or more."""
+    return sum(1 for _name in islice(filter(os.path.lexists, directory.paths()), 2))
 
 
 def remove_group(
     kernel: Kernel, group: RemovalGroup, options: SwapOptions, wishes: SweepWishes
-) -> tuple[Swept, list[RemovalVictim], list[bytes]]:
+) -> tuple[Swept, list[bytes]]:
     """Remove a group.
 
-    Returns  what was done; those that are gone, and the paths of those that are still there
+    Returns  what was done; the paths, as they were given, of those that did not come
     Raises   TrashdError; nothing was touched then
     """
-    names = iter([victim.path for victim in group.victims])
-    swept = run(
-        kernel, Request(group.directory, Selection(types=frozenset(KINDS)), ToTrash(options), names=names), wishes
-    )
-    gone, left = [], []
-    for victim in group.victims:
-        if _inode(victim.path) == victim.inode:
-            left.append(victim.given)
-        else:
-            gone.append(victim)
-    return swept, gone, left
+    left: list[bytes] = []
+
+    def see(tree: Fd, sums: SweepSums) -> None:
+        if sums.n_done < group.n():
+            for listed in group.directories:
+                left.extend(_left(kernel, tree, below(listed.path, group.directory), listed, sums))
+
+    chosen, act = Selection(types=frozenset(KINDS)), ToTrash(options, see)
+    return run(kernel, Request(group.directory, chosen, act, names=group.paths()), wishes), left
+
+
+def _left(kernel: Kernel, tree: Fd, upper: bytes, listed: ListedDirectory, sums: SweepSums) -> Iterator[bytes]:
+    """Those of a directory's names that are not in the orphan's tree: neither they came nor what they were in.
+
+    upper  the directory's path in the tree
+    """
+    try:
+        here = kernel.open_beneath(tree, upper or b".", DIRECTORY)
+    except OSError:
+        yield from listed.all_given()
+        return
+    with here:
+        names = listed.names()
+        while some := [*islice(names, _AT_ONCE)]:
+            looked, _refused = look_at_all(kernel, here, map(os.fsdecode, some))
+            came = {os.fsencode(one.name): one.st_mode for one in looked}
+            for name in some:
+                # Of a directory that had to join what had come out of it before, a part may still be there.
+                is_part = sums.n_failed > 0 and stat.S_ISDIR(came.get(name, 0)) and _is_there(listed, name)
+                if name not in came or is_part:
+                    yield listed.given + name
+
+
+def _is_there(directory: ListedDirectory, name: bytes) -> bool:
+    return os.path.lexists(os.path.join(directory.path, name))
+
+
+class _Directory(NamedTuple):
+    """A directory of names. others: in it, to be removed alone"""
+
+    listed: ListedDirectory
+    others: frozenset[bytes]
 
 
 class _Look:
-    """At paths, each directory once."""
+    """At directories, each once."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
         self._here = os.getcwdb()
-        self._directories: dict[bytes, tuple[int, bytes] | None] = {}
-        self._above_mounts: set[bytes] = set()
+        self._directories: dict[bytes, _Directory | None] = {}
+        self._by_mount: dict[int, list[ListedDirectory]] = {}
+        self._above_mounts: dict[bytes, set[bytes]] = {}
         for mount in read_mounts():
             at = mount.point
-            while at not in self._above_mounts:
-                self._above_mounts.add(at)
-                at = os.path.dirname(at)
+            while at != b"/":
+                above, name = os.path.split(at)
+                self._above_mounts.setdefault(above, set()).add(name)
+                at = above
 
-    def at(self, given: bytes) -> tuple[int, RemovalVictim] | None:
-        """The mount that something is on, and what it is; None: it is to be removed alone, or can't be."""
-        above, name = os.path.split(given)
-        if name in (b"", b".", b".."):
-            return None
-        if above not in self._directories:
-            self._directories[above] = self._open(above)
-        directory = self._directories[above]
-        if directory is None:
-            return None
-        path = os.path.join(directory[1], name)
-        inode = _inode(path)
-        if inode is None or path in self._above_mounts:
-            return None
-        return directory[0], RemovalVictim(given, path, inode)
-
-    def _open(self, path: bytes) -> tuple[int, bytes] | None:
-        """The mount of a directory, and its path; None: a link is on the way, or it is none."""
+    def at(self, given: bytes) -> _Directory | None:
+        """The directory of a name, by what was told before that; None: what is in it is to be removed alone."""
         try:
-            with self._kernel.open_plain(path or b".") as fd:
-                return self._kernel.statx(fd).mnt_id, os.path.normpath(os.path.join(self._here, path))
+            return self._directories[given]
+        except KeyError:
+            return self._directories.setdefault(given, self._open(given))
+
+    def by_mount(self) -> Iterator[list[ListedDirectory]]:
+        """The directories, those on one mount together, each with a name at least."""
+        for directories in self._by_mount.values():
+            named = [directory for directory in directories if directory.packed]
+            if named:
+                yield named
+
+    def _open(self, given: bytes) -> _Directory | None:
+        """None: a link is on the way, or it is no directory."""
+        try:
+            with self._kernel.open_plain(given or b".") as fd:
+                mnt_id = self._kernel.statx(fd).mnt_id
         except OSError:
             return None
-
-
-def _inode(path: bytes) -> tuple[int, int] | None:
-    try:
-        st = os.lstat(path)
-    except OSError:
-        return None
-    return st.st_dev, st.st_ino
+        listed = ListedDirectory(given, os.path.normpath(os.path.join(self._here, given)), bytearray())
+        self._by_mount.setdefault(mnt_id, []).append(listed)
+        return _Directory(listed, _NO_NAMES.union(self._above_mounts.get(listed.path, ())))

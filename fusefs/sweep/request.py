@@ -12,6 +12,7 @@ from fusefs.core.report import Stops
 from fusefs.core.selection import Selection
 from fusefs.core.sweep_result import SweepSums
 from fusefs.engine.slice_pace import FULL_SPEED, SetsSpeed
+from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel, Refused
 from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.deep_path import DeepOpeners
@@ -38,9 +39,14 @@ class IfExists(Enum):
 
 
 class ToTrash(NamedTuple):
-    """The matches become one orphan that keeps their tree. options: None for the usual ones"""
+    """The matches become one orphan that keeps their tree.
+
+    options  None for the usual ones
+    see      called in the end with that tree, open, and the sums
+    """
 
     options: SwapOptions | None = None
+    see: Callable[[Fd, SweepSums], None] | None = None
 
 
 class ToDelete(NamedTuple):

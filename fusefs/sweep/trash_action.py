@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -14,6 +14,7 @@ from fusefs.core.names import Name, RelPath
 from fusefs.core.record import TreeSize
 from fusefs.core.sweep_result import SweepSums
 from fusefs.linux.batched_calls import rename_all_free
+from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.shared_extents import never_shares
 from fusefs.store.backing_and_mount import FULL, BackingAndMount, between, is_same
@@ -36,7 +37,7 @@ def open_trash(kernel: Kernel, top: SweepRoot, to: ToTrash) -> Iterator[Action]:
         if not os.path.samestat(kernel.fstat(scope.sides.fd), kernel.fstat(top.sides.fd)):
             raise NotFound(top.path, "it was moved meanwhile")
         with open_basket(kernel, scope, to.options or SwapOptions()) as basket:
-            yield _TrashAction(basket, noted_stores(kernel, top.path))
+            yield _TrashAction(basket, noted_stores(kernel, top.path), to.see)
 
 
 class _TrashAction:
@@ -46,9 +47,12 @@ class _TrashAction:
     takes_dirs = True
     avoided: frozenset[Identified] = frozenset()
 
-    def __init__(self, basket: SweepContainer, noted: frozenset[RelPath]) -> None:
+    def __init__(
+        self, basket: SweepContainer, noted: frozenset[RelPath], see: Callable[[Fd, SweepSums], None] | None
+    ) -> None:
         self._basket = basket
         self._noted = noted
+        self._see = see
         self._has_joined = mmap.mmap(-1, 1)
         """Whether something may have come by a merge, which counts as nothing done if it could not come wholly."""
 
@@ -98,6 +102,8 @@ class _TrashAction:
 
     def end(self, sums: SweepSums) -> ActionEnd:
         """See Action."""
+        if self._see is not None:
+            self._see(self._basket.tree.fd, sums)
         is_empty = not (sums.n_done or self._has_joined[0])
         orphan, warnings = self._basket.finish(is_empty=is_empty, size=self._size(sums))
         store = None if orphan is None else self._basket.held.folder.path()
