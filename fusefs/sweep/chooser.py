@@ -10,7 +10,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from fusefs.core.freed_space import STAT_BLOCK_BYTES
-from fusefs.core.names import join
+from fusefs.core.names import STORE, join
 from fusefs.core.selection import FORMATS, Matcher
 from fusefs.core.stat_bounds import StatBounds
 from fusefs.core.sweep_result import ANOTHER, SweepSums
@@ -23,7 +23,9 @@ from fusefs.sweep.agenda import SliceCounts
 from fusefs.sweep.list_and_match import depth_in, kind_of, kinds_of, wanted_in
 from fusefs.sweep.request import Action, Identified, identify
 
-_FILES = frozenset(map(kind_of, FORMATS.values())) - {kind_of(stat.S_IFDIR)}
+_OWN = STORE.decode()
+_DIR = kind_of(stat.S_IFDIR)
+_FILES = frozenset(map(kind_of, FORMATS.values())) - {_DIR}
 _NONE = SweepSums()
 _ANY_INO: Mapping[str, int] = {}
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
@@ -164,21 +166,21 @@ class Chooser:
         """
         wanted = wanted_in(self._matcher, upper)
         is_chosen, is_pruned = wanted.is_chosen, wanted.is_pruned
-        names = [
-            name
-            for name in names
-            if (is_chosen is None or is_chosen(name))
-            and not (is_pruned is not None and is_pruned(name))
-            and not is_stores_own(os.fsencode(name))
-        ]
+        names = [name for name in names if not (_OWN in name and is_stores_own(os.fsencode(name)))]
+        if is_chosen is not None:
+            names = [name for name in names if is_chosen(name)]
+        if is_pruned is not None:
+            names = [name for name in names if not is_pruned(name)]
         looked = self._look(upper, sides, names, absent=missing(1, are_again))
         self._tally.count(SweepSums(n_seen=len(looked)))
         if inos:
             looked = list(self._as_listed(upper, looked, inos))
-        looked = [one for one in looked if kind_of(one.st_mode) in wanted.kinds]
-        files = [one for one in looked if not stat.S_ISDIR(one.st_mode)]
-        dirs = [one.name for one in looked if stat.S_ISDIR(one.st_mode)]
-        return _names(self._taken(files)), self.choose_dirs(upper, sides, dirs, are_listed=True)
+        kinds = wanted.kinds - {_DIR}
+        files = [one for one in looked if one.st_mode >> 12 in kinds]
+        dirs = [one.name for one in looked if one.st_mode >> 12 == _DIR] if _DIR in wanted.kinds else []
+        if self._matcher.needs_stat:
+            files = self._taken(files)
+        return _names(files), self.choose_dirs(upper, sides, dirs, are_listed=True)
 
     def _as_listed(self, upper: bytes, looked: Iterable[StatxResult], inos: Mapping[str, int]) -> Iterator[StatxResult]:
         """Those that are what was listed; of the others it is told."""
