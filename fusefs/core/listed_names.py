@@ -19,6 +19,13 @@ class ListedName(NamedTuple):
     is_understood: bool = True
 
 
+class ListedTogether(NamedTuple):
+    """Several names of one directory, none of them `.`, `..` or with a slash. directory: as of a path"""
+
+    directory: bytes
+    names: list[str]
+
+
 Listed = bytes | ListedName
 """A path alone, or with what else is known of it."""
 

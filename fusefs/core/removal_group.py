@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Container, Iterator
-from itertools import chain
+from itertools import chain, islice
 from typing import NamedTuple
 
+from fusefs.core.listed_names import ListedTogether
+
+_TOGETHER = 1024
 _NAMES = re.compile(rb"[^\0]+")
 
 
@@ -51,10 +54,14 @@ class RemovalGroup(NamedTuple):
         """Their paths, as they were given."""
         return chain.from_iterable(listed.all_given() for listed in self.directories)
 
-    def paths(self) -> Iterator[bytes]:
-        """Their paths, absolute, in the same order."""
-        return chain.from_iterable(listed.paths() for listed in self.directories)
+    def together(self) -> Iterator[ListedTogether]:
+        """The same as a list."""
+        for listed in self.directories:
+            names = listed.names()
+            while some := [*islice(names, _TOGETHER)]:
+                yield ListedTogether(listed.path, os.fsdecode(b"\0".join(some)).split("\0"))
 
     def paths_without(self, left: Container[bytes]) -> Iterator[bytes]:
         """The paths of all but these. left: as they were given"""
-        return (path for given, path in zip(self.all_given(), self.paths(), strict=True) if given not in left)
+        paths = chain.from_iterable(listed.paths() for listed in self.directories)
+        return (path for given, path in zip(self.all_given(), paths, strict=True) if given not in left)

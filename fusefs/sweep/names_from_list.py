@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 
 from fusefs.core.errors import UsageError
-from fusefs.core.listed_names import Listed
-from fusefs.core.names import split
+from fusefs.core.listed_names import Listed, ListedTogether
+from fusefs.core.names import join, split
 from fusefs.core.sweep_result import OUTSIDE, UNCLEAR
 from fusefs.sweep.agenda import Job, JobKind
 
@@ -24,7 +24,10 @@ class BrokenList(UsageError):
 
 
 def jobs_of(
-    names: Iterable[Listed], tops: Iterable[bytes], refuse: Callable[[bytes, str], None], most: int | None = None
+    names: Iterable[Listed | ListedTogether],
+    tops: Iterable[bytes],
+    refuse: Callable[[bytes, str], None],
+    most: int | None = None,
 ) -> Iterator[Job]:
     """Jobs for names relative to the sweep's directory, or absolute and in it; their order stays, nearly.
 
@@ -36,6 +39,16 @@ def jobs_of(
     places = _ListedPlaces(tops)
     upper, together, inos = b"", list[str](), dict[str, int]()
     for name in names:
+        if isinstance(name, ListedTogether):
+            if together:
+                yield Job(JobKind.LOOK, upper, together, inos=inos)
+                together, inos = [], {}
+            place = places.of(name.directory)
+            if place is None:
+                refuse(name.directory, OUTSIDE)
+            else:
+                yield Job(JobKind.LOOK, join(*place), name.names)
+            continue
         path, ino, is_understood = (name, 0, True) if isinstance(name, bytes) else name
         place = places.of(path) if is_understood else None
         if place is None:

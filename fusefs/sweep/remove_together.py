@@ -76,7 +76,7 @@ def remove_group(
                 left.extend(_left(kernel, tree, below(listed.path, group.directory), listed, sums))
 
     chosen, act = Selection(types=frozenset(KINDS)), ToTrash(options, see)
-    return run(kernel, Request(group.directory, chosen, act, names=group.paths()), wishes), left
+    return run(kernel, Request(group.directory, chosen, act, names=group.together()), wishes), left
 
 
 def _left(kernel: Kernel, tree: Fd, upper: bytes, listed: ListedDirectory, sums: SweepSums) -> Iterator[bytes]:

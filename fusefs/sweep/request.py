@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from fusefs.core.listed_names import Listed
+from fusefs.core.listed_names import Listed, ListedTogether
 from fusefs.core.names import ContainerId
 from fusefs.core.report import Stops
 from fusefs.core.selection import Selection
@@ -111,7 +111,7 @@ class Request(NamedTuple):
     selection: Selection
     act: Act
     most: int | None = None
-    names: Iterable[Listed] | None = None
+    names: Iterable[Listed | ListedTogether] | None = None
     n_workers: int | None = None
     inode: Identified | None = None
     guard: DirectoryGuard | None = None

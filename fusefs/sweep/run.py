@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Self, assert_never
 
 from fusefs.core.errors import NotFound, from_os
-from fusefs.core.listed_names import Listed
+from fusefs.core.listed_names import Listed, ListedTogether
 from fusefs.core.selection import Matcher
 from fusefs.core.sweep_result import OUTSIDE, Swept
 from fusefs.engine.run_slices import SliceRunner
@@ -222,7 +222,7 @@ class _SweepInProgress:
         tops = dict.fromkeys((os.path.abspath(request.directory), top.path))
         return jobs_of(self._read(request.names), tops, self._refuse, 1 if request.late else None)
 
-    def _read(self, names: Iterable[Listed]) -> Iterator[Listed]:
+    def _read(self, names: Iterable[Listed | ListedTogether]) -> Iterator[Listed | ListedTogether]:
         """Listed names; a list that can't be read to its end ends there: what it told before is done all the same."""
         try:
             yield from names
