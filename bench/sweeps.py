@@ -77,6 +77,13 @@ def make_flat(root: Path, n_files: int) -> None:
     (root / TARGET).mkdir()
 
 
+def make_flat_list(root: Path, n_files: int) -> None:
+    """One directory of empty files, their list as find tells it, and an empty one beside it."""
+    make_files(root / TOP, n_files, is_odd=lambda _number: False)
+    (root / TARGET).mkdir()
+    (root / LIST).write_text("".join(f"{name}\0" for name in os.listdir(root / TOP)), encoding="ascii")
+
+
 def make_linked(root: Path, n_files: int) -> None:
     """One directory with that many names of few files."""
     (root / TOP).mkdir()
@@ -152,6 +159,15 @@ JOBS = MappingProxyType[str, Job](
                 "xargs rm": partial(shell, f"cd {TOP} && xargs -0 rm < ../{LIST}"),
             },
             half, (),
+        ),
+        "rm": Job(
+            "rm of a list", 57_000, make_flat_list,
+            {
+                OURS: partial(shell, f"cd {TOP} && '{TRASHD}' rm -0 < ../{LIST}"),
+                "xargs rm": partial(shell, f"cd {TOP} && xargs -0 rm < ../{LIST}"),
+                "xargs mv": partial(shell, f"cd {TOP} && xargs -0 mv -t ../{TARGET} < ../{LIST}"),
+            },
+            lambda _n_files: 0, (Limit(2.0, "xargs rm"),),
         ),
         "move": Job(
             "moved", 500_000, make_flat,
