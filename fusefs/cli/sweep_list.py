@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import chain
 
@@ -85,13 +85,17 @@ def _begun(names: Iterator[Listed], source: bytes) -> Iterator[Listed]:
         raise
     if first is None:
         return iter(())
-    here = os.getcwdb()
-    return (_absolute(here, name) for name in chain((first,), names))
+    return _absolute(os.getcwdb(), chain((first,), names))
 
 
-def _absolute(here: bytes, name: Listed) -> Listed:
+def _absolute(here: bytes, names: Iterable[Listed]) -> Iterator[Listed]:
     """A name of a format that has more than names is so already, or it is none."""
-    return name if isinstance(name, ListedName) else _from(here, name)
+    above = os.path.join(here, b"")
+    for name in names:
+        if isinstance(name, ListedName):
+            yield name
+        else:
+            yield _from(here, name) if name.startswith((b"/", b"..")) else above + name
 
 
 def _from(here: bytes, name: bytes) -> bytes:
