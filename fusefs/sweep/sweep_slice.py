@@ -385,8 +385,9 @@ class _SweepRun:
                 self._after(upper, dirs)
                 self._push_enter(upper, dirs, strips=True, is_chosen=True)
             else:
-                self._take(Job(JobKind.AFTER, upper, dirs), sides)
-            self._take(Job(JobKind.TAKE, upper, files), sides)
+                self._take(Job(JobKind.AFTER, upper, dirs[::-1]), sides)
+            # In the list's order, which is mostly that of a listing: backwards ext4 searches more of each block.
+            self._take(Job(JobKind.TAKE, upper, files[::-1]), sides)
         self._leave(sides)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,8 +13,9 @@ from fusefs.core.record import Failure
 from fusefs.core.selection import Selection
 from fusefs.core.slice_budget import AT_ONCE, HOLD, Speed
 from fusefs.core.sweep_result import SweepSums
+from fusefs.linux.kernel import Refused
 from fusefs.sweep.names_from_list import BrokenList, read_names
-from fusefs.sweep.request import SweepWishes, ToTrash
+from fusefs.sweep.request import ActionPlace, SweepWishes, ToPrint, ToTrash
 from tests.support.make_trees import Symlink, make_tree
 from tests.support.many_files import fill
 from tests.support.run_sweep import ALL, EVERY_KIND, names, sweep
@@ -79,6 +80,19 @@ def test_a_list_is_begun_with_before_it_ends(top: Path) -> None:
     )
     assert swept.sums.n_done == 5000
     assert first[0] < 2000
+
+
+def test_names_of_a_directory_have_their_turn_in_the_list_s_order(top: Path) -> None:
+    fill(top, 3000)
+    paths = [f"f{n * 7 % 3000}" for n in range(3000)]
+    told: list[str] = []
+
+    def tell(_here: ActionPlace, names: Sequence[str]) -> Refused:
+        told.extend(names)
+        return []
+
+    sweep(top, ALL, ToPrint(tell), names=listed(*paths), n_workers=1)
+    assert told == paths
 
 
 def test_a_list_in_no_order_takes_no_slice_a_name(volume: Path) -> None:
