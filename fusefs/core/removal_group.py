@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Container, Iterator
-from itertools import chain, islice
+from itertools import chain
 from typing import NamedTuple
 
-from fusefs.core.listed_names import ListedTogether
-
-_TOGETHER = 1024
 _NAMES = re.compile(rb"[^\0]+")
 
 
@@ -36,7 +32,7 @@ class ListedDirectory(NamedTuple):
 
     def paths(self) -> Iterator[bytes]:
         """Their paths, absolute."""
-        above = os.path.join(self.path, b"")
+        above = self.path.rstrip(b"/") + b"/"
         return (above + name for name in self.names())
 
 
@@ -53,13 +49,6 @@ class RemovalGroup(NamedTuple):
     def all_given(self) -> Iterator[bytes]:
         """Their paths, as they were given."""
         return chain.from_iterable(listed.all_given() for listed in self.directories)
-
-    def together(self) -> Iterator[ListedTogether]:
-        """The same as a list."""
-        for listed in self.directories:
-            names = listed.names()
-            while some := [*islice(names, _TOGETHER)]:
-                yield ListedTogether(listed.path, os.fsdecode(b"\0".join(some)).split("\0"))
 
     def paths_without(self, left: Container[bytes]) -> Iterator[bytes]:
         """The paths of all but these. left: as they were given"""

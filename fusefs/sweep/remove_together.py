@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from typing import NamedTuple
 
+from fusefs.core.listed_names import ListedTogether
 from fusefs.core.removal_group import ListedDirectory, RemovalGroup
 from fusefs.core.selection import KINDS, Selection
 from fusefs.core.sweep_result import SweepSums, Swept
@@ -76,7 +77,14 @@ def remove_group(
                 left.extend(_left(kernel, tree, below(listed.path, group.directory), listed, sums))
 
     chosen, act = Selection(types=frozenset(KINDS)), ToTrash(options, see)
-    return run(kernel, Request(group.directory, chosen, act, names=group.together()), wishes), left
+    return run(kernel, Request(group.directory, chosen, act, names=_together(group)), wishes), left
+
+
+def _together(group: RemovalGroup) -> Iterator[ListedTogether]:
+    for listed in group.directories:
+        names = listed.names()
+        while some := [*islice(names, _AT_ONCE)]:
+            yield ListedTogether(listed.path, os.fsdecode(b"\0".join(some)).split("\0"))
 
 
 def _left(kernel: Kernel, tree: Fd, upper: bytes, listed: ListedDirectory, sums: SweepSums) -> Iterator[bytes]:
