@@ -171,8 +171,14 @@ class Chooser:
             names = [name for name in names if is_chosen(name)]
         if is_pruned is not None:
             names = [name for name in names if not is_pruned(name)]
-        looked = self._look(upper, sides, names, absent=missing(1, are_again))
-        self._tally.count(SweepSums(n_seen=len(looked)))
+        chosen, others = list[str](), names
+        if wanted.kinds and not inos:
+            chosen, _sizes, others = choose_all(self._kernel, sides.fd, names, self._bounds)
+            if _DIR in wanted.kinds and len(chosen) + len(others) < len(names):
+                known = frozenset(chosen)
+                others = [name for name in names if name not in known]
+        looked = self._look(upper, sides, others, absent=missing(1, are_again))
+        self._tally.count(SweepSums(n_seen=len(names) - len(others) + len(looked)))
         if inos:
             looked = list(self._as_listed(upper, looked, inos))
         kinds = wanted.kinds - {_DIR}
@@ -180,7 +186,7 @@ class Chooser:
         dirs = [one.name for one in looked if one.st_mode >> 12 == _DIR] if _DIR in wanted.kinds else []
         if self._matcher.needs_stat:
             files = self._taken(files)
-        return _names(files), self.choose_dirs(upper, sides, dirs, are_listed=True)
+        return chosen + _names(files), self.choose_dirs(upper, sides, dirs, are_listed=True)
 
     def _as_listed(self, upper: bytes, looked: Iterable[StatxResult], inos: Mapping[str, int]) -> Iterator[StatxResult]:
         """Those that are what was listed; of the others it is told."""
