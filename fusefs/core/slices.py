@@ -199,10 +199,15 @@ class _Node:
 class SlicePlan:
     """The slices of one removal, the sum of what they did, and the fds that they no longer need."""
 
-    def __init__(self, n_workers: int, *, splits_names: bool) -> None:
-        """splits_names: whether two workers are faster than one in one flat directory, here."""
+    def __init__(self, n_workers: int, *, splits_names: bool, least_share: int = _FEW_NAMES) -> None:
+        """Begin with nothing to do.
+
+        splits_names  whether two workers are faster than one in one flat directory, here
+        least_share   of such a directory's names, unless no more are left
+        """
         self._n_workers = n_workers
         self._n_sharing = min(n_workers, _MOST_SHARING) if splits_names else 1
+        self._least_share = least_share
         self._nodes: dict[int, _Node] = {}
         self._n_added = 0
         self._removed = 0
@@ -277,7 +282,7 @@ class SlicePlan:
         if work.names:
             # Enough is left for each of the others; what is too much for its time comes back.
             n_names = len(work.names) + len(work.bundles) * _MAX_NAMES
-            n = min(max(-(-n_names // self._n_sharing), _FEW_NAMES), _MAX_NAMES)
+            n = min(max(-(-n_names // self._n_sharing), self._least_share), _MAX_NAMES)
             share = SliceWork(work.names[-n:])
             del work.names[-n:]
             return share

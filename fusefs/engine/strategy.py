@@ -15,6 +15,7 @@ _NETWORK = frozenset(
 )
 """FUSE, NFS, CIFS, SMB2, SMB, CephFS, Lustre, BeeGFS, 9p, GPFS"""
 _MANY_THREADS = 16
+_SERVERS_SHARE, _LOCAL_SHARE = 8, 1024
 _MOST_PROCESSES = 8
 _WINDOW, _SORTED_WINDOW = 16_384, 262_144
 _ROOM, _ROOM_CHARS = 1 << 20, 1 << 22
@@ -37,6 +38,8 @@ class Strategy(NamedTuple):
     by_inode     unlink in the order of inode numbers: ext4 lists in the order of hashes, and finds inodes by number
     splits       two workers in one flat directory are faster than one: what the directory's lock does not cover
                  is a large part of the work
+    least_share  names that such a worker takes, unless no more are left: on a local disk fewer are gone before they
+                 are handed out
     looks_ahead  names are looked up before they are unlinked: the kernel lets one process at a time unlink in a
                  directory and find the name there, but as many as like look for names
     tells_types  listings tell types; where not, what unlink calls a directory is one
@@ -53,6 +56,7 @@ class Strategy(NamedTuple):
     window_chars: int
     by_inode: bool
     splits: bool
+    least_share: int
     looks_ahead: bool
     tells_types: bool
     is_at_once: bool
@@ -93,6 +97,7 @@ def choose(kernel: Kernel, container: Fd, n_workers: int | None = None) -> Strat
         window_chars=_ROOM_CHARS // most**2,
         by_inode=by_inode,
         splits=by_inode or magic in _NETWORK,
+        least_share=_SERVERS_SHARE if workers is Workers.THREADS else _LOCAL_SHARE,
         looks_ahead=workers is Workers.THREADS,
         tells_types=tells_types,
         is_at_once=is_at_once(magic),
