@@ -98,6 +98,31 @@ def read_on(kernel: Kernel, fd: int) -> getdents.DirentBlock | None:
     return getdents.DirentBlock(text, text.split("/") if inos else [], inos, kinds)
 
 
+class DirectoryWindow(NamedTuple):
+    """Entries of a directory, to be taken from the end.
+
+    bundles  names to unlink, packed (core.slices.unpack); directories too where listings don't tell types
+    subdirs  directories
+    is_all   nothing else is in there
+    """
+
+    bundles: list[bytes]
+    subdirs: list[str]
+    is_all: bool
+
+
+def read_window(kernel: Kernel, fd: int, most: int, most_bytes: int, *, by_inode: bool) -> DirectoryWindow | None:
+    """The first entries of a directory, listed at once; None where Python is to do it.
+
+    most, most_bytes  how many, and how long all their names may be together
+    by_inode  in the order of their inode numbers, else as they are listed; either way from the end
+    Raises  OSError
+    """
+    if _bulk is None or kernel.is_watched:
+        return None
+    return DirectoryWindow(*_bulk.window(fd, most, most_bytes, by_inode))
+
+
 def unlink_all(kernel: Kernel, dir_fd: int, names: Sequence[str]) -> Refused:
     """unlinkat of each name, one call a name; those that it refused, with the errno."""
     return _remove_all(kernel, "unlink", dir_fd, names)

@@ -34,7 +34,7 @@ from fusefs.core.slices import (
 )
 from fusefs.engine.strategy import Strategy, Workers, in_order
 from fusefs.engine.xfs_groups import AllocationGroups
-from fusefs.linux.batched_calls import look_at_all, unlink_all
+from fusefs.linux.batched_calls import DirectoryWindow, look_at_all, read_window, unlink_all
 from fusefs.linux.directory_metadata import thaw
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
@@ -349,16 +349,23 @@ class _RemovalRun:
                 again = is_remote and frame.is_listed_by_fd
                 fd = owned.enter_context(self._kernel.open_dir(frame.fd)) if again else frame.fd
                 frame.is_listed_by_fd = True
-                entries = islice(owned.enter_context(self._kernel.scan(fd)), n_passed, None)
-                found = _read_window(entries, work.failed, self._strategy, until_s)
+                is_plain = until_s is None and not work.n_failed
+                found = self._read_at_once(fd) if is_plain else None
+                if found is None:
+                    entries = islice(owned.enter_context(self._kernel.scan(fd)), n_passed, None)
+                    found = _read_window(entries, work.failed, self._strategy, until_s)
         except OSError as error:
             work.is_listed = True
             self._fail(frame, "", error.errno or errno.EIO, "getdents")
             return
-        work.bundles += pack(found.names)
+        work.bundles += found.bundles
         work.subdirs += found.subdirs
         work.n_passes += found.is_all or (until_s is not None and not was_productive)
         work.is_listed = found.is_all
+
+    def _read_at_once(self, fd: Fd) -> DirectoryWindow | None:
+        strategy = self._strategy
+        return read_window(self._kernel, fd, strategy.window, strategy.window_chars, by_inode=strategy.by_inode)
 
     def _leave(self, frame: _Frame) -> None:
         """Nothing is left to do in a directory: rmdir it, unless something in it failed. A file is gone already."""
@@ -484,22 +491,9 @@ class _RemovalRun:
         return self._away != 0
 
 
-class _DirectoryWindow(NamedTuple):
-    """Entries of a directory, to be taken from the end.
-
-    names    to unlink; directories too where listings don't tell types
-    subdirs  directories
-    is_all   nothing else is in there
-    """
-
-    names: list[str]
-    subdirs: list[str]
-    is_all: bool
-
-
 def _read_window(
     entries: Iterator[os.DirEntry[str]], passed: Collection[str], strategy: Strategy, until_s: float | None
-) -> _DirectoryWindow:
+) -> DirectoryWindow:
     """The first entries that are not passed over: bounded by their number, by the length of their names, and by time.
 
     until_s  monotonic; some are read in any case
@@ -524,7 +518,8 @@ def _read_window(
             inos += [e.inode() for e in files]
         if len(chunk) < size or (until_s is not None and time.monotonic() >= until_s):
             break
-    return _DirectoryWindow(in_order(names, inos, by_inode=strategy.by_inode), subdirs, next(entries, None) is None)
+    ordered = in_order(names, inos, by_inode=strategy.by_inode)
+    return DirectoryWindow(pack(ordered), subdirs, next(entries, None) is None)
 
 
 def _unlink_flagged(kernel: Kernel, dir_fd: Fd, name: str) -> None:

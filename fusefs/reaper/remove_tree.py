@@ -109,9 +109,7 @@ class _Removal:
         self._remover = SliceRemover(
             kernel, container, strategy, groups, given, inner_stores, wishes.by_force, has_server=has_server
         )
-        self._plan = SlicePlan(
-            strategy.n_workers, splits_names=strategy.splits, least_share=strategy.least_share
-        )
+        self._plan = SlicePlan(strategy.n_workers, splits_names=strategy.splits, least_share=strategy.least_share)
         queue = DeviceQueue(container)
         self._pace = SlicePace(wishes.pace, queue.is_busy, strategy.afterwork)
         owned.callback(queue.close)

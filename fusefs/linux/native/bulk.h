@@ -41,5 +41,6 @@ PyObject *bulk_read(PyObject *module, PyObject *args);
 PyObject *bulk_look(PyObject *module, PyObject *args);
 PyObject *bulk_unlink(PyObject *module, PyObject *args);
 PyObject *bulk_rename(PyObject *module, PyObject *args);
+PyObject *bulk_window(PyObject *module, PyObject *args);
 
 #endif

@@ -6,6 +6,7 @@ static PyMethodDef methods[] = {
     {"look", bulk_look, METH_VARARGS, "Names that bounds choose, length and space of each, and names to be looked at."},
     {"unlink", bulk_unlink, METH_VARARGS, "unlinkat of each name: those that it refused, with the errno."},
     {"rename", bulk_rename, METH_VARARGS, "renameat2 of each name to the same elsewhere: those that it refused."},
+    {"window", bulk_window, METH_VARARGS, "The first entries of a directory: names in bundles, subdirectories, if all."},
     {NULL, NULL, 0, NULL},
 };
 static PyModuleDef module = {
