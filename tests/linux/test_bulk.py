@@ -12,9 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusefs.core.selection import FORMATS, Matcher, Selection
+from fusefs.core.slices import unpack
 from fusefs.core.stat_bounds import TIMES, Field, SizeBound, TimeBound
+from fusefs.engine.strategy import in_order
 from fusefs.linux import batched_calls, getdents
-from fusefs.linux.batched_calls import choose_all, look_at_all, read_on, rename_all_free, rmdir_all, unlink_all
+from fusefs.linux.batched_calls import (
+    choose_all,
+    look_at_all,
+    read_on,
+    read_window,
+    rename_all_free,
+    rmdir_all,
+    unlink_all,
+)
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel, Refused
 from fusefs.linux.native import load_bulk
@@ -133,6 +143,44 @@ def test_a_listing_of_no_directory_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with Fd(os.open(tmp_path / "file", os.O_RDONLY)) as fd, pytest.raises(NotADirectoryError):
         read_on(Kernel(), fd)
+
+
+@pytest.mark.parametrize("by_inode", [True, False])
+def test_a_window_has_what_python_lists_in_the_order_in_which_it_goes(tmp_path: Path, by_inode: bool) -> None:
+    for name in [*ODD, *(f"{n}" for n in range(9000))]:
+        (tmp_path / name).touch()
+    for n in range(20):
+        (tmp_path / f"sub\udcff{n}").mkdir()
+    with opened(tmp_path) as fd:
+        os.lseek(fd, 0, os.SEEK_END)
+        window = read_window(Kernel(), fd, 1 << 20, 1 << 20, by_inode=by_inode)
+        with Kernel().scan(fd) as scanned:
+            entries = list(scanned)
+    files = [entry for entry in entries if not entry.is_dir()]
+    expected = in_order([entry.name for entry in files], [entry.inode() for entry in files], by_inode=by_inode)
+    assert window is not None
+    assert window.is_all
+    assert [name for bundle in window.bundles for name in unpack(bundle)] == expected
+    assert sorted(window.subdirs) == sorted(entry.name for entry in entries if entry.is_dir())
+
+
+@pytest.mark.parametrize(("most", "most_bytes", "n"), [(100, 1 << 20, 100), (1 << 20, 30, 10), (1000, 3000, 1000)])
+def test_a_window_ends_at_its_bounds_and_tells_whether_more_is_left(
+    tmp_path: Path, most: int, most_bytes: int, n: int
+) -> None:
+    for number in range(1000):
+        (tmp_path / f"{number:03}").touch()
+    with opened(tmp_path) as fd:
+        window = read_window(Kernel(), fd, most, most_bytes, by_inode=True)
+    assert window is not None
+    assert sum(len(unpack(bundle)) for bundle in window.bundles) == n
+    assert window.is_all == (n == 1000)
+
+
+def test_a_window_of_no_directory_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with Fd(os.open(tmp_path / "file", os.O_RDONLY)) as fd, pytest.raises(NotADirectoryError):
+        read_window(Kernel(), fd, 10, 10, by_inode=True)
 
 
 @pytest.mark.parametrize("remove", [unlink_all, rmdir_all])

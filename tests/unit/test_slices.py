@@ -188,6 +188,15 @@ def test_every_worker_gets_names_of_one_flat_directory(n_workers: int) -> None:
     assert min(map(len, shares)) >= 3000 // n_workers // 3
 
 
+def test_the_rest_of_a_small_directory_is_one_workers() -> None:
+    plan = SlicePlan(2, splits_names=True, least_share=1000)
+    plan.add(ROOT_FD, b"", SliceWork(names=[str(number) for number in range(1000)]))
+    first = plan.next()
+    assert first is not None
+    assert (len(first.work.names), first.is_shared) == (1000, False)
+    assert plan.next() is None
+
+
 def test_names_are_shared_only_where_there_is_nothing_else_to_do() -> None:
     plan = SlicePlan(4, splits_names=True)
     plan.add(ROOT_FD, b"", SliceWork(subdirs=["a", "b"]))

@@ -23,6 +23,19 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+/* Of getdents64: room for its answer, and what that is made of. */
+enum { ROOM = 32768 };
+
+struct entry { /* struct linux_dirent64 */
+    uint64_t ino;
+    int64_t next;
+    uint16_t length;
+    uint8_t kind;
+    char name[];
+} __attribute__((packed));
+
+static inline bool is_dots(const char *name) { return name[0] == '.' && (!name[1] || (name[1] == '.' && !name[2])); }
+
 /* Names of one call, as the kernel takes them: those of a list of str, which must stay as it is meanwhile. */
 struct names {
     Py_ssize_t n;

@@ -1,18 +1,6 @@
 /* getdents64: some entries of a directory. */
 #include "bulk.h"
 
-enum { ROOM = 32768 };
-
-struct entry { /* struct linux_dirent64 */
-    uint64_t ino;
-    int64_t next;
-    uint16_t length;
-    uint8_t kind;
-    char name[];
-} __attribute__((packed));
-
-static bool is_dots(const char *name) { return name[0] == '.' && (!name[1] || (name[1] == '.' && !name[2])); }
-
 /* None at the end; else all names joined by slashes, their inode numbers, their kinds. */
 static PyObject *told(const char *entries, long size) {
     static _Thread_local char text[ROOM], kinds[ROOM / sizeof(struct entry)];

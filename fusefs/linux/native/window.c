@@ -1,15 +1,7 @@
 /* getdents64: the first entries of a directory, in the order in which they are to be removed. */
 #include "bulk.h"
 
-enum { ROOM = 32768, BUNDLE = 4096 };
-
-struct dirent64 { /* struct linux_dirent64 */
-    uint64_t ino;
-    int64_t next;
-    uint16_t length;
-    uint8_t kind;
-    char name[];
-} __attribute__((packed));
+enum { BUNDLE = 4096 };
 
 struct found {
     uint64_t ino;
@@ -29,8 +21,6 @@ struct window {
 };
 
 enum { DIRECTORY = 4 }; /* DT_DIR */
-
-static bool is_dots(const char *name) { return name[0] == '.' && (!name[1] || (name[1] == '.' && !name[2])); }
 
 static bool has_room(struct window *window) {
     if (window->n == window->n_room) {
@@ -55,7 +45,7 @@ static bool has_room(struct window *window) {
 /* Whether to read on. */
 static bool take(struct window *window, const char *entries, long size) {
     for (long at = 0; at < size;) {
-        const struct dirent64 *entry = (const struct dirent64 *)(entries + at);
+        const struct entry *entry = (const struct entry *)(entries + at);
         at += entry->length;
         if (is_dots(entry->name))
             continue;
