@@ -4,7 +4,6 @@ The client is names.c, so that what a call takes is the kernel's and the daemon'
 """
 
 import contextlib
-import hashlib
 import os
 import shutil
 import subprocess
@@ -20,9 +19,8 @@ from bench.messages import counted
 from bench.operations import MISS
 from bench.processor_time import CLIENTS, move, used_s
 from bench.subjects import CPU, SINGLE, USER, cpu_s
-from bench.support import tell
+from bench.support import program, tell
 from tests.support.fuse_watchdog import FuseMount
-from tests.support.third_party_suites import cache
 
 OPERATIONS = MappingProxyType(
     {
@@ -43,9 +41,7 @@ ALL_USED = "eight operations" + USED
 N_CLIENTS = (1, 2, 4, 8)
 N_BUSY = 8
 _TEAM = 72_100
-_FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror")
 _SOURCE = Path(__file__).with_name("names.c")
-_COMPILE_LIMIT_S = 60.0
 
 
 class Caller(NamedTuple):
@@ -85,7 +81,7 @@ class Client:
     def __init__(self, directory: Path, caller: Caller = ROOT) -> None:
         pipe = subprocess.PIPE
         ids = ",".join(map(str, (caller.uid, *caller.groups)))
-        command = (_client(), directory, ids)
+        command = (program(_SOURCE), directory, ids)
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
         move(CLIENTS, self._process.pid)
 
@@ -132,18 +128,6 @@ class Client:
             raise OSError(self._process.stderr.read().strip() or f"{line}: the client ended")
         first, second = map(float, answer.split())
         return first, second
-
-
-def _client() -> Path:
-    """The program, compiled if it is not there yet. Raises  CalledProcessError: gcc's words are on stderr"""
-    digest = hashlib.sha256(b"\0".join([repr(_FLAGS).encode(), _SOURCE.read_bytes()])).hexdigest()
-    program = cache() / f"names-{digest[:16]}"
-    if not program.exists():
-        program.parent.mkdir(parents=True, exist_ok=True)
-        new = program.with_suffix(f".{os.getpid()}")
-        subprocess.run(["gcc", *_FLAGS, "-o", new, _SOURCE], check=True, timeout=_COMPILE_LIMIT_S)
-        new.rename(program)
-    return program
 
 
 def take_names(work: Work) -> dict[str, float]:

@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import errno
+import hashlib
 import json
 import mmap
 import os
@@ -18,6 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.real_filesystems import loop_volume, tmpfs_volume
+from tests.support.third_party_suites import cache
+
+_FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror")
+_COMPILE_LIMIT_S = 60.0
 
 PYTHON = sys.executable
 TRASHD = str(Path(sys.executable).with_name("trashd"))
@@ -162,6 +167,18 @@ def time_command(
         ended = f"exit code {code}" if code > 0 else signal.Signals(-code).name
         raise OSError(errno.ECHILD, f"{ended}: {said}", os.fspath(command[0]))
     return seconds
+
+
+def program(source: Path) -> Path:
+    """A program in C, compiled if it is not there yet. Raises  CalledProcessError: gcc's words are on stderr"""
+    digest = hashlib.sha256(b"\0".join([repr(_FLAGS).encode(), source.read_bytes()])).hexdigest()
+    made = cache() / f"{source.stem}-{digest[:16]}"
+    if not made.exists():
+        made.parent.mkdir(parents=True, exist_ok=True)
+        new = made.with_suffix(f".{os.getpid()}")
+        subprocess.run(["gcc", *_FLAGS, "-o", new, source], check=True, timeout=_COMPILE_LIMIT_S)
+        new.rename(made)
+    return made
 
 
 def wait(pid: int, timeout_s: float | None = None) -> int | None:

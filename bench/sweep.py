@@ -19,7 +19,7 @@ from bench.images import Fresh, equal_volumes
 from bench.reap import MAX_ABOVE_INTERPRETER_MIB, PEAK, above_interpreter, cases, set_caches
 from bench.runner import Bed, Benchmark, Case, Turn
 from bench.support import running, time_command, wait
-from bench.sweeps import JOBS, OURS, TOP, Command, Job
+from bench.sweeps import BARE, JOBS, OURS, TOP, Command, Job
 from bench.verdicts import Target, times, times_best, value
 
 TIMEOUT_S = 600.0
@@ -100,7 +100,7 @@ def targets(case: Case) -> Sequence[Target]:
     """Those of the job, that it begins soon, and that it stays small."""
     filesystem, name, *_ = case.words
     job = JOBS[name]
-    rivals = [subject for subject in job.run if subject != OURS]
+    rivals = [subject for subject in job.run if subject not in (OURS, BARE)]
     found = [
         Target(
             f"of {limit.rival or 'the best rival'}",

@@ -7,10 +7,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from bench.support import TRASHD
+from bench.support import TRASHD, program
 
 OURS = "trashd"
 DELETE, PLUS, XARGS, EACH = "find -delete", "find -exec +", "find | xargs", "find -exec ;"
+BARE = "bare loop"
+"""In C, two processes: what the system calls take, and no rival."""
 TOP, TARGET, LIST = "top", "target", "list"
 PER_DIRECTORY = 1000
 OLD_NS = 10**18
@@ -110,7 +112,7 @@ def sweeping(*words: str, root: Path) -> Command:
     return [TRASHD, "sweep", root / TOP, *words]
 
 
-def deleting(ours: Sequence[str], test: str) -> Mapping[str, Callable[[Path], Command]]:
+def deleting(ours: Sequence[str], test: str, bare: str) -> Mapping[str, Callable[[Path], Command]]:
     """Who deletes what is chosen."""
     return MappingProxyType(
         {
@@ -118,8 +120,13 @@ def deleting(ours: Sequence[str], test: str) -> Mapping[str, Callable[[Path], Co
             DELETE: partial(shell, f"find {TOP} -type f {test} -delete"),
             XARGS: partial(shell, f"find {TOP} -type f {test} -print0 | xargs -0 -P2 rm"),
             PLUS: partial(shell, f"find {TOP} -type f {test} -exec rm {{}} +"),
+            BARE: partial(_bare, bare),
         }
     )
+
+
+def _bare(job: str, root: Path) -> Command:
+    return [program(Path(__file__).with_name("bare_sweep.c")), root / TOP, job, "2"]
 
 
 def _run(words: Sequence[str], root: Path) -> Command:
@@ -133,15 +140,19 @@ def half(n_files: int) -> int:
 
 
 NAME = ("--name", "*.log")
-_DELETE = (Limit(0.75, DELETE, elsewhere=False), Limit(1.0, elsewhere=False), Limit(1.05, on_ext4=False))
+_DELETE = (Limit(0.8), Limit(1.15, BARE))
+"""The second where the bare loop is slower than 0.8 of the best rival."""
 JOBS = MappingProxyType[str, Job](
     {
-        "name": Job("by name", 200_000, make_tree, deleting([*NAME, "--delete"], "-name '*.log'"), half, _DELETE),
+        "name": Job(
+            "by name", 200_000, make_tree, deleting([*NAME, "--delete"], "-name '*.log'", "name"), half, _DELETE
+        ),
         "size": Job(
-            "by size", 200_000, make_tree, deleting(["--size", "+1M", "--delete"], "-size +1M"), half, _DELETE
+            "by size", 200_000, make_tree, deleting(["--size", "+1M", "--delete"], "-size +1M", "size"), half, _DELETE
         ),
         "age": Job(
-            "by age", 200_000, make_tree, deleting(["--older", "@1100000000", "--delete"], "! -newermt @1100000000"),
+            "by age", 200_000, make_tree,
+            deleting(["--older", "@1100000000", "--delete"], "! -newermt @1100000000", "age"),
             half, _DELETE,
         ),
         "each": Job(
