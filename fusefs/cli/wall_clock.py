@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from fusefs.cli import output
 from fusefs.core.durations import format_duration
@@ -11,7 +12,9 @@ from fusefs.core.orphan_age import STEP_NS, Clock
 from fusefs.linux.clocks import moment
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.runtime_directories import state_dir
-from fusefs.store.list_orphans import ListedContainer
+
+if TYPE_CHECKING:
+    from fusefs.store.list_orphans import ListedContainer
 
 
 def watched(*, notes: bool = True) -> tuple[Clock, ...]:
