@@ -108,7 +108,7 @@ class Slice(NamedTuple):
 
     key         the plan's number for the directory
     path        of the directory, below the container, for failures
-    max_depth   directories that may be open below this one
+    max_depth   directories that may be open below this one; 0: what is in it is too deep
     is_hoisted  it is the directory that takes what is too deep
     is_shared   others unlink in the same directory
     """
@@ -246,7 +246,10 @@ class SlicePlan:
             return None
         node = self._nodes[key]
         node.n_running += 1
-        depth = max((MAX_FDS - len(self._nodes)) // self._n_workers, MIN_DEPTH)
+        n_free = MAX_FDS - len(self._nodes)
+        depth = max(n_free // self._n_workers, MIN_DEPTH)
+        if n_free <= 0 and node.parent is not None:
+            depth = 0  # a slice that ends early leaves open what it has entered: others of them went as deep
         share = self._cut(node.work)
         is_shared = self._n_sharing > 1 and (node.n_running > 1 or bool(node.work.names or node.work.bundles))
         return Slice(key, node.fd, node.path, share, depth, node.is_hoisted, is_shared)

@@ -14,6 +14,8 @@ from fusefs.core.record import MAX_FAILURES, Failure
 from fusefs.core.report import STORE, keeps_for_its_owner
 from fusefs.core.slices import (
     MAX_FAILED_NAMES,
+    MAX_FDS,
+    MIN_DEPTH,
     RemovalSliceResult,
     Slice,
     SlicePlan,
@@ -254,6 +256,22 @@ def test_last_begun_directory_comes_first_so_that_few_are_open() -> None:
     following = plan.next()
     assert following is not None
     assert (following.fd, following.path) == (7, b"a")
+
+
+@pytest.mark.parametrize("n_workers", [1, 2, 16])
+def test_few_are_open_however_soon_slices_end(n_workers: int) -> None:
+    """Each is over when it has gone down as far as it may, with something left to do in all that it has entered."""
+    plan = SlicePlan(n_workers, splits_names=False)
+    plan.add(ROOT_FD, b"", SliceWork(subdirs=["top"]))
+    most = 0
+    for _ in range(2000):
+        running = [slice_ for _ in range(n_workers) if (slice_ := plan.next())]
+        for slice_ in running:
+            rest = SliceWork(subdirs=["other"])
+            left = tuple(UnfinishedDirectory("d", 7, SliceWork(subdirs=["e", "f"])) for _ in range(slice_.max_depth))
+            plan.done(slice_, RemovalSliceResult(0, 0, (), 0, rest if left else SliceWork(), left))
+        most = max(most, len(plan.fds()))
+    assert most <= MAX_FDS + n_workers * MIN_DEPTH
 
 
 @pytest.mark.parametrize("n_failed", [MAX_FAILED_NAMES, MAX_FAILED_NAMES + 1, 10 * MAX_FAILED_NAMES])
