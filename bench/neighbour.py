@@ -78,7 +78,7 @@ def _reap(root: Path, *options: str) -> AbstractContextManager[int]:
 @contextlib.contextmanager
 def _serve(root: Path) -> Iterator[int]:
     """The service as systemd starts it; a tmpfs lies over /run/trashd meanwhile."""
-    with places() as base, service(base, root) as one:
+    with places() as base, service(base, root, config="") as one:
         time_command([TRASHD, "swap", "--keep-for", "0s", root / VICTIM])
         yield one.process.pid
 
