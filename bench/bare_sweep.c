@@ -10,8 +10,6 @@
 #include <dirent.h>
 #include <err.h>
 #include <fcntl.h>
-#include <stdbool.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,23 +19,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { ROOM = 32768, MIB = 1 << 20, OLD_S = 1100000000 };
-enum job { NAME, SIZE, AGE };
+#include "../fusefs/linux/native/dirent.h"
 
-struct entry { /* struct linux_dirent64 */
-    uint64_t ino;
-    int64_t next;
-    uint16_t length;
-    uint8_t kind;
-    char name[];
-} __attribute__((packed));
+enum { MIB = 1 << 20, OLD_S = 1100000000 };
+enum job { NAME, SIZE, AGE };
 
 struct found {
     uint64_t ino;
     char *name;
 };
-
-static bool is_dots(const char *name) { return !strcmp(name, ".") || !strcmp(name, ".."); }
 
 static int by_inode(const void *one, const void *other) {
     uint64_t a = ((const struct found *)one)->ino, b = ((const struct found *)other)->ino;

@@ -15,26 +15,13 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdbool.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Of getdents64: room for its answer, and what that is made of. */
-enum { ROOM = 32768 };
-
-struct entry { /* struct linux_dirent64 */
-    uint64_t ino;
-    int64_t next;
-    uint16_t length;
-    uint8_t kind;
-    char name[];
-} __attribute__((packed));
-
-static inline bool is_dots(const char *name) { return name[0] == '.' && (!name[1] || (name[1] == '.' && !name[2])); }
+#include "dirent.h"
 
 /* Names of one call, as the kernel takes them: those of a list of str, which must stay as it is meanwhile. */
 struct names {
@@ -49,6 +36,9 @@ int take_names(struct names *names, PyObject *list);
 void free_names(struct names *names);
 /* (name, errno) of each whose errno is not 0. */
 PyObject *refused(const struct names *names, PyObject *list);
+
+/* Take a reference that may be NULL into a list. Raises, then as well */
+int append(PyObject *list, PyObject *one);
 
 PyObject *bulk_read(PyObject *module, PyObject *args);
 PyObject *bulk_look(PyObject *module, PyObject *args);

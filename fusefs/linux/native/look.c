@@ -55,12 +55,6 @@ static int look(int fd, const char *name, const struct bounds *bounds, struct si
     return CHOSEN;
 }
 
-static int add(PyObject *list, PyObject *one) {
-    int failed = one == NULL || PyList_Append(list, one) < 0;
-    Py_XDECREF(one);
-    return failed ? -1 : 0;
-}
-
 static PyObject *sorted(const struct names *names, PyObject *list, const struct size *sizes) {
     PyObject *chosen = PyList_New(0), *told = PyList_New(0), *unsure = PyList_New(0), *result = NULL;
     if (chosen == NULL || told == NULL || unsure == NULL)
@@ -71,7 +65,7 @@ static PyObject *sorted(const struct names *names, PyObject *list, const struct 
             goto end;
         if (names->errnos[at] != CHOSEN)
             continue;
-        if (PyList_Append(chosen, name) < 0 || add(told, Py_BuildValue("KK", sizes[at].length, sizes[at].taken)) < 0)
+        if (PyList_Append(chosen, name) < 0 || append(told, Py_BuildValue("KK", sizes[at].length, sizes[at].taken)) < 0)
             goto end;
     }
     result = Py_BuildValue("OOO", chosen, told, unsure);

@@ -48,15 +48,19 @@ void free_names(struct names *names) {
     PyMem_Free(names->errnos);
 }
 
+int append(PyObject *list, PyObject *one) {
+    int failed = one == NULL || PyList_Append(list, one) < 0;
+    Py_XDECREF(one);
+    return failed ? -1 : 0;
+}
+
 PyObject *refused(const struct names *names, PyObject *list) {
     PyObject *told = PyList_New(0);
     for (Py_ssize_t at = 0; told != NULL && at < names->n; at++) {
         if (!names->errnos[at])
             continue;
-        PyObject *one = Py_BuildValue("Oi", PyList_GetItem(list, at), names->errnos[at]);
-        if (one == NULL || PyList_Append(told, one) < 0)
+        if (append(told, Py_BuildValue("Oi", PyList_GetItem(list, at), names->errnos[at])) < 0)
             Py_CLEAR(told);
-        Py_XDECREF(one);
     }
     return told;
 }

@@ -17,10 +17,8 @@ static PyObject *told(const char *entries, long size) {
         memcpy(text + n_text, entry->name, length);
         n_text += length;
         kinds[n++] = (char)entry->kind;
-        PyObject *ino = PyLong_FromUnsignedLongLong(entry->ino);
-        if (ino == NULL || PyList_Append(inos, ino) < 0)
+        if (append(inos, PyLong_FromUnsignedLongLong(entry->ino)) < 0)
             Py_CLEAR(inos);
-        Py_XDECREF(ino);
     }
     if (inos == NULL)
         return NULL;

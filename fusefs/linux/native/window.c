@@ -95,12 +95,6 @@ static void in_order(struct window *window, bool by_inode) {
     }
 }
 
-static int append(PyObject *list, PyObject *one) {
-    int failed = one == NULL || PyList_Append(list, one) < 0;
-    Py_XDECREF(one);
-    return failed ? -1 : 0;
-}
-
 /* Directories one by one, other names in bundles, each put together in `text`. 0, or -1: it raises */
 static int divide(const struct window *window, char *text, PyObject *bundles, PyObject *subdirs) {
     size_t n_text = 0, n = 0;
