@@ -19,6 +19,10 @@ class ListedName(NamedTuple):
     is_understood: bool = True
 
 
+NO_NAMES = frozenset((b"", b".", b".."))
+"""What may stand behind a path's last slash, and names nothing in the directory before it."""
+
+
 class ListedTogether(NamedTuple):
     """Several names of one directory, none of them `.`, `..` or with a slash. directory: as of a path"""
 

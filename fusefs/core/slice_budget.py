@@ -42,8 +42,7 @@ class NamesPerLook:
 
     def __init__(self, slice_s: float) -> None:
         """slice_s: of the slice; in a small one the number of its entries is what ends it"""
-        self._most = NAMES_AT_ONCE if slice_s > SMALL_SLICE_S else _FEW_AT_ONCE
-        self.n = 1 if slice_s > SMALL_SLICE_S else _FEW_AT_ONCE
+        self.n, self._most = (1, NAMES_AT_ONCE) if slice_s > SMALL_SLICE_S else (_FEW_AT_ONCE, _FEW_AT_ONCE)
 
     def took(self, n: int, seconds: float) -> None:
         """So many took so long."""

@@ -12,6 +12,7 @@ Field = Literal["mtime", "atime", "ctime", "btime"]
 _MOST: Final = 1 << 100
 _LEAST: Final = -_MOST
 _ANY: Final = (_LEAST, _MOST)
+_ANY_SIZE: Final = (0, _MOST)
 _WORD: Final = (1 << 63) - 1
 """Packed, it is without end."""
 TIMES: Final[tuple[Field, ...]] = ("mtime", "atime", "ctime", "btime")
@@ -69,7 +70,7 @@ class StatBounds(NamedTuple):
     must_be_empty  a file without a byte; or a directory, whose reader looks
     """
 
-    size: Bound = (0, _MOST)
+    size: Bound = _ANY_SIZE
     times: tuple[Bound, Bound, Bound, Bound] = (_ANY,) * 4
     asks_birth: bool = False
     uids: frozenset[int] = frozenset()
@@ -79,7 +80,7 @@ class StatBounds(NamedTuple):
     def checks(self) -> list[Check]:
         """What asks one thing each."""
         checks: list[Check] = []
-        if self.size != StatBounds().size:
+        if self.size != _ANY_SIZE:
             checks.append(_is_sized(self.size))
         checks += [
             _is_timed(f"st_{name}_ns", bound)

@@ -10,8 +10,8 @@ from enum import Enum
 from typing import NamedTuple
 
 from fusefs.core.freed_space import STAT_BLOCK_BYTES
-from fusefs.core.names import STORE, join
-from fusefs.core.selection import FORMATS, Matcher
+from fusefs.core.names import join
+from fusefs.core.selection import Matcher
 from fusefs.core.stat_bounds import StatBounds
 from fusefs.core.sweep_result import ANOTHER, SweepSums
 from fusefs.linux.batched_calls import StatxResult, choose_all, look_at_all
@@ -20,12 +20,10 @@ from fusefs.linux.kernel import Kernel, Refused
 from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.layout import is_stores_own
 from fusefs.sweep.agenda import SliceCounts
-from fusefs.sweep.list_and_match import depth_in, kind_of, kinds_of, wanted_in
+from fusefs.sweep.list_and_match import ALL_KINDS, DIRECTORY_KIND, depth_in, is_own, kinds_of, wanted_in
 from fusefs.sweep.request import Action, Identified, identify
 
-_OWN = STORE.decode()
-_DIR = kind_of(stat.S_IFDIR)
-_FILES = frozenset(map(kind_of, FORMATS.values())) - {_DIR}
+_FILES = ALL_KINDS - {DIRECTORY_KIND}
 _NONE = SweepSums()
 _ANY_INO: Mapping[str, int] = {}
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
@@ -166,7 +164,7 @@ class Chooser:
         """
         wanted = wanted_in(self._matcher, upper)
         is_chosen, is_pruned = wanted.is_chosen, wanted.is_pruned
-        names = [name for name in names if not (_OWN in name and is_stores_own(os.fsencode(name)))]
+        names = [name for name in names if not is_own(name)]
         if is_chosen is not None:
             names = [name for name in names if is_chosen(name)]
         if is_pruned is not None:
@@ -174,16 +172,20 @@ class Chooser:
         chosen, others = list[str](), names
         if wanted.kinds and not inos:
             chosen, _sizes, others = choose_all(self._kernel, sides.fd, names, self._bounds)
-            if _DIR in wanted.kinds and len(chosen) + len(others) < len(names):
+            if DIRECTORY_KIND in wanted.kinds and len(chosen) + len(others) < len(names):
                 known = frozenset(chosen)
                 others = [name for name in names if name not in known]
         looked = self._look(upper, sides, others, absent=missing(1, are_again))
         self._tally.count(SweepSums(n_seen=len(names) - len(others) + len(looked)))
         if inos:
             looked = list(self._as_listed(upper, looked, inos))
-        kinds = wanted.kinds - {_DIR}
+        kinds = wanted.kinds - {DIRECTORY_KIND}
         files = [one for one in looked if one.st_mode >> 12 in kinds]
-        dirs = [one.name for one in looked if one.st_mode >> 12 == _DIR] if _DIR in wanted.kinds else []
+        dirs = (
+            [one.name for one in looked if one.st_mode >> 12 == DIRECTORY_KIND]
+            if DIRECTORY_KIND in wanted.kinds
+            else []
+        )
         if self._matcher.needs_stat:
             files = self._taken(files)
         return chosen + _names(files), self.choose_dirs(upper, sides, dirs, are_listed=True)

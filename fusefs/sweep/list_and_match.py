@@ -34,8 +34,13 @@ def kinds_of(matcher: Matcher) -> frozenset[int]:
     return frozenset(kind_of(FORMATS[kind]) for kind in matcher.types)
 
 
-_DIR = kind_of(stat.S_IFDIR)
-_ALL = frozenset(map(kind_of, FORMATS.values()))
+DIRECTORY_KIND = kind_of(stat.S_IFDIR)
+ALL_KINDS = frozenset(map(kind_of, FORMATS.values()))
+
+
+def is_own(name: str) -> bool:
+    """Whether a name is a store's own; quick to say no."""
+    return _OWN in name and is_stores_own(os.fsencode(name))
 
 
 class WantedEntries(NamedTuple):
@@ -86,7 +91,7 @@ def wanted_in(matcher: Matcher, upper: bytes) -> WantedEntries:
 
 def stripped_in(matcher: Matcher, upper: bytes) -> WantedEntries:
     """What goes with a directory that was chosen: all that is not excluded."""
-    return WantedEntries(None, matcher.pruned_in(os.fsdecode(upper)), _ALL, enters=True)
+    return WantedEntries(None, matcher.pruned_in(os.fsdecode(upper)), ALL_KINDS, enters=True)
 
 
 def read_window(
@@ -117,11 +122,11 @@ def read_window(
             pairs = zip(files.names, files.inos, strict=True)
             inos += files.inos if is_chosen is None else (ino for name, ino in pairs if is_chosen(name))
         names += files.names if is_chosen is None else filter(is_chosen, files.names)
-        if _DIR in block.kinds:
-            found = [name for name, kind in zip(block.names, block.kinds, strict=True) if kind == _DIR]
+        if DIRECTORY_KIND in block.kinds:
+            found = [name for name, kind in zip(block.names, block.kinds, strict=True) if kind == DIRECTORY_KIND]
             if wanted.enters:
                 dirs += found
-            if _DIR in wanted.kinds:
+            if DIRECTORY_KIND in wanted.kinds:
                 chosen += found if is_chosen is None else filter(is_chosen, found)
         is_much = window is not None and len(names) + len(dirs) + len(chosen) >= window
         is_late = window is not None and n_seen >= _LEAST and time.monotonic() >= ends_at
@@ -143,7 +148,7 @@ def _told(kernel: Kernel, fd: Fd, block: DirentBlock) -> tuple[DirentBlock, Refu
 def _without(block: DirentBlock, wanted: WantedEntries) -> DirentBlock:
     """A block without what is a store's own, or pruned."""
     is_pruned = wanted.is_pruned or (lambda _name: False)
-    keeps = [not (is_pruned(name) or (_OWN in name and is_stores_own(os.fsencode(name)))) for name in block.names]
+    keeps = [not (is_pruned(name) or is_own(name)) for name in block.names]
     return _filtered(block, keeps)
 
 
@@ -151,7 +156,7 @@ def _of_kinds(block: DirentBlock, kinds: frozenset[int]) -> DirentBlock:
     """What is chosen of it by its type, without directories."""
     if block.kinds.count(stat.S_IFREG >> 12) == len(block.kinds) and stat.S_IFREG >> 12 in kinds:
         return block
-    return _filtered(block, [kind in kinds and kind != _DIR for kind in block.kinds])
+    return _filtered(block, [kind in kinds and kind != DIRECTORY_KIND for kind in block.kinds])
 
 
 def _filtered(block: DirentBlock, keeps: list[bool]) -> DirentBlock:

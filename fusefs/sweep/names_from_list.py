@@ -7,14 +7,13 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 
 from fusefs.core.errors import UsageError
-from fusefs.core.listed_names import Listed, ListedTogether
+from fusefs.core.listed_names import NO_NAMES, Listed, ListedTogether
 from fusefs.core.names import join, split
 from fusefs.core.sweep_result import OUTSIDE, UNCLEAR
 from fusefs.sweep.agenda import Job, JobKind
 
 _TOGETHER = 1024
 _MOST_KNOWN = 1024
-_NO_NAMES = frozenset((b"", b".", b".."))
 _LONGEST = 1 << 20
 """Bytes of a path, far longer than any real one: what has no end at all must not fill the memory."""
 
@@ -87,7 +86,7 @@ class _ListedPlaces:
                 self._directories.clear()
             self._directories[above] = _relative(above, self._prefixes)
         upper = self._directories[above]
-        if upper is not None and last not in _NO_NAMES and b"\0" not in last:
+        if upper is not None and last not in NO_NAMES and b"\0" not in last:
             return upper, last
         whole = _relative(path, self._prefixes)
         if whole is None:

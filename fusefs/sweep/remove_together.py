@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from typing import NamedTuple
 
-from fusefs.core.listed_names import ListedTogether
+from fusefs.core.listed_names import NO_NAMES, ListedTogether
 from fusefs.core.removal_group import ListedDirectory, RemovalGroup
 from fusefs.core.selection import KINDS, Selection
 from fusefs.core.sweep_result import SweepSums, Swept
@@ -25,7 +25,6 @@ from fusefs.store.stage import SwapOptions
 from fusefs.sweep.request import Request, SweepWishes, ToTrash
 from fusefs.sweep.run import run
 
-_NO_NAMES = frozenset((b"", b".", b".."))
 _AT_ONCE = 1024
 
 
@@ -159,4 +158,4 @@ class _Look:
             return None
         listed = ListedDirectory(given, os.path.normpath(os.path.join(self._here, given)), bytearray())
         self._by_mount.setdefault(mnt_id, []).append(listed)
-        return _Directory(listed, _NO_NAMES.union(self._above_mounts.get(listed.path, ())))
+        return _Directory(listed, NO_NAMES.union(self._above_mounts.get(listed.path, ())))
