@@ -290,16 +290,18 @@ def measure(asked: argparse.Namespace, pause: Callable[[], None] = lambda: None)
     return {**row, "options": options, **found, "load_before": load_before}
 
 
-def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """What the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def options(told: str | None, n_rounds: int) -> argparse.ArgumentParser:
+    """What any of these measurements may be asked for. told: what it is"""
+    parser = argparse.ArgumentParser(description=told, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--filesystem", choices=FILESYSTEMS)
-    parser.add_argument("--files", type=int, default=N_FILES)
-    parser.add_argument("--rounds", type=int, default=N_ROUNDS)
+    parser.add_argument("--rounds", type=int, default=n_rounds)
     parser.add_argument("--mode", action="append", choices=list(MODES), help="only this one (may be repeated)")
-    parser.add_argument("--reaction", action="store_true", help="how soon it steps back and comes again, instead")
-    parser.add_argument("--plot", type=Path, metavar="SVG", help="draw what happens over time, instead")
     parser.add_argument("--table", action="store_true", help="measure nothing; print what the newest results say")
+    return parser
+
+
+def read(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """What the command line asks for, which can be done."""
     asked = parser.parse_args(arguments)
     if not asked.table:
         if not asked.filesystem:
@@ -307,6 +309,15 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         if os.geteuid():
             parser.error("only root may mount")
     return asked
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """What the command line asks for."""
+    parser = options(__doc__, N_ROUNDS)
+    parser.add_argument("--files", type=int, default=N_FILES)
+    parser.add_argument("--reaction", action="store_true", help="how soon it steps back and comes again, instead")
+    parser.add_argument("--plot", type=Path, metavar="SVG", help="draw what happens over time, instead")
+    return read(parser, arguments)
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ from types import MappingProxyType
 from typing import Any
 
 from bench.images import Fresh, equal_slow_volumes, equal_volumes
-from bench.neighbour import FILESYSTEMS, MODES, n_inodes, within
+from bench.neighbour import MODES, n_inodes, options, read, within
 from bench.neighbours import Neighbours, fill, neighbours
 from bench.reap import VICTIM, set_caches
 from bench.support import TRASHD, keep, make_tree, measuring, percentile, tell, time_command, wait
@@ -193,22 +193,12 @@ def _lines(row: dict[str, Any]) -> Iterator[str]:
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """What the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--filesystem", choices=FILESYSTEMS)
+    parser = options(__doc__, N_ROUNDS)
     parser.add_argument(
         "--slow", action="store_true", help=f"a disk in memory each of whose requests takes {SLOW_US} us"
     )
-    parser.add_argument("--rounds", type=int, default=N_ROUNDS)
-    parser.add_argument("--mode", action="append", choices=list(MODES), help="only this one (may be repeated)")
     parser.add_argument("--before", type=Path, metavar="DIR", help="a source tree whose service takes turns with ours")
-    parser.add_argument("--table", action="store_true", help="measure nothing; print what the newest results say")
-    asked = parser.parse_args(arguments)
-    if not asked.table:
-        if not asked.filesystem:
-            parser.error("--filesystem, or --table")
-        if os.geteuid():
-            parser.error("only root may mount")
-    return asked
+    return read(parser, arguments)
 
 
 def main() -> None:
