@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
 
 from fusefs.cli import output
 from fusefs.cli.progress_bar import ProgressSink, bar
@@ -14,6 +13,7 @@ from fusefs.cli.reap_wait import SpaceWait
 from fusefs.cli.stop_signals import StopSignals
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import SETTLE, Incomplete, Refused, ServerAway, TrashdError, from_os
+from fusefs.core.lean import NamedTuple
 from fusefs.core.lifecycle import State
 from fusefs.core.orphan_age import Clock
 from fusefs.core.printable_names import printable

@@ -6,13 +6,14 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import NamedTuple, Self
+from typing import Self
 
 from fusefs.cli import output
 from fusefs.cli.json_objects import ReapedVolume
 from fusefs.cli.stop_signals import StopSignals
 from fusefs.core.errors import Incomplete
 from fusefs.core.freed_space import Survey, Waited, tolerance_bytes, total
+from fusefs.core.lean import NamedTuple
 from fusefs.core.names import ContainerId
 from fusefs.core.printable_names import printable
 from fusefs.core.report import Reaped

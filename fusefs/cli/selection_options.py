@@ -6,13 +6,14 @@ import os
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 import click
 
 from fusefs.cli.options import Decorator, ParamType, ParsedValue, together
 from fusefs.cli.wall_clock import AgeCutoffs
 from fusefs.core.errors import UsageError, errors_about
+from fusefs.core.lean import NamedTuple
 from fusefs.core.selection import Selection
 from fusefs.core.selection_syntax import (
     check_exclude,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import Enum
-from typing import NamedTuple
 
+from fusefs.core.lean import NamedTuple
 from fusefs.core.record import TreeSize
 
 STAT_BLOCK_BYTES = 512

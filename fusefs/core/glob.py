@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
-from enum import Enum
 from functools import cache
 from itertools import groupby
-from typing import NamedTuple
+
+from fusefs.core.lean import Enum, NamedTuple
 
 Matches = Callable[[str], bool]
 """Whether a name, or a path, is one of those that are meant; invalid UTF-8 in it as os.fsdecode has it."""
@@ -32,9 +32,9 @@ class _Set(NamedTuple):
 _Token = str | _Wild | _Set
 _Fold = Callable[[str], str]
 
-_CLASS = re.compile(r"\[:([a-z]*):\]")
+_CLASS = r"\[:([a-z]*):\]"
 _MEMBER = r"(?:\\.|[^\\])"
-_MEMBERS = re.compile(rf"({_MEMBER})(?:-(?!\])({_MEMBER}))?", re.DOTALL)
+_MEMBERS = rf"(?s:({_MEMBER})(?:-(?!\])({_MEMBER}))?)"
 """One, or a range of them; a dash before the end is itself."""
 
 
@@ -85,9 +85,9 @@ def _read_set(pattern: str, begin: int, folds: _Fold | None) -> tuple[_Token, in
     ranges: list[tuple[str, str]] = []
     classes: list[str] = []
     while at == first or not pattern.startswith("]", at):
-        if found := _CLASS.match(pattern, at):
+        if found := re.compile(_CLASS).match(pattern, at):
             classes.append(_checked_class(pattern, found[1], ignores_case=folds is not None))
-        elif found := _MEMBERS.match(pattern, at):
+        elif found := re.compile(_MEMBERS).match(pattern, at):
             ranges.append(_checked_range(pattern, found, folds))
         elif ("[", "[") in ranges or pattern.endswith(("-", "\\")):
             raise ValueError(rf"{pattern!r} has a [ that is never closed: write \[ for the character itself")

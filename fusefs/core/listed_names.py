@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import NamedTuple
+from fusefs.core.lean import Enum, NamedTuple
 
 
 class ListedName(NamedTuple):

@@ -8,7 +8,9 @@ wrong.
 from __future__ import annotations
 
 import json
-from typing import Any, NamedTuple
+from typing import Any
+
+from fusefs.core.lean import NamedTuple
 
 STEP_NS = 1_000_000_000
 """A difference below a second is no jump: the two clocks are not read at the same moment, and NTP corrects a little."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from enum import Enum
-from typing import NamedTuple
 
+from fusefs.core.lean import NamedTuple
 from fusefs.core.record import TreeSize
 
 _HOUR_S, _DAY_S = 3600, 86_400

@@ -13,12 +13,10 @@ Pure: engine/pressure_pacer.py measures.
 
 from __future__ import annotations
 
-from enum import Enum
 from math import exp, floor
 from operator import add, sub
-from statistics import geometric_mean, median
-from typing import NamedTuple
 
+from fusefs.core.lean import Enum, NamedTuple
 from fusefs.core.slice_budget import HOLD, Speed
 
 TICK_S = 0.1
@@ -246,6 +244,8 @@ def harm(state: PacingState) -> float | None:
     By what the device tells of their requests; where it tells nothing, by probes. Stalls would not do: ours are
     among them while we work.
     """
+    from statistics import geometric_mean, median  # as long to load as a short sweep takes
+
     resting, working = state.resting, state.working
     ratios = []
     n_reads, n_flushes = min(resting.n_reads, working.n_reads), min(resting.n_flushes, working.n_flushes)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 from fusefs.core.freed_space import Survey
+from fusefs.core.lean import NamedTuple
 from fusefs.core.names import ContainerId
 from fusefs.core.record import MAX_FAILURES, Failure
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import stat
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from fusefs.core.glob import Matches, compile_glob
+from fusefs.core.lean import NamedTuple
 from fusefs.core.stat_bounds import Check, SizeBound, TimeBound, stat_bounds
 
 FORMATS: Final = {

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from fusefs.core import freed_space
 from fusefs.core.freed_space import SpaceCourse, SpaceKeeper, SpaceKept, Survey, Waited, WaitStep
+from fusefs.core.lean import NamedTuple
 from fusefs.core.sizes import format_size, parse_size
 
 _THOUSANDS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3}

@@ -6,7 +6,9 @@ import stat
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import Final, Literal, Protocol
+
+from fusefs.core.lean import NamedTuple
 
 Field = Literal["mtime", "atime", "ctime", "btime"]
 _MOST: Final = 1 << 100

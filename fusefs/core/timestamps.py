@@ -14,16 +14,13 @@ CivilTime = tuple[int, int, int, int, int, int, int, int, int]
 """Year to second, then -1 three times: as time.mktime takes it."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _HOW = "write 7d or 12h for so long ago, 2026-11-01, 2026-11-01T12:00, @SECONDS, or ./FILE for a file's own time"
-_SECONDS = re.compile(r"@(-?)([0-9]{1,15})(?:\.([0-9]{1,9}))?", re.ASCII)
-_WHEN = re.compile(
-    r"""
+_SECONDS = r"@(-?)([0-9]{1,15})(?:\.([0-9]{1,9}))?"
+_WHEN = r"""
     (?P<year>[0-9]{4})-(?P<month>[0-9]{2})-(?P<day>[0-9]{2})
     (?: [T ](?P<hour>[0-9]{2}):(?P<minute>[0-9]{2})(?::(?P<second>[0-9]{2}))?
         (?P<zone>Z|(?P<sign>[+-])(?P<ahead_h>[0-9]{2}):?(?P<ahead_m>[0-9]{2}))?
     )?
-    """,
-    re.VERBOSE | re.ASCII,
-)
+    """
 _LAST = {"hour": 23, "minute": 59, "second": 59, "ahead_h": 23, "ahead_m": 59}
 
 
@@ -43,10 +40,10 @@ def parse_when(
     cutoff_ns  the moment so many nanoseconds ago; None: by `now_ns` alone
     Raises     ValueError with a message for the person who typed it
     """
-    if found := _SECONDS.fullmatch(text):
+    if found := re.fullmatch(_SECONDS, text, re.ASCII):
         sign, whole, part = found.groups(default="")
         return int(sign + "1") * (int(whole) * SECOND_NS + int(part.ljust(9, "0")))
-    if found := _WHEN.fullmatch(text):
+    if found := re.fullmatch(_WHEN, text, re.VERBOSE | re.ASCII):
         return _civil_ns(text, found, local_s)
     if re.fullmatch(r"[0-9]+", text, re.ASCII):
         raise ValueError(f"{text!r} of what? Write {text}d for days, {text}h for hours; a date as 2026-11-01")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from fusefs.core import setting_types
@@ -260,6 +259,8 @@ class _SettingsReader:
                     self._wrong((*at, key), what, f"write [{_dotted((*at, key))}]")
 
     def _unknown(self, key: str, schema: Schema, at: KeyPath) -> None:
+        from difflib import get_close_matches  # who types well is spared it
+
         near = get_close_matches(key[:100], schema, 1)
         if near:
             fix = f"did you mean {near[0]}?"

@@ -6,10 +6,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from statistics import median
-from typing import NamedTuple
 
 from fusefs.core import pacing
+from fusefs.core.lean import NamedTuple
 from fusefs.core.pacing import (
     FIRST_LOOK_S,
     SETTLE_S,
@@ -200,6 +199,8 @@ class PressurePacer:
 
     def pressure(self) -> Pressure:
         """What was felt last."""
+        from statistics import median  # as long to load as a short sweep takes
+
         rest = self._state.last or Sample(True, 0.0)
         probe_ms = median(self._probes) * 1e3 if self._probes else None
         each_s = self._state.busy_s_each

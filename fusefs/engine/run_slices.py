@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
-from typing import Generic, Protocol
+from typing import TYPE_CHECKING, Generic, Protocol
 
 from fusefs.core.report import Stops
 from fusefs.core.slice_budget import SliceBudget
 from fusefs.engine.slice_pace import GLANCE_S, SlicePace
+from fusefs.engine.slice_runners import Done, RunsSlices, Work, WorkerLost
 from fusefs.engine.strategy import Strategy
-from fusefs.engine.workers import Done, RunsSlices, Work, WorkerLost, WorkerPool, worker_pool
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from fusefs.engine.workers import WorkerPool
 
 
 class SliceSource(Protocol[Work]):
@@ -42,7 +46,7 @@ class SliceRunner(Generic[Work, Done]):
     done: Callable[[Work, Done], None]
 
     def run(self, first_s: float | None = None) -> None:
-        """Do all of it. Most of what is asked for is small: no worker is forked for what one slice does.
+        """Do all of it. No worker is forked for what one slice does.
 
         first_s  the longest that this one may be, if it is to be shorter than others
         """
@@ -50,6 +54,8 @@ class SliceRunner(Generic[Work, Done]):
         is_whole = True
         while not self.plan.is_dry() and not self.is_stopped():
             if is_whole and self._uses_workers():
+                from fusefs.engine.workers import worker_pool  # most of what is asked for is small, and needs none
+
                 with worker_pool(self.strategy.n_workers, self.strategy.workers, self.runner) as pool:
                     is_whole = self._run_with(pool)
             else:
@@ -93,8 +99,7 @@ class SliceRunner(Generic[Work, Done]):
             while goes_on and len(running) < self.strategy.n_workers and (begun := self._begin()):
                 running[pool.submit(*begun)] = begun
             if running:
-                done, _ = wait(running, GLANCE_S, FIRST_COMPLETED)
-                for future in done:
+                for future in pool.finished(running, GLANCE_S):
                     is_whole &= self._collect(future, *running.pop(future))
             elif not goes_on or self.plan.is_dry():
                 return is_whole

@@ -12,49 +12,18 @@ import os
 import pickle
 import signal
 import socket
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from collections.abc import Collection, Iterator
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic
 
 from fusefs.core.slice_budget import SliceBudget
-from fusefs.engine.slice_pace import SliceDone
+from fusefs.engine.slice_runners import Done, RunsSlices, Work, WorkerLost
 from fusefs.engine.strategy import Workers
 from fusefs.linux.act_as_user import die_with_parent
 from fusefs.linux.child_processes import ChildLost, receive, send, watch
-
-
-class WorkerLost(Exception):
-    """A worker ended in the middle of a slice; how far it came is not known."""
-
-
-class HasFds(Protocol):
-    """A value that pickles, but for the fds in it."""
-
-    def fds(self) -> Sequence[int]:
-        """They."""
-
-    def with_fds(self, fds: Sequence[int]) -> Self:
-        """The value in the process that they came to, where they have these numbers."""
-
-
-class SliceOutcome(HasFds, SliceDone, Protocol):
-    """What comes back of a slice."""
-
-
-Work = TypeVar("Work", bound=HasFds)
-Done = TypeVar("Done", bound=SliceOutcome)
-_Work_contra = TypeVar("_Work_contra", bound=HasFds, contravariant=True)
-_Done_co = TypeVar("_Done_co", bound=SliceOutcome, covariant=True)
-
-
-class RunsSlices(Protocol[_Work_contra, _Done_co]):
-    """What runs a slice; a worker gets its own copy by fork."""
-
-    def run(self, work: _Work_contra, budget: SliceBudget) -> _Done_co:
-        """Do it. Its fds stay their owner's; those that come back with it may be the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +36,11 @@ class WorkerPool(Generic[Work, Done]):
     def submit(self, work: Work, budget: SliceBudget) -> Future[Done]:
         """Have a slice done; the future raises WorkerLost if it is not known what became of it."""
         return self.executor.submit(self.runner.run, work, budget)
+
+    @staticmethod
+    def finished(running: Collection[Future[Done]], most_s: float) -> set[Future[Done]]:
+        """Those that are finished; waits for the first, but no longer than that."""
+        return wait(running, most_s, FIRST_COMPLETED).done
 
 
 @contextmanager

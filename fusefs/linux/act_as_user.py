@@ -7,8 +7,8 @@ import pwd
 import signal
 import socket
 from collections.abc import Callable
-from typing import NamedTuple
 
+from fusefs.core.lean import NamedTuple
 from fusefs.linux import syscalls
 from fusefs.linux.child_processes import ChildLost, receive, send, watch
 

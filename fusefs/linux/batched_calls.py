@@ -10,8 +10,8 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
 
+from fusefs.core.lean import NamedTuple
 from fusefs.linux import getdents, syscalls
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import NO_NOREPLACE, Kernel, Refused

@@ -12,8 +12,8 @@ import errno
 import os
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
 
+from fusefs.core.lean import NamedTuple
 from fusefs.core.packed_entries import Dirent
 from fusefs.linux.fd import Fd
 from fusefs.linux.syscalls import getdents64

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import NamedTuple, Self
+from typing import Self
 
+from fusefs.core.lean import NamedTuple
 from fusefs.core.pacing import Requests
 from fusefs.linux.fd import Fd
 

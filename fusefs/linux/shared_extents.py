@@ -6,8 +6,8 @@ import os
 import struct
 from collections.abc import Iterator
 from itertools import zip_longest
-from typing import NamedTuple
 
+from fusefs.core.lean import NamedTuple
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import BTRFS_MAGIC, EXT_MAGIC, TMPFS_MAGIC, XFS_MAGIC, Kernel
 

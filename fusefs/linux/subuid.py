@@ -6,8 +6,8 @@ import os
 import pwd
 from bisect import bisect_right
 from collections.abc import Iterable
-from typing import NamedTuple
 
+from fusefs.core.lean import NamedTuple
 from fusefs.linux.fd import Fd
 
 _FILE = b"/etc/subuid"

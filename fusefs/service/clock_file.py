@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from contextlib import suppress
 
@@ -13,7 +12,6 @@ from fusefs.linux.boot_id import boot_id
 from fusefs.linux.clocks import clocks_ns
 from fusefs.linux.runtime_directories import make_dir
 
-_LOG = logging.getLogger(__name__)
 _FILE = b"clock.json"
 _COMMANDS_FILE = b"clock-of-commands.json"
 _MOST_BYTES = 4096
@@ -26,7 +24,7 @@ def load_clock(state: bytes) -> tuple[int, Clock]:
     try:
         saved = _read(state, _FILE)
     except OSError as error:
-        _LOG.warning("what the last service remembered can't be read: %s", error.strerror)
+        _warn("what the last service remembered can't be read: %s", error.strerror)
         saved = None
     now = _up_to_now(saved)
     return now.wall_ns if saved is None else saved.wall_ns, now
@@ -72,4 +70,10 @@ def save_clock(state: bytes, now: Clock, *, is_durable: bool = True) -> None:
         make_dir(state)
         replace_file(path, orphan_age.encode(now), 0o600, is_durable=is_durable)
     except OSError as error:
-        _LOG.warning("%s can't be written: %s", os.fsdecode(path), error.strerror)
+        _warn("%s can't be written: %s", os.fsdecode(path), error.strerror)
+
+
+def _warn(text: str, *values: str | None) -> None:
+    import logging  # commands look at clocks too, and log nothing
+
+    logging.getLogger(__name__).warning(text, *values)

@@ -6,12 +6,13 @@ import errno
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from fusefs.core import lean_wire
 from fusefs.core.errors import BY_NAME, AuthorityLost, KernelRefused, NoStore, NotPermitted, Refused, TrashdError
+from fusefs.core.lean import NamedTuple
 from fusefs.linux.act_as_user import Ask, call_as, user_name
 from fusefs.linux.child_processes import ChildLost
 from fusefs.store.container import HeldContainer

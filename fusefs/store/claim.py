@@ -7,9 +7,9 @@ import os
 import stat
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
-from enum import Enum
 
 from fusefs.core.errors import BadRecord
+from fusefs.core.lean import Enum
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, is_of
 from fusefs.core.record import RECORD_MAX_BYTES, Record

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+from fusefs.core.lean import NamedTuple
 from fusefs.store.layout import Volume
 
 SILENCE_S = 90.0

@@ -6,9 +6,10 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from fusefs.core.errors import NotFound, TrashdError, Untrusted, UsageError, from_os
+from fusefs.core.lean import NamedTuple
 from fusefs.core.names import STORE, join
 from fusefs.core.orphan_age import Clock
 from fusefs.core.orphan_sums import KeyedSum, OrphanSums, OrphanToSum

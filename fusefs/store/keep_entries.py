@@ -12,10 +12,10 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from typing import NamedTuple
 
 from fusefs.core.errors import NotKept, UsageError
 from fusefs.core.identity import Identity, Likelihood, compare
+from fusefs.core.lean import NamedTuple
 from fusefs.core.names import Name, join
 from fusefs.core.printable_names import printable
 from fusefs.core.record import KeptDirectory, KeptEntries, Method, quote

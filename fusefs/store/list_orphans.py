@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from fusefs.core.errors import BadRecord
+from fusefs.core.lean import NamedTuple
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, Name, is_container_id
 from fusefs.core.orphan_age import Now

@@ -10,10 +10,11 @@ import os
 import re
 from collections.abc import Collection
 from contextlib import suppress
-from typing import NamedTuple, assert_never
+from typing import assert_never
 
 from fusefs.core.errors import WAY_OUT, TrashdError, from_os
 from fusefs.core.identity import Identity, Likelihood, compare
+from fusefs.core.lean import NamedTuple
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, Name, is_container_id, join
 from fusefs.core.printable_names import printable, shell_word, show
@@ -41,7 +42,7 @@ from fusefs.store.silence import Waits, left_to_wait_s
 from fusefs.store.stage import identify_at, unmake
 from fusefs.store.visible_move import VisibleMove
 
-_BOOT = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_BOOT = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 
 
 class Recovered(NamedTuple):
@@ -216,7 +217,7 @@ def may_be_alive(held: HeldContainer, ended: Collection[str]) -> KeptContainer |
         return None
     who = "somebody by another mount of this filesystem" if is_of_this_boot else f"host {show(record.host)}"
     what = f"{who}, in boot {show(record.boot)}, may still be working on it"
-    if not _BOOT.fullmatch(record.boot):
+    if not re.fullmatch(_BOOT, record.boot):
         return KeptContainer(what)  # no id of a boot, and not to be typed into a shell
     volume = shell_word(held.folder.store.base_path)
     return KeptContainer(

@@ -7,10 +7,10 @@ import os
 from collections.abc import Container, Hashable, Iterator, Sequence
 from contextlib import ExitStack
 from enum import Enum
-from typing import NamedTuple
 
 from fusefs.core.errors import TrashdError
 from fusefs.core.identity import Likelihood, compare
+from fusefs.core.lean import NamedTuple
 from fusefs.core.names import STORE
 from fusefs.linux.answer_timeout import ask_each
 from fusefs.linux.fd import Fd

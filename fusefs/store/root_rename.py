@@ -10,12 +10,12 @@ import errno
 import os
 import stat
 from contextlib import suppress
-from typing import NamedTuple
 
 import msgspec
 
 from fusefs.core import lean_wire
 from fusefs.core.identity import Identity, Likelihood, compare
+from fusefs.core.lean import NamedTuple
 from fusefs.core.lifecycle import State
 from fusefs.core.names import Name, is_container_id, join
 from fusefs.core.record import Method

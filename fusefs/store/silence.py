@@ -7,12 +7,11 @@ only tells who may be alive: what keeps live files, should a silent one wake aft
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NamedTuple
 
+from fusefs.core.lean import NamedTuple
 from fusefs.core.names import Name
 from fusefs.linux.boot_id import boot_id
 from fusefs.linux.fd import Fd
@@ -66,7 +65,9 @@ def _name(prefix: bytes) -> Name:
 
 def _sight(kernel: Kernel, fd: Fd) -> str:
     """What a container looks like: its names, and when its record and all else in it were changed."""
-    digest = hashlib.sha256()
+    from hashlib import sha256  # few commands meet what another boot left
+
+    digest = sha256()
     for name in kernel.list_anew(fd):
         if not name.startswith(WATCH_PREFIXES):
             with suppress(FileNotFoundError):

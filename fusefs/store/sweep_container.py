@@ -12,9 +12,9 @@ import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from typing import NamedTuple
 
 from fusefs.core.errors import CrossesBoundary, NoStore, TrashdError, from_os
+from fusefs.core.lean import NamedTuple
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, Name, RelPath
 from fusefs.core.record import Method, Record, TreeSize

@@ -5,8 +5,8 @@ from __future__ import annotations
 import heapq
 import os
 from collections.abc import Sequence
-from typing import NamedTuple
 
+from fusefs.core.lean import NamedTuple
 from fusefs.core.names import join
 from fusefs.core.selection import Selection
 from fusefs.core.stat_bounds import Field

@@ -5,9 +5,8 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from enum import Enum
-from typing import NamedTuple
 
+from fusefs.core.lean import Enum, NamedTuple
 from fusefs.core.names import join
 from fusefs.core.record import MAX_FAILURES, Failure
 from fusefs.core.sweep_result import Spared, SweepSums

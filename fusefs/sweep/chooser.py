@@ -6,10 +6,9 @@ import errno
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from enum import Enum
-from typing import NamedTuple
 
 from fusefs.core.freed_space import STAT_BLOCK_BYTES
+from fusefs.core.lean import Enum, NamedTuple
 from fusefs.core.names import join
 from fusefs.core.selection import Matcher
 from fusefs.core.stat_bounds import StatBounds

@@ -11,10 +11,10 @@ import re
 import stat
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
-from typing import NamedTuple
 
 from fusefs.core.errors import NotFound, Refused
 from fusefs.core.glob import compile_glob
+from fusefs.core.lean import NamedTuple
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import Mount, read_mounts

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from fusefs.core.lean import Enum, NamedTuple
 from fusefs.core.listed_names import Listed, ListedTogether
 from fusefs.core.names import ContainerId
 from fusefs.core.report import Stops

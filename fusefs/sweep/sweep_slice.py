@@ -11,8 +11,8 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import NamedTuple
 
+from fusefs.core.lean import NamedTuple
 from fusefs.core.names import join
 from fusefs.core.report import Stops
 from fusefs.core.selection import Matcher

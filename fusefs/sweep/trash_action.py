@@ -19,7 +19,6 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.shared_extents import never_shares
 from fusefs.store.backing_and_mount import FULL, BackingAndMount, between, is_same
 from fusefs.store.locate import find_scope
-from fusefs.store.merge import bring
 from fusefs.store.spare_space import FOR_USER, with_room
 from fusefs.store.stage import SwapOptions
 from fusefs.store.sweep_container import SweepContainer, open_basket
@@ -79,6 +78,8 @@ class _TrashAction:
         """What is left of an error; 0 if the name could be taken all the same."""
         if number == errno.EEXIST and here.are_dirs:
             # Something was taken from it before, so that there is one of its name: the rest joins that.
+            from fusefs.store.merge import bring  # it has all of a restore with it
+
             self._has_joined[0] = 1
             left = bring(here.kernel, here.sides, into, name, RelPath(b""))
             return left.failures[0].errno if left.n else 0
