@@ -18,13 +18,13 @@ from fusefs.core.lean import NamedTuple
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, Name, is_container_id, join
 from fusefs.core.printable_names import printable, shell_word, show
-from fusefs.core.record import Method
+from fusefs.core.record import Method, Record
 from fusefs.core.recovery_rules import RestoringAction, StageAction, decide_restoring, decide_stage
 from fusefs.linux.boot_id import boot_id
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.adopt import AdoptionProblem
-from fusefs.store.claim import ClaimLost, hold
+from fusefs.store.claim import ClaimLost, hold, look_at_record
 from fusefs.store.container import (
     HeldContainer,
     dissolve,
@@ -68,7 +68,7 @@ def recover(folder: UserFolder, ended: Collection[str] = (), waits: Waits | None
         watched: list[float] = []
         problems: list[AdoptionProblem] = []
         for state in (State.STAGE, State.RESTORING, State.REAPING, State.ORPHANS):
-            _recover_state(folder, state, ended, watched, settled, problems)
+            _recover_state(folder, state, ended, waits, watched, settled, problems)
         if waits is None or not watched or not waits(min(watched)):
             return Recovered(tuple(settled), tuple(problems))
 
@@ -77,6 +77,7 @@ def _recover_state(
     folder: UserFolder,
     state: State,
     ended: Collection[str],
+    waits: Waits | None,
     watched: list[float],
     settled: list[str],
     problems: list[AdoptionProblem],
@@ -88,7 +89,7 @@ def _recover_state(
     for name in names:
         where = printable(os.path.join(folder.path(), state.value.encode(), name))
         try:
-            told = _settle(folder, state, name, ended, watched)
+            told = _settle(folder, state, name, ended, watched, asks=waits is not None)
             if told:
                 settled.append(f"{where}: {told}")
         except KeptContainer as kept:
@@ -120,10 +121,13 @@ class KeptContainer(Exception):
         self.hint = hint
 
 
-def _settle(folder: UserFolder, state: State, name: bytes, ended: Collection[str], watched: list[float]) -> str:
+def _settle(
+    folder: UserFolder, state: State, name: bytes, ended: Collection[str], watched: list[float], *, asks: bool
+) -> str:
     """What was done with one container; empty if there was nothing to do or it is not ours to touch now.
 
     watched  gets the seconds for which it must be silent still, if another node may work on it
+    asks     what another boot has locked is watched and told of, too
     """
     text = name.decode("ascii", "replace")
     if not is_container_id(text):
@@ -134,6 +138,8 @@ def _settle(folder: UserFolder, state: State, name: bytes, ended: Collection[str
     except FileNotFoundError:
         return _sweep(folder, state, name, watched)
     if isinstance(held, ClaimLost):
+        if held is ClaimLost.BUSY and is_half_done and asks:
+            _watch_locked(folder, state, ContainerId(text), watched)
         return ""
     with held:
         alive = may_be_alive(held, ())
@@ -161,6 +167,23 @@ def _settle(folder: UserFolder, state: State, name: bytes, ended: Collection[str
     with taken:
         told = _settle_held(taken)
         return f"taken over: {told}"
+
+
+def _watch_locked(folder: UserFolder, state: State, container: ContainerId, watched: list[float]) -> None:
+    """Watch what another boot has locked: its server may keep a dead client's lock for a day.
+
+    Raises  KeptContainer
+    """
+    kernel = folder.store.kernel
+    with suppress(FileNotFoundError):
+        record = look_at_record(folder, state, container)
+        if not folder.store.is_shared() or record.boot == boot_id():
+            return
+        with folder.open(state) as state_fd, kernel.open_dir(state_fd, Name(container.encode())) as fd:
+            if left_s := left_to_wait_s(folder.store, fd):
+                watched.append(left_s)
+        who = f"host {show(record.host)}, in boot {show(record.boot)}, has its lock, or the server keeps that for it"
+        raise KeptContainer(who, _way_out_of(record, folder.store.base_path))
 
 
 def _settle_held(held: HeldContainer) -> str:
@@ -217,14 +240,17 @@ def may_be_alive(held: HeldContainer, ended: Collection[str]) -> KeptContainer |
         return None
     who = "somebody by another mount of this filesystem" if is_of_this_boot else f"host {show(record.host)}"
     what = f"{who}, in boot {show(record.boot)}, may still be working on it"
+    volume = held.folder.store.base_path
+    takes_over = f"trashd doctor --repair --wait {shell_word(volume)} takes it over if it stays silent; at once,"
+    return KeptContainer(what, _way_out_of(record, volume, takes_over))
+
+
+def _way_out_of(record: Record, volume: bytes, *first: str) -> str:
+    """The hint that names a boot; first: what else helps"""
     if not re.fullmatch(_BOOT, record.boot):
-        return KeptContainer(what)  # no id of a boot, and not to be typed into a shell
-    volume = shell_word(held.folder.store.base_path)
-    return KeptContainer(
-        what,
-        f"trashd doctor --repair --wait {volume} takes it over if it stays silent; at once, if nothing of that"
-        f" boot does any more: trashd doctor --repair --ended {record.boot} {volume}",
-    )
+        return WAY_OUT  # no id of a boot, and not to be typed into a shell
+    ends = f"if nothing of that boot does any more: trashd doctor --repair --ended {record.boot} {shell_word(volume)}"
+    return " ".join((*first, ends))
 
 
 def _gather(held: HeldContainer) -> None:

@@ -183,6 +183,27 @@ def test_a_lock_of_a_boot_that_is_over_does_not_count(volume: Path) -> None:
     assert is_taken_over(volume)
 
 
+def test_who_waits_for_what_another_boot_has_locked_is_told_how_to_have_it(
+    volume: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(silence, "takeover_s", lambda _volume: 0.3)
+    with (left(volume) / "record.json").open("r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert run(["doctor", "--repair", "--wait", str(volume)]) == 0
+        told = capfd.readouterr().err
+        assert "has its lock" in told
+        assert f"doctor --repair --ended {OTHER_BOOT}" in told
+        assert not is_taken_over(volume)
+    finish(volume)
+
+
+def test_who_does_not_wait_is_told_nothing_of_what_another_boot_has_locked(volume: Path) -> None:
+    with (left(volume) / "record.json").open("r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert recover_after(volume, 0, SILENCE_S + 1) == []
+    finish(volume)
+
+
 def test_a_lock_of_this_boot_counts_whatever_is_said(volume: Path) -> None:
     forge(left(volume) / "record.json", boot=boot_id())
     with (left(volume) / "record.json").open("r+b") as file:
