@@ -6,6 +6,10 @@ with must be in its variables.
 
 V is the victim, `va` the file in it; F the fresh directory; U what somebody makes who finds the name missing, `uf` his
 file. Whose directory it is that has a name is known as in the store: the record has the identities of V and F.
+A is the container that has V; where root seizes it from a quarantine, A is the victim of root's own container R.
+
+Whose process does a call makes no other difference: root's service works through a child of the owner's, whose calls
+these are, and that it is the owner who is asked is the filesystem's to say.
 """
 
 from __future__ import annotations
@@ -66,6 +70,11 @@ def _call(what: str, *words: str) -> Call:
     return Call(what, words)
 
 
+def _victim_of(box: str) -> str:
+    """Whose place is `tree` in a container: what its record says."""
+    return "A" if box[0] == "R" else "V"
+
+
 def _is_fresh(thing: str) -> bool:
     return thing[0] in "FE"
 
@@ -107,7 +116,7 @@ def _move_part(lower: str, part: str, box: str, rules: Rules) -> Steps:
         thing = yield _call("look", lower, part)
         if thing in _NONE:
             return "ok"
-        to = "tree" if thing == "V" else part if _is_fresh(thing) else f"late-{lower}-{part}"
+        to = "tree" if thing == _victim_of(box) else part if _is_fresh(thing) else f"late-{lower}-{part}"
         del thing
     while (there := (yield _call("look", box, to))) not in _NONE:
         to = f"late-{lower}-{part}" if to[:4] != "late" else to + "'"
@@ -243,9 +252,10 @@ def sort_out(one: Container, rules: Rules, who: str) -> Generator[Call, Answer, 
     too, and might come again when it is in use.
     """
     tries = "123"
-    while rules.by_identity and (yield _call("look", one.box, "tree")) != "V":
+    victim = _victim_of(one.box)
+    while rules.by_identity and (yield _call("look", one.box, "tree")) != victim:
         parts, _ = yield from _listed(one.box)
-        while parts and (yield _call("look", one.box, parts[0])) != "V":
+        while parts and (yield _call("look", one.box, parts[0])) != victim:
             parts.pop(0)
         if not parts:
             break
@@ -274,7 +284,7 @@ def settle_stage(found: Container, method: str, rules: Rules, who: str) -> Steps
                 return "kept"
     if (yield from _clear(one, rules, who)) != "ok":
         return "kept"
-    if tree == "V":
+    if tree == _victim_of(one.box):
         return (yield _rename("stage", one.name, "orphans", "id"))
     return (yield from _dissolve(one))
 
@@ -292,7 +302,7 @@ def _clear(one: Container, rules: Rules, who: str) -> Steps:
 
 def _clear_part(one: Container, part: str, rules: Rules, who: str) -> Steps:
     thing = yield _call("look", one.box, part)
-    if thing in _NONE or (part == "tree" and thing == "V"):
+    if thing in _NONE or (part == "tree" and thing == _victim_of(one.box)):
         return "ok"
     if not rules.by_identity or _is_fresh(thing):
         answer = yield _call("rmdir", one.box, part)
@@ -358,13 +368,24 @@ def settle_reaping(one: Container, _method: str, rules: Rules, _who: str) -> Ste
         return "lost"  # somebody took it over
     if rules.asks_again and record == "pinned":
         return (yield _rename("reaping", one.name, "orphans", "id"))
-    tree = yield _call("look", one.box, "tree")
-    if tree == "V":
-        if (yield _call("unlink", "V", "va")) == "EIO":
-            return (yield _rename("reaping", one.name, "quarantine", one.name))
-        if (yield _call("rmdir", one.box, "tree")) != "ok":
+    answer = yield from _delete_tree(one.box)
+    if answer == "EIO":
+        return (yield _rename("reaping", one.name, "quarantine", one.name))
+    return answer if answer == "kept" else (yield from _dissolve(one))
+
+
+def _delete_tree(box: str) -> Steps:
+    """Delete the victim of a container: by what is open, as it comes."""
+    tree = yield _call("look", box, "tree")
+    if tree == "V" and (yield _call("unlink", "V", "va")) == "EIO":
+        return "EIO"
+    if tree == "A":
+        if (yield from _delete_tree("A")) != "ok":
             return "kept"
-    return (yield from _dissolve(one))
+        yield _call("unlink", "A", "record")
+    if tree in ("V", "A") and (yield _call("rmdir", box, "tree")) != "ok":
+        return "kept"
+    return "ok"
 
 
 _SETTLES: dict[str, Callable[[Container, str, Rules, str], Steps]] = {
@@ -429,16 +450,37 @@ def restorer(source: str, method: str, rules: Rules) -> Callable[[], Program]:
     return restore
 
 
-def reaper(rules: Rules) -> Callable[[], Program]:
-    """`trashd reap`."""
+def reaper(rules: Rules, source: str = "orphans") -> Callable[[], Program]:
+    """`trashd reap`, or, from quarantine, what tries again."""
 
     def reap() -> Program:
-        answer = yield _rename("orphans", "id", "reaping", "id+k")
-        box = yield _call("look", "reaping", "id+k")
+        name = f"id+{source[0]}"
+        answer = yield _rename(source, "id", "reaping", name)
+        box = yield _call("look", "reaping", name)
         if answer in ("ok", "EIO") and box not in _NONE:
-            yield from settle_reaping(Container("reaping", "id+k", box), "", rules, "")
+            yield from settle_reaping(Container("reaping", name, box), "", rules, "")
 
     return reap
+
+
+def seizer(rules: Rules) -> Callable[[], Program]:
+    """Root makes an orphan of root's of what lies in a user's quarantine (store/seize.py)."""
+
+    def seize() -> Program:
+        if (yield _call("look", "quarantine", "id")) in _NONE:
+            return
+        one = Container("stage", "root", "R")
+        yield _call("mkdir", "stage", "root", "R")
+        if (yield _call("make", "R", "record", "record")) != "record":
+            return
+        gate = yield from _gate(one, "s", rules)
+        if gate == "EIO":
+            return
+        yield _rename("quarantine", "id", gate, "tree")
+        if (yield from end_gates(one, rules)) == "ok":
+            yield from settle_stage(one, "exchange", rules, "s")
+
+    return seize
 
 
 def pinner(rules: Rules) -> Callable[[], Program]:
@@ -521,6 +563,8 @@ def _why_left(thing: str, disk: Disk) -> str:
     if name != "tree" or "record" not in (disk.of(box) or {}):
         return f"{thing} is {name} in {box}, and no record tells of it"
     above = disk.place_of(box)
+    if above is not None and above[1] == "tree":
+        return _why_left(box, disk)
     return (
         "" if above is not None and above[0] in ("orphans", "reaping", "quarantine") else f"{thing} is left in {above}"
     )

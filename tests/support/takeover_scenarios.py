@@ -13,6 +13,7 @@ from tests.support.takeover_model import (
     pinner,
     reaper,
     restorer,
+    seizer,
     swapper,
     user,
     volume,
@@ -112,6 +113,12 @@ def _of_reaps() -> dict[str, Scenario]:
         **gives_back,
         "reap, restore, watcher": Scenario(
             lambda r: [reaper(r), restorer("orphans", "two", r), watch(r)], orphan, "two"
+        ),
+        "seize, reap, try again": Scenario(
+            lambda r: [seizer(r), reaper(r), reaper(r, "quarantine")], volume("quarantine"), "exchange"
+        ),
+        "seize, reap, restore": Scenario(  # of which one has it, by one rename, whatever is said of one_way
+            lambda r: [seizer(r), reaper(r), restorer("quarantine", "exchange", r)], volume("quarantine"), "exchange"
         ),
         "reap, keep, watcher": Scenario(lambda r: [reaper(r), pinner(r), watch(r)], orphan, "two"),
     }
