@@ -78,7 +78,7 @@ _COMMANDS = MappingProxyType[str, Callable[[Path], list[str | Path]]](
 )
 _RARE = 0.5
 """What comes less often for a file is the interpreter's, the allocator's, or for each slice of the time."""
-_WAITS = ("futex", "poll", "ppoll", "epoll_wait", "sched_yield", "fstatfs")
+_WAITS = ("futex", "poll", "ppoll", "epoll_wait", "sched_yield")
 """How many there are depends on who waits for whom, and on how long a slice takes."""
 
 

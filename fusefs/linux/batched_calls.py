@@ -175,9 +175,13 @@ class ChosenByStat(NamedTuple):
     unsure: list[str]
 
 
-def choose_all(kernel: Kernel, dir_fd: int, names: list[str], bounds: bytes | None) -> ChosenByStat:
-    """statx of each name where that does not wait. bounds: StatBounds.packed; None: all are to be looked at closely"""
-    if _bulk is None or bounds is None or kernel.is_watched or not kernel.answers_at_once(dir_fd):
+def choose_all(kernel: Kernel, dir_fd: int, names: list[str], bounds: bytes | None, *, at_once: bool) -> ChosenByStat:
+    """statx of each name.
+
+    bounds   StatBounds.packed; None: all are to be looked at closely
+    at_once  whether the filesystem needs no server; else all are
+    """
+    if _bulk is None or bounds is None or kernel.is_watched or not at_once:
         return ChosenByStat([], [], names)
     return ChosenByStat(*_bulk.look(dir_fd, names, bounds))
 

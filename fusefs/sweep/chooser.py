@@ -46,14 +46,16 @@ class Dirs(Enum):
 class SweepStrategy(NamedTuple):
     """How a sweep goes about it.
 
-    window    entries of a directory that are looked at together: memory is bounded by it
-    by_inode  acted on in the order of inode numbers
-    mounts    paths relative to the sweep's directory on which something is mounted
+    window      entries of a directory that are looked at together: memory is bounded by it
+    by_inode    acted on in the order of inode numbers
+    is_at_once  the filesystem needs no server to tell what an inode is
+    mounts      paths relative to the sweep's directory on which something is mounted
     """
 
     dirs: Dirs
     window: int
     by_inode: bool
+    is_at_once: bool
     mounts: tuple[bytes, ...]
 
     def is_hidden(self, upper: bytes) -> bool:
@@ -110,7 +112,8 @@ class Chooser:
         names = self._without_mounts(upper, names)
         if n_bytes is None and (strips or not self._matcher.needs_stat):
             return ChosenFiles(names, [], [])
-        names, sizes, unsure = choose_all(self._kernel, sides.fd, names, self._every if strips else self._bounds)
+        bounds, at_once = self._every if strips else self._bounds, self._way.is_at_once
+        names, sizes, unsure = choose_all(self._kernel, sides.fd, names, bounds, at_once=at_once)
         kinds, takes = (_FILES, _anything) if strips else (self._kinds, self._matcher.takes)
         looked = self._look(upper, sides, unsure)
         looked = [one for one in looked if one.st_mode >> 12 in kinds and takes(one, one.btime_ns)]
@@ -143,9 +146,13 @@ class Chooser:
         """Of directories that were chosen some time ago those that would be now; and what can't be looked at."""
         if not self._matcher.needs_stat:
             return names
-        looked, _refused = look_at_all(self._kernel, sides.fd, names, asks_birth=self._matcher.needs_birth)
+        looked, _refused = self._look_at_all(sides, names)
         others = {one.name for one in looked if not self._matcher.takes(one, one.btime_ns)}
         return [name for name in names if name not in others]
+
+    def _look_at_all(self, sides: BackingAndMount, names: Iterable[str]) -> tuple[list[StatxResult], Refused]:
+        asks_birth, at_once = self._matcher.needs_birth, self._way.is_at_once
+        return look_at_all(self._kernel, sides.fd, names, asks_birth=asks_birth, at_once=at_once)
 
     def choose(
         self,
@@ -170,7 +177,8 @@ class Chooser:
             names = [name for name in names if not is_pruned(name)]
         chosen, others = list[str](), names
         if wanted.kinds and not inos:
-            chosen, _sizes, others = choose_all(self._kernel, sides.fd, names, self._bounds)
+            at_once = self._way.is_at_once
+            chosen, _sizes, others = choose_all(self._kernel, sides.fd, names, self._bounds, at_once=at_once)
             if DIRECTORY_KIND in wanted.kinds and len(chosen) + len(others) < len(names):
                 known = frozenset(chosen)
                 others = [name for name in names if name not in known]
@@ -236,7 +244,7 @@ class Chooser:
         """Those that are there. absent: what is counted for each that is not; tells_mounts: see `refuse`"""
         if not names:
             return []
-        looked, refused = look_at_all(self._kernel, sides.fd, names, asks_birth=self._matcher.needs_birth)
+        looked, refused = self._look_at_all(sides, names)
         there = [one for one in refused if one[1] != errno.ENOENT]
         for _name in range(len(refused) - len(there)):
             self._tally.count(absent)

@@ -160,7 +160,7 @@ def _walk(kernel: Kernel, top: SweepRoot, request: Request, action: Action, dirs
         if dirs is Dirs.WHOLE and n_workers is None and strategy.workers is Workers.PROCESSES:
             # The kernel has one lock a filesystem for renames into other directories: two workers are slower.
             strategy = strategy._replace(n_workers=1, group_shift=None)
-        way = SweepStrategy(dirs, min(_WINDOW, strategy.window), strategy.by_inode, top.mounts)
+        way = SweepStrategy(dirs, min(_WINDOW, strategy.window), strategy.by_inode, strategy.is_at_once, top.mounts)
         sides = BackingAndMount(root, top.sides.mounted)
         groups = owned.enter_context(AllocationGroups(kernel, strategy.group_shift))
         matcher = Matcher(request.selection)

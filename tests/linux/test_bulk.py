@@ -83,7 +83,7 @@ def test_it_chooses_what_the_selection_takes(odd_tree: Path, selection: Selectio
     kinds = {stat.S_IFMT(FORMATS[kind]) >> 12 for kind in matcher.types}
     with opened(odd_tree) as fd:
         names = [*os.listdir(odd_tree), "gone"]
-        chosen = choose_all(kernel, fd, names, matcher.bounds.packed(kinds))
+        chosen = choose_all(kernel, fd, names, matcher.bounds.packed(kinds), at_once=True)
         looked, _refused = look_at_all(
             kernel, fd, [name for name in names if name not in chosen.unsure], asks_birth=True
         )
@@ -97,7 +97,11 @@ def test_it_chooses_what_the_selection_takes(odd_tree: Path, selection: Selectio
 def test_what_is_mounted_on_or_gone_is_unsure(odd_tree: Path) -> None:
     with opened(odd_tree) as fd:
         chosen = choose_all(
-            Kernel(), fd, ["f0", "f2", "directory", "gone", "n" * 256], Matcher(Selection()).bounds.packed([8])
+            Kernel(),
+            fd,
+            ["f0", "f2", "directory", "gone", "n" * 256],
+            Matcher(Selection()).bounds.packed([8]),
+            at_once=True,
         )
     assert (chosen.names, chosen.unsure) == (["f0"], ["f2", "directory", "gone", "n" * 256])
 
@@ -107,14 +111,18 @@ def test_a_time_that_64_bits_do_not_hold_is_left_to_python(field: Field) -> None
     late = Selection(times=(TimeBound(field, 1 << 63),))
     assert Matcher(late).bounds.packed([8]) is None
     with opened(Path("/proc/self")) as fd:
-        assert choose_all(Kernel(), fd, ["stat"], None).unsure == ["stat"]
+        assert choose_all(Kernel(), fd, ["stat"], None, at_once=True).unsure == ["stat"]
 
 
 def test_each_look_is_seen_by_who_watches(odd_tree: Path) -> None:
     with opened(odd_tree) as fd:
-        assert choose_all(Kernel(lambda _call: None), fd, ["f0"], Matcher(Selection()).bounds.packed([8])).unsure == [
-            "f0"
-        ]
+        bounds = Matcher(Selection()).bounds.packed([8])
+        assert choose_all(Kernel(lambda _call: None), fd, ["f0"], bounds, at_once=True).unsure == ["f0"]
+
+
+def test_where_a_server_would_be_asked_nothing_is_told_at_a_glance(odd_tree: Path) -> None:
+    with opened(odd_tree) as fd:
+        assert choose_all(Kernel(), fd, ["f0"], Matcher(Selection()).bounds.packed([8]), at_once=False).unsure == ["f0"]
 
 
 def test_it_lists_what_python_lists(odd_tree: Path) -> None:
