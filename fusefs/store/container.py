@@ -25,6 +25,7 @@ from fusefs.store.layout import (
     Store,
     UserFolder,
     is_own_file,
+    make_unique,
 )
 
 if TYPE_CHECKING:
@@ -87,12 +88,12 @@ def new_id(kernel: Kernel, victim: bytes) -> ContainerId:
     return make_id(utc, now_ns // 1_000_000 % 1000, victim, os.urandom(6))
 
 
-def make_directory(folder: UserFolder, container: ContainerId) -> Fd:
-    """The new, still empty container in stage/, readable."""
-    kernel = folder.store.kernel
-    with folder.open(State.STAGE) as stage:
-        kernel.mkdir(stage, container.encode())
-        return kernel.open_dir(stage, container.encode())
+def make_directory(folder: UserFolder, state: State, container: ContainerId) -> Fd:
+    """The new, still empty container, readable."""
+    kernel, name = folder.store.kernel, container.encode()
+    with folder.open(state) as parent:
+        make_unique(kernel, parent, name)
+        return kernel.open_dir(parent, name)
 
 
 def superblock_of(kernel: Kernel, fd: Fd) -> str:

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from fusefs.core.names import Name
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.store.layout import GATE_PREFIX, HIDDEN_PREFIXES, LATE_PREFIX, OLD_CONTAINER, is_own_file
+from fusefs.store.layout import GATE_PREFIX, HIDDEN_PREFIXES, LATE_PREFIX, OLD_CONTAINER, is_own_file, make_unique
 
 _N_TRIES, _PAUSE_S = 100, 0.01
 
@@ -28,7 +28,7 @@ def gate(kernel: Kernel, container: Fd) -> Iterator[Fd]:
     Raises  OSError if it could not be made, or ended: the next recovery ends it
     """
     name = Name(GATE_PREFIX + os.urandom(6).hex().encode())
-    kernel.mkdir(container, name)
+    make_unique(kernel, container, name)
     with kernel.open_dir(container, name) as fd:
         uid = kernel.fstat(container).st_uid
         if kernel.fstat(fd).st_uid != uid:

@@ -289,6 +289,14 @@ def make_private(kernel: Kernel, dir_fd: int, name: bytes) -> Fd:
     return fd
 
 
+def make_unique(kernel: Kernel, dir_fd: Fd, name: bytes) -> None:
+    """mkdir of a name with 48 random bits, which nobody else has: a server that was started again says EEXIST to one
+    that it did. Raises  OSError
+    """
+    with suppress(FileExistsError):
+        kernel.mkdir(dir_fd, name)
+
+
 def take_lock(kernel: Kernel, dir_fd: Fd, owned: ExitStack) -> bool:
     """Take the lock of a directory, made if missing and owned by `owned`; whether it was free. Raises  OSError"""
     with suppress(FileExistsError):

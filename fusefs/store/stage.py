@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from fusefs.core.identity import Identity
 from fusefs.core.lean import TYPE_CHECKING, Callable, ExitStack, NamedTuple, partial, suppress
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S, State
@@ -25,7 +23,7 @@ from fusefs.store.container import (
     touch,
     unfinished_name,
 )
-from fusefs.store.layout import FRESH, RECORD, TREE, WATCH_PREFIXES, UserFolder
+from fusefs.store.layout import FRESH, RECORD, TREE, WATCH_PREFIXES, UserFolder, make_unique
 from fusefs.store.locate import Victim
 from fusefs.store.permission_loan import loan
 from fusefs.store.reserve import SPARE, ensure_reserve, move_to_stage, take_reserve
@@ -129,14 +127,14 @@ def stage_new(folder: UserFolder, name: bytes, method: Method, draft: Draft) -> 
         container = new_id(kernel, name)
         with ExitStack() as owned:
             try:
-                fd = owned.enter_context(make_directory(folder, container))
+                fd = owned.enter_context(make_directory(folder, State.STAGE, container))
                 fresh = None
                 if method in _NEEDS_FRESH:
                     fresh = owned.enter_context(_make_fresh(folder, fd, method))
                 record = _told(kernel, fd, container, fresh, draft)
                 owned.enter_context(create_record(folder.store, fd, record))
             except BaseException as error:
-                _discard_unmade(folder, container)
+                discard_unmade(folder, State.STAGE, container)
                 # Recovery may sweep away a container that has no record yet: its maker starts again.
                 if isinstance(error, FileNotFoundError) and attempt < ATTEMPTS - 1:
                     continue
@@ -161,18 +159,18 @@ def _make_fresh(folder: UserFolder, container_fd: Fd, method: Method) -> Fd:
     kernel, name = folder.store.kernel, FRESH if method is Method.TWO_RENAME else TREE
     if folder.store.is_shared():
         new = unfinished_name()  # a mkdir that comes a second time makes nothing that has the name of the tree
-        kernel.mkdir(container_fd, new)
+        make_unique(kernel, container_fd, new)
         kernel.rename(container_fd, new, container_fd, name)
     else:
         kernel.mkdir(container_fd, name)
     return kernel.open_dir(container_fd, name)
 
 
-def _discard_unmade(folder: UserFolder, container: ContainerId) -> None:
+def discard_unmade(folder: UserFolder, state: State, container: ContainerId) -> None:
     """Remove what there is of a container that never got its record, as recovery would; it may have done so."""
     kernel = folder.store.kernel
-    with suppress(OSError), folder.open(State.STAGE) as state:
-        unmake(kernel, state, os.fsencode(container))
+    with suppress(OSError), folder.open(state) as parent:
+        unmake(kernel, parent, container.encode())
 
 
 def unmake(kernel: Kernel, state: Fd, name: bytes) -> None:

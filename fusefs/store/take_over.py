@@ -19,11 +19,11 @@ from fusefs.linux.boot_id import boot_id, host_id
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.store.claim import ClaimLost, open_record, read_record
-from fusefs.store.container import HeldContainer, create_record, dissolve, rewrite, superblock_of
+from fusefs.store.container import HeldContainer, create_record, dissolve, make_directory, rewrite, superblock_of
 from fusefs.store.gate import empty_into, end_gates, move_parts
 from fusefs.store.layout import OLD_CONTAINER, TREE
 from fusefs.store.permission_loan import lend, loan
-from fusefs.store.stage import ATTEMPTS, unmake
+from fusefs.store.stage import ATTEMPTS, discard_unmade
 
 
 def take_over(
@@ -74,17 +74,15 @@ def _ours(kernel: Kernel, fd: Fd, record: Record, lent: int | None) -> Record:
 
 def _made(old: HeldContainer, to: State, record: Record) -> HeldContainer:
     """A new container for what another one has."""
-    kernel, folder = old.folder.store.kernel, old.folder
+    folder = old.folder
     for attempt in range(ATTEMPTS):
         called = successor(old.id, os.urandom(6))
-        with ExitStack() as owned, folder.open(to) as state:
-            kernel.mkdir(state, called.encode())
-            fd = owned.enter_context(kernel.open_dir(state, called.encode()))
+        with ExitStack() as owned:
             try:
+                fd = owned.enter_context(make_directory(folder, to, called))
                 owned.enter_context(create_record(folder.store, fd, record))
             except OSError as error:
-                with suppress(OSError):
-                    unmake(kernel, state, called.encode())
+                discard_unmade(folder, to, called)
                 if isinstance(error, FileNotFoundError) and attempt < ATTEMPTS - 1:
                     continue  # recovery swept it away while it had no record
                 raise

@@ -6,6 +6,7 @@ needs no time to find that the first is silent.
 
 import errno
 import os
+import re
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -193,6 +194,24 @@ def test_nothing_is_lost_by_the_lost_answer_of_any_rename(volume: Path, name: st
         nothing_is_lost(scene, volume, before)
         left, n = kernel.left, n + 1
     assert n > 3
+
+
+class SaysExists(Kernel):
+    """Makes a directory whose name is unique, and says that it was there, as a server that started again meanwhile."""
+
+    def mkdir(self, dir_fd: int, name: bytes, mode: int = 0o700) -> None:
+        super().mkdir(dir_fd, name, mode)
+        if re.search(rb"[0-9a-f]{12}$", name):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+
+
+@pytest.mark.parametrize("name", [name for name in TAKEN_OVER if not SCENES[name].uid])
+def test_a_directory_that_a_restarted_server_made_is_ours_whatever_it_says(volume: Path, name: str) -> None:
+    scene = SCENES[name]
+    before = scene.set_up(volume)
+    scene.act(volume, SaysExists())
+    nothing_is_lost(scene, volume, before)
+    assert_nothing_half_done(volume)
 
 
 @pytest.mark.parametrize("number", ERRNOS, ids=errno.errorcode.get)

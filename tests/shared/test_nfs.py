@@ -21,7 +21,7 @@ from tests.support.uml_switch import Cable
 pytestmark = [pytest.mark.needs("root", "uml", "hours"), pytest.mark.timeout(300)]
 
 _LONG_S, _FRAME_S = 45.0, 15.0
-_UNRECORDED = re.compile(r"^.*/stage/[^/\n]*: no record: .*\n *hint: .*\n", re.MULTILINE)
+_UNRECORDED = re.compile(r"^.*/(?:stage|restoring)/[^/\n]*: no record: .*\n *hint: .*\n", re.MULTILINE)
 
 _CHANGING = re.compile(
     # NFS 3's CREATE, MKDIR, REMOVE, RMDIR, RENAME, LINK; in 4.2 CREATE of a directory, REMOVE and RENAME with a name

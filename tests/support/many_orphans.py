@@ -24,7 +24,7 @@ def many_orphans(volume: Path, n: int, retention_s: int | None = 0) -> None:
             name = Name(b"job%d" % number)
             container = new_id(kernel, name)
             with ExitStack() as owned:
-                fd = owned.enter_context(make_directory(folder, container))
+                fd = owned.enter_context(make_directory(folder, State.STAGE, container))
                 kernel.mkdir(fd, TREE)
                 record = Record(
                     id=container,
