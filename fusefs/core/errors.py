@@ -250,6 +250,8 @@ class CrossesBoundary(NoStore):
 
 WAY_OUT = "trashd doctor --rescue ID --to PATH takes it out of the store, trashd doctor --forget ID gives it up"
 """What helps with anything that can't be understood."""
+ELSEWHERE = "this machine's mount may be broken, or the server: mount it anew, or try it on another machine"
+"""What helps where a shared filesystem refuses what is in order, as CephFS a lock after its client was given up."""
 SETTLE = f"trashd doctor --repair VOLUME completes or undoes what a killed command left; what it can't: {WAY_OUT}"
 """What helps with anything that stays half done."""
 

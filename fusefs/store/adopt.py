@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack
 
-from fusefs.core.errors import TrashdError, from_os
+from fusefs.core.errors import ELSEWHERE, WAY_OUT, TrashdError, from_os
 from fusefs.core.lean import NamedTuple
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S, State
 from fusefs.core.names import ContainerId, Name, RelPath
@@ -24,6 +24,12 @@ class AdoptionProblem(NamedTuple):
     where: str
     what: str
     hint: str
+
+
+def refused(folder: UserFolder, where: str, error: OSError) -> AdoptionProblem:
+    """What the kernel would not have done with a container."""
+    hint = ELSEWHERE if folder.store.is_shared() else WAY_OUT
+    return AdoptionProblem(where, from_os(error, where).message(), hint)
 
 
 def take_in(

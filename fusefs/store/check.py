@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 
-from fusefs.core.errors import SETTLE, WAY_OUT, TrashdError, from_os
+from fusefs.core.errors import SETTLE, WAY_OUT, TrashdError
 from fusefs.core.identity import Likelihood, compare
 from fusefs.core.lifecycle import State
 from fusefs.core.names import STORE, ContainerId, is_container_id
@@ -20,7 +20,7 @@ from fusefs.core.printable_names import printable, shell_word
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import is_inside, read_mounts
-from fusefs.store.adopt import AdoptionProblem
+from fusefs.store.adopt import AdoptionProblem, refused
 from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount
 from fusefs.store.claim import ClaimLost, hold
 from fusefs.store.container import UNFINISHED_PREFIX, HeldContainer
@@ -163,7 +163,7 @@ def _check_container(folder: UserFolder, state: State, name: bytes) -> Iterator[
         if error.errno == errno.EXDEV:
             yield AdoptionProblem(where, MOUNTED, UNMOUNT)
         else:
-            yield AdoptionProblem(where, from_os(error, where).message(), WAY_OUT)
+            yield refused(folder, where, error)
     else:
         if isinstance(held, ClaimLost):
             if held is ClaimLost.GONE and _is_no_directory(folder, state, name):

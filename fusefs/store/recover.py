@@ -12,7 +12,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from typing import assert_never
 
-from fusefs.core.errors import WAY_OUT, TrashdError, from_os
+from fusefs.core.errors import WAY_OUT, TrashdError
 from fusefs.core.identity import Identity, Likelihood, compare
 from fusefs.core.lean import NamedTuple
 from fusefs.core.lifecycle import State
@@ -23,7 +23,7 @@ from fusefs.core.recovery_rules import RestoringAction, StageAction, decide_rest
 from fusefs.linux.boot_id import boot_id
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.store.adopt import AdoptionProblem
+from fusefs.store.adopt import AdoptionProblem, refused
 from fusefs.store.claim import ClaimLost, hold, look_at_record
 from fusefs.store.container import (
     HeldContainer,
@@ -97,7 +97,7 @@ def _recover_state(
         except TrashdError as error:
             problems.append(AdoptionProblem(where, error.message(), error.hint))
         except OSError as error:
-            problems.append(AdoptionProblem(where, from_os(error, where).message(), WAY_OUT))
+            problems.append(refused(folder, where, error))
 
 
 def _is_whole(kernel: Kernel, orphans: Fd, name: bytes) -> bool:

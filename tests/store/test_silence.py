@@ -3,6 +3,7 @@
 One tmpfs is taken for a shared one here, and its swap for one of another boot.
 """
 
+import errno
 import fcntl
 import os
 import uuid
@@ -201,6 +202,24 @@ def test_who_does_not_wait_is_told_nothing_of_what_another_boot_has_locked(volum
     with (left(volume) / "record.json").open("r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         assert recover_after(volume, 0, SILENCE_S + 1) == []
+    finish(volume)
+
+
+def test_what_a_mount_refuses_is_not_given_up(
+    volume: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It may be the mount of this machine alone that does so."""
+
+    def lock(_kernel: Kernel, _fd: int) -> bool:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Kernel, "lock", lock)
+        assert run(["doctor", str(volume)]) == 1
+    told = capfd.readouterr().out
+    assert "Input/output error" in told
+    assert "try it on another machine" in told
+    assert "--forget" not in told
     finish(volume)
 
 

@@ -130,7 +130,7 @@ def play(nodes: Nodes, this: Round, calls: Sequence[str]) -> Told:
         meanwhile = _harmed(nodes, this, scene, running, random) if is_held else ()
         ended = running.end(_CUT_LIMIT_S)
         told = told._replace(meanwhile=meanwhile, end=f"{ended.code} {ended.err[:300]!r}")
-        _settle(nodes, scene)
+        _settle(nodes, scene, is_given_up=_is_given_up(nodes, this))
         _assert_nothing_lost(nodes, scene, this, told)
     except BaseException as error:
         error.add_note(f"{nodes.filesystem}: {told}")
@@ -260,7 +260,12 @@ def _write_live(name: Path, seed: int) -> str:
     return f"live {write(name / 'live', f'live {seed}')}"
 
 
-def _settle(nodes: Nodes, scene: _Scene) -> None:
+def _is_given_up(nodes: Nodes, this: Round) -> bool:
+    """Whether the server may have ended the session of A's client, as others waited for what that held."""
+    return nodes.filesystem == "cephfs" and this.harm in (Harm.FREEZE_CLIENT, Harm.CUT)
+
+
+def _settle(nodes: Nodes, scene: _Scene, *, is_given_up: bool) -> None:
     """The mounts work again, and what is half done is over."""
     for node in nodes[:2]:
         wait_until(node, partial(_works, node.volume), True, _MENDED_LIMIT_S)
@@ -270,7 +275,7 @@ def _settle(nodes: Nodes, scene: _Scene) -> None:
     if scene.identifier is not None and "reaping" in states(nodes.a, scene.identifier):
         nodes.a.trashd("reap", "--volume", nodes.a.volume)
     watch_unrecorded(nodes)
-    assert_quiet(nodes)
+    assert_quiet(nodes, is_given_up=is_given_up)
 
 
 def _works(volume: Path) -> bool:
@@ -296,4 +301,4 @@ def _assert_nothing_lost(nodes: Nodes, scene: _Scene, this: Round, told: Told) -
 
 def clear(nodes: Nodes) -> None:
     """Rounds that come find no orphan of those that were."""
-    well(nodes.a.trashd("reap", "--all", "--now", "--yes", "--volume", nodes.a.volume))
+    well(nodes.b.trashd("reap", "--all", "--now", "--yes", "--volume", nodes.b.volume))
