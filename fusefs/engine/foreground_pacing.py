@@ -67,6 +67,8 @@ class ForegroundPacer:
     def _tick(self) -> Speed:
         if self._pacer.wants_probe():
             self._pacer.probe()
+        if self._pacer.wants_write_back():
+            self._pacer.write_back()
         self._tempo = self._pacer.tick(self._done, Backlog())
         self._next_s = time.monotonic() + self._pacer.next_tick_s()
         if self._pacer.is_yielding() != self._was_yielding:

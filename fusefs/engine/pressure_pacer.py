@@ -26,6 +26,7 @@ from fusefs.core.pacing import (
 from fusefs.core.slice_budget import HOLD, Speed
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.metadata_writeback import MetadataWriteback
 from fusefs.linux.pressure import DeviceCounters, Psi, StallTimes
 
 _BEFORE_LOOK_S = 0.02
@@ -34,6 +35,8 @@ _EARLY_S = 0.002
 """A look that should be in a rest is not left to its last moment."""
 _LATE_S = 0.01
 _PROBE_EVERY_S, _OFTEN_S = 10.0, 1.1
+_WRITE_BACK_EVERY_S, _WRITTEN_BACK_S = 0.09, 0.02
+"""As often as a tick; and so long before a rest, where it would be taken for another's load."""
 _PROBE = bytes(4096)
 _KEPT_PROBES = 5
 
@@ -77,6 +80,8 @@ class PressurePacer:
         self._clock = clock
         self._psi = psi or Psi()
         self._device = DeviceCounters.of(store_fd)
+        self._writeback = MetadataWriteback.of(store_fd)
+        self._wrote_back_s = clock()
         self._state = PacingState()
         self._backlog = Backlog()
         self._done = WorkDone()
@@ -188,6 +193,21 @@ class PressurePacer:
         self._probe_ended_s = self._clock()
         self._is_probing = False
 
+    def wants_write_back(self) -> bool:
+        """Whether it is time to have the disk do some of what the kernel would ask it for all at once."""
+        if self._writeback is None or self._state.others is not OtherUsers.SOME:
+            return False
+        now_s = self._clock()
+        is_rest, until_s = self._span(now_s)
+        is_due = now_s - self._wrote_back_s >= _WRITE_BACK_EVERY_S
+        return is_due and is_rest is False and until_s - now_s >= _WRITTEN_BACK_S
+
+    def write_back(self) -> None:
+        """Begin it. May block while the disk has much to do."""
+        self._wrote_back_s = self._clock()
+        if self._writeback is not None:
+            self._writeback.begin()
+
     def _write_unnamed(self) -> None:
         with self._kernel.create_unnamed(self._store_fd) as fd:
             self._kernel.write(fd, _PROBE)
@@ -213,6 +233,8 @@ class PressurePacer:
     def close(self) -> None:
         """Let go of what was opened."""
         self._psi.close()
+        if self._writeback is not None:
+            self._writeback.close()
         if self._device is not None:
             self._device.close()
 

@@ -37,6 +37,7 @@ NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOS
 RENAME_NOREPLACE = 1
 RENAME_EXCHANGE = 2
 FALLOC_FL_KEEP_SIZE = 1
+SYNC_FILE_RANGE_WRITE = 2
 RESOLVE_NO_XDEV = 0x01
 RESOLVE_NO_SYMLINKS = 0x04
 RESOLVE_BENEATH = 0x08
@@ -103,6 +104,7 @@ _PROTOTYPES: dict[str, tuple[type, ...]] = {
     "setfsgid": (c_uint,),
     "setfsuid": (c_uint,),
     "setgroups": (c_int, c_char_p),
+    "sync_file_range": (c_int, c_long, c_long, c_uint),
     "syncfs": (c_int,),
     "timerfd_create": (c_int, c_int),
     "timerfd_settime": (c_int, c_int, c_char_p, c_char_p),
@@ -310,6 +312,11 @@ def ioctl(fd: int, request: int, buffer: bytearray) -> None:
 def prctl(option: int, argument: int = 0) -> int:
     """prctl(2) with one argument."""
     return checked(_libc.prctl(option, argument, 0, 0, 0))
+
+
+def sync_file_range(fd: int, flags: int) -> None:
+    """sync_file_range(2) of all of a file."""
+    checked(_libc.sync_file_range(fd, 0, 0, flags))
 
 
 def syncfs(fd: int) -> None:

@@ -110,7 +110,7 @@ class WorkSession:
         self._may_be_news = trio.Event()
         self._stale: set[int] = set()
         self._is_stopping = False
-        self._is_probing = False
+        self._is_probing = self._is_writing_back = False
         self._by_force: set[str] = set()
         self._intake = ChildAnswers(context, opened, policy, tally, room, tells.parts)
 
@@ -369,6 +369,9 @@ class WorkSession:
             if self._pacer.wants_probe() and not self._is_probing:
                 self._is_probing = True
                 nursery.start_soon(self._probe)
+            if self._pacer.wants_write_back() and not self._is_writing_back:
+                self._is_writing_back = True
+                nursery.start_soon(self._write_back)
         else:
             self.tempo = self._most
         return self.tempo
@@ -392,6 +395,10 @@ class WorkSession:
             self._intake.volume_failed(error.errno or errno.EIO, "the probe")
         finally:
             self._is_probing = False
+
+    async def _write_back(self) -> None:
+        await in_thread(self._limiter, self._pacer.write_back)
+        self._is_writing_back = False
 
     async def _look_around(self) -> None:
         """Look at what no child tells: free space, new users."""

@@ -154,6 +154,26 @@ def test_on_a_server_whose_writes_take_longer_while_it_works_it_steps_back_and_s
         assert scene.tempo.share > share
 
 
+def test_what_it_left_to_be_written_is_begun_beside_others(tmp_path: Path) -> None:
+    with on_a_disk(tmp_path) as scene:
+        scene.until(is_alone=True)
+        assert not any(scene.pacer.wants_write_back() for _ in scene.run(5.0))
+        scene.until(is_alone=False, neighbour=scene.fsyncs)
+        assert any(scene.pacer.wants_write_back() for _ in scene.run(1.0, scene.fsyncs))
+
+
+def test_what_is_begun_is_over_before_a_rest(tmp_path: Path) -> None:
+    with on_a_disk(tmp_path) as scene:
+        scene.until(is_alone=True)
+        scene.until(is_alone=False, neighbour=scene.fsyncs)
+        for at_s in scene.run(5.0, scene.fsyncs):
+            if scene.pacer.wants_write_back():
+                begins_s, _ = rest_at(at_s, is_alone=False)
+                assert at_s < begins_s
+                scene.pacer.write_back()
+                assert not scene.pacer.wants_write_back()
+
+
 def test_a_probe_is_wanted_now_and_then(tmp_path: Path) -> None:
     with on_a_disk(tmp_path) as scene:
         scene.until(is_alone=True)

@@ -1,0 +1,58 @@
+"""Inode tables, bitmaps and directories that unlinks on ext4 leave to be written: begun a little at a time.
+
+The kernel writes what is older than half a minute, all of it at once: hundreds of requests, behind which whoever reads
+or flushes then has to wait.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+
+from fusefs.core.lean import TYPE_CHECKING
+from fusefs.linux import syscalls
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import EXT_MAGIC
+
+if TYPE_CHECKING:
+    from typing import Self
+
+
+class MetadataWriteback:
+    """The block device of a volume, whose pages these are. Nothing is read from it, nor written to it, by us."""
+
+    def __init__(self, fd: Fd) -> None:
+        self._fd = fd
+
+    @classmethod
+    def of(cls, volume_fd: int) -> Self | None:
+        """None where a filesystem does this by itself (xfs, btrfs), or we may not open the device."""
+        with suppress(OSError):
+            dev = os.fstat(volume_fd).st_dev
+            if syscalls.statfs_type(volume_fd) == EXT_MAGIC:
+                fd = Fd(os.open(_path_of(dev), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+                told = os.fstat(fd)
+                if stat.S_ISBLK(told.st_mode) and told.st_rdev == dev:
+                    return cls(fd)
+                fd.close()
+        return None
+
+    def begin(self) -> None:
+        """Have written what no commit of the journal is waited for any more; for none of it is waited here.
+
+        It may be waited for room in the device's queue.
+        """
+        with suppress(OSError):  # unplugged
+            syscalls.sync_file_range(self._fd, syscalls.SYNC_FILE_RANGE_WRITE)
+
+    def close(self) -> None:
+        """Let go of the device."""
+        self._fd.close()
+
+
+def _path_of(dev: int) -> bytes:
+    """By the kernel's own name for a block device, which it has in /dev. Raises  OSError; there may be none"""
+    with open(f"/sys/dev/block/{os.major(dev)}:{os.minor(dev)}/uevent", "rb") as told:
+        names = [line.partition(b"=")[2] for line in told.read().splitlines() if line.startswith(b"DEVNAME=")]
+    return os.path.join(b"/dev", *names)
