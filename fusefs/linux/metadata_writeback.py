@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 from contextlib import suppress
+from threading import Lock
 
 from fusefs.core.lean import TYPE_CHECKING
 from fusefs.linux import syscalls
@@ -24,6 +25,9 @@ class MetadataWriteback:
 
     def __init__(self, fd: Fd) -> None:
         self._fd = fd
+        self._used = Lock()
+        """Taken while a thread is at it, and for good with the fd's end."""
+        self._is_over = False
 
     @classmethod
     def of(cls, volume_fd: int) -> Self | None:
@@ -39,16 +43,23 @@ class MetadataWriteback:
         return None
 
     def begin(self) -> None:
-        """Have written what no commit of the journal is waited for any more; for none of it is waited here.
-
-        It may be waited for room in the device's queue.
+        """Have written what waits for no commit of the journal any more. It waits for nothing but room in the device's
+        queue; in a thread, which may go on when it is closed.
         """
-        with suppress(OSError):  # unplugged
-            syscalls.sync_file_range(self._fd, syscalls.SYNC_FILE_RANGE_WRITE)
+        if self._used.acquire(blocking=False):
+            with suppress(OSError):  # unplugged
+                syscalls.sync_file_range(self._fd, syscalls.SYNC_FILE_RANGE_WRITE)
+            self._used.release()
+            self._let_go()
 
     def close(self) -> None:
-        """Let go of the device."""
-        self._fd.close()
+        """Let go of the device, at the latest when no thread is at it any more."""
+        self._is_over = True
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._is_over and self._used.acquire(blocking=False):
+            self._fd.close()
 
 
 def _path_of(dev: int) -> bytes:

@@ -50,6 +50,15 @@ def test_what_a_commit_left_is_written_when_it_is_begun() -> None:
         until(lambda: n_written(root) > before)
 
 
+def test_who_is_late_finds_it_closed() -> None:
+    with loop_volume("ext4") as root, writeback_of(root) as writeback:
+        assert writeback is not None
+        before = len(os.listdir("/proc/self/fd"))
+        writeback.close()
+        writeback.begin()
+        assert len(os.listdir("/proc/self/fd")) == before - 1
+
+
 @pytest.mark.parametrize("fs_type", ["xfs", "btrfs"])
 def test_others_write_theirs_by_themselves(fs_type: str) -> None:
     with loop_volume(fs_type) as root, writeback_of(root) as writeback:
