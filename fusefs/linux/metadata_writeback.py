@@ -10,14 +10,12 @@ import os
 import stat
 from contextlib import suppress
 from threading import Lock
+from typing import Self
 
-from fusefs.core.lean import TYPE_CHECKING
 from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import EXT_MAGIC
-
-if TYPE_CHECKING:
-    from typing import Self
+from fusefs.linux.pressure import device_directory
 
 
 class MetadataWriteback:
@@ -64,6 +62,6 @@ class MetadataWriteback:
 
 def _path_of(dev: int) -> bytes:
     """By the kernel's own name for a block device, which it has in /dev. Raises  OSError; there may be none"""
-    with open(f"/sys/dev/block/{os.major(dev)}:{os.minor(dev)}/uevent", "rb") as told:
+    with open(f"{device_directory(dev)}/uevent", "rb") as told:
         names = [line.partition(b"=")[2] for line in told.read().splitlines() if line.startswith(b"DEVNAME=")]
     return os.path.join(b"/dev", *names)

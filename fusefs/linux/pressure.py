@@ -17,6 +17,11 @@ _PAGE = 4096
 _N_READS, _READS_MS, _IN_FLIGHT, _N_FLUSHES, _FLUSHES_MS = 0, 3, 8, 15, 16
 
 
+def device_directory(dev: int) -> str:
+    """What the kernel tells of a block device; there may be none of that number."""
+    return f"/sys/dev/block/{os.major(dev)}:{os.minor(dev)}"
+
+
 class StallTimes(NamedTuple):
     """Seconds since the boot in which some task stalled for it; None where this kernel does not count."""
 
@@ -61,7 +66,7 @@ class DeviceCounters:
     def of(cls, volume_fd: int) -> Self | None:
         """The device below a directory; None where there is none to be seen (network, btrfs, tmpfs)."""
         dev = os.fstat(volume_fd).st_dev
-        own = f"/sys/dev/block/{os.major(dev)}:{os.minor(dev)}"
+        own = device_directory(dev)
         # Flushes are counted for the disk alone, and processes in another partition of it are neighbours too.
         is_partition = os.path.exists(f"{own}/partition")
         fd = _open(f"{own}/../stat" if is_partition else f"{own}/stat")

@@ -68,7 +68,7 @@ def recover(folder: UserFolder, ended: Collection[str] = (), waits: Waits | None
         watched: list[float] = []
         problems: list[AdoptionProblem] = []
         for state in (State.STAGE, State.RESTORING, State.REAPING, State.ORPHANS):
-            _recover_state(folder, state, ended, waits, watched, settled, problems)
+            _recover_state(folder, state, ended, watched, settled, problems, asks=waits is not None)
         if waits is None or not watched or not waits(min(watched)):
             return Recovered(tuple(settled), tuple(problems))
 
@@ -77,10 +77,11 @@ def _recover_state(
     folder: UserFolder,
     state: State,
     ended: Collection[str],
-    waits: Waits | None,
     watched: list[float],
     settled: list[str],
     problems: list[AdoptionProblem],
+    *,
+    asks: bool,
 ) -> None:
     names = folder.list(state)
     if names and state is State.ORPHANS:
@@ -89,7 +90,7 @@ def _recover_state(
     for name in names:
         where = printable(os.path.join(folder.path(), state.value.encode(), name))
         try:
-            told = _settle(folder, state, name, ended, watched, asks=waits is not None)
+            told = _settle(folder, state, name, ended, watched, asks=asks)
             if told:
                 settled.append(f"{where}: {told}")
         except KeptContainer as kept:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux.metadata_writeback import MetadataWriteback
+from fusefs.linux.pressure import device_directory
 from tests.support.foreground_mount import until
 from tests.support.real_filesystems import loop_volume, sync, tmpfs_volume
 
@@ -26,8 +27,7 @@ def writeback_of(root: Path) -> Iterator[MetadataWriteback | None]:
 
 def n_written(root: Path) -> int:
     """Requests to write that the device has ended."""
-    dev = root.stat().st_dev
-    return int(Path(f"/sys/dev/block/{os.major(dev)}:{os.minor(dev)}/stat").read_text().split()[4])
+    return int(Path(device_directory(root.stat().st_dev), "stat").read_text().split()[4])
 
 
 def commit(root: Path) -> None:

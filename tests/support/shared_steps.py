@@ -22,7 +22,7 @@ WATCHED_LIMIT_S = 3 * SILENCE_S
 _LIMIT_S = 30.0
 _GLANCE_S = 0.05
 _REFUSED_LOCK = re.compile(
-    r"^.*/orphans/[^/\n]*: The kernel refused: .*: Input/output error\n *hint: .*\n", re.MULTILINE
+    r"^.*/orphans/[^/\n]*: The kernel refused: .*: Input/output error\n *hint: .* another machine\n", re.MULTILINE
 )
 
 
