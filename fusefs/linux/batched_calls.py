@@ -31,6 +31,8 @@ _STATX = syscalls.statx_fields(
 )  # fmt: skip
 _CODING = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
 _NANO = 1_000_000_000
+_HELPED = (*NO_NOREPLACE, errno.ESTALE)
+"""What `Kernel.rename_free` knows a way around."""
 
 
 class StatxResult(NamedTuple):
@@ -156,8 +158,8 @@ def rename_all_free(kernel: Kernel, old_dir: int, new_dir: int, names: Sequence[
     again: Iterable[str] = names
     if _bulk is not None and not kernel.is_watched:
         told: Refused = _bulk.rename(old_dir, new_dir, list(names), syscalls.RENAME_NOREPLACE)
-        refused = [one for one in told if one[1] not in NO_NOREPLACE]
-        again = (name for name, number in told if number in NO_NOREPLACE)
+        refused = [one for one in told if one[1] not in _HELPED]
+        again = (name for name, number in told if number in _HELPED)
     for name in again:
         raw = os.fsencode(name)
         try:
