@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 
 from fusefs.cli import output
+from fusefs.cli.confirm import is_confirmed
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import Refused
 from fusefs.core.lean import TYPE_CHECKING
@@ -19,18 +19,11 @@ if TYPE_CHECKING:
 _SHOWN_MAX = 10
 
 
-def can_be_asked() -> bool:
-    """Whether there is a person who reads it and can answer."""
-    return os.isatty(0) and os.isatty(2)
-
-
 def ask_about(early: Sequence[ListedContainer]) -> None:
     """Ask that person. Raises  Refused if the answer is no"""
-    import click  # most reaps ask nothing
-
     tell_early(early)
     which = "this" if len(early) == 1 else f"these {len(early):,}"
-    if not click.confirm(f"Delete {which} for good, before {'its' if len(early) == 1 else 'their'} time?", err=True):
+    if not is_confirmed(f"Delete {which} for good, before {'its' if len(early) == 1 else 'their'} time?"):
         raise Refused("nothing was deleted")
 
 

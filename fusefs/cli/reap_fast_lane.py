@@ -7,7 +7,8 @@ import sys
 import time
 
 from fusefs.cli import output
-from fusefs.cli.early_question import ask_about, can_be_asked
+from fusefs.cli.confirm import can_be_asked
+from fusefs.cli.early_question import ask_about
 from fusefs.cli.plain_line import MOST_WORKERS, PlainLine, PlainOption, number
 from fusefs.cli.reap_choice import Choice, by_retention, choose, tell_choice, tell_would_go
 from fusefs.cli.reap_foreground import ReapOptions, has_expired, is_unpinned, reap_all

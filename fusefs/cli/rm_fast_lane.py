@@ -8,8 +8,8 @@ import sys
 from itertools import chain, islice
 
 from fusefs.cli import output
+from fusefs.cli.confirm import is_confirmed
 from fusefs.cli.expiry_notice import look_for_soon
-from fusefs.cli.json_objects import UndoCommand
 from fusefs.cli.plain_line import PlainLine, PlainOption, any_paths, note
 from fusefs.cli.stop_signals import StopSignals
 from fusefs.cli.swap_fast_lane import SwapBatch, swap_all
@@ -99,10 +99,8 @@ def remove_told(told: RmLine) -> int:
 
 
 def _is_meant(path: bytes) -> bool:
-    import click  # few ask
-
     what = "directory" if os.path.isdir(path) and not os.path.islink(path) else "file"
-    return not os.path.lexists(path) or click.confirm(f"Remove {what} {printable(path)}?", err=True)
+    return not os.path.lexists(path) or is_confirmed(f"Remove {what} {printable(path)}?")
 
 
 def _emptied(paths: Iterable[bytes], codes: list[int], *, as_json: bool) -> Iterator[bytes]:
@@ -182,6 +180,8 @@ class _RmCommand:
         assert swept.store is not None
         undo = output.restore_command(swept.orphan, swept.volume)
         if self._as_json:
+            from fusefs.cli.json_objects import UndoCommand
+
             for path in group.paths_without(left):
                 one = Swapped(swept.orphan, path, swept.store, Method.SWEEP, None, (), swept.warnings, swept.volume)
                 restore = f"{undo} {shell_word(below(path, group.directory))}"

@@ -6,7 +6,7 @@ import os
 import sys
 
 from fusefs.cli import output, sweep_text
-from fusefs.cli.json_objects import SweepAction, SweepMatch
+from fusefs.cli.confirm import can_be_asked, is_confirmed
 from fusefs.cli.plain_line import MOST_WORKERS, PlainLine, PlainOption, note, number, one_of, one_path
 from fusefs.cli.progress_bar import bar
 from fusefs.cli.stop_signals import StopSignals
@@ -216,11 +216,9 @@ def _confirm(kernel: Kernel, asked: SweepOptions, names: Iterable[Listed] | None
         return
     size = format_size(found.sums.n_bytes)
     what = f"{output.counted(found.sums.n_done, 'match', 'matches')} ({size}) would be {asked.did()}"
-    if not (os.isatty(0) and os.isatty(2)) or asked.as_json:
+    if not can_be_asked() or asked.as_json:
         raise Refused(f"{what}, more than {limit:,}", "--yes does it all the same; --dry-run shows more of them")
-    import click
-
-    if not click.confirm(f"{printable(found.directory)}: {what}. Go on?", err=True):
+    if not is_confirmed(f"{printable(found.directory)}: {what}. Go on?"):
         raise Refused("nothing was touched")
 
 
@@ -281,6 +279,8 @@ def _tell_beside(swept: Swept) -> None:
 def _tell(asked: SweepOptions, swept: Swept) -> None:
     did = f"would be {asked.did()}" if asked.dry else asked.did()
     if asked.as_json:
+        from fusefs.cli.json_objects import SweepAction
+
         sweep_text.as_json(SweepAction(asked.action(), asked.dry), swept)
     else:
         for line in sweep_text.told(swept, did):
@@ -306,6 +306,8 @@ def _paths(directory: bytes, end: bytes) -> _Prints:
 def _objects(directory: bytes) -> _Prints:
     """Prints an object for each that can be looked at."""
     import json
+
+    from fusefs.cli.json_objects import SweepMatch
 
     def tell(kernel: Kernel, fd: Fd, upper: bytes, names: Sequence[str]) -> _NotTold:
         above = join(directory.rstrip(b"/"), upper)

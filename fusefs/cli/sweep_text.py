@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 from fusefs.cli import output
-from fusefs.cli.json_objects import PlannedRule, SweepAction, SweepOutcome, ToldSums
 from fusefs.core.lean import TYPE_CHECKING
 from fusefs.core.printable_names import printable
 from fusefs.core.record import Failure
@@ -16,12 +15,16 @@ from fusefs.core.timestamps import in_calendar
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from fusefs.cli.json_objects import PlannedRule, SweepAction
+
 _TOLD = 10
 _LAST_DAY = "after 9999"
 
 
 def as_json(action: SweepAction, swept: Swept, *first: PlannedRule) -> None:
     """Print a sweep's result for programs. first: whose sweep it was"""
+    from fusefs.cli.json_objects import SweepOutcome, ToldSums
+
     sums = ToldSums(*(getattr(swept.sums, name) for name in ToldSums._fields))
     if not swept.looks:
         sums = sums._replace(n_bytes=None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 
-from fusefs.cli.wall_clock import AgeCutoffs
 from fusefs.core.errors import UsageError, errors_about
 from fusefs.core.lean import TYPE_CHECKING, NamedTuple
 from fusefs.core.selection import Selection
@@ -42,20 +41,28 @@ class SelectionOptions(NamedTuple):
 
     def selection(self, kernel: Kernel) -> Selection:
         """The selection. Raises  UsageError; NotFound for a file whose time was meant"""
-        cutoffs = AgeCutoffs(kernel, notes=bool(self.older))
-        now_ns, by = cutoffs.now.wall_ns, self._by()
+        by = self._by()
         try:
-            times = [TimeBound(by, before_ns=_when(kernel, text, by, now_ns, cutoffs.ago)) for text in self.older]
-            times += [TimeBound(by, after_ns=_when(kernel, text, by, now_ns)) for text in self.newer]
+            times = self._times(kernel, by) if self.older or self.newer else []
             types = common_types(self.types)
             least, most = common_depths(self.depths)
         except ValueError as error:
             raise UsageError(str(error)) from error
-        cutoffs.tell()
         return Selection(
             self.names, self.inames, self.paths, self.regexes, self.excludes, types, self.sizes, tuple(times),
             self.uids, self.gids, self.empty, least, most,
         )  # fmt: skip
+
+    def _times(self, kernel: Kernel, by: Field) -> list[TimeBound]:
+        """What is asked of that time. Raises  ValueError, TrashdError"""
+        from fusefs.cli.wall_clock import AgeCutoffs  # who asks for no time is spared it
+
+        cutoffs = AgeCutoffs(kernel, notes=bool(self.older))
+        now_ns = cutoffs.now.wall_ns
+        times = [TimeBound(by, before_ns=_when(kernel, text, by, now_ns, cutoffs.ago)) for text in self.older]
+        times += [TimeBound(by, after_ns=_when(kernel, text, by, now_ns)) for text in self.newer]
+        cutoffs.tell()
+        return times
 
     def _by(self) -> Field:
         """The time that is meant. Raises  UsageError if nothing is asked of it, or if several are meant"""
