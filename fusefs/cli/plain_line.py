@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 MOST_WORKERS = 64
+"""What --threads may say."""
 
 Reads = Callable[[str], object]
 """Reads a value; None, or a ValueError: click is to say what is wrong with it, or to read it."""

@@ -11,7 +11,7 @@ from fusefs.cli.confirm import can_be_asked
 from fusefs.cli.early_question import ask_about
 from fusefs.cli.plain_line import MOST_WORKERS, PlainLine, PlainOption, number
 from fusefs.cli.reap_choice import Choice, by_retention, choose, tell_choice, tell_would_go
-from fusefs.cli.reap_foreground import ReapOptions, has_expired, is_unpinned, reap_all
+from fusefs.cli.reap_foreground import ReapOptions, has_expired, is_named, is_unpinned, reap_all
 from fusefs.cli.settle_first import tended
 from fusefs.cli.typed_paths import existing
 from fusefs.cli.wall_clock import tell_kept_by_clock, watched
@@ -125,9 +125,8 @@ def reap_told(told: ReapLine) -> int:
         return refused
     if told.now and len(waiting) > 1 and not (told.yes or told.as_json) and can_be_asked():
         ask_about(waiting)
+    expired, is_told = partial(has_expired, clocks=clocks), told.now and (told.identifiers or told.pinned)
+    is_meant = is_named if is_told else is_unpinned if told.now or soon else expired
     tempo = Speed(told.max_rate, told.max_bytes)
-    how = ReapOptions(told.n_workers, tempo, told.counts, told.waits, told.paced, told.with_stores)
-    if not (told.now and (told.identifiers or told.pinned)):
-        expired = partial(has_expired, clocks=clocks)
-        how = how._replace(is_meant=is_unpinned if told.now or soon else expired)
+    how = ReapOptions(told.n_workers, tempo, told.counts, told.waits, told.paced, told.with_stores, is_meant)
     return reap_all(kernel, told.volumes, due, how, as_json=told.as_json) or refused

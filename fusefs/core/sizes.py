@@ -37,8 +37,9 @@ def parse_rate(text: str) -> int:
 
     Raises  ValueError with a message for the person who typed it
     """
+    amount = text.strip()
     try:
-        rate = parse_size(text.strip().removesuffix("/s").removesuffix("/S"))
+        rate = parse_size(amount[:-2] if amount.lower().endswith("/s") else amount)
     except ValueError:
         rate = 0
     if rate < 1:
