@@ -114,6 +114,23 @@ def _probe_systemd() -> None:
         raise Missing(f"systemd does not boot: {str(error).splitlines()[-1]}") from error
 
 
+def _probe_slurm() -> None:
+    _find_for_recipes("munged", "slurmctld", "slurmd", "sbatch")
+
+
+def _probe_npm() -> None:
+    _find_for_recipes("npm")
+
+
+def _probe_tmpreaper() -> None:
+    _find_for_recipes("tmpreaper")
+
+
+def _find_for_recipes(*programs: str) -> None:
+    if missing := [program for program in programs if shutil.which(program) is None]:
+        raise Missing(f"not installed: {', '.join(missing)} (make recipes-packages)")
+
+
 def _probe_hours() -> None:
     if "shared" not in os.environ.get("TRASHD_TEST_DEMANDED", "").split():
         raise Missing("left to make shared")
@@ -219,6 +236,9 @@ PROBES: Mapping[str, Callable[[], None]] = MappingProxyType(
         "juicefs": _probe_juicefs,
         "cephfs": _probe_cephfs,
         "faketime": _probe_faketime,
+        "slurm": _probe_slurm,
+        "npm": _probe_npm,
+        "tmpreaper": _probe_tmpreaper,
         "fuse_trace": _probe_fuse_trace,
     }
 )
