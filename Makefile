@@ -33,7 +33,7 @@ shared-packages: setup; @.ci/shared-packages
 shared: shared-packages; @TRASHD_TEST_DEMANDED=shared TRASHD_TEST_ROUNDS=20 TRASHD_TEST_SHARED_LIMIT_S=20000 .ci/pytest -o faulthandler_timeout=0 tests/shared $(or $(ARGS),--numprocesses=2 --dist=worksteal)
 recipes-packages: setup; @.ci/recipes-packages
 # Each recipe of docs/recipes as its page has it: what can't be run here fails.
-recipes: recipes-packages; @TRASHD_TEST_DEMANDED=recipes .ci/pytest tests/recipes $(or $(ARGS),--numprocesses=2 --dist=worksteal)
+recipes: recipes-packages; @TRASHD_TEST_DEMANDED=recipes .ci/pytest -o faulthandler_timeout=0 tests/recipes $(or $(ARGS),--numprocesses=2 --dist=worksteal)
 dist: setup; $(PYTHON) -m build
 release: setup; @.ci/release
 packages: setup; @.ci/packages all

@@ -20,7 +20,7 @@ from tests.support.recipe_pages import Recipe
 from tests.support.trashd_command import Done
 from tests.systemd.machine import REAPER
 
-pytestmark = [pytest.mark.needs("systemd", "ansible"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.needs("systemd", "ansible", "minutes"), pytest.mark.timeout(400)]
 
 RECIPE = Recipe("ansible")
 PLAYS = "/srv/ansible"
@@ -70,7 +70,7 @@ def played(bare: Node) -> Node:
 
 
 def test_it_serves_all_users_after_the_first_run(played: Node) -> None:
-    played.root("install -d -o alice /scratch/job && touch /scratch/job/file")
+    played.root("install -d -o alice -g alice /scratch/job && touch /scratch/job/file")
     played.alice("trashd swap --keep-for 0s /scratch/job")
     played.system.wait_for(lambda: not played.alice("trashd list --json"), "it is reaped")
     assert played.system.trashd("doctor", "/scratch") == ""

@@ -141,8 +141,16 @@ def _find_for_recipes(*programs: str) -> None:
 
 
 def _probe_hours() -> None:
-    if "shared" not in os.environ.get("TRASHD_TEST_DEMANDED", "").split():
-        raise Missing("left to make shared")
+    _left_to("shared")
+
+
+def _probe_minutes() -> None:
+    _left_to("recipes")
+
+
+def _left_to(group: str) -> None:
+    if group not in os.environ.get("TRASHD_TEST_DEMANDED", "").split():
+        raise Missing(f"left to make {group}")
 
 
 def _probe_uml() -> None:
@@ -236,6 +244,7 @@ PROBES: Mapping[str, Callable[[], None]] = MappingProxyType(
         "systemd": _probe_systemd,
         "uml": _probe_uml,
         "hours": _probe_hours,
+        "minutes": _probe_minutes,
         "uring": _probe_uring,
         "fuse_uring": _probe_fuse_uring,
         "passthrough": _probe_passthrough,

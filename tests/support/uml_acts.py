@@ -41,6 +41,15 @@ def trashd(_line: Line, words: list[str]) -> Done:
         return Done(code, os.fsdecode(out.read()), os.fsdecode(err.read()))
 
 
+def trashd_as(line: Line, uid: int, words: list[str]) -> Done:
+    """Run `trashd WORDS` as a user, and in the group of that number."""
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+    os.environ["HOME"] = "/"
+    return trashd(line, words)
+
+
 N_FILES = 40
 
 
