@@ -42,7 +42,7 @@ class Pair(NamedTuple):
         machine = {"server": self.server, "client": self.client}[step.machine]
         program, *words = shlex.split(step.command)
         if program == "trashd":
-            return machine.call(uml_acts.trashd_as, 0 if step.is_root else ALICE, words)
+            return machine.call(uml_acts.trashd, words, 0 if step.is_root else ALICE)
         user = () if step.is_root else _AS_ALICE
         return machine.call(uml_acts.run, [*user, "bash", "-c", step.command])
 
