@@ -70,8 +70,8 @@ def played(bare: Node) -> Node:
 
 
 def test_it_serves_all_users_after_the_first_run(played: Node) -> None:
-    played.root("install -d -o alice -g alice /scratch/job && touch /scratch/job/file")
-    played.alice("trashd swap --keep-for 0s /scratch/job")
+    played.root("install -d -o alice -g alice /scratch/alice /scratch/alice/job && touch /scratch/alice/job/file")
+    played.alice("trashd swap --keep-for 0s /scratch/alice/job")
     played.system.wait_for(lambda: not played.alice("trashd list --json"), "it is reaped")
     assert played.system.trashd("doctor", "/scratch") == ""
 
