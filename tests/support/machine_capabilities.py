@@ -21,6 +21,7 @@ _NR_IO_URING_SETUP, _URING_6_1 = 425, 3 << 12  # flags that Linux knows since 6.
 _PASSTHROUGH_SINCE, _PRUNE_SINCE = (6, 9), (6, 18)
 SFTP_SERVER = Path("/usr/lib/openssh/sftp-server")
 JUICEFS = Path(__file__).parents[2] / ".venv-shared/bin/juicefs"
+FOR_RECIPES = Path(__file__).parents[2] / ".venv-recipes"
 FAKETIME = Path(f"/usr/lib/{os.uname().machine}-linux-gnu/faketime/libfaketime.so.1")
 
 
@@ -114,9 +115,42 @@ def _probe_systemd() -> None:
         raise Missing(f"systemd does not boot: {str(error).splitlines()[-1]}") from error
 
 
+def _probe_slurm() -> None:
+    _find_for_recipes("munged", "slurmctld", "slurmd", "sbatch")
+
+
+def _probe_npm() -> None:
+    _find_for_recipes("npm")
+
+
+def _probe_tmpreaper() -> None:
+    _find_for_recipes("tmpreaper")
+
+
+def _probe_ansible() -> None:
+    _find_for_recipes(str(FOR_RECIPES / "bin/ansible-playbook"))
+
+
+def _probe_kubernetes() -> None:
+    _find_for_recipes(str(FOR_RECIPES / "bin/kubernetes-validate"))
+
+
+def _find_for_recipes(*programs: str) -> None:
+    if missing := [program for program in programs if shutil.which(program) is None]:
+        raise Missing(f"not installed: {', '.join(missing)} (make recipes-packages)")
+
+
 def _probe_hours() -> None:
-    if "shared" not in os.environ.get("TRASHD_TEST_DEMANDED", "").split():
-        raise Missing("left to make shared")
+    _left_to("shared")
+
+
+def _probe_minutes() -> None:
+    _left_to("recipes")
+
+
+def _left_to(group: str) -> None:
+    if group not in os.environ.get("TRASHD_TEST_DEMANDED", "").split():
+        raise Missing(f"left to make {group}")
 
 
 def _probe_uml() -> None:
@@ -210,6 +244,7 @@ PROBES: Mapping[str, Callable[[], None]] = MappingProxyType(
         "systemd": _probe_systemd,
         "uml": _probe_uml,
         "hours": _probe_hours,
+        "minutes": _probe_minutes,
         "uring": _probe_uring,
         "fuse_uring": _probe_fuse_uring,
         "passthrough": _probe_passthrough,
@@ -219,6 +254,11 @@ PROBES: Mapping[str, Callable[[], None]] = MappingProxyType(
         "juicefs": _probe_juicefs,
         "cephfs": _probe_cephfs,
         "faketime": _probe_faketime,
+        "slurm": _probe_slurm,
+        "npm": _probe_npm,
+        "ansible": _probe_ansible,
+        "kubernetes": _probe_kubernetes,
+        "tmpreaper": _probe_tmpreaper,
         "fuse_trace": _probe_fuse_trace,
     }
 )
