@@ -15,7 +15,7 @@ from tests.support.recipe_pages import Recipe
 pytestmark = pytest.mark.needs("systemd", "npm")
 
 RECIPE = Recipe("ci")
-HOOK = "/usr/local/lib/runner/job-started"
+HOOK = "/usr/local/lib/runner/job-started.sh"
 
 
 @pytest.fixture
