@@ -38,7 +38,8 @@ deb-bundled: ; @.ci/packages build bookworm
 tarball: setup; @.ci/tarball && TRASHD_TEST_PACKAGES=tarball .ci/pytest tests/packages
 rpm: setup; @.ci/rpm && TRASHD_TEST_PACKAGES=rpm .ci/pytest tests/packages
 # man -M build/man/usr/local/share/man trashd-swap
-man: setup; @.venv/bin/trashd service install --root build/man >build/man.log || { cat build/man.log; exit 1; }
+man: setup; @mkdir -p build && .venv/bin/trashd service install --root build/man >build/man.log || { cat build/man.log; exit 1; }
+site: setup; @$(PYTHON) -m sphinx -c .ci/site --fail-on-warning --keep-going --quiet . build/site && echo build/site/index.html
 install-system: setup; .venv/bin/trashd service install --root "$(DESTDIR)/" $(ARGS)
 soak: setup; @TRASHD_TEST_SOAK_S=3600 .ci/pytest --timeout=0 -o faulthandler_timeout=0 -s tests/reaper/test_service_soak.py $(ARGS)
 soak-service: setup; @TRASHD_TEST_KILLS=1000 .ci/pytest --timeout=0 -o faulthandler_timeout=0 -s tests/reaper/test_service_killed.py $(ARGS)

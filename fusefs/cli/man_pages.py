@@ -101,7 +101,7 @@ def _joined(*texts: str) -> str:
 
 
 def _fenced(lines: str) -> str:
-    return lines and f"```sh\n{lines}\n```"
+    return lines and f"```text\n{lines}\n```"
 
 
 def _unfenced(text: str) -> str:
