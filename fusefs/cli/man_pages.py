@@ -148,7 +148,7 @@ def _told_options(command: _Command) -> Iterator[_ToldOption]:
         if record is not None and isinstance(one, click.Option):
             found = _SWITCHES.match(record[0])
             assert found is not None
-            yield _ToldOption(one, found[0], record[0][found.end() :], record[1])
+            yield _ToldOption(one, found[0], record[0][found.end() :], " ".join(record[1].split()))
 
 
 def _marked(command: _Command, text: str) -> str:
