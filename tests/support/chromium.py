@@ -68,11 +68,11 @@ class Tab:
                 self.problems.append(str(told["params"]["entry"]))
         return told
 
-    def open(self, url: str) -> None:
-        """Show a page, and all that it loads."""
-        before = self._loaded
+    def open(self, url: str, n_pages: int = 1) -> None:
+        """Show a page, and all that it loads. n_pages: more if it leads on by itself"""
+        wanted = self._loaded + n_pages
         self.call("Page.navigate", url=url)
-        while self._loaded == before:
+        while self._loaded < wanted:
             self._next()
 
     def resize(self, width: int, height: int) -> None:
