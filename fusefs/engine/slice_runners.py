@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, Self, TypeVar
-
+from fusefs.core.lean import TYPE_CHECKING, Protocol, TypeVar
 from fusefs.core.slice_budget import SliceBudget
 from fusefs.engine.slice_pace import SliceDone
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Self
 
 
 class WorkerLost(Exception):
