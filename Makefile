@@ -5,7 +5,7 @@ NATIVE = hatch_build.py $(wildcard fusefs/*/native/*.[ch])
 
 SANITIZERS = address,undefined
 
-.PHONY: setup native demo test every quick without-native lint coverage fmt bench docs schema changelog dist release fast-paths install-system packages deb-bundled rpm tarball suites soak soak-service soak-store soak-reap soak-lists soak-mount soak-model soak-shared shared shared-packages recipes recipes-packages sanitize clean
+.PHONY: setup native demo test every quick without-native lint coverage fmt bench docs schema changelog dist release fast-paths man site install-system packages deb-bundled rpm tarball suites soak soak-service soak-store soak-reap soak-lists soak-mount soak-model soak-shared shared shared-packages recipes recipes-packages sanitize clean
 
 setup: .venv/.ready .venv/.native
 .venv/.ready: pyproject.toml .ci/setup; @.ci/setup
@@ -40,6 +40,9 @@ packages: setup; @.ci/packages all
 deb-bundled: ; @.ci/packages build bookworm
 tarball: setup; @.ci/tarball && TRASHD_TEST_PACKAGES=tarball .ci/pytest tests/packages
 rpm: setup; @.ci/rpm && TRASHD_TEST_PACKAGES=rpm .ci/pytest tests/packages
+# man -M build/man/usr/local/share/man trashd-swap
+man: setup; @mkdir -p build && .venv/bin/trashd service install --root build/man >build/man.log || { cat build/man.log; exit 1; }
+site: setup; @$(PYTHON) -m sphinx -c .ci/site --fail-on-warning --keep-going --quiet . build/site && echo build/site/index.html
 install-system: setup; .venv/bin/trashd service install --root "$(DESTDIR)/" $(ARGS)
 soak: setup; @TRASHD_TEST_SOAK_S=3600 .ci/pytest --timeout=0 -o faulthandler_timeout=0 -s tests/reaper/test_service_soak.py $(ARGS)
 soak-service: setup; @TRASHD_TEST_KILLS=1000 .ci/pytest --timeout=0 -o faulthandler_timeout=0 -s tests/reaper/test_service_killed.py $(ARGS)

@@ -15,7 +15,7 @@ from bench.messages import can_count
 from fusefs.core.mount_options import UringMode
 from fusefs.core.uring_reasons import why_not
 from fusefs.linux.uring_offer import read_facts
-from tests.support import booted_systemd
+from tests.support import booted_systemd, chromium
 
 _NR_IO_URING_SETUP, _URING_6_1 = 425, 3 << 12  # flags that Linux knows since 6.1
 _PASSTHROUGH_SINCE, _PRUNE_SINCE = (6, 9), (6, 18)
@@ -230,6 +230,11 @@ def _version() -> tuple[int, ...]:
     return tuple(map(int, os.uname().release.split(".")[:2]))
 
 
+def _probe_chromium() -> None:
+    if shutil.which(chromium.PROGRAM) is None:
+        raise Missing("apt-get install chromium")
+
+
 PROBES: Mapping[str, Callable[[], None]] = MappingProxyType(
     {
         "root": _probe_root,
@@ -259,6 +264,7 @@ PROBES: Mapping[str, Callable[[], None]] = MappingProxyType(
         "ansible": _probe_ansible,
         "kubernetes": _probe_kubernetes,
         "tmpreaper": _probe_tmpreaper,
+        "chromium": _probe_chromium,
         "fuse_trace": _probe_fuse_trace,
     }
 )

@@ -32,7 +32,7 @@ LOADERS = {"CDLL", "PyDLL", "LibraryLoader", "cdll", "pydll"}
 # What is only ever added to may name what is gone since.
 HISTORY = ("CHANGELOG.md", "docs/changes/", "docs/renames.md")
 PARTS = (".ci", "bench", "docs", "fusefs", "systemd", "tests")
-TEXTS = ("*.md", "docs/**/*.md", "docs/man/*", "Makefile", ".ci/*", "systemd/**/*.*")
+TEXTS = ("*.md", "docs/**/*.md", "Makefile", ".ci/*", "systemd/**/*.*")
 # A link's target; a module; a path; a file without its directory; a decision by its number.
 NAMED = re.compile(
     r"\]\((?P<link>[^)\s#:]+)[)#]"
