@@ -20,7 +20,9 @@ from fusefs.store.look_inside import EntryInside, entries_inside
 @click.command("ls", short_help="List what an orphan holds.", no_args_is_help=True)
 @inside_argument
 @click.option("--iname", "glob", default="*", metavar="GLOB", help="Of such a name, large letters or small.")
-@click.option("--first", "most", type=click.IntRange(1), metavar="N", help="The first N names; others are not looked at.")
+@click.option(
+    "--first", "most", type=click.IntRange(1), metavar="N", help="The first N names; no others are looked at."
+)
 @whose_option
 @volume_option
 @json_option
