@@ -122,7 +122,7 @@ class InsideScreen(TableScreen):
     def action_restore(self) -> None:
         """Take this back alone."""
         if row := self._chosen():
-            self.run_worker(verbs.restore(self, self._orphan, os.path.join(self._path, row.name)))
+            self.run_worker(verbs.restore(self, self._orphan, os.path.join(self._path, row.name) or None))
 
 
 def _glob_for(wanted: str) -> str:

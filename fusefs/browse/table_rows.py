@@ -158,7 +158,7 @@ def orphan_row(told: dict[str, Any]) -> OrphanRow:
 
 
 class InsideRow(NamedTuple):
-    """An entry of a directory in an orphan, as `trashd ls --json` tells of it."""
+    """An entry of a directory in an orphan, as `trashd ls --json` tells of it. name: empty if it is the orphan itself"""
 
     name: bytes
     mode: int
@@ -189,7 +189,7 @@ class InsideRow(NamedTuple):
     def text(self) -> str:
         """See TableRow."""
         after = "/" if self.is_directory() else "" if self.target is None else f" -> {printable(self.target)}"
-        return printable(self.name) + after
+        return (printable(self.name) or "(itself)") + after
 
 
 INSIDE_COLUMNS = (

@@ -104,6 +104,22 @@ def test_it_is_restored_to_another_place_that_is_typed(volume: Path, job: Path) 
     assert_silent(volume)
 
 
+def test_a_file_that_was_removed_is_restored_from_within_too(volume: Path) -> None:
+    (file := volume / "file").write_text("content")
+    done_well("rm", file)
+
+    async def person(screen: Reader) -> None:
+        await screen.read(str(file))
+        await screen.press("enter")
+        await screen.read("(itself)")
+        await screen.press("r", "enter")
+        await screen.read("restored")
+
+    browse(person, volume)
+    assert file.read_text() == "content"
+    assert_silent(volume)
+
+
 def test_what_goes_wrong_is_told_with_its_hint(volume: Path, job: Path) -> None:
     async def person(screen: Reader) -> None:
         await screen.read(str(job))
