@@ -56,12 +56,12 @@ class InsideScreen(TableScreen):
         glob = ("--iname", _glob_for(self.wanted)) if self._is_cut and self.wanted else ()
         volume = self._orphan.entry.base_path()
         answer = await self.browser.commands.ask(
-            "ls", "--json", "--first", str(_MOST + 1), *glob, "--volume", volume, "--", place
+            inside_row, "ls", "--json", "--first", str(_MOST + 1), *glob, "--volume", volume, "--", place
         )
         self.tell_trouble(answer.err)
         if not answer.code:
             self._is_cut = bool(glob) or len(answer.objects) > _MOST
-            self._rows = [inside_row(told) for told in answer.objects[:_MOST]]
+            self._rows = answer.objects[:_MOST]
         self.refilter_here()
         self.table.move_to_key(self._came_from)
         self._came_from = ""

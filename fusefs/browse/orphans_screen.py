@@ -63,10 +63,10 @@ class OrphansScreen(TableScreen):
 
     async def _look(self) -> None:
         words = [word for volume in self._volumes for word in (b"--volume", volume)]
-        answer = await self.browser.commands.ask("list", "--json", *words)
+        answer = await self.browser.commands.ask(orphan_row, "list", "--json", *words)
         self.tell_trouble(answer.err)
         if answer.code == 0 or answer.objects:
-            self._rows = await asyncio.to_thread(lambda: [orphan_row(told) for told in answer.objects])
+            self._rows = answer.objects
         self.refilter()
 
     def look(self) -> None:

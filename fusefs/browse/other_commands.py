@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -19,12 +19,12 @@ _PATIENCE_S = 5.0
 
 
 class CommandAnswer(NamedTuple):
-    """How a command ended. out, err: its lines, as a terminal may see them; of JSON `objects` in place of `out`"""
+    """How a command ended. out, err: its lines, as a terminal may see them; what was read of JSON is in `objects`"""
 
     code: int
     out: list[str]
     err: list[str]
-    objects: list[dict[str, Any]]
+    objects: list[Any]
 
 
 class OtherCommands:
@@ -40,10 +40,12 @@ class OtherCommands:
         """What is being changed just now, in words."""
         return [run.doing for run in self._runs.values() if run.doing]
 
-    async def ask(self, *words: str | bytes) -> CommandAnswer:
-        """What a command with `--json` tells."""
+    async def ask(self, read: Callable[[dict[str, Any]], object], *words: str | bytes) -> CommandAnswer:
+        """What a command with `--json` tells. read: what is made of each object; in a thread"""
         code, out, err = await self._run(words, "")
-        objects = await asyncio.to_thread(_objects, out)  # of 100,000 orphans it takes a second
+        # Of 100,000 orphans it takes a second.
+        objects = await asyncio.to_thread(lambda: [read(json.loads(line)) for line in out.splitlines()])
+        self._check_ending()
         return CommandAnswer(code, [], _lines(err), objects)
 
     async def act(self, doing: str, *words: str | bytes) -> CommandAnswer:
@@ -59,13 +61,18 @@ class OtherCommands:
         self._runs[talk] = run
         talk.add_done_callback(self._runs.pop)
         try:
-            if self._is_ending:
-                raise asyncio.CancelledError
+            self._check_ending()
             out, err = await asyncio.shield(talk)
+            self._check_ending()
         except asyncio.CancelledError:  # nobody wants to know any more; its pipes are closed all the same
             run.stop()
             raise
         return process.returncode or 0, out, err
+
+    def _check_ending(self) -> None:
+        """Raises  CancelledError when the program ends: what would be told has no place on the screen any more"""
+        if self._is_ending:
+            raise asyncio.CancelledError
 
     async def end(self) -> None:
         """End those that run, which loses nothing, and begin no other. With what a reap left the next one goes on."""
@@ -86,10 +93,6 @@ class _Run(NamedTuple):
         """As systemd and shells ask for it."""
         with suppress(ProcessLookupError):
             self.process.terminate()
-
-
-def _objects(text: bytes) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in text.splitlines()]
 
 
 def _lines(text: bytes) -> list[str]:

@@ -158,7 +158,7 @@ def orphan_row(told: dict[str, Any]) -> OrphanRow:
 
 
 class InsideRow(NamedTuple):
-    """An entry of a directory in an orphan, as `trashd ls --json` tells of it. name: empty if it is the orphan itself"""
+    """An entry of a directory in an orphan, as `trashd ls --json` tells of it. name: empty of the orphan itself"""
 
     name: bytes
     mode: int

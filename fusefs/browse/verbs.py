@@ -58,7 +58,7 @@ async def count(screen: TableScreen, row: OrphanRow) -> None:
     """Find out what it takes; the list has it afterwards."""
     screen.tell(f"counting {row.path()}...")
     volume = row.entry.base_path()
-    answer = await screen.browser.commands.ask("du", "--json", "--volume", volume, "--", row.entry.id)
+    answer = await screen.browser.commands.ask(dict, "du", "--json", "--volume", volume, "--", row.entry.id)
     for told in answer.objects:
         known = told["n_bytes"] is not None
         size = format_size(told["n_bytes"]) if known else "nobody knows how much"
