@@ -77,6 +77,10 @@ class Browser(CommandApp):
         if isinstance(self.screen, TableScreen):
             self.screen.look()
 
+    def tell(self, *lines: str) -> None:
+        """See CommandApp."""
+        next(one for one in reversed(self.screen_stack) if isinstance(one, TableScreen)).tell(*lines)
+
     def action_help(self) -> None:
         """Tell of the keys."""
         if isinstance(self.screen, TableScreen):

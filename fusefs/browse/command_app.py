@@ -34,3 +34,7 @@ class CommandApp(App[int]):
     def look(self) -> None:
         """Something was done: look again at what is seen."""
         raise NotImplementedError
+
+    def tell(self, *lines: str) -> None:
+        """Say what happened, on the screen that is seen by now."""
+        raise NotImplementedError

@@ -58,6 +58,8 @@ class InsideScreen(TableScreen):
         answer = await self.browser.commands.ask(
             inside_row, "ls", "--json", "--first", str(_MOST + 1), *glob, "--volume", volume, "--", place
         )
+        if self.is_left():
+            return
         self.tell_trouble(answer.err)
         if not answer.code:
             self._is_cut = bool(glob) or len(answer.objects) > _MOST
@@ -122,7 +124,9 @@ class InsideScreen(TableScreen):
     def action_restore(self) -> None:
         """Take this back alone."""
         if row := self._chosen():
-            self.run_worker(verbs.restore(self, self._orphan, os.path.join(self._path, row.name) or None))
+            self.browser.run_worker(
+                verbs.restore(self.browser, self._orphan, os.path.join(self._path, row.name) or None)
+            )
 
 
 def _glob_for(wanted: str) -> str:

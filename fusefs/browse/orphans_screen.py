@@ -64,6 +64,8 @@ class OrphansScreen(TableScreen):
     async def _look(self) -> None:
         words = [word for volume in self._volumes for word in (b"--volume", volume)]
         answer = await self.browser.commands.ask(orphan_row, "list", "--json", *words)
+        if self.is_left():
+            return
         self.tell_trouble(answer.err)
         if answer.code == 0 or answer.objects:
             self._rows = answer.objects
@@ -116,24 +118,24 @@ class OrphansScreen(TableScreen):
     def action_restore(self) -> None:
         """Take it back."""
         if row := self._chosen():
-            self.run_worker(verbs.restore(self, row))
+            self.browser.run_worker(verbs.restore(self.browser, row))
 
     def action_keep(self) -> None:
         """Have it kept."""
         if row := self._chosen():
-            self.run_worker(verbs.keep(self, row))
+            self.browser.run_worker(verbs.keep(self.browser, row))
 
     def action_release(self) -> None:
         """Have it kept no longer."""
         if row := self._chosen():
-            self.run_worker(verbs.release(self, row))
+            self.browser.run_worker(verbs.release(self.browser, row))
 
     def action_reap(self) -> None:
         """Have it deleted."""
         if row := self._chosen():
-            self.run_worker(verbs.reap(self, row))
+            self.browser.run_worker(verbs.reap(self.browser, row))
 
     def action_count(self) -> None:
         """Find out what it takes."""
         if row := self._chosen():
-            self.run_worker(verbs.count(self, row))
+            self.browser.run_worker(verbs.count(self.browser, row))

@@ -44,7 +44,9 @@ class OtherCommands:
         """What a command with `--json` tells. read: what is made of each object; in a thread"""
         code, out, err = await self._run(words, "")
         # Of 100,000 orphans it takes a second.
-        objects = await asyncio.to_thread(lambda: [read(json.loads(line)) for line in out.splitlines()])
+        objects = await asyncio.to_thread(
+            lambda: [read(json.loads(line)) for line in out[: out.rfind(b"\n") + 1].splitlines()]
+        )
         self._check_ending()
         return CommandAnswer(code, [], _lines(err), objects)
 
@@ -67,7 +69,8 @@ class OtherCommands:
         except asyncio.CancelledError:  # nobody wants to know any more; its pipes are closed all the same
             run.stop()
             raise
-        return process.returncode or 0, out, err
+        code = process.returncode or 0
+        return code, out, err if code >= 0 else err + f"it was ended by signal {-code}\n".encode()
 
     def _check_ending(self) -> None:
         """Raises  CancelledError when the program ends: what would be told has no place on the screen any more"""

@@ -102,6 +102,10 @@ class TableScreen(Screen[None]):
         detail = [shortened(line, width) for line in self.detail_text()]
         self.query_one("#detail", Static).update(Content("\n".join(detail)))
 
+    def is_left(self) -> bool:
+        """Whether it is being taken down: what is found out now has no place any more."""
+        return not self.query(RowTable)
+
     def tell(self, *lines: str) -> None:
         """Say what happened."""
         self.query_one("#status", Static).update(Content("\n".join(lines)))

@@ -320,6 +320,22 @@ def test_who_quits_while_something_is_done_is_asked(volume: Path, job: Path) -> 
     assert_silent(volume)
 
 
+def test_who_leaves_while_something_is_done_does_not_stop_it(volume: Path, job: Path) -> None:
+    slow = ("sh", "-c", f'test "$1" != restore || sleep 1; exec {TRASHD} "$@"', "sh")
+
+    async def person(screen: Reader) -> None:
+        await screen.read(str(job))
+        await screen.press("enter")
+        await screen.read("results/")
+        await screen.press("r", "enter", "left")
+        await screen.read("CAME FROM")
+        await screen.read("notes: restored")
+
+    browse(person, volume, trashd=slow)
+    assert (job / "notes").exists()
+    assert_silent(volume)
+
+
 def test_a_store_that_can_not_be_looked_at_is_told_of(volume: Path) -> None:
     async def person(screen: Reader) -> None:
         await screen.read(f"Not found: {volume}/none", "hint: ")
