@@ -11,7 +11,10 @@ from fusefs.core.errors import EXIT_CODES, Exit, UsageError
 from fusefs.core.printable_names import show
 
 SECTIONS = {
-    "Use": ("swap", "rm", "undo", "list", "du", "ls", "cat", "diff", "restore", "keep", "reap", "check", "holders"),
+    "Use": (
+        "swap", "rm", "undo", "list", "browse", "du", "ls", "cat", "diff", "restore", "keep", "reap", "check",
+        "holders",
+    ),
     "Select": ("sweep", "plan"),
     "Watch": ("status", "stats", "doctor"),
     "Administer": ("init", "mount", "umount", "service", "pause", "resume", "quarantine", "config"),

@@ -99,6 +99,10 @@ def _probe_strace() -> None:
         _run("strace", "--output", log.name, "true")
 
 
+def _probe_tmux() -> None:
+    _run("tmux", "-V")
+
+
 def _probe_sshfs() -> None:
     _probe_fuse()
     _run("sshfs", "--version")
@@ -242,6 +246,7 @@ PROBES: Mapping[str, Callable[[], None]] = MappingProxyType(
         "fuse": _probe_fuse,
         "userns": _probe_userns,
         "strace": _probe_strace,
+        "tmux": _probe_tmux,
         "sshfs": _probe_sshfs,
         "xfs": _probe_xfs,
         "btrfs": _probe_btrfs,

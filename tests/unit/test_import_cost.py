@@ -65,5 +65,13 @@ def test_a_mounts_options_are_told_without_its_daemon() -> None:
     assert not {"pyfuse3", "trio"} & list_heavy_imports("import fusefs.cli.mount")
 
 
+def test_no_command_loads_what_browse_needs() -> None:
+    """Not `trashd browse --help` either: packages go without it."""
+    every = "from fusefs.cli.group import _COMMANDS, trashd\nfor name in _COMMANDS: trashd.get_command(None, name)"
+    loaded = list_modules(every)
+    assert "fusefs.cli.browse" in loaded
+    assert not {name for name in loaded if name.startswith(("textual", "fusefs.browse"))}
+
+
 def test_a_heavy_import_is_found() -> None:
     assert "click" in list_heavy_imports("import click")
