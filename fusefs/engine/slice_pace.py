@@ -14,6 +14,8 @@ _NAP_S = 0.002
 """Shorter waits than that are slept through: no stop is looked for in them."""
 _GAP_S = 0.0002
 """Between two looks whether the device has a gap for us."""
+_MAKES_UP = 5.0
+"""A slice that waited for a gap takes up to so many times as much, for those that it would have taken meanwhile."""
 _PATIENCE_S = 0.1
 """On a device that never has one we take our small slice all the same: it must not starve."""
 
@@ -162,6 +164,8 @@ class _SmallSlices:
         self._afterwork = afterwork
         self._due_s = 0.0
         self._asked_s: float | None = None
+        self._fit = 1
+        self._share = 0.0
         self.n_entries = 1
 
     def may_begin(self) -> bool:
@@ -180,6 +184,8 @@ class _SmallSlices:
                 return False
             time.sleep(_GAP_S)
             now_s = time.monotonic()
+        missed = (now_s - self._asked_s) * self._share / SMALL_SLICE_S
+        self.n_entries = round(self._fit * min(1.0 + missed, _MAKES_UP))
         return True
 
     def done(self, outcome: SliceDone, share: float, now_s: float) -> None:
@@ -188,9 +194,10 @@ class _SmallSlices:
         # What was not taken when it was due is made up for by shorter pauses, not by none.
         self._due_s = max(self._due_s + period_s, now_s + period_s / 2)
         self._asked_s = None
+        self._share = share
         if outcome.removed:
             fits = SMALL_SLICE_S * outcome.removed / max(outcome.busy_s, 1e-6)
-            self.n_entries = max(1, min(round((3 * self.n_entries + fits) / 4), 2 * self.n_entries))
+            self._fit = max(1, min(round((3 * self._fit + fits) / 4), 2 * self._fit))
 
     def wait_s(self, now_s: float) -> float:
         """Seconds until one may begin, as far as is known."""
