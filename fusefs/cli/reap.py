@@ -44,6 +44,7 @@ _REAPABLE = (State.ORPHANS, State.REAPING)
     metavar="SIZE",
     help="As many as take so much: expired ones first, then it asks.",
 )
+@click.option("--one", is_flag=True, help="The first of them that no other process has, and no more.")
 @click.option("-n", "--dry-run", "dry", is_flag=True, help="Only say which would go.")
 @click.option("--yes", is_flag=True, help="Don't ask before several go before their time.")
 @threads_option
@@ -59,6 +60,7 @@ def command(
     pinned: bool,
     now: bool,
     wanted_bytes: int | None,
+    one: bool,
     dry: bool,
     yes: bool,
     n_workers: int | None,
@@ -85,6 +87,9 @@ def command(
     On a terminal it asks before more than one goes before its time; --yes is the answer. Without a terminal, and with
     --json, it never asks. --dry-run says which would go, and deletes nothing.
 
+    With --one it reaps the first that no other process has, and ends; where there is none it has done what it should.
+    So an array of a scheduler's tasks shares a volume.
+
     With --free only as many go as take so much, counted first: of those that have expired the oldest; if that is not
     enough, it asks whether others may go that can still be restored, the soonest to expire first.
 
@@ -99,10 +104,13 @@ def command(
       trashd reap --dry-run
       trashd reap --free 200G --volume /scratch
       trashd reap --wait
+      sbatch --array=1-64 --wrap 'trashd reap --one --volume /scratch'
       trashd reap --paced
       trashd reap --max-rate 5000/s --max-bytes 200M/s
     """
     _check(identifiers, everything=everything, pinned=pinned, now=now, with_stores=with_stores)
+    if one and (identifiers or wanted_bytes is not None):
+        raise UsageError(f"--one with {'ID' if identifiers else '--free'}", "it takes whichever is due and free")
     if wanted_bytes is not None and (identifiers or everything or pinned or now):
         raise UsageError("--free with what is to go", "it chooses by itself, and asks")
     kernel, clocks = tended(volumes), watched()
@@ -128,13 +136,13 @@ def command(
         _tell_choice(choice, as_json=as_json)
     refused = Incomplete.exit_code if early or lost else 0
     if dry:
-        _tell_would_go(due, as_json=as_json)
+        _tell_would_go(due[:1] if one else due, as_json=as_json)
         return refused
-    if now and len(waiting) > 1 and not (yes or as_json) and can_be_asked():
+    if now and len(waiting) > 1 and not (yes or one or as_json) and can_be_asked():
         ask_about(waiting)
     expired = partial(has_expired, clocks=clocks)
     is_meant = is_named if now and (identifiers or pinned) else is_unpinned if now or soon else expired
-    how = ReapOptions(n_workers, Speed(max_rate, max_bytes), counts, waits, paced, with_stores, is_meant)
+    how = ReapOptions(n_workers, Speed(max_rate, max_bytes), counts, waits, paced, with_stores, is_meant, only_one=one)
     return reap_all(kernel, volumes, due, how, as_json=as_json) or refused
 
 

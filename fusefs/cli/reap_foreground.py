@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import click
+
 from fusefs.cli import output
 from fusefs.cli.progress_bar import ProgressSink, bar
 from fusefs.cli.reap_wait import SpaceWait
@@ -63,6 +65,7 @@ class ReapOptions(NamedTuple):
     paced      make way for others; the tempo is the most that it may be
     with_stores  trash stores in it that hold something go too
     is_meant   asked again about an orphan's record when its turn comes: it may have been kept meanwhile
+    only_one   the first that no other process has
     """
 
     n_workers: int | None = None
@@ -72,6 +75,7 @@ class ReapOptions(NamedTuple):
     paced: bool = False
     with_stores: bool = False
     is_meant: Callable[[Record], bool] = is_named
+    only_one: bool = False
 
 
 PLAINLY = ReapOptions()
@@ -90,7 +94,7 @@ def reap_all(
     *,
     as_json: bool,
 ) -> int:
-    """Reap containers one after the other; the exit code. Ctrl-C ends it between two slices."""
+    """Reap containers one after the other, or one of them; the exit code. Ctrl-C ends it between two slices."""
     began = time.monotonic()
     codes, reaped, is_away = [], [], False
     with StopSignals() as stop, SpaceWait(kernel, due if how.waits else ()) as space:
@@ -100,13 +104,21 @@ def reap_all(
             try:
                 with bar(_title(entry), shown=not as_json) as shows:
                     act = partial(_reap, entry, how, shows, stop, is_away)
-                    reaped.append(act_on(kernel, volumes, entry, act, Reaped, needs_proof=True))
-                codes.append(_tell(entry, reaped[-1], as_json=as_json))
-                space.reaped(entry, reaped[-1])
+                    done = act_on(kernel, volumes, entry, act, Reaped, needs_proof=True)
+                if how.only_one and done.lost:
+                    continue
+                reaped.append(done)
+                codes.append(_tell(entry, done, as_json=as_json))
+                space.reaped(entry, done)
+                if how.only_one:
+                    break
             except (TrashdError, OSError) as error:
                 is_away |= isinstance(error, ServerAway)  # it was waited for, once for all
                 codes.append(output.failed(from_os(error, entry.id), as_json=as_json))
-        if len(due) > 1 and not as_json:
+        if how.only_one:
+            if due and not reaped and not as_json:
+                click.echo("no orphan is left to reap: others have them", err=True)
+        elif len(due) > 1 and not as_json:
             print(_sum(reaped, len(due) - len(reaped), time.monotonic() - began))
         codes += space.wait(stop, as_json=as_json)
         if stop():

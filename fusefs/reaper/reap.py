@@ -9,7 +9,7 @@ from contextlib import suppress
 from fusefs.core.errors import BadRecord
 from fusefs.core.freed_space import Survey
 from fusefs.core.lifecycle import State
-from fusefs.core.names import ContainerId
+from fusefs.core.names import ContainerId, join
 from fusefs.core.record import MAX_ENTERED, Entered, Failure, Record, quote
 from fusefs.core.report import Reaped, Report, ours_first
 from fusefs.engine.count_tree import survey
@@ -20,7 +20,7 @@ from fusefs.reaper.remove_tree import NOTHING_SPECIAL, RemovalWishes, remove_con
 from fusefs.reaper.server_outage import ServerOutage, ServerWasAway, may_be_away
 from fusefs.store.claim import ClaimLost, claim, resume
 from fusefs.store.container import HeldContainer, dissolve, move, rewrite
-from fusefs.store.layout import UserFolder
+from fusefs.store.layout import TREE, UserFolder
 from fusefs.store.mounted_paths import refuse_mounted
 from fusefs.store.origin import Origin
 from fusefs.store.spare_space import FOR_REAPER, with_room
@@ -134,8 +134,19 @@ class _ReapRun:
         except FileNotFoundError as error:
             if self._is_emptied and self._drop_empty():
                 return ClaimLost.GONE
+            if self._is_ending():
+                return ClaimLost.GONE
             raise BadRecord(container) from error
         return held
+
+    def _is_ending(self) -> bool:
+        """Whether what has no record any more has no tree either: another reap is just removing the rest of it."""
+        try:
+            with self._folder.open(State.REAPING) as reaping:
+                self._kernel.stat(reaping, join(self._container.encode(), TREE))
+        except FileNotFoundError:
+            return True
+        return False
 
     def _drop_empty(self) -> bool:
         """Whether what has lost its record was ours, which we had emptied, and is gone now. Raises  OSError"""
