@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
@@ -15,6 +15,7 @@ from fusefs.cli import output
 from fusefs.cli.early_question import ask_about, can_be_asked, line_of
 from fusefs.cli.id_completion import OrphanId
 from fusefs.cli.json_objects import RestorableFor
+from fusefs.cli.mpi_option import mpi_option
 from fusefs.cli.options import ParsedValue, json_option, tempo_options, threads_option, volume_option
 from fusefs.cli.reap_foreground import ReapOptions, has_expired, is_named, is_unpinned, reap_all
 from fusefs.cli.reap_free import enough_to_free
@@ -54,6 +55,7 @@ _REAPABLE = (State.ORPHANS, State.REAPING)
 @click.option("--with-stores", is_flag=True, help="With ID: trash stores in it go too, but for what is pinned there.")
 @volume_option
 @json_option
+@mpi_option
 def command(
     identifiers: tuple[str, ...],
     everything: bool,
@@ -72,6 +74,7 @@ def command(
     with_stores: bool,
     volumes: tuple[bytes, ...],
     as_json: bool,
+    job: Any,
 ) -> int:
     """Delete orphans whose retention has ended, in the foreground; what is reaped can't be restored.
 
@@ -89,6 +92,9 @@ def command(
 
     With --one it reaps the first that no other process has, and ends; where there is none it has done what it should.
     So an array of a scheduler's tasks shares a volume.
+
+    With --mpi, started as `mpiexec -n N trashd reap --mpi ID` by the orphan's owner, N ranks on as many machines share
+    one tree; each needs the volume at the same path. The first rank alone says something.
 
     With --free only as many go as take so much, counted first: of those that have expired the oldest; if that is not
     enough, it asks whether others may go that can still be restored, the soonest to expire first.
@@ -111,6 +117,10 @@ def command(
     _check(identifiers, everything=everything, pinned=pinned, now=now, with_stores=with_stores)
     if one and (identifiers or wanted_bytes is not None):
         raise UsageError(f"--one with {'ID' if identifiers else '--free'}", "it takes whichever is due and free")
+    if job is not None and paced:
+        raise UsageError(
+            "--mpi with --paced", "that listens to one machine's disk; --max-rate is for all ranks together"
+        )
     if wanted_bytes is not None and (identifiers or everything or pinned or now):
         raise UsageError("--free with what is to go", "it chooses by itself, and asks")
     kernel, clocks = tended(volumes), watched()
@@ -142,7 +152,7 @@ def command(
         ask_about(waiting)
     expired = partial(has_expired, clocks=clocks)
     is_meant = is_named if now and (identifiers or pinned) else is_unpinned if now or soon else expired
-    how = ReapOptions(n_workers, Speed(max_rate, max_bytes), counts, waits, paced, with_stores, is_meant, only_one=one)
+    how = ReapOptions(n_workers, Speed(max_rate, max_bytes), counts, waits, paced, with_stores, is_meant, one, job)
     return reap_all(kernel, volumes, due, how, as_json=as_json) or refused
 
 

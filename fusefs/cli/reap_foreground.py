@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import click
 
@@ -66,6 +67,7 @@ class ReapOptions(NamedTuple):
     with_stores  trash stores in it that hold something go too
     is_meant   asked again about an orphan's record when its turn comes: it may have been kept meanwhile
     only_one   the first that no other process has
+    job        whose ranks do it (engine.mpi_ranks.MpiJob), or None
     """
 
     n_workers: int | None = None
@@ -76,6 +78,7 @@ class ReapOptions(NamedTuple):
     with_stores: bool = False
     is_meant: Callable[[Record], bool] = is_named
     only_one: bool = False
+    job: Any = None
 
 
 PLAINLY = ReapOptions()
@@ -147,7 +150,7 @@ def _reap(
     counted = shows.counted if counts else None
     with pacer_in(folder.store.kernel, folder.fd, how.tempo, output.tell_why if how.paced else None) as pacer:
         wishes = RemovalWishes(how.n_workers, pacer, shows.advance, stop, counted=counted, counting=shows.counting)
-        wishes = wishes._replace(waits=how.waits, with_stores=how.with_stores)
+        wishes = wishes._replace(waits=how.waits, with_stores=how.with_stores, job=how.job)
         limit_s = 0.0 if is_away else COMMAND_LIMIT_S
         outage = OutageWishes(limit_s, lambda number: output.tell_outage(number, limit_s))
         wishes = wishes._replace(outage=outage)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from fusefs.core.errors import BadRecord
 from fusefs.core.freed_space import Survey
@@ -25,6 +26,9 @@ from fusefs.store.mounted_paths import refuse_mounted
 from fusefs.store.origin import Origin
 from fusefs.store.spare_space import FOR_REAPER, with_room
 from fusefs.store.stage import restock
+
+if TYPE_CHECKING:
+    from fusefs.reaper.remove_by_ranks import RemovalRecipe
 
 _NAME_MAX_BYTES = 4000
 _NAMES_MAX_BYTES = 16_000
@@ -101,11 +105,12 @@ class _ReapRun:
             return Reaped(self._container, held.value, _NOTHING, self._seen)
         left_bytes = 0
         with held:
+            recipe = self._recipe(held)
             held = held._replace(record=_with_entered(held.record, self._entered))
             if self._seen is None:
                 self._seen = _survey(self._kernel, held.fd, wishes)
             given = LateArrivals(self._kernel, held.fd, folder.uid, held.record, without_doubt=wishes.without_doubt)
-            report, entered = remove_contents(self._kernel, held.fd, given, wishes, self._outage)
+            report, entered = remove_contents(self._kernel, held.fd, given, wishes, self._outage, recipe)
             self._removed_now = report
             if report.stopped:
                 if entered:
@@ -121,6 +126,17 @@ class _ReapRun:
                 _set_aside(held, report, entered)
         restock(folder)
         return Reaped(self._container, None, report, self._seen, left_bytes)
+
+    def _recipe(self, held: HeldContainer) -> RemovalRecipe | None:
+        """By which ranks find it; its record is as on disk."""
+        wishes = self._wishes
+        if wishes.job is None:
+            return None
+        from fusefs.reaper.remove_by_ranks import RemovalRecipe  # with one machine nobody needs it
+
+        base, called = self._folder.store.base_path, held.called or held.id
+        flags = wishes.by_force, wishes.without_doubt, wishes.with_stores
+        return RemovalRecipe(base, self._folder.uid, called, held.record, wishes.n_workers, *flags)
 
     def _hold(self) -> HeldContainer | ClaimLost:
         folder, container = self._folder, self._container

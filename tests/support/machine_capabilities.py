@@ -15,7 +15,7 @@ from bench.messages import can_count
 from fusefs.core.mount_options import UringMode
 from fusefs.core.uring_reasons import why_not
 from fusefs.linux.uring_offer import read_facts
-from tests.support import booted_systemd
+from tests.support import booted_systemd, mpi_jobs
 
 _NR_IO_URING_SETUP, _URING_6_1 = 425, 3 << 12  # flags that Linux knows since 6.1
 _PASSTHROUGH_SINCE, _PRUNE_SINCE = (6, 9), (6, 18)
@@ -175,6 +175,16 @@ def _probe_cephfs() -> None:
     _find("ceph-mon", "ceph-osd", "ceph-mds", "ceph-fuse", "ceph")
 
 
+def _probe_mpich() -> None:
+    if why := mpi_jobs.why_no_mpi("mpich"):
+        raise Missing(f"MPICH: {why}")
+
+
+def _probe_openmpi() -> None:
+    if why := mpi_jobs.why_no_mpi("openmpi"):
+        raise Missing(f"Open MPI: {why} (make mpi-packages)")
+
+
 def _probe_faketime() -> None:
     if not FAKETIME.exists():
         raise Missing(f"{FAKETIME} is not installed")
@@ -218,6 +228,8 @@ PROBES: Mapping[str, Callable[[], None]] = MappingProxyType(
         "moosefs": _probe_moosefs,
         "juicefs": _probe_juicefs,
         "cephfs": _probe_cephfs,
+        "mpich": _probe_mpich,
+        "openmpi": _probe_openmpi,
         "faketime": _probe_faketime,
         "fuse_trace": _probe_fuse_trace,
     }
