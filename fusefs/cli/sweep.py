@@ -13,6 +13,7 @@ import click
 
 from fusefs.cli import output, sweep_text
 from fusefs.cli.json_objects import SweepAction, SweepMatch
+from fusefs.cli.mpi_option import mpi_option
 from fusefs.cli.options import DURATION, Note, PathBytes, json_option, tempo_options, threads_option
 from fusefs.cli.progress_bar import bar
 from fusefs.cli.selection_options import selection_options, typed
@@ -82,11 +83,14 @@ _Prints = Callable[[Kernel, Fd, bytes, Sequence[str]], _NotTold]
 @threads_option
 @tempo_options
 @json_option
+@mpi_option
 def command(directory: bytes, **options: Any) -> int:
     """Trash what a selection chooses below DIR: one orphan, restorable whole or in part. Or delete, move, print it.
 
     All that is told must hold, as with find. DIR itself is never chosen, a link is never followed, and what is mounted
     below DIR is neither entered nor taken. After Ctrl-C, or however it ended, the same command does the rest.
+
+    With --mpi, started as `mpiexec -n N trashd sweep --mpi DIR … --delete`, N ranks on as many machines share it.
 
     \b
     Examples:
@@ -134,6 +138,7 @@ class SweepOptions(NamedTuple):
     max_bytes: int | None
     paced: bool
     as_json: bool
+    job: Any
 
     def has_list(self) -> bool:
         """Whether names are read, instead of a walk."""
@@ -177,7 +182,12 @@ class SweepOptions(NamedTuple):
             ("--note", bool(self.note), self.trashes(), "trashing"),
             ("--dry-run", self.dry, not self.prints_any(), "an action that changes something"),
             ("--confirm-above", self.limit is not None, not self.prints_any(), "an action that changes something"),
+            ("--mpi", self.job is not None, self.delete, "--delete"),
         )
+        if self.job is not None and (self.paced or self.most is not None):
+            raise UsageError(
+                f"--mpi with {'--paced' if self.paced else '--max-delete'}", "one machine alone can do that"
+            )
         for name, is_asked, is_there, other in needs:
             if is_asked and not is_there:
                 raise UsageError(f"{name} is for {other} only", "leave it out")
@@ -264,7 +274,7 @@ def _run(kernel: Kernel, asked: SweepOptions, names: Iterable[Listed] | None, st
             shows.advance(sums.n_done + sums.n_inside - before.n_done - before.n_inside, sums.n_bytes - before.n_bytes)
             before = sums
 
-        return run(kernel, request, SweepWishes(pacer, progress, stops))
+        return run(kernel, request, SweepWishes(pacer, progress, stops, asked.job))
 
 
 def _opened(kernel: Kernel, directory: bytes) -> Fd:

@@ -12,13 +12,14 @@ from fusefs.core.errors import NotFound
 from fusefs.core.lean import NamedTuple
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, join
+from fusefs.core.printable_names import printable
 from fusefs.core.record import Failure, Record
 from fusefs.core.report import CAME_IN
 from fusefs.core.slice_budget import SliceBudget
 from fusefs.core.slices import RemovalSliceResult, Slice, SliceWork, raw
 from fusefs.engine.mpi_ranks import UnseenHere
 from fusefs.engine.open_by_path import DirectoriesByPath
-from fusefs.engine.strategy import Strategy, Workers, choose
+from fusefs.engine.strategy import Strategy, choose_for_rank
 from fusefs.engine.xfs_groups import AllocationGroups
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
@@ -36,8 +37,6 @@ _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV)
 """Nothing, or something else, has the name of a directory that was begun: whoever removes it from above sees what."""
 _PATIENCE_S, _PAUSE_S = 30.0, 0.1
 """How long a rank waits until it sees a claim that the first has just made."""
-_ROOM, _LEAST_WINDOW = 1 << 20, 256
-"""Names that all ranks list at a time, about: what their slices leave of them is the first rank's to keep."""
 
 
 class RemovalRecipe(NamedTuple):
@@ -72,7 +71,7 @@ class RemovalRecipe(NamedTuple):
     ) -> Iterator[PathRemover]:
         """The runner where the container is open already."""
         with ExitStack() as owned:
-            strategy = strategy_of_rank(kernel, container, self.n_slices, n_ranks)
+            strategy = choose_for_rank(kernel, container, self.n_slices, n_ranks)
             given = LateArrivals(kernel, container, self.uid, self.record, without_doubt=self.without_doubt)
             remover = SliceRemover(
                 kernel,
@@ -106,29 +105,20 @@ class RemovalRecipe(NamedTuple):
             fd = kernel.open_dir(reaping, self.called.encode())
         with closed_on_error(fd), open_record(kernel, fd, self.uid) as record_fd:
             if read_record(kernel, record_fd, folder, self.called) != self.record:
-                raise NotFound(self.called, "another container has its name there")
+                raise NotFound(f"{self.called} (another container has its name)")
         return fd
 
     @contextmanager
     def _folder(self, kernel: Kernel) -> Iterator[UserFolder]:
         store = open_at(kernel, self.base, read_mounts())
         if store is None:
-            raise NotFound(self.base, "it holds no trash store there")
+            raise NotFound(f"a trash store in {printable(self.base)}")
         with store:
             folder = open_user(store.judged(), self.uid)
             if folder is None:
-                raise NotFound(self.base, f"uid {self.uid} has no folder in its trash store there")
+                raise NotFound(f"a folder of uid {self.uid} in the trash store of {printable(self.base)}")
             with folder:
                 yield folder
-
-
-def strategy_of_rank(kernel: Kernel, directory: Fd, n_slices: int | None, n_ranks: int) -> Strategy:
-    """The strategy of one of so many ranks: threads where there is a server, else the rank is a process by itself."""
-    own = choose(kernel, directory, n_slices)
-    if own.workers is Workers.PROCESSES and n_slices is None:
-        own = own._replace(n_workers=1)
-    window = max(_LEAST_WINDOW, _ROOM // (n_ranks * own.n_workers))
-    return own._replace(window=min(own.window, window), group_shift=None)
 
 
 class PathRemover(NamedTuple):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.mpi_jobs import USER, store_of_user
+from tests.support.mpi_nodes import Nodes, user_nodes
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.store_calls import assert_silent
@@ -29,3 +30,10 @@ def volume() -> Iterator[Path]:
         store_of_user(path)
         yield path
         as_user(USER, lambda: assert_silent(path))
+
+
+@pytest.fixture
+def nodes() -> Iterator[Nodes]:
+    """A user's volume, as two machines have it."""
+    with user_nodes(2) as two:
+        yield two

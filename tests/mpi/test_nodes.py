@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-from tests.support.fuse_slow import SlowVolume, slow_volume
 from tests.support.many_files import bulky_tree, fill
-from tests.support.mpi_jobs import USER, give_to_user, is_gone, run_ranks, store_of_user, swap_by_user
-from tests.support.other_users import as_user
-from tests.support.real_filesystems import tmpfs_volume
-from tests.support.store_calls import assert_silent
-from tests.support.trashd_command import Done
+from tests.support.mpi_jobs import USER, is_gone, orphan_of_user, run_ranks
+from tests.support.mpi_nodes import Nodes
 
 pytestmark = pytest.mark.needs("root", "fuse", "mpich")
 
@@ -24,71 +17,26 @@ N_NODES = 2
 DELAY_US = 2_000
 
 
-class Nodes(NamedTuple):
-    """The mounts, all of which are seen at the first one's path by the ranks on them."""
-
-    mounts: list[SlowVolume]
-
-    @property
-    def path(self) -> Path:
-        return self.mounts[0].path
-
-    def slow(self, us: int) -> None:
-        for one in self.mounts:
-            one.delay(us)
-            one.delay_all()
-
-    def shares(self, message: str) -> list[float]:
-        """Which part of what was asked came from each."""
-        n = [one.n_messages.get(message, 0) for one in self.mounts]
-        return [one / sum(n) for one in n]
-
-    def reap(self, n_ranks: int, identifier: str, *words: str) -> Done:
-        at = ("--volume", self.path)
-        mounts = [one.path for one in self.mounts]
-        return run_ranks(
-            "mpich", n_ranks, "reap", "--mpi", "--now", *words, *at, identifier, nodes=mounts, at=self.path
-        )
-
-
-@pytest.fixture
-def nodes() -> Iterator[Nodes]:
-    """A user's volume, as two machines have it."""
-    with ExitStack() as owned:
-        source = owned.enter_context(tmpfs_volume("256m"))
-        os.chown(source, USER, USER)
-        made = Nodes([owned.enter_context(slow_volume(source, 0)) for _ in range(N_NODES)])
-        store_of_user(made.path)
-        yield made
-        made.slow(0)
-        as_user(USER, lambda: assert_silent(made.path))
-
-
-def orphan(tree: Path) -> str:
-    give_to_user(tree)
-    return swap_by_user(tree)
-
-
 def test_machines_share_a_large_flat_directory(nodes: Nodes) -> None:
-    identifier = orphan(fill(nodes.path / "job", 1500))
+    identifier = orphan_of_user(fill(nodes.path / "job", 1500))
     nodes.slow(DELAY_US)
-    done = nodes.reap(N_NODES, identifier)
+    done = nodes.run(N_NODES, "reap", "--mpi", "--now", "--volume", nodes.path, identifier)
     assert (done.code, done.err) == (0, ""), done
     assert is_gone(nodes.path, identifier)
     assert min(nodes.shares("unlink")) > 0.25
 
 
 def test_machines_share_a_tree_of_every_shape(nodes: Nodes) -> None:
-    identifier = orphan(bulky_tree(nodes.path / "job", 8, 30, 300))
+    identifier = orphan_of_user(bulky_tree(nodes.path / "job", 8, 30, 300))
     nodes.slow(DELAY_US // 2)
-    done = nodes.reap(3, identifier)
+    done = nodes.run(3, "reap", "--mpi", "--now", "--volume", nodes.path, identifier)
     assert (done.code, done.err) == (0, ""), done
     assert is_gone(nodes.path, identifier)
     assert min(nodes.shares("unlink")) > 0.2
 
 
 def test_a_machine_that_has_not_the_volume_ends_the_job_before_anything_is_gone(nodes: Nodes, tmp_path: Path) -> None:
-    identifier = orphan(fill(nodes.path / "job", 10))
+    identifier = orphan_of_user(fill(nodes.path / "job", 10))
     bare = tmp_path / "bare"
     bare.mkdir()
     mounts = [nodes.path, bare]
