@@ -15,8 +15,8 @@ from tests.support.mpi_jobs import give_to_user, is_gone, run_ranks, start_ranks
 from tests.support.outside_tree import Canary
 
 N_RANKS = 3
-N_KILLS = int(os.environ.get("TRASHD_TEST_KILLS", "4"))
-"""By each MPI; `make soak-mpi` asks for a hundred."""
+N_KILLS = int(os.environ.get("TRASHD_TEST_KILLS", "8")) // 2
+"""By each MPI; `make soak-mpi` asks for a hundred in all."""
 _GLANCE_S = 0.01
 _JOB_S = 0.8
 """How long the ranks are at it, about, once they have begun."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.mpi.conftest import MPICH
-from tests.support.make_trees import make_tree, weird_names
+from tests.support.make_trees import Spec, make_tree, weird_names
 from tests.support.many_files import fill
 from tests.support.mpi_jobs import give_to_user, run_ranks
 from tests.support.mpi_nodes import Nodes
@@ -25,7 +25,9 @@ WAYS = (
 
 
 def tree_at(top: Path) -> Path:
-    many = {f"d{n}": {"a.log": "x" * 2000, "b": "", "build": {"c": {"d": "x"}, "e": ""}, "none": {}} for n in range(60)}
+    many: Spec = {
+        f"d{n}": {"a.log": "x" * 2000, "b": "", "build": {"c": {"d": "x"}, "e": ""}, "none": {}} for n in range(60)
+    }
     make_tree(top, {"many": many, "odd": {name: {name + b".log"[: 255 - len(name)]: ""} for name in weird_names()}})
     fill(top / "flat.log", 3000)
     give_to_user(top)
