@@ -11,7 +11,7 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from queue import Empty, SimpleQueue
@@ -61,6 +61,15 @@ class _Did(NamedTuple):
     outcome: Any = None
     is_unseen: bool = False
     problem: str = ""
+
+
+class Look(NamedTuple):
+    """What a rank is to look at, before there is anything to do: a function that pickles.
+
+    act  raises TrashdError or OSError if it is not there
+    """
+
+    act: Callable[[Kernel], None]
 
 
 class RankIdentity(NamedTuple):
@@ -129,20 +138,26 @@ class MpiJob:
         Raises  what making ours does; Refused if another rank can't make its own
         """
         with ours as runner:
-            for rank in range(1, self.n_ranks):
-                self.send(recipe, rank)
-            n_slices = [runner.strategy.n_workers, *(0 for _ in range(1, self.n_ranks))]
-            problems: list[str] = []
-            for _ in range(1, self.n_ranks):
-                while (came := self.received()) is None:
-                    time.sleep(_POLL_S)
-                rank, ready = came
-                n_slices[rank] = ready.n_slices
-                if ready.problem:
-                    problems.append(f"rank {rank}: {ready.problem}")
-            if problems:
-                raise Refused(problems[0], "each rank needs the volume at the same path, mounted on its machine")
-            yield RankCrew(self, runner, n_slices)
+            yield RankCrew(self, runner, [runner.strategy.n_workers, *self.prepare(recipe)])
+
+    def prepare(self, recipe: Recipe[Any, Any] | Look) -> list[int]:
+        """Have the other ranks make their runners, or have a look alone; how many slices each runs beside each other.
+
+        Raises  Refused: one of them can't
+        """
+        n_slices, problems = [0] * self.n_ranks, list[str]()
+        for rank in range(1, self.n_ranks):
+            self.send(recipe, rank)
+        for _ in range(1, self.n_ranks):
+            while (came := self.received()) is None:
+                time.sleep(_POLL_S)
+            rank, ready = came
+            n_slices[rank] = ready.n_slices
+            if ready.problem:
+                problems.append(f"rank {rank}: {ready.problem}")
+        if problems:
+            raise Refused(problems[0], "each rank needs the volume at the same path, mounted on its machine")
+        return n_slices[1:]
 
     # The others.
 
@@ -176,8 +191,11 @@ class MpiJob:
                     pause_s = min(1.5 * pause_s, _LONGEST_POLL_S)
                     self._settle()
 
-    def _made(self, kernel: Kernel, recipe: Recipe[Any, Any], owned: ExitStack) -> tuple[Any, _Ready]:
+    def _made(self, kernel: Kernel, recipe: Recipe[Any, Any] | Look, owned: ExitStack) -> tuple[Any, _Ready]:
         try:
+            if isinstance(recipe, Look):
+                recipe.act(kernel)
+                return None, _Ready(0)
             runner = owned.enter_context(recipe.opened(kernel, self.n_ranks))
         except (TrashdError, OSError) as error:
             told = from_os(error, "the volume")

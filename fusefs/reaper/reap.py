@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from fusefs.core.errors import BadRecord
@@ -98,6 +99,7 @@ class _ReapRun:
         folder, wishes = self._folder, self._wishes
         self._removed_now = _NOTHING._replace(n_bytes=0)
         refuse_mounted(self._kernel, folder.fd)
+        self._look_from_ranks()
         held = self._hold()
         if isinstance(held, ClaimLost):
             if held is ClaimLost.GONE and self._is_emptied:
@@ -126,6 +128,16 @@ class _ReapRun:
                 _set_aside(held, report, entered)
         restock(folder)
         return Reaped(self._container, None, report, self._seen, left_bytes)
+
+    def _look_from_ranks(self) -> None:
+        """Nothing is claimed, so that it stays restorable, where a rank would not find it. Raises  Refused"""
+        if self._wishes.job is None:
+            return
+        from fusefs.engine.mpi_ranks import Look
+        from fusefs.reaper.remove_by_ranks import look_at_store
+
+        store = self._folder.store
+        self._wishes.job.prepare(Look(partial(look_at_store, store.base_path, self._folder.uid, store.volume.id)))
 
     def _recipe(self, held: HeldContainer) -> RemovalRecipe | None:
         """By which ranks find it; its record is as on disk."""

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from fusefs.core.errors import NotFound
 from fusefs.core.lean import NamedTuple
 from fusefs.core.lifecycle import State
-from fusefs.core.names import ContainerId, join
+from fusefs.core.names import ContainerId, VolumeId, join
 from fusefs.core.printable_names import printable
 from fusefs.core.record import Failure, Record
 from fusefs.core.report import CAME_IN
@@ -90,7 +90,7 @@ class RemovalRecipe(NamedTuple):
 
     def _container(self, kernel: Kernel, owned: ExitStack) -> Fd:
         """The container, readable; another machine's cache may tell for a while that it is where it was before."""
-        with self._folder(kernel) as folder:
+        with _folder(kernel, self.base, self.uid) as folder:
             until_s = time.monotonic() + _PATIENCE_S
             while True:
                 try:
@@ -108,17 +108,25 @@ class RemovalRecipe(NamedTuple):
                 raise NotFound(f"{self.called} (another container has its name)")
         return fd
 
-    @contextmanager
-    def _folder(self, kernel: Kernel) -> Iterator[UserFolder]:
-        store = open_at(kernel, self.base, read_mounts())
-        if store is None:
-            raise NotFound(f"a trash store in {printable(self.base)}")
-        with store:
-            folder = open_user(store.judged(), self.uid)
-            if folder is None:
-                raise NotFound(f"a folder of uid {self.uid} in the trash store of {printable(self.base)}")
-            with folder:
-                yield folder
+
+def look_at_store(base: bytes, uid: int, volume: VolumeId, kernel: Kernel) -> None:
+    """Raises  TrashdError, OSError: a user's folder is not seen here, or in another volume's store"""
+    with _folder(kernel, base, uid) as folder:
+        if folder.store.volume.id != volume:
+            raise NotFound(f"the first rank's volume (another one is at {printable(base)})")
+
+
+@contextmanager
+def _folder(kernel: Kernel, base: bytes, uid: int) -> Iterator[UserFolder]:
+    store = open_at(kernel, base, read_mounts())
+    if store is None:
+        raise NotFound(f"a trash store in {printable(base)}")
+    with store:
+        folder = open_user(store.judged(), uid)
+        if folder is None:
+            raise NotFound(f"a folder of uid {uid} in the trash store of {printable(base)}")
+        with folder:
+            yield folder
 
 
 class PathRemover(NamedTuple):

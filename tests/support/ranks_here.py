@@ -10,7 +10,7 @@ from itertools import cycle
 from typing import Any, cast
 
 from fusefs.core.slice_budget import SliceBudget
-from fusefs.engine.mpi_ranks import MpiJob, UnseenHere
+from fusefs.engine.mpi_ranks import Look, MpiJob, UnseenHere
 from fusefs.engine.slice_runners import RankRunner, Recipe
 from fusefs.linux.kernel import Kernel
 
@@ -47,6 +47,9 @@ class JobHere:
 
     def __init__(self, n_ranks: int = 3) -> None:
         self.n_ranks = n_ranks
+
+    def prepare(self, look: Look) -> None:
+        pickle.loads(pickle.dumps(look)).act(Kernel())
 
     @contextmanager
     def crew(self, ours: AbstractContextManager[RankRunner[Any, Any]], recipe: Recipe[Any, Any]) -> Iterator[_CrewHere]:
