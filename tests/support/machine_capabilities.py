@@ -15,7 +15,7 @@ from bench.messages import can_count
 from fusefs.core.mount_options import UringMode
 from fusefs.core.uring_reasons import why_not
 from fusefs.linux.uring_offer import read_facts
-from tests.support import booted_systemd, mpi_jobs
+from tests.support import booted_systemd, mpi_jobs, slurm_cluster
 
 _NR_IO_URING_SETUP, _URING_6_1 = 425, 3 << 12  # flags that Linux knows since 6.1
 _PASSTHROUGH_SINCE, _PRUNE_SINCE = (6, 9), (6, 18)
@@ -185,6 +185,11 @@ def _probe_openmpi() -> None:
         raise Missing(f"Open MPI: {why} (make mpi-packages)")
 
 
+def _probe_slurm() -> None:
+    if missing := slurm_cluster.missing():
+        raise Missing(f"not installed: {', '.join(missing)} (make mpi-packages)")
+
+
 def _probe_faketime() -> None:
     if not FAKETIME.exists():
         raise Missing(f"{FAKETIME} is not installed")
@@ -230,6 +235,7 @@ PROBES: Mapping[str, Callable[[], None]] = MappingProxyType(
         "cephfs": _probe_cephfs,
         "mpich": _probe_mpich,
         "openmpi": _probe_openmpi,
+        "slurm": _probe_slurm,
         "faketime": _probe_faketime,
         "fuse_trace": _probe_fuse_trace,
     }

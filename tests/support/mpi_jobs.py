@@ -26,7 +26,7 @@ from tests.support.trashd_command import Done, environment
 USER = 1001
 PREFIX = Path(os.environ.get("TRASHD_TEST_MPI", sys.prefix))
 PYTHON = PREFIX / "bin/python"
-_ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[2]
 _LIMIT_S = 100
 _OPEN_MPI = "mpiexec.openmpi"
 _ON_NODE = """
@@ -103,9 +103,9 @@ def start_ranks(
     home = Path(os.environ.get("TMPDIR", "/var/tmp")) / f"mpi-home-{uid}"
     home.mkdir(exist_ok=True, mode=0o700)
     os.chown(home, uid, uid)
-    added = {"PYTHONPATH": str(_ROOT), "HOME": str(home), "TMPDIR": str(home), "PYTHONDONTWRITEBYTECODE": "1"}
+    added = {"PYTHONPATH": str(ROOT), "HOME": str(home), "TMPDIR": str(home), "PYTHONDONTWRITEBYTECODE": "1"}
     if not uid:
-        added |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        added |= {"OMPI_ALLOW_RUN_ASROOT": "1", "OMPI_ALLOW_RUN_ASROOT_CONFIRM": "1"}
     process = subprocess.Popen(
         argv,
         stdin=subprocess.DEVNULL,
