@@ -32,7 +32,7 @@ def test_an_array_of_tasks_reaps_every_orphan_exactly_once(tmp_path: Path) -> No
         reap = shlex.join([TRASHD, "reap", "--one", "--json", "--volume", str(volume)])
         script = tmp_path / "task"
         script.write_text(f'#!/bin/sh\nwhile told=$({reap}) && [ "$told" ]; do echo "$told"; done\n')
-        array = ["sbatch", "--wait", f"--array=1-{N_TASKS}", f"--output={tmp_path}/%a.out", script]
+        array = ["sbatch", "--wait", f"--array=1-{N_TASKS}", f"--output={tmp_path}/%a.out", str(script)]
         subprocess.run(array, env=environment(variables), check=True, capture_output=True, timeout=90)
         told = [json.loads(line) for out in tmp_path.glob("*.out") for line in out.read_text().splitlines()]
         assert Counter(one["id"] for one in told) == dict.fromkeys(orphans, 1)
@@ -52,10 +52,10 @@ def test_srun_starts_ranks_that_share_a_tree() -> None:
             return str(swap(bulky_tree(volume / "job", 6, 100, 2000)).id)
 
         identifier = as_user(user.pw_uid, orphan, gid=user.pw_gid)
-        trashd = [PYTHON, "-m", "fusefs.cli.main", "reap", "--mpi", "--now", "--json", "--volume", volume, identifier]
+        words = ("reap", "--mpi", "--now", "--json", "--volume", str(volume), identifier)
         variables |= {"PYTHONPATH": str(ROOT), "HOME": "/", "PYTHONDONTWRITEBYTECODE": "1"}
         done = subprocess.run(
-            ["srun", "--mpi=pmi2", "--ntasks=4", *trashd],
+            ["srun", "--mpi=pmi2", "--ntasks=4", str(PYTHON), "-m", "fusefs.cli.main", *words],
             env=environment(variables),
             cwd="/",
             user=user.pw_uid,

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -60,8 +60,8 @@ def slurm_cluster() -> Iterator[dict[str, str]]:
         munge |= {"log-file": top / "closed/log", "pid-file": top / "closed/pid"}
         for argv in (
             ["munged", "--foreground", "--force", *(f"--{name}={value}" for name, value in munge.items())],
-            ["slurmctld", "-D", "-c", "-f", conf],
-            ["slurmd", "-D", "-f", conf],
+            ["slurmctld", "-D", "-c", "-f", str(conf)],
+            ["slurmd", "-D", "-f", str(conf)],
         ):
             daemon = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -80,8 +80,7 @@ def _free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def _wait(is_there: object) -> None:
-    assert callable(is_there)
+def _wait(is_there: Callable[[], bool]) -> None:
     ends_s = time.monotonic() + _LIMIT_S
     while not is_there():
         assert time.monotonic() < ends_s, "Slurm did not come up"
