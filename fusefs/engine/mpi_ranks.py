@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, Self
 
-from fusefs.core.errors import Refused, TrashdError, from_os
+from fusefs.core.errors import Exit, Refused, TrashdError, from_os
 from fusefs.core.lean import NamedTuple
 from fusefs.core.slice_budget import SliceBudget
 from fusefs.engine.slice_pace import GLANCE_S
@@ -93,8 +93,13 @@ class MpiJob:
         """Be a rank for the block."""
         return self
 
-    def __exit__(self, *_error: object) -> None:
-        """End: the first rank ends the others, whatever happened, and takes what they still had to say."""
+    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
+        """End: the first rank ends the others, whatever happened, and takes what they still had to say.
+
+        Another one that ends by a mistake of ours ends the job, as if it were lost.
+        """
+        if kind is not None and not self.is_first:
+            self._comm.Abort(Exit.FAILED)
         if self.is_first:
             for rank in range(1, self.n_ranks):
                 self.send(None, rank)
