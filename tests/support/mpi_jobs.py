@@ -105,7 +105,7 @@ def start_ranks(
     os.chown(home, uid, uid)
     added = {"PYTHONPATH": str(ROOT), "HOME": str(home), "TMPDIR": str(home), "PYTHONDONTWRITEBYTECODE": "1"}
     if not uid:
-        added |= {"OMPI_ALLOW_RUN_ASROOT": "1", "OMPI_ALLOW_RUN_ASROOT_CONFIRM": "1"}
+        added |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     process = subprocess.Popen(
         argv,
         stdin=subprocess.DEVNULL,
