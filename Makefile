@@ -5,7 +5,7 @@ NATIVE = hatch_build.py $(wildcard fusefs/*/native/*.[ch])
 
 SANITIZERS = address,undefined
 
-.PHONY: setup native demo test every quick without-native lint coverage fmt bench docs schema changelog dist release fast-paths install-system packages deb-bundled rpm tarball suites soak soak-service soak-store soak-reap soak-lists soak-mount soak-model soak-shared soak-mpi shared shared-packages mpi mpi-packages sanitize clean
+.PHONY: setup native demo test every quick without-native lint coverage fmt bench docs schema changelog dist release fast-paths man site install-system packages deb-bundled rpm tarball suites soak soak-service soak-store soak-reap soak-lists soak-mount soak-model soak-shared soak-mpi shared shared-packages mpi mpi-packages recipes recipes-packages sanitize clean
 
 setup: .venv/.ready .venv/.native
 .venv/.ready: pyproject.toml .ci/setup; @.ci/setup
@@ -34,12 +34,18 @@ shared: shared-packages; @TRASHD_TEST_DEMANDED=shared TRASHD_TEST_ROUNDS=20 TRAS
 mpi-packages: setup; @.ci/mpi-packages
 # By each MPI: what can't be started fails.
 mpi: mpi-packages; @TRASHD_TEST_DEMANDED=mpi .ci/pytest tests/mpi $(or $(ARGS),--numprocesses=2 --dist=worksteal)
+recipes-packages: setup; @.ci/recipes-packages
+# Each recipe of docs/recipes as its page has it: what can't be run here fails.
+recipes: recipes-packages; @TRASHD_TEST_DEMANDED=recipes .ci/pytest -o faulthandler_timeout=0 tests/recipes $(or $(ARGS),--numprocesses=2 --dist=worksteal)
 dist: setup; $(PYTHON) -m build
 release: setup; @.ci/release
 packages: setup; @.ci/packages all
 deb-bundled: ; @.ci/packages build bookworm
 tarball: setup; @.ci/tarball && TRASHD_TEST_PACKAGES=tarball .ci/pytest tests/packages
 rpm: setup; @.ci/rpm && TRASHD_TEST_PACKAGES=rpm .ci/pytest tests/packages
+# man -M build/man/usr/local/share/man trashd-swap
+man: setup; @mkdir -p build && .venv/bin/trashd service install --root build/man >build/man.log || { cat build/man.log; exit 1; }
+site: setup; @$(PYTHON) -m sphinx -c .ci/site --fail-on-warning --keep-going --quiet . build/site && echo build/site/index.html
 install-system: setup; .venv/bin/trashd service install --root "$(DESTDIR)/" $(ARGS)
 soak: setup; @TRASHD_TEST_SOAK_S=3600 .ci/pytest --timeout=0 -o faulthandler_timeout=0 -s tests/reaper/test_service_soak.py $(ARGS)
 soak-service: setup; @TRASHD_TEST_KILLS=1000 .ci/pytest --timeout=0 -o faulthandler_timeout=0 -s tests/reaper/test_service_killed.py $(ARGS)
@@ -51,4 +57,4 @@ soak-shared: shared-packages; @TRASHD_TEST_DEMANDED=shared TRASHD_TEST_ROUNDS=10
 soak-mpi: mpi-packages; @TRASHD_TEST_DEMANDED=mpi TRASHD_TEST_KILLS=100 .ci/pytest --timeout=0 -o faulthandler_timeout=0 -s tests/mpi/test_lost_ranks.py $(ARGS)
 soak-model: setup; @TRASHD_TEST_FAULTS=2 .ci/pytest --timeout=0 -o faulthandler_timeout=0 tests/unit/test_takeover_model.py $(ARGS)
 sanitize: setup; @cores=$$(mktemp -d) && trap 'rm -rf "$$cores"' EXIT && chmod 755 "$$cores" && $(PYTHON) hatch_build.py --sanitize $(SANITIZERS) --to "$$cores" && TRASHD_TEST_SANITIZED=$$cores/fusefs/mount/native TRASHD_TEST_STEPS=5000 .ci/pytest --timeout=600 tests/mount/test_shuffled_threads.py tests/mount/test_many_clients.py tests/mount/test_callers.py tests/mount/test_standby_readers.py tests/mount/test_oracle_*.py $(ARGS)
-clean: ; rm -rf .venv .venv-shared build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+clean: ; rm -rf .venv .venv-shared .venv-recipes build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import os
+import sys
 import time
-from collections.abc import Sequence
-
-import click
 
 from fusefs.cli import output
+from fusefs.cli.confirm import is_confirmed
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import Refused
+from fusefs.core.lean import TYPE_CHECKING
 from fusefs.linux.act_as_user import user_name
 from fusefs.store.list_orphans import ListedContainer
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 _SHOWN_MAX = 10
-
-
-def can_be_asked() -> bool:
-    """Whether there is a person who reads it and can answer."""
-    return os.isatty(0) and os.isatty(2)
 
 
 def ask_about(early: Sequence[ListedContainer]) -> None:
     """Ask that person. Raises  Refused if the answer is no"""
     tell_early(early)
     which = "this" if len(early) == 1 else f"these {len(early):,}"
-    if not click.confirm(f"Delete {which} for good, before {'its' if len(early) == 1 else 'their'} time?", err=True):
+    if not is_confirmed(f"Delete {which} for good, before {'its' if len(early) == 1 else 'their'} time?"):
         raise Refused("nothing was deleted")
 
 
@@ -34,9 +31,9 @@ def tell_early(early: Sequence[ListedContainer]) -> None:
     """Tell on stderr which it is about."""
     now_ns = time.time_ns()
     for entry in early[:_SHOWN_MAX]:
-        click.echo(line_of(entry, now_ns), err=True)
+        print(line_of(entry, now_ns), file=sys.stderr)
     if len(early) > _SHOWN_MAX:
-        click.echo(f"and {len(early) - _SHOWN_MAX:,} more (--dry-run shows all)", err=True)
+        print(f"and {len(early) - _SHOWN_MAX:,} more (--dry-run shows all)", file=sys.stderr)
 
 
 def line_of(entry: ListedContainer, now_ns: int) -> str:

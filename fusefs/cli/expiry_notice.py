@@ -5,23 +5,22 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from itertools import islice
 
 from fusefs.cli import output
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import BadConfig, TrashdError
+from fusefs.core.lean import TYPE_CHECKING, suppress
 from fusefs.core.lifecycle import State
-from fusefs.linux.clocks import moment
-from fusefs.linux.config_files import load_config, load_system_config
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.runtime_directories import lasting_dir, make_dir
-from fusefs.store.discover import discover
-from fusefs.store.find_orphans import each_folder
-from fusefs.store.layout import UserFolder
-from fusefs.store.list_orphans import ListedContainer, entries
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from fusefs.store.layout import UserFolder
+    from fusefs.store.list_orphans import ListedContainer
 
 _EVERY_S = 6 * 3600.0
 _SOON_S, _LAST_PART = 86_400, 4
@@ -42,6 +41,11 @@ def look_for_soon(kernel: Kernel, paths: Sequence[bytes], *, as_json: bool) -> N
     """Tell of the caller's own in the stores at and above paths, where something was done just now."""
     if not paths or not _is_time(as_json=as_json):
         return
+    from fusefs.linux.clocks import moment  # who looked, or was told, not long ago is spared it
+    from fusefs.store.discover import discover
+    from fusefs.store.find_orphans import each_folder
+    from fusefs.store.list_orphans import ListedContainer, entries
+
     now, uid, lost = moment(kernel, ()), os.geteuid(), list[TrashdError]()
 
     def body(folder: UserFolder) -> list[ListedContainer]:
@@ -92,6 +96,8 @@ def _left_s(entry: ListedContainer, now_ns: int) -> int | None:
 
 def _is_wanted() -> bool:
     """What the system's configuration says to all, and the caller's own to him; one that is wrong says nothing."""
+    from fusefs.linux.config_files import load_config, load_system_config
+
     for load in (load_system_config, load_config):
         with suppress(BadConfig):
             if not load().config.notices:

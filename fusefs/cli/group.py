@@ -10,14 +10,17 @@ from fusefs.cli.output import failed, wants_json
 from fusefs.core.errors import EXIT_CODES, Exit, UsageError
 from fusefs.core.printable_names import show
 
-_SECTIONS = {
-    "Use": ("swap", "rm", "undo", "list", "du", "ls", "cat", "diff", "restore", "keep", "reap", "check", "holders"),
+SECTIONS = {
+    "Use": (
+        "swap", "rm", "undo", "list", "browse", "du", "ls", "cat", "diff", "restore", "keep", "reap", "check",
+        "holders",
+    ),
     "Select": ("sweep", "plan"),
     "Watch": ("status", "stats", "doctor"),
     "Administer": ("init", "mount", "umount", "service", "pause", "resume", "quarantine", "config"),
 }  # fmt: skip
 """In the order in which people meet them; each is the `command` of its module, which has its name."""
-_COMMANDS = tuple(name for names in _SECTIONS.values() for name in names)
+_COMMANDS = tuple(name for names in SECTIONS.values() for name in names)
 _N_MEANT = 3
 _SAID_ELSEWHERE = {"empty": "reap", "put": "rm"}
 """What other trash cans call it (trash-empty, trash-put)."""
@@ -82,7 +85,7 @@ class LazyGroup(_AskingGroup):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """By what they are for."""
-        for section, names in _SECTIONS.items():
+        for section, names in SECTIONS.items():
             commands = [(name, self.get_command(ctx, name)) for name in names]
             with formatter.section(section):
                 width = max(map(len, _COMMANDS))

@@ -38,7 +38,9 @@ _TOLD = {State.ORPHANS: "restorable", State.STAGE: "unfinished", State.RESTORING
 @click.option(
     "--sum-by", type=click.Choice([one.value for one in SumBy]), help="Not each: what they hold, put together by that."
 )
-@click.option("--depth", type=click.IntRange(1), default=1, help="So many directories are a project's name (1).")
+@click.option(
+    "--depth", type=click.IntRange(1), default=1, metavar="N", help="So many directories are a project's name (1)."
+)
 @volume_option
 @json_option
 def command(

@@ -9,6 +9,8 @@ import click
 from fusefs.cli import output
 from fusefs.cli.inside_argument import inside_argument, look_at_inside, whose_option
 from fusefs.cli.options import json_option, volume_option
+from fusefs.core.errors import UsageError
+from fusefs.core.glob import compile_glob
 from fusefs.core.printable_names import printable
 from fusefs.core.timestamps import in_calendar
 from fusefs.linux.act_as_user import user_name
@@ -17,10 +19,16 @@ from fusefs.store.look_inside import EntryInside, entries_inside
 
 @click.command("ls", short_help="List what an orphan holds.", no_args_is_help=True)
 @inside_argument
+@click.option("--iname", "glob", default="*", metavar="GLOB", help="Of such a name, large letters or small.")
+@click.option(
+    "--first", "most", type=click.IntRange(1), metavar="N", help="The first N names; no others are looked at."
+)
 @whose_option
 @volume_option
 @json_option
-def command(word: bytes, uid: int | None, volumes: tuple[bytes, ...], as_json: bool) -> int:
+def command(
+    word: bytes, glob: str, most: int | None, uid: int | None, volumes: tuple[bytes, ...], as_json: bool
+) -> int:
     """List a directory of an orphan, as ls -l does; nothing is changed.
 
     The orphan is named by its ID, with a PATH in it after a colon, or by the PATH that it was taken from. What can be
@@ -31,9 +39,18 @@ def command(word: bytes, uid: int | None, volumes: tuple[bytes, ...], as_json: b
       trashd ls 2fe7e4cb8ba8
       trashd ls 2fe7e4cb8ba8:results
       trashd ls /scratch/job/results
+      trashd ls 2fe7e4cb8ba8 --iname '*.csv' --first 100
     """
+    try:
+        is_meant = compile_glob(glob, ignores_case=True)
+    except ValueError as error:
+        raise UsageError(f"--iname: {error}") from error
     found = look_at_inside(
-        volumes, word, uid, lambda kernel, fd, _folder, _entry, _within: entries_inside(kernel, fd), list[EntryInside]
+        volumes,
+        word,
+        uid,
+        lambda kernel, fd, _folder, _entry, _within: entries_inside(kernel, fd, is_meant, most),
+        list[EntryInside],
     )
     if as_json:
         for one in found:

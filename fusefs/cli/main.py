@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
+    from fusefs.cli.plain_line import FastLane
     from fusefs.core.errors import TrashdError
 
 _GC_THRESHOLD = 20_000
@@ -141,18 +142,39 @@ def _refuses(act: Callable[[], object]) -> int | None:
 
 
 def _run(arguments: list[str]) -> int:
-    """A plain `trashd swap DIR…` goes straight to work: reading a rich command line costs more than a swap does."""
-    from fusefs.cli import swap_fast_lane
-
-    plain = swap_fast_lane.plain_swap(arguments)
-    if plain is not None:
-        return swap_fast_lane.swap_all(plain.batch())
-    from fusefs.cli.group import dispatch
-
+    """A plain line of a command that is often typed goes straight to work: what click takes is more than it takes."""
+    lane = _fast_lane(arguments)
+    told = None if lane is None else lane.LINE.read(arguments[1:])
     # What is looked at by thousands makes no cycles, and a search each 700 of them takes a third of the time.
     gc.set_threshold(_GC_THRESHOLD)
     gc.enable()
+    if lane is not None and told is not None:
+        return lane.run(told)
+    from fusefs.cli.group import dispatch
+
     return dispatch(arguments)
+
+
+def _fast_lane(arguments: list[str]) -> FastLane | None:
+    """What a command has beside click; None: nothing."""
+    match arguments:
+        case ["swap", *_]:
+            from fusefs.cli import swap_fast_lane
+
+            return swap_fast_lane
+        case ["sweep", *_]:
+            from fusefs.cli import sweep_fast_lane
+
+            return sweep_fast_lane
+        case ["reap", *_]:
+            from fusefs.cli import reap_fast_lane
+
+            return reap_fast_lane
+        case ["rm", _, *_]:  # without a word click tells what it is
+            from fusefs.cli import rm_fast_lane
+
+            return rm_fast_lane
+    return None
 
 
 if __name__ == "__main__":

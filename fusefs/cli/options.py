@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import click
 
+from fusefs.cli.plain_line import MOST_WORKERS, note
+from fusefs.cli.typed_paths import existing
 from fusefs.core.durations import parse_duration
-from fusefs.core.errors import UsageError, errors_about
 from fusefs.core.record import NOTE_MAX_CHARS
 from fusefs.core.sizes import parse_rate
 
@@ -26,10 +26,6 @@ else:
 
         def __class_getitem__(cls, _value_type: object) -> type:
             return cls
-
-
-_CHUNK = 1 << 16
-_MOST_WORKERS = 64
 
 
 T = TypeVar("T")
@@ -82,8 +78,8 @@ class Note(ParamType[str]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Check its length."""
-        text = os.fsencode(str(value)).decode("utf-8", "replace")
-        if len(text) > NOTE_MAX_CHARS:
+        text = note(str(value))
+        if text is None:
             self.fail(f"a note has at most {NOTE_MAX_CHARS} characters", param, ctx)
         return text
 
@@ -93,21 +89,13 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="Print JSON, an object a line.")
 
 
-def _existing(_ctx: click.Context, _param: click.Parameter, volumes: tuple[bytes, ...]) -> tuple[bytes, ...]:
-    """The volumes as they were given. Raises  TrashdError if one can't be looked at: it would seem to be empty"""
-    for volume in volumes:
-        with errors_about(volume):
-            os.stat(volume)
-    return volumes
-
-
 volume_option: Decorator = click.option(
     "--volume",
     "volumes",
     type=PathBytes(),
     multiple=True,
     metavar="DIR",
-    callback=_existing,
+    callback=lambda _ctx, _param, volumes: existing(volumes),
     help="Look in the stores at and above DIR only (may be repeated); default: all that are known.",
 )
 paths_argument: Decorator = click.argument("paths", type=PathBytes(), nargs=-1, metavar="PATH…")
@@ -124,7 +112,7 @@ def together(options: Sequence[Decorator]) -> Decorator:
 threads_option: Decorator = click.option(
     "--threads",
     "n_workers",
-    type=click.IntRange(1, _MOST_WORKERS),
+    type=click.IntRange(1, MOST_WORKERS),
     metavar="N",
     help="Work on so many directories at a time; default: what is fastest on the filesystem.",
 )
@@ -140,31 +128,3 @@ tempo_options = together(
     )
 )
 """How fast it may go: `max_rate`, `max_bytes` and `paced`."""
-
-
-def every_path(paths: tuple[bytes, ...], *, null: bool) -> Iterator[bytes]:
-    """The paths of the command line, then those of standard input as they come.
-
-    Raises  UsageError if there are none at all
-    """
-    if not paths and not null:
-        raise UsageError("no path was given", "name at least one, or use -0 to read them from standard input")
-    yield from paths
-    if null:
-        yield from _read_null(standard_input())
-
-
-def standard_input() -> int:
-    """Its fd. Raises  UsageError if it was closed: what has its number now is something else"""
-    if sys.__stdin__ is None:
-        raise UsageError("standard input is closed", "what it should be read from must be open")
-    return sys.__stdin__.fileno()
-
-
-def _read_null(fd: int) -> Iterator[bytes]:
-    rest = b""
-    while chunk := os.read(fd, _CHUNK):
-        *complete, rest = (rest + chunk).split(b"\0")
-        yield from (path for path in complete if path)
-    if rest:
-        yield rest

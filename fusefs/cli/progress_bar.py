@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
 
 from fusefs.core.durations import format_duration
 from fusefs.core.freed_space import Survey
+from fusefs.core.lean import TYPE_CHECKING, Callable, Protocol
 from fusefs.core.sizes import format_size
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+    from typing import Any
 
 _REDRAW_S = 0.1
 
@@ -35,6 +37,12 @@ class NoProgress:
 
     is_seen = False
 
+    def __enter__(self) -> ProgressSink:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        pass
+
     def advance(self, n_entries: int, n_bytes: int) -> None:
         """See ProgressSink."""
 
@@ -47,10 +55,10 @@ class NoProgress:
 
 def bar(title: str, *, shown: bool) -> AbstractContextManager[ProgressSink]:
     """A progress bar on a terminal; elsewhere nothing."""
-    return ProgressBar(title) if shown and sys.stderr.isatty() else nullcontext(NoProgress())
+    return ProgressBar(title) if shown and sys.stderr.isatty() else NoProgress()
 
 
-class ProgressBar(AbstractContextManager[ProgressSink]):
+class ProgressBar:
     """Drawn by the thread that removes: a forked child has no other."""
 
     is_seen = True

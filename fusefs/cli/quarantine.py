@@ -17,7 +17,7 @@ from fusefs.cli.id_completion import OrphanId
 from fusefs.cli.json_objects import KeptAs
 from fusefs.cli.options import PathBytes, json_option, volume_option
 from fusefs.cli.progress_bar import ProgressSink, bar
-from fusefs.cli.reap import tell_unvouched
+from fusefs.cli.reap_choice import tell_unvouched
 from fusefs.cli.reap_foreground import reap_all
 from fusefs.cli.restore import tell_restored
 from fusefs.cli.settle_first import tended

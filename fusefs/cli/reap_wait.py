@@ -68,6 +68,8 @@ class SpaceWait:
 
     def wait(self, stop: StopSignals, *, as_json: bool) -> list[int]:
         """Wait for all of it; exit codes."""
+        if not self._volumes:
+            return []
         from fusefs.waiting.wait_for_space import FreeSpaceGauge, wait_for_goal
 
         codes = []

@@ -1,36 +1,14 @@
-"""trashd rm."""
+"""trashd rm, as click reads it; cli/rm_fast_lane.py does it."""
 
 from __future__ import annotations
 
-import os
-import stat
-import sys
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, islice
+from typing import Any
 
 import click
 
-from fusefs.cli import output
-from fusefs.cli.expiry_notice import look_for_soon
-from fusefs.cli.json_objects import UndoCommand
-from fusefs.cli.options import DURATION, Note, every_path, json_option, null_option, paths_argument
-from fusefs.cli.reap_foreground import reap_ids
-from fusefs.cli.stop_signals import StopSignals
-from fusefs.cli.swap_fast_lane import SwapBatch, swap_all
-from fusefs.core.errors import Refused, TrashdError, Unsettled, UsageError
+from fusefs.cli.options import DURATION, Note, json_option, null_option, paths_argument
+from fusefs.cli.rm_fast_lane import RmLine, remove_told
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
-from fusefs.core.printable_names import printable, shell_word
-from fusefs.core.record import Method
-from fusefs.core.removal_group import RemovalGroup
-from fusefs.core.sweep_result import Swept
-from fusefs.linux.invocation import invocation
-from fusefs.linux.kernel import Kernel
-from fusefs.linux.mountinfo import below
-from fusefs.store.stage import SwapOptions
-from fusefs.store.swap import Swapped
-from fusefs.store.swap_path import remove_path
-
-_MOST_TOLD = 10
 
 
 @click.command("rm", short_help="Make files and directories disappear, restorably.", no_args_is_help=True)
@@ -46,20 +24,7 @@ _MOST_TOLD = 10
 @click.option("--no-fsync", is_flag=True, help="Don't flush after the rename; its record is flushed before it.")
 @click.option("--now", is_flag=True, help="Don't keep it: reap it at once, in the foreground.")
 @json_option
-def command(
-    paths: tuple[bytes, ...],
-    null: bool,
-    force: bool,
-    asks: bool,
-    recursive: bool,
-    only_empty: bool,
-    verbose: bool,
-    keep_for: int,
-    note: str,
-    no_fsync: bool,
-    now: bool,
-    as_json: bool,
-) -> int:
+def command(**options: Any) -> int:
     """Make files and directories disappear by one rename each; restorable.
 
     What people type instead of rm -rf. A symbolic link is removed itself, never what it points to. What one command
@@ -71,115 +36,4 @@ def command(
       trashd rm core.* old-build/
       find . -name '*.tmp' -print0 | trashd rm -0 --keep-for 1h
     """
-    if asks and force:
-        raise UsageError("-i with -f", "it is asked, or it is not")
-    if asks and (null or not sys.stdin.isatty()):
-        raise UsageError("-i asks at a terminal", "paths can't be read from there, too")
-    if force and not paths and not null:
-        return 0
-    wanted = every_path(paths, null=null)
-    options = SwapOptions(keep_for, note, not no_fsync, invocation=invocation())
-    removal = _RmCommand(options, force=force, verbose=verbose, now=now, as_json=as_json)
-    if only_empty and not recursive:
-        wanted = _emptied(wanted, removal.codes, as_json=as_json)
-    code = removal.run(filter(_is_meant, wanted) if asks else iter(wanted))
-    look_for_soon(Kernel(), paths[:1], as_json=as_json)
-    return code
-
-
-def _is_meant(path: bytes) -> bool:
-    what = "directory" if os.path.isdir(path) and not os.path.islink(path) else "file"
-    return not os.path.lexists(path) or click.confirm(f"Remove {what} {printable(path)}?", err=True)
-
-
-def _emptied(paths: Iterable[bytes], codes: list[int], *, as_json: bool) -> Iterator[bytes]:
-    """Without directories that are not empty, each of which is an error."""
-    for path in paths:
-        try:
-            is_full = stat.S_ISDIR(os.lstat(path).st_mode) and bool(os.listdir(path))
-        except OSError:
-            is_full = False  # its removal tells what is wrong
-        if is_full:
-            refusal = Refused(path, "it is a directory that is not empty: -r takes it with all that it holds")
-            codes.append(output.failed(refusal, as_json=as_json))
-        else:
-            yield path
-
-
-class _RmCommand:
-    """One command's. codes: of what was done so far"""
-
-    def __init__(self, options: SwapOptions, *, force: bool, verbose: bool, now: bool, as_json: bool) -> None:
-        self.codes: list[int] = []
-        self._options = options
-        self._force = force
-        self._verbose = verbose
-        self._now = now
-        self._as_json = as_json
-
-    def run(self, paths: Iterator[bytes]) -> int:
-        """Remove them; the exit code."""
-        alone, groups = [*islice(paths, 2)], list[RemovalGroup]()
-        if len(alone) > 1:
-            from fusefs.sweep.remove_together import in_groups
-
-            groups, alone = in_groups(Kernel(), chain(alone, paths))
-        self._remove_each(alone)  # first: they may be named through a link that goes, too
-        for group in groups:
-            with StopSignals() as stop:
-                left = self._remove(group, stop)
-                if stop():
-                    return stop.exit_code()
-            self._remove_each(left)
-        return output.exit_code(self.codes)
-
-    def _remove_each(self, paths: Sequence[bytes]) -> None:
-        if self._force:
-            paths = [*filter(os.path.lexists, paths)]
-        if paths:
-            batch = SwapBatch(paths, self._options, remove_path, self._as_json, not self._now, self._reap)
-            self.codes.append(swap_all(batch))
-
-    def _remove(self, group: RemovalGroup, stop: StopSignals) -> list[bytes]:
-        """Remove a group; the paths of what did not go, and is to be removed one by one."""
-        from fusefs.sweep.remove_together import remove_group
-        from fusefs.sweep.request import SweepWishes
-
-        try:
-            swept, left = remove_group(Kernel(), group, self._options, SweepWishes(stops=stop))
-        except TrashdError:
-            return [*group.all_given()]  # each tells what is wrong with it, or works by itself
-        if swept.orphan is not None:
-            self._tell(group, swept, frozenset(left))
-            self.codes.append(Unsettled.exit_code if swept.warnings else 0)
-            if self._now:
-                self.codes.append(self._reap_one(group.directory, swept.orphan))
-        return [] if stop() else left
-
-    def _reap(self, swapped: Swapped) -> int:
-        return self._reap_one(swapped.path, swapped.id) if self._now else 0
-
-    def _reap_one(self, path: bytes, orphan: str) -> int:
-        return reap_ids(Kernel(), (path,), (orphan,), as_json=self._as_json)
-
-    def _tell(self, group: RemovalGroup, swept: Swept, left: frozenset[bytes]) -> None:
-        assert swept.orphan is not None
-        assert swept.store is not None
-        undo = output.restore_command(swept.orphan, swept.volume)
-        if self._as_json:
-            for path in group.paths_without(left):
-                one = Swapped(swept.orphan, path, swept.store, Method.SWEEP, None, (), swept.warnings, swept.volume)
-                restore = f"{undo} {shell_word(below(path, group.directory))}"
-                output.as_json(one, UndoCommand(None if self._now else restore))
-            return
-        n_gone = group.n() - len(left)
-        if n_gone <= _MOST_TOLD or self._verbose:
-            for path in group.paths_without(left):
-                print(f"{printable(path)}: removed")
-        else:
-            print(f"{printable(group.directory)}: {n_gone:,} removed")
-        print(f"  id    {swept.orphan}")
-        if not self._now:
-            print(f"  undo  {undo}")
-        for warning in swept.warnings:
-            output.warn(warning)
+    return remove_told(RmLine(**options))

@@ -1,99 +1,24 @@
-"""The options that choose entries, and the selection that they make."""
+"""The options that choose entries, for click; cli/typed_selection.py has what they come to."""
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Callable
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 import click
 
 from fusefs.cli.options import Decorator, ParamType, ParsedValue, together
-from fusefs.cli.wall_clock import AgeCutoffs
-from fusefs.core.errors import UsageError, errors_about
-from fusefs.core.lean import NamedTuple
-from fusefs.core.selection import Selection
 from fusefs.core.selection_syntax import (
     check_exclude,
     check_name,
     check_path,
     check_regex,
-    common_depths,
-    common_types,
     parse_depths,
     parse_size_bound,
     parse_types,
 )
-from fusefs.core.stat_bounds import Field, SizeBound, TimeBound
-from fusefs.core.timestamps import is_path, parse_when
-from fusefs.linux.kernel import Kernel
+from fusefs.core.stat_bounds import TIMES
 from fusefs.linux.user_names import gid_of, uid_of
-
-
-class SelectionOptions(NamedTuple):
-    """What was typed of a selection; times are read when it is known which of a file's is meant."""
-
-    names: tuple[str, ...]
-    inames: tuple[str, ...]
-    paths: tuple[str, ...]
-    regexes: tuple[str, ...]
-    excludes: tuple[str, ...]
-    types: tuple[frozenset[str], ...]
-    sizes: tuple[SizeBound, ...]
-    older: tuple[str, ...]
-    newer: tuple[str, ...]
-    by: tuple[Field, ...]
-    uids: tuple[int, ...]
-    gids: tuple[int, ...]
-    empty: bool
-    depths: tuple[tuple[int, int | None], ...]
-
-    def selection(self, kernel: Kernel) -> Selection:
-        """The selection. Raises  UsageError; NotFound for a file whose time was meant"""
-        cutoffs = AgeCutoffs(kernel, notes=bool(self.older))
-        now_ns, by = cutoffs.now.wall_ns, self._by()
-        try:
-            times = [TimeBound(by, before_ns=_when(kernel, text, by, now_ns, cutoffs.ago)) for text in self.older]
-            times += [TimeBound(by, after_ns=_when(kernel, text, by, now_ns)) for text in self.newer]
-            types = common_types(self.types)
-            least, most = common_depths(self.depths)
-        except ValueError as error:
-            raise UsageError(str(error)) from error
-        cutoffs.tell()
-        return Selection(
-            self.names, self.inames, self.paths, self.regexes, self.excludes, types, self.sizes, tuple(times),
-            self.uids, self.gids, self.empty, least, most,
-        )  # fmt: skip
-
-    def _by(self) -> Field:
-        """The time that is meant. Raises  UsageError if nothing is asked of it, or if several are meant"""
-        if self.by and not (self.older or self.newer):
-            raise UsageError("--by without --older or --newer", "it says which time of a file they mean")
-        match tuple(dict.fromkeys(self.by)):
-            case ():
-                return "mtime"
-            case (field,):
-                return field
-            case fields:
-                hint = "all times of one sweep are the same; of what one prints, the next may choose: --print0, -0"
-                raise UsageError(" with ".join(f"--by {field}" for field in fields), hint)
-
-
-def _when(kernel: Kernel, text: str, field: Field, now_ns: int, cutoff_ns: Callable[[int], int] | None = None) -> int:
-    """A moment. Raises  ValueError, TrashdError"""
-    if not is_path(text):
-        return parse_when(text, now_ns, time.mktime, cutoff_ns)
-    path = os.fsencode(text)
-    with errors_about(path), kernel.open_path(path, os.O_PATH) as fd:
-        if field == "btime":
-            born_ns = kernel.statx(fd, asks=True).btime_ns
-            if not born_ns:
-                raise ValueError(f"{text} has no birth time: its filesystem keeps none")
-            return born_ns
-        found: int = getattr(kernel.fstat(fd), f"st_{field}_ns")
-        return found
 
 
 def _many(name: str, field: str, read: ParamType[Any], metavar: str, told: str) -> Decorator:
@@ -120,7 +45,7 @@ selection_options = together((
     ),
     click.option("--older", multiple=True, metavar="WHEN", help="Before WHEN: 7d, 2026-11-01, @SECONDS, ./FILE."),
     click.option("--newer", multiple=True, metavar="WHEN", help="After WHEN."),
-    _many("--by", "by", click.Choice(get_args(Field)), "|".join(get_args(Field)), "The time that is meant (mtime)."),
+    _many("--by", "by", click.Choice(TIMES), "|".join(TIMES), "The time that is meant (mtime)."),
     _many("--user", "uids", ParsedValue("user", uid_of), "USER", "Owned by that user, a name or number."),
     _many("--group", "gids", ParsedValue("group", gid_of), "GROUP", "Of that group."),
     click.option("--empty", is_flag=True, help="Empty files and directories."),
@@ -133,9 +58,4 @@ selection_options = together((
         "Neither take nor enter what matches; by path if it has a slash.",
     ),
 ))  # fmt: skip
-"""For a command that takes them as keywords; `typed` makes one value of them."""
-
-
-def typed(options: dict[str, Any]) -> SelectionOptions:
-    """Takes what belongs to the selection out of a command's options."""
-    return SelectionOptions(**{field: options.pop(field) for field in SelectionOptions._fields})
+"""For a command that takes them as keywords; `typed_selection.typed` makes one value of them."""

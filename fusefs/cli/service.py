@@ -12,7 +12,6 @@ from fusefs.cli.group import OrderedGroup
 from fusefs.cli.options import PathBytes, json_option
 from fusefs.cli.service_files import (
     PACKAGES,
-    InstalledFile,
     brought_by_package,
     find_command,
     out_of_reach,
@@ -21,7 +20,7 @@ from fusefs.cli.service_files import (
     pieces_for_user,
     who_else_may_change,
 )
-from fusefs.cli.service_install import FileOutcome, FileReport, Installation, ServiceInstalled
+from fusefs.cli.service_install import FileOutcome, FileReport, Installation, InstalledFile, ServiceInstalled
 from fusefs.core.errors import Busy, Incomplete, NotFound, NotPermitted, Refused, TrashdError, UsageError
 from fusefs.core.printable_names import printable
 from fusefs.linux import systemd
@@ -40,7 +39,7 @@ root_option = click.option(
     "--root", default="/", metavar="DIR", help="Below DIR, as if that were /: to make a package (DESTDIR)."
 )
 prefix_option = click.option(
-    "--prefix", default=PREFIX, show_default=True, metavar="DIR", help="Where units and man page belong."
+    "--prefix", default=PREFIX, show_default=True, metavar="DIR", help="Where units and man pages belong."
 )
 dry_run_option = click.option("-n", "--dry-run", is_flag=True, help="Only say what would be done.")
 
@@ -99,7 +98,7 @@ def run_command(directory: bytes | None, volumes: tuple[bytes, ...]) -> int:
     return 0
 
 
-@command.command("install", short_help="Put units, configuration and man page in place.")
+@command.command("install", short_help="Put units, configuration and man pages in place.")
 @for_user_option
 @root_option
 @prefix_option
@@ -113,7 +112,7 @@ def run_command(directory: bytes | None, volumes: tuple[bytes, ...]) -> int:
 def install_command(for_user: bool, root: str, prefix: str, uring: bool | None, dry_run: bool, as_json: bool) -> int:
     """Put in place what the services need, with the path of this very trashd in it; nothing is started.
 
-    Units, sysusers.d, tmpfiles.d, the man page, the helper of mount(8), and an example of the configuration. Doing it
+    Units, sysusers.d, tmpfiles.d, man pages, the helper of mount(8), and an example of the configuration. Doing it
     again changes nothing; after an upgrade it brings all up to date. What you edited, or what is not ours, stays as
     it is: the new text is put beside it as FILE.new. Where users could not run this trashd, or a package has put the
     units in place, nothing is done.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 import sys
+from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
 
+from fusefs.cli.service_install import InstalledFile
 from fusefs.core.errors import NotFound
 
 _PACKAGE = Path(__file__).parents[1]
@@ -24,26 +26,11 @@ _COMPLETIONS = {
     "fish": "fish/vendor_completions.d/trashd.fish",
 }  # fmt: skip
 _EXAMPLES = ("grafana-dashboard.json", "alert-rules.yml")
-_SECTION_8 = b".so man1/trashd.1\n"
+_SECTION_8 = b".so man1/trashd-mount.1\n"
 _URING = ("tmpfiles.d/trashd-uring.conf", "modprobe.d/trashd-uring.conf")
 PACKAGES = "/usr"
 """Where packages have their files. Their modules and scripts are in its lib/trashd, where nothing else imports them."""
 _PACKAGED = tuple(f"{place}/systemd/system/trashd-reaper.service" for place in ("/usr/lib", "/lib"))
-
-
-class InstalledFile(NamedTuple):
-    """A file, or a symbolic link.
-
-    path         absolute, as the installed system sees it
-    content      of a file; None: it is a link
-    link         where that points
-    is_example   for its administrator to change: never touched once it is there
-    """
-
-    path: str
-    content: bytes | None = None
-    link: str = ""
-    is_example: bool = False
 
 
 def find_command(name: str = "trashd") -> str:
@@ -67,7 +54,7 @@ def pieces_for_all(prefix: str) -> list[InstalledFile]:
         InstalledFile(f"{units}/user/trashd-reaper.service", _unit("systemd/user/trashd-reaper.service", trashd)),
         InstalledFile(f"{prefix}/lib/sysusers.d/trashd.conf", _read("systemd/sysusers.d/trashd.conf")),
         InstalledFile(f"{prefix}/lib/tmpfiles.d/trashd.conf", _read("systemd/tmpfiles.d/trashd.conf")),
-        InstalledFile(f"{share}/man/man1/trashd.1", _read("docs/man/trashd.1")),
+        *_man_pages(share),
         InstalledFile(f"{share}/man/man8/mount.fuse.trashd.8", _SECTION_8),
         *(InstalledFile(f"{share}/{path}", _completion(shell)) for shell, path in _COMPLETIONS.items()),
         *(InstalledFile(f"{share}/doc/trashd/examples/{name}", _read(f"docs/{name}")) for name in _EXAMPLES),
@@ -97,6 +84,22 @@ def _completion(shell: str) -> bytes:
     return completion(click.Command("trashd"), {}, "trashd", "_TRASHD_COMPLETE").source().encode()
 
 
+def _man_pages(share: str) -> list[InstalledFile]:
+    """Made of the commands as they are, each time, so that no page tells of others."""
+    from fusefs.cli.man_pages import page_names, page_of, title_of
+    from fusefs.cli.man_roff import to_roff
+
+    released = re.search(r"^## .*\((.*)\)$", _read("CHANGELOG.md").decode(), re.MULTILINE)
+    date = released[1] if released else ""
+    return [
+        InstalledFile(
+            f"{share}/man/man1/{title_of(name)}.1",
+            to_roff(page_of(name, _read(f"docs/man/{name}.md").decode()), date, version("trashd")).encode(),
+        )
+        for name in page_names()
+    ]
+
+
 def pieces_for_uring(prefix: str) -> list[InstalledFile]:
     """What sets the machine's switch for FUSE over io_uring at each boot. prefix: as above"""
     return [InstalledFile(f"{prefix}/lib/{name}", _read(f"systemd/{name}")) for name in _URING]
@@ -107,7 +110,7 @@ def pieces_for_user(data: str) -> list[InstalledFile]:
     unit = _unit("systemd/user/trashd-reaper.service", find_command())
     return [
         InstalledFile(f"{data}/systemd/user/trashd-reaper.service", unit),
-        InstalledFile(f"{data}/man/man1/trashd.1", _read("docs/man/trashd.1")),
+        *_man_pages(data),
     ]
 
 

@@ -14,13 +14,27 @@ from contextlib import suppress
 from enum import Enum
 from typing import Any, NamedTuple
 
-from fusefs.cli.service_files import InstalledFile
 from fusefs.core.errors import BadRecord
 from fusefs.linux.atomic_files import replace_file
 
 _FORMAT = 1
 _FILE_MODE, _DIRECTORY_MODE = 0o644, 0o755
 _NEW = ".new"
+
+
+class InstalledFile(NamedTuple):
+    """A file, or a symbolic link.
+
+    path         absolute, as the installed system sees it
+    content      of a file; None: it is a link
+    link         where that points
+    is_example   for its administrator to change: never touched once it is there
+    """
+
+    path: str
+    content: bytes | None = None
+    link: str = ""
+    is_example: bool = False
 
 
 class FileOutcome(Enum):

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import mmap
 import os
-import signal
-from contextlib import AbstractContextManager
-from types import FrameType
-from typing import Self
 
 from fusefs.core.errors import Exit
+from fusefs.core.lean import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import signal
+    from types import FrameType
+    from typing import Self
+else:
+    import _signal as signal  # which needs no enum, and is all of it
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class StopSignals(AbstractContextManager["StopSignals"]):
+class StopSignals:
     """Whether SIGINT or SIGTERM came, in this process or in one that it forked or was forked from.
 
     The second one ends the process at once, which loses nothing either.

@@ -8,8 +8,9 @@ import click
 
 from fusefs.cli import output
 from fusefs.cli.check import tell_preflight
-from fusefs.cli.options import DURATION, Decorator, Note, ParsedValue, PathBytes, every_path, json_option, null_option
+from fusefs.cli.options import DURATION, Decorator, Note, ParsedValue, PathBytes, json_option, null_option
 from fusefs.cli.swap_fast_lane import SwapBatch, SwapVerb, swap_all
+from fusefs.cli.typed_paths import every_path
 from fusefs.core.errors import NotPermitted, UsageError
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
 from fusefs.core.printable_names import printable

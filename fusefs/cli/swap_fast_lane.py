@@ -1,15 +1,13 @@
-"""The fast path of `trashd swap DIR…` with the commonest options, which needs neither click nor msgspec."""
+"""`trashd swap` without click and msgspec, and the options that it knows so."""
 
 from __future__ import annotations
 
-import os
-
 from fusefs.cli.output import exit_code, failed, tell_swapped
+from fusefs.cli.plain_line import PlainLine, PlainOption, note, some_paths
 from fusefs.core.durations import plain_duration
 from fusefs.core.errors import Exit, TrashdError, Unsettled
 from fusefs.core.lean import TYPE_CHECKING, Callable, NamedTuple
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
-from fusefs.core.record import NOTE_MAX_CHARS
 from fusefs.linux.invocation import invocation
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import SwapOptions
@@ -39,7 +37,7 @@ class SwapBatch(NamedTuple):
 
 
 class PlainSwap(NamedTuple):
-    """What a plain command line says; named as click's parameters in cli/swap.py."""
+    """What a plain command line says, named as click's parameters in cli/swap.py."""
 
     directories: tuple[bytes, ...]
     keep_for: int | None = None
@@ -55,45 +53,22 @@ class PlainSwap(NamedTuple):
         return SwapBatch(self.directories, options, json_lines=self.as_json)
 
 
-def _plain_note(text: str) -> str | None:
-    note = os.fsencode(text).decode("utf-8", "replace")
-    return note if len(note) <= NOTE_MAX_CHARS else None
+LINE = PlainLine(
+    "directories",
+    some_paths,
+    {
+        "--keep-for": PlainOption("keep_for", plain_duration),
+        "--note": PlainOption("note", note),
+        "--no-fsync": PlainOption("no_fsync"),
+        "--unlike": PlainOption("unlike"),
+        "--json": PlainOption("as_json"),
+    },
+)
 
 
-FLAGS = {"--json": "as_json", "--no-fsync": "no_fsync", "--unlike": "unlike"}
-VALUES: dict[str, Callable[[str], int | str | None]] = {"--keep-for": plain_duration, "--note": _plain_note}
-"""The options that are read here, as click reads them (tests/cli/test_fast_lane.py): those without a value, and how the
-value of another one is read; None: that is left to click, as all other options are, and what is wrong."""
-
-
-def plain_swap(arguments: list[str]) -> PlainSwap | None:
-    """What a plain command line says; None if it is anything else."""
-    command, *words = arguments or [""]
-    if command != "swap":
-        return None
-    paths: list[str] = []
-    told: dict[str, Any] = {}
-    words.reverse()
-    while words:
-        word = words.pop()
-        if word == "--":
-            paths += reversed(words)
-            break
-        name, has_value, value = word.partition("=")
-        if not word.startswith("-"):
-            paths.append(word)
-        elif word in FLAGS:
-            told[FLAGS[word]] = True
-        elif name in VALUES and (has_value or words):
-            told[name] = value if has_value else words.pop()
-        else:
-            return None
-    for name in VALUES.keys() & told.keys():
-        read = VALUES[name](told.pop(name))
-        if read is None:
-            return None
-        told[name.strip("-").replace("-", "_")] = read
-    return PlainSwap(tuple(map(os.fsencode, paths)), **told) if all(paths) and paths else None
+def run(told: dict[str, Any]) -> int:
+    """Do what a plain line says; the exit code."""
+    return swap_all(PlainSwap(**told).batch())
 
 
 def swap_all(batch: SwapBatch) -> int:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
-import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
 from itertools import chain
 
-from fusefs.cli.options import standard_input
+from fusefs.cli.typed_paths import standard_input
 from fusefs.core.errors import UsageError, errors_about, from_os
+from fusefs.core.lean import TYPE_CHECKING, Callable, ExitStack, contextmanager
 from fusefs.core.listed_names import Listed, ListedName, ListFormat
 from fusefs.linux.kernel import Kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 STDIN = b"-"
 _CHUNK = 1 << 20
 
-ListReader = Callable[[], Iterator[Listed]]
+ListReader = Callable[[], "Iterator[Listed]"]
 """Reads the list from its beginning."""
 
 
@@ -60,6 +61,8 @@ def _is_seekable(fd: int) -> bool:
 
 def _copied(owned: ExitStack, fd: int, source: bytes) -> int:
     """A file with what can be read from an fd. Raises  TrashdError"""
+    import tempfile  # most lists are read once
+
     with errors_about(os.fsencode(tempfile.gettempdir())):
         file = owned.enter_context(tempfile.TemporaryFile(buffering=0))  # noqa: SIM115  the stack closes it
     while chunk := _read(fd, source):

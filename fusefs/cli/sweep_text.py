@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
 
 from fusefs.cli import output
-from fusefs.cli.json_objects import PlannedRule, SweepAction, SweepOutcome, ToldSums
+from fusefs.core.lean import TYPE_CHECKING
 from fusefs.core.printable_names import printable
 from fusefs.core.record import Failure
 from fusefs.core.sizes import format_size
 from fusefs.core.sweep_result import OUTSIDE, UNCLEAR, Match, Swept
 from fusefs.core.timestamps import in_calendar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from fusefs.cli.json_objects import PlannedRule, SweepAction
 
 _TOLD = 10
 _LAST_DAY = "after 9999"
@@ -19,6 +23,8 @@ _LAST_DAY = "after 9999"
 
 def as_json(action: SweepAction, swept: Swept, *first: PlannedRule) -> None:
     """Print a sweep's result for programs. first: whose sweep it was"""
+    from fusefs.cli.json_objects import SweepOutcome, ToldSums
+
     sums = ToldSums(*(getattr(swept.sums, name) for name in ToldSums._fields))
     if not swept.looks:
         sums = sums._replace(n_bytes=None)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from enum import Enum
-
-from fusefs.core.lean import NamedTuple
+from fusefs.core.lean import TYPE_CHECKING, Enum, NamedTuple
 from fusefs.core.record import TreeSize
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 STAT_BLOCK_BYTES = 512
 """What st_blocks counts in, whatever the filesystem's own blocks are."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
-import unicodedata
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache
-from itertools import groupby
+from fusefs.core.lean import TYPE_CHECKING, Callable, Enum, NamedTuple, cache
 
-from fusefs.core.lean import Enum, NamedTuple
+if TYPE_CHECKING:
+    import re
+    from collections.abc import Iterator, Sequence
 
 Matches = Callable[[str], bool]
 """Whether a name, or a path, is one of those that are meant; invalid UTF-8 in it as os.fsdecode has it."""
@@ -80,6 +78,8 @@ def _read(pattern: str, folds: _Fold | None) -> list[_Token]:
 
 def _read_set(pattern: str, begin: int, folds: _Fold | None) -> tuple[_Token, int]:
     """What begins with the `[` before an index, and where it ends; a `[` that is never closed means itself."""
+    import re  # most globs do without
+
     is_negated = pattern.startswith(("!", "^"), begin)
     at = first = begin + is_negated
     ranges: list[tuple[str, str]] = []
@@ -98,9 +98,11 @@ def _read_set(pattern: str, begin: int, folds: _Fold | None) -> tuple[_Token, in
 
 
 def _checked_class(pattern: str, name: str, *, ignores_case: bool) -> str:
+    from fusefs.core.glob_classes import ASCII, CASED
+
     if name not in ASCII:
         raise ValueError(f"{pattern!r}: there is no class [:{name}:]; there are {', '.join(ASCII)}")
-    if ignores_case and name in _CASED:
+    if ignores_case and name in CASED:
         raise ValueError(f"{pattern!r}: [:{name}:] means nothing where case is ignored: write [:alpha:]")
     return name
 
@@ -143,8 +145,10 @@ def _by_text(pattern: str, tokens: Sequence[_Token], ignores_case: bool) -> Matc
 
 
 def _by_regex(pattern: str, tokens: Sequence[_Token], ignores_case: bool) -> Matches:
+    from fusefs.core.glob_classes import ASCII, in_class  # most globs do without
+
     in_bytes = _compile(_read(_bytewise(pattern), _fold_byte if ignores_case else None), ASCII.__getitem__)
-    in_characters = cache(lambda: _compile(tokens, _in_class))  # most names are ASCII, and its classes take a while
+    in_characters = cache(lambda: _compile(tokens, in_class))  # most names are ASCII, and its classes take a while
     is_ascii, has_characters = pattern.isascii(), _is_utf8(pattern)
 
     def matches(name: str) -> bool:
@@ -163,6 +167,8 @@ def _fold_byte(character: str) -> str:
 
 def _compile(tokens: Sequence[_Token], in_class: Callable[[str], str]) -> Callable[[str], re.Match[str] | None]:
     """A regular expression; what stands between two `*` is looked for once, so that it takes no time in powers."""
+    import re
+
     first, *others = ("".join(_one(token, in_class) for token in run) for run in _runs(tokens))
     if others:
         first += "".join(f"(?>.*?{run})" for run in others[:-1] if run) + ".*" + others[-1]
@@ -183,35 +189,14 @@ def _runs(tokens: Sequence[_Token]) -> Iterator[list[str | _Set | _Wild]]:
 
 def _one(token: _Token, in_class: Callable[[str], str]) -> str:
     """The regular expression for what stands for one character."""
+    import re
+
     if isinstance(token, _Wild):
         return "."
     if isinstance(token, str):
         return re.escape(token)
     ranges = "".join(f"{re.escape(low)}-{re.escape(high)}" for low, high in token.ranges)
     return f"[{'^' * token.is_negated}{ranges}{''.join(map(in_class, token.classes))}]"
-
-
-ASCII = {
-    "alnum": "0-9A-Za-z",
-    "alpha": "A-Za-z",
-    "blank": r"\t ",
-    "cntrl": r"\x00-\x1f\x7f",
-    "digit": "0-9",
-    "graph": "!-~",
-    "lower": "a-z",
-    "print": " -~",
-    "punct": r"!-/:-@\[-`{-~",
-    "space": r"\t-\r ",
-    "upper": "A-Z",
-    "xdigit": "0-9A-Fa-f",
-}
-"""The classes as the inside of a regular expression's set, for characters that are a byte each."""
-_CASED = frozenset({"lower", "upper"})
-_FIXED_SPACES = "\xa0\u2007\u202f"
-"""Spaces at which no line may break: the C library counts them among what is seen."""
-_IDEOGRAPHS = range(0x20000, 0x40000)
-"""Two planes that hold nothing else; looking each of them up would take longer than a whole sweep."""
-_OF_IDEOGRAPHS = frozenset({"alnum", "alpha", "graph", "print"})
 
 
 def _is_utf8(name: str) -> bool:
@@ -241,61 +226,3 @@ def _fold(name: str) -> str:
 def _fold_ascii(name: str) -> str:
     """A name without the case of its ASCII letters."""
     return name.encode("utf-8", "surrogateescape").lower().decode("utf-8", "surrogateescape")
-
-
-@cache
-def _in_class(name: str) -> str:
-    """A class as the inside of a regular expression's set, beyond ASCII too, near to what the C library has.
-
-    It takes a while for each class once. Signs that only combine (as vowels do in Hindi) are no letters here.
-    """
-    belongs = _BEYOND_ASCII.get(name)
-    if belongs is None:
-        return ASCII[name]
-    found = [ASCII[name]]
-    for is_in, group in groupby(map(chr, range(0x80, _IDEOGRAPHS.start)), belongs):
-        if is_in:
-            first, *others = group
-            found.append(f"{first}-{others[-1]}" if others else first)
-    if name in _OF_IDEOGRAPHS:
-        found.append(f"{chr(_IDEOGRAPHS.start)}-{chr(_IDEOGRAPHS.stop - 1)}")
-    return "".join(found)
-
-
-def _is_upper(character: str) -> bool:
-    return character.isupper() or character.istitle()
-
-
-def _is_alpha(character: str) -> bool:
-    is_letter = character.isalpha() or unicodedata.category(character) in ("Nd", "Nl")
-    return is_letter or character.isupper() or character.islower()
-
-
-def _is_print(character: str) -> bool:
-    return unicodedata.category(character) not in ("Cc", "Cn", "Cs", "Zl", "Zp")
-
-
-def _is_space(character: str) -> bool:
-    return unicodedata.category(character) in ("Zl", "Zp", "Zs") and character not in _FIXED_SPACES
-
-
-def _is_blank(character: str) -> bool:
-    return unicodedata.category(character) == "Zs" and character not in _FIXED_SPACES
-
-
-def _is_graph(character: str) -> bool:
-    return _is_print(character) and not _is_blank(character)
-
-
-_BEYOND_ASCII: dict[str, Callable[[str], bool]] = {
-    "alnum": _is_alpha,
-    "alpha": _is_alpha,
-    "blank": _is_blank,
-    "cntrl": lambda character: unicodedata.category(character) in ("Cc", "Zl", "Zp"),
-    "graph": _is_graph,
-    "lower": str.islower,
-    "print": _is_print,
-    "punct": lambda character: _is_graph(character) and not _is_alpha(character),
-    "space": _is_space,
-    "upper": _is_upper,
-}

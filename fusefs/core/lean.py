@@ -1,14 +1,14 @@
-"""What a swap needs of `typing`, `enum`, `contextlib` and `functools`, without what these load: half of its time.
+"""What a swap or a sweep needs of `typing`, `enum`, `contextlib` and `functools`, without what these load.
 
-A type checker sees the standard library's own. Whatever `trashd swap` loads takes these from here, and so may others;
+A type checker sees the standard library's own. Whatever the two load takes these from here, and so may others;
 tests/unit/test_lean.py holds them against what they stand for (docs/decisions/0045).
 """
 
 from __future__ import annotations
 
 __all__ = [
-    "TYPE_CHECKING", "Callable", "Enum", "ExitStack", "NamedTuple", "NewType", "Protocol", "cache", "partial",
-    "suppress",
+    "TYPE_CHECKING", "Callable", "Enum", "ExitStack", "Generic", "NamedTuple", "NewType", "Protocol", "TypeVar",
+    "cache", "contextmanager", "partial", "suppress",
 ]  # fmt: skip
 
 TYPE_CHECKING = False
@@ -16,10 +16,10 @@ TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from contextlib import ExitStack, suppress
+    from contextlib import ExitStack, contextmanager, suppress
     from enum import Enum
     from functools import cache, partial
-    from typing import NamedTuple, NewType, Protocol
+    from typing import Generic, NamedTuple, NewType, Protocol, TypeVar
 else:
     from _collections_abc import Callable
     from _functools import partial
@@ -31,22 +31,35 @@ else:
         def _tuplegetter(number, doc):
             return property(lambda self: self[number], doc=doc)
 
-    Protocol = object
     _FEW = 8
     """Values of a class before a function is compiled for it, which takes as long as a hundred of them."""
+
+    class Generic:
+        """Nothing, of whatever types."""
+
+        __slots__ = ()
+
+        def __class_getitem__(cls, _types):
+            return cls
+
+    Protocol = Generic
+
+    def TypeVar(_name, **_limits):  # noqa: N802
+        """Any type."""
+        return object
 
     def NewType(_name, kind):  # noqa: N802
         """The type itself."""
         return kind
 
     def cache(function):
-        """What a function without arguments returned when it was called first."""
-        found = []
+        """What a function returned when it was called first with such values."""
+        found = {}
 
-        def call():
-            if not found:
-                found.append(function())
-            return found[0]
+        def call(*values):
+            if values not in found:
+                found[values] = function(*values)
+            return found[values]
 
         call.cache_clear = found.clear
         return call
@@ -174,6 +187,43 @@ else:
 
         def __exit__(self, kind, _error, _trace):
             return kind is not None and issubclass(kind, self._kinds)
+
+    class _Block:
+        """What `contextmanager` makes of a generator."""
+
+        def __init__(self, steps):
+            self._steps = steps
+
+        def __enter__(self):
+            for entered in self._steps:
+                return entered
+            raise RuntimeError("generator didn't yield")
+
+        def __exit__(self, kind, error, trace):
+            if kind is None:
+                for _step in self._steps:
+                    raise RuntimeError("generator didn't stop")
+                return False
+            try:
+                self._steps.throw(error)
+            except StopIteration as end:
+                return end is not error
+            except BaseException as raised:
+                # A StopIteration that the generator does not catch comes back as the cause of another error.
+                if raised is error or (isinstance(error, StopIteration) and raised.__cause__ is error):
+                    error.__traceback__ = trace
+                    return False
+                raise
+            raise RuntimeError("generator didn't stop after throw()")
+
+    def contextmanager(function):
+        """As contextlib.contextmanager, for blocks alone."""
+
+        def begin(*values, **named):
+            return _Block(function(*values, **named))
+
+        begin.__doc__ = function.__doc__
+        return begin
 
     class ExitStack:
         """As contextlib.ExitStack."""

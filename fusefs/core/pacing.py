@@ -14,7 +14,6 @@ Pure: engine/pressure_pacer.py measures.
 from __future__ import annotations
 
 from math import exp, floor
-from operator import add, sub
 
 from fusefs.core.lean import Enum, NamedTuple
 from fusefs.core.slice_budget import HOLD, Speed
@@ -113,7 +112,12 @@ class Requests(NamedTuple):
 
     def since(self, before: Requests) -> Requests:
         """What came after `before`."""
-        return Requests(*map(sub, self, before))
+        return Requests(
+            self.n_reads - before.n_reads,
+            self.reads_s - before.reads_s,
+            self.n_flushes - before.n_flushes,
+            self.flushes_s - before.flushes_s,
+        )
 
 
 class Sample(NamedTuple):
@@ -146,7 +150,7 @@ class RequestSums(NamedTuple):
 
     def plus(self, sample: Sample) -> RequestSums:
         """With one more."""
-        return RequestSums(*map(add, self, sample.requests or Requests()))
+        return RequestSums(*map(sum, zip(self, sample.requests or Requests(), strict=True)))
 
 
 class OtherUsers(Enum):

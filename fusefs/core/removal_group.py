@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Container, Iterator
 from itertools import chain
-from typing import NamedTuple
 
-_NAMES = re.compile(rb"[^\0]+")
+from fusefs.core.lean import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterator
 
 
 class ListedDirectory(NamedTuple):
@@ -24,7 +24,9 @@ class ListedDirectory(NamedTuple):
 
     def names(self) -> Iterator[bytes]:
         """The names, one by one."""
-        return (found[0] for found in _NAMES.finditer(self.packed))
+        import re  # where there are any
+
+        return (found[0] for found in re.finditer(rb"[^\0]+", self.packed))
 
     def all_given(self) -> Iterator[bytes]:
         """Their paths, as they were given."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import stat
-from collections.abc import Sequence
-from typing import Final
 
 from fusefs.core.glob import Matches, compile_glob
-from fusefs.core.lean import NamedTuple
+from fusefs.core.lean import TYPE_CHECKING, NamedTuple
 from fusefs.core.stat_bounds import Check, SizeBound, TimeBound, stat_bounds
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Final
 
 FORMATS: Final = {
     "f": stat.S_IFREG, "d": stat.S_IFDIR, "l": stat.S_IFLNK, "p": stat.S_IFIFO, "s": stat.S_IFSOCK, "b": stat.S_IFBLK,
@@ -79,7 +80,7 @@ class Matcher:
         names = [compile_glob(text) for text in selection.names]
         names += [compile_glob(text, ignores_case=True) for text in selection.inames]
         paths = [compile_glob(text) for text in selection.paths]
-        paths += [_whole(re.compile(text, re.DOTALL)) for text in selection.regexes]
+        paths += [_whole(text) for text in selection.regexes]
         pruned = [(text, compile_glob(text)) for text in selection.excludes]
         self._by_name, self._by_path = _all(names), _all(paths)
         self._pruned_name = _any([matches for text, matches in pruned if "/" not in text])
@@ -115,8 +116,10 @@ class Matcher:
         return self._max_depth is None or depth < self._max_depth
 
 
-def _whole(pattern: re.Pattern[str]) -> Matches:
-    fullmatch = pattern.fullmatch
+def _whole(text: str) -> Matches:
+    import re  # most sweeps are spared it
+
+    fullmatch = re.compile(text, re.DOTALL).fullmatch
     return lambda path: fullmatch(path) is not None
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
-import warnings
-from collections.abc import Iterable
-
 from fusefs.core.glob import compile_glob
+from fusefs.core.lean import TYPE_CHECKING
 from fusefs.core.selection import KINDS
 from fusefs.core.sizes import parse_size
 from fusefs.core.stat_bounds import SizeBound
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _DEPTH_DIGITS_MAX = 9
 
@@ -50,6 +50,9 @@ def check_regex(text: str) -> str:
     """A regular expression (Python's), as it is. Raises  ValueError with a message for the person who typed it"""
     if not text:
         raise ValueError("an empty regular expression matches nothing")
+    import re  # most sweeps are spared it
+    import warnings
+
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -94,7 +97,7 @@ def parse_size_bound(text: str) -> SizeBound:
     Raises  ValueError with a message for the person who typed it
     """
     sign, amount = (text[0], text[1:]) if text[:1] in ("+", "-") else ("", text)
-    if re.fullmatch(r"[0-9.]+b", amount):
+    if len(amount) > 1 and amount.endswith("b") and set(amount[:-1]) <= set("0123456789."):
         raise ValueError(f"{text!r}: find means blocks of 512 bytes by b: write {text[:-1]} for bytes")
     try:
         size = parse_size(amount)
@@ -126,6 +129,8 @@ def parse_depths(text: str) -> tuple[int, int | None]:
 
     Raises  ValueError with a message for the person who typed it
     """
+    import re
+
     found = re.fullmatch(r"(?:([0-9]*)\.\.)?([0-9]*)", text, re.ASCII)
     if not found or not text.strip("."):
         raise ValueError(f"{text!r} is not a depth: write 2 for at most two levels, 2..3, 2.. or ..3")

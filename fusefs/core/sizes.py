@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _MOST = 1 << 60
+_WHOLE_DIGITS_MAX, _DIGITS_MAX = 19, 6
+"""Before a point and after it."""
 
 
 def parse_size(text: str) -> int:
@@ -13,10 +13,14 @@ def parse_size(text: str) -> int:
 
     Raises  ValueError with a message for the person who typed it
     """
-    found = re.fullmatch(r"([0-9]{1,19})(?:\.([0-9]{1,6}))?([kmgt]?)(?:i?b)?", text.strip().lower(), re.ASCII)
-    if not found:
+    amount = text.strip().lower()
+    if amount.endswith("b"):
+        amount = amount[:-1].removesuffix("i")
+    number = amount.rstrip("kmgt")
+    unit = amount[len(number) :]
+    whole, point, part = number.partition(".")
+    if unit not in _UNITS or not _is_number(whole, _WHOLE_DIGITS_MAX) or (point and not _is_number(part, _DIGITS_MAX)):
         raise ValueError(f"{text!r} is not a size: write 4096, 64K, 1.5G or 2T")
-    whole, part, unit = found.groups(default="")
     scale: int = 10 ** len(part)
     size = int(whole) * _UNITS[unit] + int(part or 0) * _UNITS[unit] // scale
     if size > _MOST:
@@ -24,13 +28,18 @@ def parse_size(text: str) -> int:
     return size
 
 
+def _is_number(digits: str, most: int) -> bool:
+    return digits.isascii() and digits.isdigit() and len(digits) <= most
+
+
 def parse_rate(text: str) -> int:
     """An amount a second, above 0: as a size, with or without `/s`.
 
     Raises  ValueError with a message for the person who typed it
     """
+    amount = text.strip()
     try:
-        rate = parse_size(re.sub(r"(?i)/s$", "", text.strip()))
+        rate = parse_size(amount[:-2] if amount.lower().endswith("/s") else amount)
     except ValueError:
         rate = 0
     if rate < 1:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import stat
 import struct
-from collections.abc import Callable, Iterable, Sequence
-from operator import attrgetter
-from typing import Final, Literal, Protocol
 
-from fusefs.core.lean import NamedTuple
+from fusefs.core.lean import TYPE_CHECKING, Callable, NamedTuple, Protocol
 
-Field = Literal["mtime", "atime", "ctime", "btime"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from typing import Final, Literal
+
+    Field = Literal["mtime", "atime", "ctime", "btime"]
+else:
+    Field = str
+
 _MOST: Final = 1 << 100
 _LEAST: Final = -_MOST
 _ANY: Final = (_LEAST, _MOST)
@@ -168,8 +172,7 @@ def _is_sized(bound: Bound) -> Check:
 
 def _is_timed(name: str, bound: Bound) -> Check:
     from_ns, to_ns = bound
-    time_ns = attrgetter(name)
-    return lambda st, _btime_ns: from_ns <= time_ns(st) <= to_ns
+    return lambda st, _btime_ns: from_ns <= getattr(st, name) <= to_ns
 
 
 def _is_born(bound: Bound) -> Check:

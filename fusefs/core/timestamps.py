@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
-from calendar import monthrange
-from collections.abc import Callable
-from datetime import MAXYEAR, UTC, datetime, timedelta
+from fusefs.core.durations import is_duration, parse_duration, plain_duration
+from fusefs.core.lean import TYPE_CHECKING
 
-from fusefs.core.durations import is_duration, parse_duration
+if TYPE_CHECKING:
+    import re
+    from collections.abc import Callable
 
 SECOND_NS = 10**9
 CivilTime = tuple[int, int, int, int, int, int, int, int, int]
 """Year to second, then -1 three times: as time.mktime takes it."""
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _HOW = "write 7d or 12h for so long ago, 2026-11-01, 2026-11-01T12:00, @SECONDS, or ./FILE for a file's own time"
 _SECONDS = r"@(-?)([0-9]{1,15})(?:\.([0-9]{1,9}))?"
 _WHEN = r"""
@@ -40,6 +39,20 @@ def parse_when(
     cutoff_ns  the moment so many nanoseconds ago; None: by `now_ns` alone
     Raises     ValueError with a message for the person who typed it
     """
+    span_s = plain_duration(text)
+    if span_s is None:
+        told_ns = _told_ns(text, local_s)
+        if told_ns is not None:
+            return told_ns
+        span_s = parse_duration(text)
+    span_ns = span_s * SECOND_NS
+    return now_ns - span_ns if cutoff_ns is None else cutoff_ns(span_ns)
+
+
+def _told_ns(text: str, local_s: Callable[[CivilTime], float]) -> int | None:
+    """A moment that is not told by how long ago it was; None for one that is. Raises  ValueError"""
+    import re  # for `7d` a sweep is spared it, and the calendar
+
     if found := re.fullmatch(_SECONDS, text, re.ASCII):
         sign, whole, part = found.groups(default="")
         return int(sign + "1") * (int(whole) * SECOND_NS + int(part.ljust(9, "0")))
@@ -51,12 +64,14 @@ def parse_when(
         if found := re.fullmatch(r"[0-9]+ ?([A-Za-z]+)", text):
             raise ValueError(f"{text!r}: there is no unit {found[1]!r}: s, m (minutes), h, d, w, month or y")
         raise ValueError(f"{text!r} is not a time: {_HOW}")
-    span_ns = parse_duration(text) * SECOND_NS
-    return now_ns - span_ns if cutoff_ns is None else cutoff_ns(span_ns)
+    return None
 
 
 def _civil_ns(text: str, found: re.Match[str], local_s: Callable[[CivilTime], float]) -> int:
     """The moment of a date, perhaps with a time and a zone."""
+    from calendar import monthrange
+    from datetime import MAXYEAR, UTC, datetime, timedelta
+
     parts = {key: int(value) for key, value in found.groupdict(default="0").items() if value.isdecimal()}
     year, month, day = parts["year"], parts["month"], parts["day"]
     if not 1 <= year <= MAXYEAR or not 1 <= month <= 12:
@@ -70,7 +85,7 @@ def _civil_ns(text: str, found: re.Match[str], local_s: Callable[[CivilTime], fl
     at = datetime(year, month, day, parts["hour"], parts["minute"], parts["second"], tzinfo=UTC)
     if found["zone"] is not None:
         ahead = timedelta(hours=parts["ahead_h"], minutes=parts["ahead_m"])
-        since = at - _EPOCH + (ahead if found["sign"] == "-" else -ahead)
+        since = at - datetime(1970, 1, 1, tzinfo=UTC) + (ahead if found["sign"] == "-" else -ahead)
         return (since.days * 86_400 + since.seconds) * SECOND_NS
     try:
         return int(local_s((year, month, day, at.hour, at.minute, at.second, -1, -1, -1))) * SECOND_NS
@@ -80,6 +95,8 @@ def _civil_ns(text: str, found: re.Match[str], local_s: Callable[[CivilTime], fl
 
 def in_calendar(time_ns: int, pattern: str, beyond: str) -> str:
     """A time in UTC, as strftime has it. beyond: what is told of one that no calendar has"""
+    from datetime import UTC, datetime
+
     try:
         return datetime.fromtimestamp(time_ns // SECOND_NS, UTC).strftime(pattern)
     except (ValueError, OverflowError):

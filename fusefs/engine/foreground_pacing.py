@@ -6,16 +6,18 @@ The latter needs no privilege: every user can read the pressure, and the probe i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
 
+from fusefs.core.lean import TYPE_CHECKING, Callable, contextmanager
 from fusefs.core.pacing import Backlog, RateCaps, WorkDone
 from fusefs.core.slice_budget import Speed
-from fusefs.engine.pressure_pacer import PressurePacer
 from fusefs.engine.slice_pace import ConstantSpeed, SetsSpeed
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.low_priority import be_idle
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fusefs.engine.pressure_pacer import PressurePacer
 
 
 @contextmanager
@@ -31,10 +33,15 @@ def pacer_in(
     if tell is None:
         yield ConstantSpeed(most)
         return
+    from fusefs.engine.pressure_pacer import PressurePacer  # most are not asked to make way
+    from fusefs.linux.low_priority import be_idle
+
     be_idle()
-    caps = RateCaps(most.entries_per_s, most.bytes_per_s)
-    with closing(PressurePacer(kernel, directory, caps, may_write=may_write)) as pacer:
+    pacer = PressurePacer(kernel, directory, RateCaps(most.entries_per_s, most.bytes_per_s), may_write=may_write)
+    try:
         yield ForegroundPacer(pacer, tell)
+    finally:
+        pacer.close()
 
 
 class ForegroundPacer:

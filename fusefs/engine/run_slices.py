@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Protocol
-
+from fusefs.core.lean import TYPE_CHECKING, Callable, Generic, NamedTuple, Protocol
 from fusefs.core.report import Stops
 from fusefs.core.slice_budget import SliceBudget
 from fusefs.engine.slice_pace import GLANCE_S, SlicePace
@@ -15,6 +11,7 @@ from fusefs.engine.strategy import Strategy
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
+    from contextlib import AbstractContextManager
 
 
 class SliceSource(Protocol[Work]):
@@ -30,8 +27,7 @@ class SliceSource(Protocol[Work]):
         """A slice ended with its worker, it is not known how far."""
 
 
-@dataclass(frozen=True, slots=True)
-class SliceRunner(Generic[Work, Done]):
+class SliceRunner(NamedTuple, Generic[Work, Done]):
     """A plan, who does its slices, and how fast.
 
     done  takes in what a slice did, beside its pace

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Protocol, Self, TypeVar
-
+from fusefs.core.lean import TYPE_CHECKING, Protocol, TypeVar
 from fusefs.core.slice_budget import SliceBudget
 from fusefs.engine.slice_pace import SliceDone
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
     from concurrent.futures import Future
     from contextlib import AbstractContextManager
+    from typing import Self
 
     from fusefs.engine.strategy import Strategy
     from fusefs.linux.kernel import Kernel

@@ -17,8 +17,8 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExec
 from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Generic
 
+from fusefs.core.lean import Generic
 from fusefs.core.slice_budget import SliceBudget
 from fusefs.engine.slice_runners import Done, RunsSlices, Work, WorkerLost
 from fusefs.engine.strategy import Workers

@@ -9,13 +9,15 @@ import ctypes
 import errno
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
 
-from fusefs.core.lean import NamedTuple
+from fusefs.core.lean import TYPE_CHECKING, Callable, NamedTuple
 from fusefs.linux import getdents, syscalls
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import NO_NOREPLACE, Kernel, Refused
 from fusefs.linux.native import load_bulk
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 _bulk = load_bulk.load()
 _statx = syscalls.statx_held
@@ -31,6 +33,8 @@ _STATX = syscalls.statx_fields(
 )  # fmt: skip
 _CODING = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
 _NANO = 1_000_000_000
+_HELPED = (*NO_NOREPLACE, errno.ESTALE)
+"""What `Kernel.rename_free` knows a way around."""
 
 
 class StatxResult(NamedTuple):
@@ -156,8 +160,8 @@ def rename_all_free(kernel: Kernel, old_dir: int, new_dir: int, names: Sequence[
     again: Iterable[str] = names
     if _bulk is not None and not kernel.is_watched:
         told: Refused = _bulk.rename(old_dir, new_dir, list(names), syscalls.RENAME_NOREPLACE)
-        refused = [one for one in told if one[1] not in NO_NOREPLACE]
-        again = (name for name, number in told if number in NO_NOREPLACE)
+        refused = [one for one in told if one[1] not in _HELPED]
+        again = (name for name, number in told if number in _HELPED)
     for name in again:
         raw = os.fsencode(name)
         try:

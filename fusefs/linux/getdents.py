@@ -11,12 +11,17 @@ from __future__ import annotations
 import errno
 import os
 import struct
-from collections.abc import Callable, Iterator, Sequence
 
-from fusefs.core.lean import NamedTuple
-from fusefs.core.packed_entries import Dirent
+from fusefs.core.lean import TYPE_CHECKING, Callable, NamedTuple
 from fusefs.linux.fd import Fd
 from fusefs.linux.syscalls import getdents64
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from fusefs.core.packed_entries import Dirent  # which needs arrays
+
+    Call = Callable[[Callable[[int, int], list[Dirent]], int, int], list[Dirent]]
 
 _SIZE, _LEAST_SIZE = 32768, 512
 _HEAD = struct.Struct("=QqHB")
@@ -66,9 +71,6 @@ def read_on(fd: int) -> DirentBlock | None:
         kinds.append(kind)
     text = os.fsdecode(b"/".join(names))
     return DirentBlock(text, text.split("/") if names else [], inos, kinds)
-
-
-Call = Callable[[Callable[[int, int], list[Dirent]], int, int], list[Dirent]]
 
 
 def _call(act: Callable[[int, int], list[Dirent]], offset: int, size: int) -> list[Dirent]:

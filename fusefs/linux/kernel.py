@@ -303,7 +303,19 @@ class Kernel:
 
         Where the filesystem has no RENAME_NOREPLACE (EINVAL) a look comes before a plain rename: the window
         between the two is a file's risk, not a tree's, since a plain rename replaces no directory with content.
+        A directory that another node moved, and this one knows by its old place, has to be looked at first: Linux
+        moves its own idea of it then, under the lock that a rename holds already, which says ESTALE instead, each time
+        (d_splice_alias in fs/dcache.c).
         """
+        try:
+            self._rename_free(old_dir, old, new_dir, new)
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+            self.look_up_all(old_dir, [os.fsdecode(old)])
+            self._rename_free(old_dir, old, new_dir, new)
+
+    def _rename_free(self, old_dir: int, old: bytes, new_dir: int, new: bytes) -> None:
         self._hook("renameat2")
         try:
             syscalls.renameat2(old_dir, old, new_dir, new, syscalls.RENAME_NOREPLACE)

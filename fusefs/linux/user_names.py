@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import grp
 import os
-import pwd
-from collections.abc import Callable
 
+from fusefs.core.lean import Callable
 from fusefs.core.printable_names import printable
 
 _ID_MAX = (1 << 32) - 2
@@ -18,11 +16,15 @@ def uid_of(text: str) -> int:
 
     Raises  ValueError with a message: there is none
     """
+    import pwd  # most sweeps are spared it
+
     return _number(text, "user", lambda name: pwd.getpwnam(name).pw_uid)
 
 
 def gid_of(text: str) -> int:
     """A group's number, by name or number; a name that looks like a number is a name."""
+    import grp
+
     return _number(text, "group", lambda name: grp.getgrnam(name).gr_gid)
 
 

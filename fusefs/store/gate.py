@@ -41,10 +41,15 @@ def gate(kernel: Kernel, container: Fd) -> Iterator[Fd]:
 
 def end_gates(kernel: Kernel, lower: Fd, container: Fd) -> None:
     """End the gates that a killed process left in a container, or in one that it took over. Raises  OSError"""
+    for name, fd in _gates(kernel, lower):
+        empty_into(kernel, fd, lower, name, container)
+
+
+def _gates(kernel: Kernel, lower: Fd) -> Iterator[tuple[Name, Fd]]:
     for name in kernel.list_anew(lower):
         if name.startswith(GATE_PREFIX):
             with suppress(FileNotFoundError), kernel.open_dir(lower, name) as fd:
-                empty_into(kernel, fd, lower, Name(name), container)
+                yield Name(name), fd
 
 
 def empty_into(kernel: Kernel, lower: Fd, upper: Fd, name: Name, container: Fd) -> None:
@@ -56,24 +61,30 @@ def empty_into(kernel: Kernel, lower: Fd, upper: Fd, name: Name, container: Fd) 
     failed: OSError | None = None
     for _ in range(_N_TRIES):
         try:
-            move_parts(kernel, lower, container)
-            end_gates(kernel, lower, container)
-            if not name.startswith(GATE_PREFIX):
-                for own in filter(is_own_file, kernel.list_anew(lower)):
-                    with suppress(FileNotFoundError):
-                        kernel.unlink(lower, own)
-            kernel.rmdir(upper, name)
-        except FileNotFoundError as error:
-            if not kernel.is_named(lower, upper, name):
-                return
-            failed = error  # another process moves the same
+            _empty(kernel, lower, upper, name, container)
         except OSError as error:
-            failed = error  # a server that restarts, or a file that is open still (.nfs…, .fuse_hidden…)
+            # Another process moves the same, a server restarts, or a file is open still (.nfs…, .fuse_hidden…).
+            failed = error
         else:
             return
         time.sleep(_PAUSE_S)
     assert failed is not None
     raise failed
+
+
+def _empty(kernel: Kernel, lower: Fd, upper: Fd, name: Name, container: Fd) -> None:
+    try:
+        move_parts(kernel, lower, container)
+        for inner, fd in _gates(kernel, lower):
+            _empty(kernel, fd, lower, inner, container)
+        if not name.startswith(GATE_PREFIX):
+            for own in filter(is_own_file, kernel.list_anew(lower)):
+                with suppress(FileNotFoundError):
+                    kernel.unlink(lower, own)
+        kernel.rmdir(upper, name)
+    except FileNotFoundError:
+        if kernel.is_named(lower, upper, name):
+            raise
 
 
 def late_name() -> Name:

@@ -70,13 +70,20 @@ def inside(
         raise from_os(error, within or entry.id) from error
 
 
-def entries_inside(kernel: Kernel, fd: Fd) -> list[EntryInside]:
-    """Those of a directory, sorted by name; of anything else, itself with no name. Raises  OSError"""
+def entries_inside(
+    kernel: Kernel, fd: Fd, is_meant: Callable[[str], bool] = lambda _name: True, most: int | None = None
+) -> list[EntryInside]:
+    """Those of a directory, sorted by name; of anything else, itself with no name.
+
+    is_meant  of those whose name, as os.fsdecode has it, is
+    most      the first so many; no others are looked at
+    Raises    OSError
+    """
     if not stat.S_ISDIR((st := kernel.fstat(fd)).st_mode):
         return [_entry(b"", st, fd)]
     found = []
     with kernel.open_dir(fd) as directory:
-        for name in sorted(map(os.fsencode, os.listdir(directory))):
+        for name in sorted(os.fsencode(name) for name in os.listdir(directory) if is_meant(name))[:most]:
             with kernel.open_beneath(directory, name) as one:
                 found.append(_entry(name, kernel.fstat(one), one))
     return found

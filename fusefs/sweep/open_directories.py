@@ -7,19 +7,19 @@ only root and ourselves can have put it, and what a user has mounted is not ente
 from __future__ import annotations
 
 import os
-import re
 import stat
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
 
 from fusefs.core.errors import NotFound, Refused
 from fusefs.core.glob import compile_glob
-from fusefs.core.lean import NamedTuple
+from fusefs.core.lean import TYPE_CHECKING, Callable, NamedTuple, contextmanager
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import Mount, read_mounts
 from fusefs.linux.untrusted_path import is_trusted_link, link_target
 from fusefs.store.layout import is_stores_own
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator, Sequence
 
 _LINKS_MAX = 40
 _WILD = frozenset(b"*?[\\")
@@ -86,13 +86,21 @@ def found_directory(kernel: Kernel, path: bytes, mounts: Sequence[Mount] | None 
             NotFound
     """
     absolute = os.path.normpath(os.path.join(os.getcwdb(), path))
-    with closing(find_directories(kernel, re.sub(rb"[*?\[\\]", rb"\\\g<0>", absolute), mounts)) as search:
+    search = find_directories(kernel, _as_it_is(absolute), mounts)
+    try:
         found = next(search, None)
         if found is None:
             raise NotFound(path)
         if isinstance(found, PassedDirectory):
             raise Refused(found.path, found.why)
         yield found
+    finally:
+        search.close()
+
+
+def _as_it_is(path: bytes) -> bytes:
+    """The pattern that means one path."""
+    return b"".join(b"\\" + bytes((byte,)) if byte in _WILD else bytes((byte,)) for byte in path)
 
 
 def _part(name: bytes) -> _Part:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
-
-from fusefs.core.lean import Enum, NamedTuple
+from fusefs.core.lean import TYPE_CHECKING, Callable, Enum, NamedTuple, Protocol
 from fusefs.core.listed_names import Listed, ListedTogether
 from fusefs.core.names import ContainerId
 from fusefs.core.report import Stops
@@ -18,6 +15,8 @@ from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.deep_path import DeepOpeners
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from fusefs.engine.mpi_ranks import MpiJob
     from fusefs.store.stage import SwapOptions
 

@@ -104,19 +104,19 @@ def test_a_reap_says_why_it_keeps_what_the_clock_calls_expired(volume: Path, sta
 
 @pytest.mark.parametrize("set_s", [SET_S, -SET_S])
 def test_list_tells_the_time_that_is_left_by_the_time_that_passed(volume: Path, state: Path, set_s: int) -> None:
-    made(volume, "young", 3600, set_s)
+    made(volume, "young", 60, set_s)
     (told,) = trashd("list", "--json", "--volume", volume, STATE_DIRECTORY=str(state)).objects()
-    assert 6 * DAY_S < told["restorable_for_s"] <= 7 * DAY_S - 3600
+    assert 6 * DAY_S < told["restorable_for_s"] <= 7 * DAY_S - 60
     assert round(told["clock_set_ns"] / S / DAY_S) == set_s / DAY_S
-    assert " 1h" in trashd("list", "--volume", volume, STATE_DIRECTORY=str(state)).out
+    assert " 1m" in trashd("list", "--volume", volume, STATE_DIRECTORY=str(state)).out
 
 
 @pytest.mark.parametrize("set_s", [SET_S, -SET_S])
 def test_what_is_in_quarantine_is_as_old_as_the_time_that_passed(volume: Path, state: Path, set_s: int) -> None:
-    identifier = made(volume, "young", 3600, set_s)
+    identifier = made(volume, "young", 60, set_s)
     folder = volume / ".trashd/u/0"
     (folder / "orphans" / identifier).rename(folder / "quarantine" / identifier)
-    assert " 1h" in trashd("quarantine", "list", "--volume", volume, STATE_DIRECTORY=str(state)).out
+    assert " 1m" in trashd("quarantine", "list", "--volume", volume, STATE_DIRECTORY=str(state)).out
 
 
 def files(volume: Path, set_s: int) -> Path:

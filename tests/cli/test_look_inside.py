@@ -54,6 +54,18 @@ def test_a_directory_of_it_is_listed_by_id_and_by_path(volume: Path, job: Path) 
     assert_silent(volume)
 
 
+def test_of_many_entries_those_that_are_meant_are_told(volume: Path, job: Path) -> None:
+    for name in ("a.CSV", "b.csv", "c.csv"):
+        (job / name).touch()
+    identifier = swapped(job)["id"]
+    told = done_well("ls", "--json", "--iname", "*.csv", "--first", "2", identifier).objects()
+    assert [one["name"] for one in told] == ["a.CSV", "b.csv"]
+    assert not done_well("ls", "--iname", "none", identifier).out
+    assert trashd("ls", "--iname", "[[:none:]]", identifier).code == 2
+    assert trashd("ls", "--first", "0", identifier).code == 2
+    assert_silent(volume)
+
+
 @pytest.mark.quick("cat")
 def test_a_file_of_it_is_printed_as_it_is(volume: Path, job: Path) -> None:
     content = bytes(range(256)) * 5000

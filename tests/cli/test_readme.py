@@ -1,8 +1,7 @@
-"""README and man page tell the truth: their commands and options exist, and none is left out."""
+"""README tells the truth: its commands and options exist."""
 
 import re
 import shlex
-import subprocess
 from pathlib import Path
 
 import click
@@ -15,7 +14,6 @@ from fusefs.core.mount_options import OPTIONS
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-MAN = ROOT / "docs" / "man" / "trashd.1"
 COMMANDS = trashd.list_commands(click.Context(trashd))
 
 
@@ -53,11 +51,6 @@ def uses_of_trashd(text: str) -> list[list[str]]:
     return [words for words in found if words and words[0] not in ("install", "--version")]
 
 
-def plain_man() -> str:
-    """The man page's source without its escapes."""
-    return MAN.read_text(encoding="utf-8").replace("\\-", "-").replace("\\(aq", "'")
-
-
 def test_the_readme_uses_trashd() -> None:
     assert len(uses_of_trashd(README)) >= 8
 
@@ -87,17 +80,10 @@ def test_documents_of_the_readme_exist() -> None:
     assert [link for link in links if "://" not in link and not (ROOT / link).exists()] == []
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/man/trashd.1"])
-def test_every_exit_code_is_documented(document: str) -> None:
-    text = (ROOT / document).read_text(encoding="utf-8")
+def test_every_exit_code_is_documented() -> None:
     codes = {kind.exit_code for kind in BY_NAME.values()}
-    said = {int(number) for number in re.findall(r"^(?:\| |\.B )(\d+)\b", text, re.MULTILINE)}
+    said = {int(number) for number in re.findall(r"^\| (\d+)\b", README, re.MULTILINE)}
     assert codes <= said
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_is_in_the_man_page(name: str) -> None:
-    assert re.search(rf"^\.SS trashd {name}\b", plain_man(), re.MULTILINE)
 
 
 def test_the_old_name_of_the_service_is_the_same_command_and_is_not_listed() -> None:
@@ -105,24 +91,6 @@ def test_the_old_name_of_the_service_is_the_same_command_and_is_not_listed() -> 
     assert isinstance(service, click.Group)
     assert find_command("reaper") is service.commands["run"]
     assert "reaper" not in COMMANDS
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_option_is_in_the_man_pages_section_of_its_command(name: str) -> None:
-    (section,) = re.findall(rf"^\.SS trashd {name}\b(.*?)(?=^\.S[SH])", plain_man(), re.MULTILINE | re.DOTALL)
-    common = {"--json", "--help", "-h"}
-    assert [option for option in options_of(find_command(name)) - common if option not in section] == []
-
-
-def test_the_man_page_knows_no_option_that_is_not() -> None:
-    known = {"--version", "--json-schema"}.union(*(options_of(find_command(name)) for name in COMMANDS))
-    commands = re.sub(r"^\.(?:B|EX)? ?(?:find|mv) .*$", "", plain_man(), flags=re.MULTILINE)
-    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", commands)) <= known
-
-
-def test_the_man_page_tells_the_mounts_options_as_the_table_does() -> None:
-    (words,) = re.findall(r"^\.BI -o \"? ?OPTIONS\"?\n(.*?)^and$", plain_man(), re.MULTILINE | re.DOTALL)
-    assert re.findall(r"^\.BR (\w+=?) ,$", words, re.MULTILINE) == [one.word() for one in OPTIONS if one.is_told]
 
 
 def test_the_help_of_a_mounts_option_tells_its_word() -> None:
@@ -133,10 +101,3 @@ def test_the_document_of_the_mount_tells_each_of_its_options() -> None:
     text = (ROOT / "docs" / "mount.md").read_text(encoding="utf-8")
     told = {re.sub("[ =].*", "", code) for code in re.findall(r"(?<=[` ])--[a-z][^`]*", text)}
     assert {one.switch() for one in OPTIONS if one.help} <= told
-
-
-def test_the_man_page_renders_without_warnings() -> None:
-    command = ["groff", "-man", "-Tutf8", "-ww", "-K", "utf8", "-z", str(MAN)]
-    done = subprocess.run(command, capture_output=True, check=False)
-    assert done.returncode == 0
-    assert done.stderr.decode() == ""

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.cli.service_files import InstalledFile, find_command, out_of_reach, unit_word
-from fusefs.cli.service_install import FileOutcome, decide
+from fusefs.cli.service_files import find_command, out_of_reach, unit_word
+from fusefs.cli.service_install import FileOutcome, InstalledFile, decide
 from fusefs.core.uring_reasons import SWITCH
 from tests.support.booted_systemd import REPO
+from tests.support.manual import TITLES
 from tests.support.other_users import run_as
 from tests.support.trashd_command import Done, done_well, trashd
 
@@ -54,12 +55,13 @@ def test_all_is_there_after_it(tmp_path: Path) -> None:
         "usr/local/lib/systemd/system/trashd-reaper.service", "usr/local/lib/systemd/system/trashd-mount@.service",
         "usr/local/lib/systemd/system/trashd-sweep.service", "usr/local/lib/systemd/system/trashd-sweep.timer",
         "usr/local/lib/systemd/user/trashd-reaper.service", SLICE, "usr/local/lib/sysusers.d/trashd.conf",
-        "usr/local/lib/tmpfiles.d/trashd.conf", "usr/local/share/man/man1/trashd.1", "etc/trashd/config.toml",
+        "usr/local/lib/tmpfiles.d/trashd.conf", "etc/trashd/config.toml",
         "sbin/mount.fuse.trashd", "usr/local/share/man/man8/mount.fuse.trashd.8", MANIFEST,
         "usr/local/share/bash-completion/completions/trashd", "usr/local/share/zsh/site-functions/_trashd",
         "usr/local/share/fish/vendor_completions.d/trashd.fish",
         "usr/local/share/doc/trashd/examples/grafana-dashboard.json",
         "usr/local/share/doc/trashd/examples/alert-rules.yml",
+        *(f"usr/local/share/man/man1/{name}.1" for name in TITLES),
     }  # fmt: skip
     assert os.access((tmp_path / "sbin/mount.fuse.trashd").readlink(), os.X_OK)
 
@@ -215,8 +217,8 @@ def test_a_user_has_them_in_his_home(tmp_path: Path) -> None:
 
     assert service("install").code == 0
     assert files_of(tmp_path) == {
-        ".local/share/systemd/user/trashd-reaper.service", ".local/share/man/man1/trashd.1",
-        ".local/share/trashd/installed.json",
+        ".local/share/systemd/user/trashd-reaper.service", ".local/share/trashd/installed.json",
+        *(f".local/share/man/man1/{name}.1" for name in TITLES),
     }  # fmt: skip
     (told,) = service("status", "--json").objects()
     assert {one["outcome"] for one in told["files"]} == {"unchanged"}

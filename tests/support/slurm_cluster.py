@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 import tempfile
@@ -34,11 +33,6 @@ NodeName={host} NodeAddr=127.0.0.1 CPUs=8 State=UNKNOWN
 SlurmdParameters=config_overrides
 PartitionName=all Nodes={host} Default=YES State=UP
 """
-
-
-def missing() -> list[str]:
-    """Which of its programs this machine has not."""
-    return [name for name in PROGRAMS if shutil.which(name) is None]
 
 
 @contextmanager

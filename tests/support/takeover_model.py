@@ -577,10 +577,13 @@ def _above(thing: str, disk: Disk) -> Iterator[str]:
         yield thing
 
 
-def why_lost(before: Disk, after: Disk) -> str:
-    """What a call took from somebody."""
+def why_lost(before: Disk, after: Disk, *, counts_empty: bool = True) -> str:
+    """What a call took from somebody.
+
+    counts_empty  an empty directory of the user's is something, too
+    """
     for thing in ("uf", "U"):
-        if before.is_below(thing) and not after.is_below(thing):
+        if before.is_below(thing) and not after.is_below(thing) and (counts_empty or before.of(thing) != {}):
             return f"{thing} is lost"
     if before.is_below("V") and not after.is_below("V") and after.place_of("va") is not None:
         return "V is lost"

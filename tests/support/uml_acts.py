@@ -27,9 +27,14 @@ def run(_line: Line, argv: list[str]) -> Done:
     return Done(done.returncode, done.stdout, done.stderr)
 
 
-def trashd(_line: Line, words: list[str]) -> Done:
-    """Run `trashd WORDS`, in this process."""
+def trashd(_line: Line, words: list[str], uid: int = 0) -> Done:
+    """Run `trashd WORDS`, in this process; as a user, in the group of the same number."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        if uid:
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+            os.environ["HOME"] = "/"
         os.dup2(out.fileno(), 1)
         os.dup2(err.fileno(), 2)
         sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), write_through=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,6 +57,18 @@ def test_sizes_that_no_float_holds_are_exact() -> None:
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"size|large"):
         parse_size(text)
+
+
+@given(st.text("0159.kKmtTiIbB -\n\u0663\u00b2", max_size=8) | st.text("0123456789", min_size=16, max_size=22))
+def test_a_size_has_the_form_of_one(text: str) -> None:
+    form = re.compile(r"([0-9]{1,19})(\.[0-9]{1,6})?[kmgt]?(i?b)?", re.ASCII)
+    is_size = form.fullmatch(text.strip().lower()) is not None
+    told = ""
+    try:
+        parse_size(text)
+    except ValueError as error:
+        told = str(error)
+    assert is_size == ("is not a size" not in told)
 
 
 @pytest.mark.parametrize(("text", "rate"), [("5000/s", 5000), ("5000", 5000), ("200M/S", 200 << 20)])

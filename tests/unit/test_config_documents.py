@@ -16,7 +16,7 @@ from fusefs.core.toml_reader import Schema, Source
 DOCS = Path(__file__).parents[2] / "docs"
 TEXT = (DOCS / "config.md").read_text(encoding="utf-8")
 EXAMPLE = (DOCS / "config.example.toml").read_text(encoding="utf-8")
-MAN = (DOCS / "man/trashd.1").read_text(encoding="utf-8")
+MAN = (DOCS / "man/config.md").read_text(encoding="utf-8")
 SECTIONS: dict[str, Schema] = {
     "Above all tables": {key: kind for key, kind in CONFIG.items() if isinstance(kind, ValueKind)},
     "`[defaults]`, and each `[[volume]]`": VOLUME,

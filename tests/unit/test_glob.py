@@ -10,7 +10,8 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from fusefs.core.glob import ASCII, compile_glob
+from fusefs.core.glob import compile_glob
+from fusefs.core.glob_classes import ASCII
 from tests.support.libc_fnmatch import PLAIN, UTF_8, fnmatch
 
 LETTER, ANY_LETTER = "é", "[[:alpha:]]"

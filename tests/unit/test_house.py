@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 MAX_LINES = 600
 FLOORS = {
     "core": 0, "linux": 1, "store": 2, "engine": 3, "reaper": 4, "sweep": 4, "mount": 4, "service": 5, "plan": 5,
-    "waiting": 6, "cli": 7,
+    "waiting": 6, "browse": 6, "cli": 7,
 }  # fmt: skip
 WINGS = {"places": 0, "tables": 1, "tree": 2, "requests": 3, "notices": 3, "native": 4, "bridge": 4, "life": 5}
 """The parts of the mount, by floors of their own."""
@@ -32,7 +32,7 @@ LOADERS = {"CDLL", "PyDLL", "LibraryLoader", "cdll", "pydll"}
 # What is only ever added to may name what is gone since.
 HISTORY = ("CHANGELOG.md", "docs/changes/", "docs/renames.md")
 PARTS = (".ci", "bench", "docs", "fusefs", "systemd", "tests")
-TEXTS = ("*.md", "docs/**/*.md", "docs/man/*", "Makefile", ".ci/*", "systemd/**/*.*")
+TEXTS = ("*.md", "docs/**/*.md", "Makefile", ".ci/*", "systemd/**/*.*")
 # A link's target; a module; a path; a file without its directory; a decision by its number.
 NAMED = re.compile(
     r"\]\((?P<link>[^)\s#:]+)[)#]"
@@ -171,6 +171,12 @@ def pyfuse3_stays_in_its_bridge(module: Module) -> Iterator[str]:
         stranger = module.name.startswith("fusefs") and not module.name.startswith(KNOWS_PYFUSE3)
         if stranger and name_package(imported) == "pyfuse3":
             yield "imports pyfuse3"
+
+
+def textual_stays_in_browse(module: Module) -> Iterator[str]:
+    for imported in module.imports:
+        if module.room not in {"", "browse"} and name_package(imported) == "textual":
+            yield "imports textual"
 
 
 def imports_are_absolute(module: Module) -> Iterator[str]:
@@ -339,6 +345,7 @@ LAWS: tuple[Law, ...] = (
     core_is_pure,
     trio_stays_where_things_run_for_years,
     pyfuse3_stays_in_its_bridge,
+    textual_stays_in_browse,
     imports_are_absolute,
     imports_name_what_they_take,
     packages_hold_only_a_docstring,
@@ -432,6 +439,7 @@ def test_every_document_names_what_exists() -> None:
         (trio_stays_where_things_run_for_years, "fusefs.store.a", "import trio"),
         (pyfuse3_stays_in_its_bridge, "fusefs.mount.tree.vfs", "from pyfuse3 import FUSEError"),
         (pyfuse3_stays_in_its_bridge, "fusefs.reaper.a", "import pyfuse3.asyncio"),
+        (textual_stays_in_browse, "fusefs.cli.a", "def f():\n    from textual.app import App"),
         (imports_are_absolute, "fusefs.store.a", "from . import swap"),
         (imports_name_what_they_take, "fusefs.store.a", "from os import *"),
         (modules_say_what_they_are, "fusefs.store.a", "a = 1"),

@@ -1,4 +1,4 @@
-"""`trashd swap` starts at once: what it imports is counted, because each module costs milliseconds."""
+"""Commands start at once: what they import is counted, because each module costs milliseconds."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ HEAVY = {
 }  # fmt: skip
 
 OURS = {
-    "cli.main", "cli.output", "cli.swap_fast_lane",
+    "cli.main", "cli.output", "cli.plain_line", "cli.swap_fast_lane",
     "core.durations", "core.errors", "core.identity", "core.lean", "core.lean_json", "core.lifecycle", "core.names",
     "core.printable_names", "core.record",
     "linux.boot_id", "linux.directory_metadata", "linux.fd", "linux.identity_xattr", "linux.invocation", "linux.kernel",
@@ -48,8 +48,29 @@ def test_swap_starts_with_no_more_of_ours_than_it_needs() -> None:
     assert ours == {f"fusefs.{name}" for name in OURS}
 
 
+def test_a_sweep_starts_without_heavy_modules() -> None:
+    on_the_way = "fusefs.cli.main, fusefs.cli.sweep_fast_lane, fusefs.engine.foreground_pacing, fusefs.sweep.run"
+    assert list_heavy_imports(f"import {on_the_way}, fusefs.sweep.trash_action") == set()
+
+
+def test_rm_starts_without_heavy_modules() -> None:
+    assert list_heavy_imports("import fusefs.cli.main, fusefs.cli.rm_fast_lane") == set()
+
+
+def test_a_reap_starts_without_click() -> None:
+    assert "click" not in list_heavy_imports("import fusefs.cli.main, fusefs.cli.reap_fast_lane")
+
+
 def test_a_mounts_options_are_told_without_its_daemon() -> None:
     assert not {"pyfuse3", "trio"} & list_heavy_imports("import fusefs.cli.mount")
+
+
+def test_no_command_loads_what_browse_needs() -> None:
+    """Not `trashd browse --help` either: packages go without it."""
+    every = "from fusefs.cli.group import _COMMANDS, trashd\nfor name in _COMMANDS: trashd.get_command(None, name)"
+    loaded = list_modules(every)
+    assert "fusefs.cli.browse" in loaded
+    assert not {name for name in loaded if name.startswith(("textual", "fusefs.browse"))}
 
 
 def test_a_heavy_import_is_found() -> None:

@@ -1,4 +1,4 @@
-"""What a swap takes in place of the standard library is as the standard library's own."""
+"""What swaps and sweeps take in place of the standard library is as the standard library's own."""
 
 from __future__ import annotations
 
@@ -175,10 +175,74 @@ def test_suppress_is_as_contextlibs(error: type[Exception] | None) -> None:
     assert outcome(lambda: ends(lean.suppress)) == outcome(lambda: ends(contextlib.suppress))
 
 
+def made_by(
+    contextmanager: Callable[..., Any], seen: list[object], does: str
+) -> contextlib.AbstractContextManager[int]:
+    """A block of a generator that does as told."""
+
+    @contextmanager
+    def block(value: int, *, name: str) -> Iterator[int]:
+        seen.append((value, name))
+        if does == "yields nothing":
+            return
+        try:
+            yield value
+        except KeyError as error:
+            seen.append(repr(error))
+            if does == "swallows":
+                return
+            if does == "raises another":
+                raise ValueError from error
+            if does == "yields again":
+                yield 3
+            raise
+        finally:
+            seen.append("over")
+        if does == "yields twice":
+            yield 4
+
+    made: contextlib.AbstractContextManager[int] = block(7, name="x")
+    return made
+
+
+@pytest.mark.parametrize("does", ["", "yields nothing", "swallows", "raises another", "yields again", "yields twice"])
+@pytest.mark.parametrize("error", [KeyError("k"), OSError(5, "x"), StopIteration(), RuntimeError("r"), None])
+def test_a_block_of_a_generator_is_as_contextlibs(does: str, error: Exception | None) -> None:
+    def history_of(contextmanager: Callable[..., Any]) -> list[object]:
+        seen: list[object] = []
+        try:
+            with made_by(contextmanager, seen, does) as value:
+                seen.append(value)
+                if error is not None:
+                    raise error
+            seen.append("went on")
+        except Exception as raised:
+            told = [raised, raised.__cause__, raised is error]
+            seen.append([repr(one) for one in told])
+        return seen
+
+    assert history_of(lean.contextmanager) == history_of(contextlib.contextmanager)
+
+
+def test_what_is_generic_takes_any_types() -> None:
+    t_co = lean.TypeVar("t_co", covariant=True)
+
+    class Holds(lean.Protocol[t_co]):
+        def one(self) -> t_co: ...
+
+    class Both(lean.NamedTuple, lean.Generic[t_co]):
+        first: t_co
+
+    assert Both(1).first == 1
+    assert Holds.__mro__[-1] is object
+
+
 def test_what_is_cached_is_asked_once() -> None:
     asked = iter(range(9))
     look = lean.cache(lambda: next(asked))
     assert [look(), look()] == [0, 0]
+    double = lean.cache(lambda value: (value, next(asked)))
+    assert [double(3), double(4), double(3)] == [(3, 1), (4, 2), (3, 1)]
 
 
 def values() -> st.SearchStrategy[Any]:

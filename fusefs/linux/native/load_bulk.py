@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib import import_module
-from types import ModuleType
+
+from fusefs.core.lean import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 
 def load() -> ModuleType | None:
@@ -13,6 +16,7 @@ def load() -> ModuleType | None:
     if os.environ.get("TRASHD_NATIVE") == "0" or sys.getfilesystemencoding() != "utf-8":
         return None
     try:
-        return import_module("fusefs.linux.native._bulk")
+        from fusefs.linux.native import _bulk
     except ImportError:
         return None
+    return _bulk

@@ -1,0 +1,103 @@
+"""The program that `trashd browse` is: screens, colours, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import locale
+import signal
+from collections.abc import Sequence
+from typing import ClassVar
+
+from textual.binding import Binding, BindingType
+
+from fusefs.browse.command_app import CommandApp
+from fusefs.browse.dialogs import Notice, YesOrNo
+from fusefs.browse.orphans_screen import OrphansScreen
+from fusefs.browse.table_screen import TableScreen
+from fusefs.core.errors import Exit
+
+_HELP = """\
+Up Down PgUp PgDn  choose; Home, End: the first, the last
+Enter, Right       look into an orphan, or into a directory of it
+Left, Esc          back
+/                  find: path, owner, id, note; Enter keeps it, Esc ends it
+o                  order by age, time left, size, path, owner
+s                  count what it takes
+r                  restore it, or what is chosen in it
+k, u               keep it, for some time or for good; keep it no longer
+d                  delete it for good; asks first
+Ctrl-R             look again, as it does by itself every few seconds
+Ctrl-Z             to the shell; fg leads back
+q, Ctrl-C          quit
+
+Other commands do it: trashd help restore, and so on."""
+
+
+class Browser(CommandApp):
+    """Orphans on a whole terminal."""
+
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    Screen { background: ansi_default; color: ansi_default; }
+    ModalScreen { background: transparent; align: center middle; }
+    #title, #keys, #find { height: 1; }
+    #find Static { width: auto; }
+    #detail { height: 2; text-wrap: nowrap; text-overflow: ellipsis; }
+    #status { height: auto; min-height: 1; max-height: 4; color: ansi_yellow; }
+    RowTable { height: 1fr; }
+    Input, Input:focus { background: ansi_default; color: ansi_default; }
+    .dialog {
+        width: auto; max-width: 100%; height: auto; max-height: 100%; padding: 0 1;
+        background: ansi_default; border: solid ansi_default; scrollbar-size: 0 0;
+    }
+    .-plain .dialog { border: ascii ansi_default; }
+    .dialog Static, .dialog Input { width: auto; min-width: 60; max-width: 76; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("question_mark,f1", "help", show=False),
+        Binding("q", "quit", show=False),
+        Binding("ctrl+c,ctrl+q", "quit", show=False, priority=True),
+        Binding("ctrl+z", "suspend_process", show=False, priority=True),
+    ]
+
+    def __init__(self, trashd: Sequence[str], volumes: Sequence[bytes]) -> None:
+        """trashd: the words by which it is started; volumes: as for `trashd list`"""
+        super().__init__(trashd)
+        self._orphans = OrphansScreen(volumes)
+
+    def on_mount(self) -> None:
+        """Begin."""
+        self.set_class(self.no_color or "utf" not in locale.getpreferredencoding().lower(), "-plain")
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._end, Exit.TERMINATED)
+        self.push_screen(self._orphans)
+
+    def look(self) -> None:
+        """See CommandApp."""
+        self._orphans.look()
+        if isinstance(self.screen, TableScreen):
+            self.screen.look()
+
+    def tell(self, *lines: str) -> None:
+        """See CommandApp."""
+        next(one for one in reversed(self.screen_stack) if isinstance(one, TableScreen)).tell(*lines)
+
+    def action_help(self) -> None:
+        """Tell of the keys."""
+        if isinstance(self.screen, TableScreen):
+            self.push_screen(Notice("Keys", _HELP.splitlines()))
+
+    async def action_quit(self) -> None:
+        """End, unless something is being done and is to go on."""
+        self.run_worker(self._quit(), exclusive=True, group="quit")
+
+    async def _quit(self) -> None:
+        doing = self.commands.doing()
+        if not doing or await self.push_screen_wait(YesOrNo("Stop this?", doing, "stop it, and quit")):
+            self._end(Exit.DONE)
+
+    def _end(self, code: int) -> None:
+        async def end() -> None:
+            await self.commands.end()
+            self.exit(code, return_code=code)
+
+        self.run_worker(end(), exclusive=True, group="end")

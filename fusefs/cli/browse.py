@@ -1,0 +1,73 @@
+"""trashd browse."""
+
+from __future__ import annotations
+
+import locale
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from fusefs.cli.options import volume_option
+from fusefs.core.errors import Refused
+
+
+@click.command("browse", short_help="Look through orphans on the whole terminal.")
+@volume_option
+def command(volumes: tuple[bytes, ...]) -> int:
+    """Look through orphans, into them, and take back, keep or delete what is found there: all by keys.
+
+    What there is comes from trashd list and trashd ls, and is looked at again every few seconds; what is done is done
+    by trashd restore, keep and reap, each in a process of its own and with its owner's rights. ? tells of the keys.
+
+    It needs a terminal that can place its cursor, and the extra `browse`: pip install 'trashd[browse]'. With NO_COLOR,
+    and on terminals without colours, it uses none.
+
+    \b
+    Examples:
+      trashd browse
+      trashd browse --volume /scratch
+    """
+    _check_terminal()
+    try:
+        from fusefs.browse.browser import Browser
+    except ModuleNotFoundError as error:
+        if (error.name or "fusefs").partition(".")[0] == "fusefs":
+            raise
+        hint = "pip install 'trashd[browse]', or where pipx installed trashd: pipx inject trashd textual"
+        raise Refused(f"browsing needs textual, which can't be loaded ({error})", hint) from error
+    _write_to_terminal()
+    return Browser(_as_started(), volumes).run(mouse=False) or 0
+
+
+def _check_terminal() -> None:
+    """Raises  Refused: nobody could read it, or not in places"""
+    import curses
+
+    if not (os.isatty(0) and os.isatty(1)):
+        raise Refused("browsing needs a terminal", "for programs: trashd list --json, trashd ls --json")
+    if os.environ.get("TERM", "dumb") in ("", "dumb", "unknown"):
+        can_place, n_colours = False, 0
+    else:
+        try:
+            curses.setupterm()
+        except curses.error:  # it is not described here; all that are new enough for that can do it
+            return
+        can_place, n_colours = curses.tigetstr("cup") is not None, curses.tigetnum("colors")
+    if not can_place:
+        raise Refused("this terminal can't place its cursor (TERM)", "trashd list tells the same line by line")
+    if n_colours <= 0:
+        os.environ["NO_COLOR"] = "1"
+
+
+def _write_to_terminal() -> None:
+    """Have Textual write to standard output, where somebody looks: it takes Python's first standard error, whose buffer
+    fusefs.cli.main has taken from it."""
+    terminal = open(os.dup(1), "w", encoding=locale.getpreferredencoding(), errors="replace")  # noqa: SIM115
+    sys.__stderr__ = terminal  # type: ignore[misc]
+
+
+def _as_started() -> Sequence[str]:
+    """The words before those of the command line: Python, how it was told to start, and what it runs."""
+    return sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]

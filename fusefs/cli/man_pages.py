@@ -1,0 +1,211 @@
+"""trashd(1) and a page for each command, as Markdown: what `--help` tells, and what docs/man has besides.
+
+A part in docs/man goes on where the help ends. Before its first heading stands more description. `## Options` has items
+``- `--option`: more of it``, and so has the heading that is a command of a group (`## run`), with more text of that.
+Any other heading is a section of its own, or more of that which is made of the help.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+import click
+
+from fusefs.cli.group import SECTIONS, trashd
+
+_SHORT_HELP_CHARS: Final = 200
+_ITEM = re.compile(r"^- `(?P<option>--[a-z][a-z-]*)`: (?P<more>.*)\n?", re.MULTILINE)
+_EXAMPLES = re.compile(r"\x08\nExamples?:\n(?P<lines>.*)", re.DOTALL)
+_TO_MARK = re.compile(
+    r"`[^`]*`"  # is marked already
+    r"|(?<![\w/'-])--?[A-Za-z][\w-]*"
+    r"|[^\s,;()]*[*_<>][^\s,;:()]*(?<!\.)"  # Markdown would read something else in it
+)
+_SWITCH = re.compile(r"--?[A-Za-z0-9][\w-]*")
+_SWITCHES = re.compile(rf"{_SWITCH.pattern}(?:(?:, | / ){_SWITCH.pattern})*")
+_PLACEHOLDER = re.compile(r"[A-Z][A-Z-]+")
+
+
+class _Part(NamedTuple):
+    """What docs/man has of a page: more description, and by their headings what is in sections."""
+
+    intro: str
+    sections: dict[str, str]
+
+
+class _Command(NamedTuple):
+    """A command as it is typed, `trashd plan show`."""
+
+    path: str
+    itself: click.Command
+
+    def inside(self) -> list[_Command]:
+        """Those of a group."""
+        inside = self.itself.commands if isinstance(self.itself, click.Group) else {}
+        return [_Command(f"{self.path} {name}", one) for name, one in inside.items() if not one.hidden]
+
+    def context(self) -> click.Context:
+        return click.Context(self.itself, info_name=self.path)
+
+
+def page_names() -> list[str]:
+    """Of all pages, each with its part docs/man/<name>.md: trashd's own, then each command's."""
+    return ["trashd", *trashd.list_commands(click.Context(trashd))]
+
+
+def title_of(name: str) -> str:
+    """What a page is called: trashd-swap of "swap"."""
+    return name if name == "trashd" else f"trashd-{name}"
+
+
+def page_of(name: str, part: str) -> str:
+    """All that there is to know of a command.
+
+    part     the text of docs/man/<name>.md
+    Returns  Markdown: headings of three levels, paragraphs of a line, items ``- `term`: text``, fenced examples
+    Raises   LookupError: the part tells of an option that there is not, or lacks what each has
+    """
+    command, told = _find(name), _read(part)
+    more = told.sections
+    text = {
+        "Name": f"{title_of(name)} - {_in_brief(command.itself)}",
+        "Synopsis": _joined(*(_usage(one) for one in command.inside() or [command])),
+        "Description": _joined(_description(command), told.intro),
+        "Commands": _joined(*(_told_inside(one, more) for one in command.inside())) or _all_commands(name),
+        "Options": _with_options(command, more.pop("Options", "")),
+    }
+    examples = _joined(*(_examples(one) for one in (command, *command.inside())), _unfenced(more.pop("Examples", "")))
+    see_also = ("trashd(1), " if name != "trashd" else "") + more.pop("See also")
+    text |= {**more, "Examples": _fenced(examples), "See also": see_also}
+    return _joined(f"# {title_of(name)}(1)", *(f"## {head}\n\n{body}" for head, body in text.items() if body)) + "\n"
+
+
+def _find(name: str) -> _Command:
+    found = trashd if name == "trashd" else trashd.get_command(click.Context(trashd), name)
+    if found is None:
+        raise LookupError(name)
+    return _Command("trashd" if name == "trashd" else f"trashd {name}", found)
+
+
+def _read(part: str) -> _Part:
+    first, *others = re.split(r"^## ", part, flags=re.MULTILINE)
+    sections = {head: body.strip() for head, _, body in (other.partition("\n") for other in others)}
+    return _Part(first.partition("\n")[2].strip(), sections)
+
+
+def _joined(*texts: str) -> str:
+    return "\n\n".join(filter(None, texts))
+
+
+def _fenced(lines: str) -> str:
+    return lines and f"```text\n{lines}\n```"
+
+
+def _unfenced(text: str) -> str:
+    return re.sub(r"^```\w*\n?", "", text, flags=re.MULTILINE).strip()
+
+
+def _in_brief(command: click.Command) -> str:
+    text = command.get_short_help_str(_SHORT_HELP_CHARS).removesuffix(".")
+    return text[:1].lower() + text[1:]
+
+
+def _usage(command: _Command) -> str:
+    """As of `trashd plan show`: one line."""
+    if command.path == "trashd":
+        return "`trashd` *COMMAND* [*OPTION*]... [*ARGUMENT*]..."
+    options, *rest = command.itself.collect_usage_pieces(command.context())
+    options = options.replace("[OPTIONS]", "[*OPTION*]...")
+    return " ".join([f"`{command.path}`", options, *(_value(one) for one in rest)])
+
+
+def _value(text: str) -> str:
+    """What stands for something that is typed."""
+    return _PLACEHOLDER.sub(r"*\g<0>*", text.replace("…", "..."))
+
+
+def _placeholders(command: _Command) -> set[str]:
+    pieces = command.itself.collect_usage_pieces(command.context())[1:]
+    values = (value for _option, _switches, value, _help in _told_options(command))
+    return set(_PLACEHOLDER.findall(" ".join([*pieces, *values])))
+
+
+class _ToldOption(NamedTuple):
+    """An option as `--help` has it: `-n, --dry-run` or `--keep` with ` GLOB`, and what is said of it."""
+
+    option: click.Option
+    switches: str
+    value: str
+    help: str
+
+
+def _told_options(command: _Command) -> Iterator[_ToldOption]:
+    for one in command.itself.params:
+        record = one.get_help_record(command.context()) if isinstance(one, click.Option) else None
+        if record is not None and isinstance(one, click.Option):
+            found = _SWITCHES.match(record[0])
+            assert found is not None
+            yield _ToldOption(one, found[0], record[0][found.end() :], " ".join(record[1].split()))
+
+
+def _marked(command: _Command, text: str) -> str:
+    """A help text as Markdown: options and such are code, what stands for something is emphasised."""
+    known = _placeholders(command)
+
+    def mark(found: re.Match[str]) -> str:
+        word = found[0]
+        return word if word.startswith("`") else f"*{word}*" if word in known else f"`{word}`"
+
+    words = "|".join([*sorted(known, key=len, reverse=True)])
+    pattern = rf"{_TO_MARK.pattern}|\b(?:{words})\b" if known else _TO_MARK.pattern
+    return re.sub(pattern, mark, text)
+
+
+def _help(command: _Command) -> str:
+    return inspect.cleandoc(command.itself.help or "")
+
+
+def _description(command: _Command) -> str:
+    paragraphs = _help(command).partition("\x08")[0].strip().split("\n\n")
+    return _joined(*(_marked(command, " ".join(one.split())) for one in paragraphs))
+
+
+def _examples(command: _Command) -> str:
+    found = _EXAMPLES.search(_help(command))
+    return "\n".join(line.removeprefix("  ") for line in found["lines"].rstrip().splitlines()) if found else ""
+
+
+def _with_options(command: _Command, told: str) -> str:
+    """The text of a part's section, and all options, each with what the section has of it."""
+    more = {item["option"]: item["more"] for item in _ITEM.finditer(told)}
+    items = []
+    for option, switches, value, text in _told_options(command):
+        term = _SWITCH.sub(r"`\g<0>`", switches) + _value(value)
+        items.append(" ".join([f"- {term}:", _marked(command, text), *_taken(more, option.opts)]))
+    if more:
+        raise LookupError(f"{command.path} has no {', '.join(more)}")
+    return _joined(_ITEM.sub("", told).strip(), "\n".join(items))
+
+
+def _taken(more: dict[str, str], names: Iterable[str]) -> list[str]:
+    return [more.pop(name) for name in names if name in more]
+
+
+def _told_inside(command: _Command, more: dict[str, str]) -> str:
+    """What a group's page has of one of its commands; with what the part has of it, which is no section then."""
+    told = more.pop(command.itself.name or "", "")
+    intro = _ITEM.sub("", told).strip()
+    options = _with_options(command, told.removeprefix(intro))
+    return _joined(f"### {command.path}", _description(command), intro, options)
+
+
+def _all_commands(name: str) -> str:
+    """What trashd's own page has of them, and no other."""
+    sections = []
+    for section, names in SECTIONS.items() if name == "trashd" else ():
+        items = (f"- {title_of(one)}(1): {_find(one).itself.get_short_help_str(_SHORT_HELP_CHARS)}" for one in names)
+        sections.append(_joined(f"### {section}", "\n".join(items)))
+    return _joined(*sections)

@@ -1,0 +1,125 @@
+"""Which orphans a reap takes, which it leaves, and how that is told."""
+
+from __future__ import annotations
+
+import os
+import time
+from itertools import groupby
+
+from fusefs.cli import output
+from fusefs.cli.early_question import line_of
+from fusefs.cli.json_objects import RestorableFor
+from fusefs.core.lean import TYPE_CHECKING, NamedTuple
+from fusefs.core.lifecycle import State
+from fusefs.core.printable_names import printable, shell_word
+from fusefs.core.report import Reaped, Report
+from fusefs.store.list_orphans import ListedContainer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class Choice(NamedTuple):
+    """Orphans that a reap may take, and those that it leaves.
+
+    chosen     of those, the ones whose retention has ended go; with --now all
+    left       pinned
+    unvouched  in stores that may be copies
+    unproven   in folders that others may have filled
+    """
+
+    chosen: list[ListedContainer]
+    left: Sequence[ListedContainer] = ()
+    unvouched: Sequence[ListedContainer] = ()
+    unproven: Sequence[ListedContainer] = ()
+
+
+def choose(found: Sequence[ListedContainer], *, everything: bool, pinned: bool, now: bool) -> Choice:
+    """Choose among all that there are, none being named."""
+    uid = os.geteuid()
+    mine = [entry for entry in found if entry.is_served_by(uid)]
+    # Of an unproven folder its user alone says by --all that all in it is meant.
+    theirs = [] if everything else [entry for entry in found if not entry.is_served_by(uid)]
+    unproven = [entry for entry in theirs if not _waits(entry)]
+    unvouched = [entry for entry in mine if not entry.is_vouched and (now or not _waits(entry))]
+    chosen = [entry for entry in mine if entry.is_vouched]
+    if not (everything or pinned):
+        return Choice(chosen, (), unvouched, unproven)
+    own = [entry for entry in chosen if entry.uid == uid]
+    left = [] if pinned else [entry for entry in own if _is_pinned(entry)]
+    return Choice([entry for entry in own if (pinned if _is_pinned(entry) else everything)], left, unvouched, unproven)
+
+
+def by_retention(chosen: Sequence[ListedContainer]) -> tuple[list[ListedContainer], list[ListedContainer]]:
+    """Those whose retention has not ended, and those whose has."""
+    waiting: list[ListedContainer] = []
+    ended: list[ListedContainer] = []
+    for entry in chosen:
+        (waiting if _waits(entry) else ended).append(entry)
+    return waiting, ended
+
+
+def tell_choice(choice: Choice, *, as_json: bool) -> None:
+    """Say what is left, and how it would go."""
+    _tell_left(choice.left, as_json=as_json)
+    tell_unvouched(choice.unvouched, as_json=as_json)
+    _tell_unproven(choice.unproven, as_json=as_json)
+
+
+def _is_pinned(entry: ListedContainer) -> bool:
+    """Whether it has no term; one that a reaper has begun was named when it began."""
+    return entry.state is State.ORPHANS and entry.expires_ns is None and not entry.problem
+
+
+def _tell_left(left: Sequence[ListedContainer], *, as_json: bool) -> None:
+    """Say what --all leaves, and how it would go."""
+    if as_json:
+        for entry in left:
+            output.as_json(Reaped(entry.id, "pinned", Report(0, (), 0)))
+    elif left:
+        stay = "1 pinned orphan stays" if len(left) == 1 else f"{len(left)} pinned orphans stay"
+        output.warn(f"{stay} (trashd keep): --now with the ID reaps one, with --pinned all of them")
+
+
+def tell_unvouched(unvouched: Sequence[ListedContainer], *, as_json: bool) -> None:
+    """Say what is left in stores that may be copies, and how it would go."""
+    why = (
+        "which may be a copy: nobody has registered that store. "
+        "Its owner does by: trashd init {}; an ID reaps one of them"
+    )
+    _tell_staying(unvouched, "unregistered", why, as_json=as_json)
+
+
+def _tell_unproven(unproven: Sequence[ListedContainer], *, as_json: bool) -> None:
+    """Say what is left in folders that others may have filled."""
+    why = "of which nobody can tell who put them there; trashd doctor {} says what helps"
+    _tell_staying(unproven, "unproven", why, as_json=as_json)
+
+
+def _tell_staying(staying: Sequence[ListedContainer], lost: str, why: str, *, as_json: bool) -> None:
+    """Say what stays, store by store. lost: to programs; why: to people, with a place for the volume"""
+    if as_json:
+        for entry in staying:
+            output.as_json(Reaped(entry.id, lost, Report(0, (), 0)))
+        return
+    for base, several in groupby(sorted(staying, key=ListedContainer.base_path), key=ListedContainer.base_path):
+        n_left = len(list(several))
+        stay = "1 orphan stays" if n_left == 1 else f"{n_left} orphans stay"
+        output.warn(f"{stay} in {printable(base)}/.trashd, {why.format(shell_word(base))}")
+
+
+def _waits(entry: ListedContainer) -> bool:
+    """Whether its retention forbids to reap it; one that a reaper has begun is past that."""
+    if entry.state is State.REAPING:
+        return False
+    return entry.expires_ns is None or entry.expires_ns > time.time_ns()
+
+
+def tell_would_go(due: Sequence[ListedContainer], *, as_json: bool) -> None:
+    """Print what a reap would take, as `trashd list` has it."""
+    now_ns = time.time_ns()
+    for entry in due:
+        if as_json:
+            output.as_json(entry, RestorableFor(entry.left_s(now_ns)))
+        else:
+            print(f"would be reaped: {line_of(entry, now_ns)}")

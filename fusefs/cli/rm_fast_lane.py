@@ -1,0 +1,200 @@
+"""`trashd rm` without click."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from itertools import chain, islice
+
+from fusefs.cli import output
+from fusefs.cli.confirm import is_confirmed
+from fusefs.cli.expiry_notice import look_for_soon
+from fusefs.cli.plain_line import PlainLine, PlainOption, any_paths, note
+from fusefs.cli.stop_signals import StopSignals
+from fusefs.cli.swap_fast_lane import SwapBatch, swap_all
+from fusefs.cli.typed_paths import every_path
+from fusefs.core.durations import plain_duration
+from fusefs.core.errors import Refused, TrashdError, Unsettled, UsageError
+from fusefs.core.lean import TYPE_CHECKING, NamedTuple
+from fusefs.core.lifecycle import DEFAULT_RETENTION_S
+from fusefs.core.printable_names import printable, shell_word
+from fusefs.core.record import Method
+from fusefs.core.removal_group import RemovalGroup
+from fusefs.core.sweep_result import Swept
+from fusefs.linux.invocation import invocation
+from fusefs.linux.kernel import Kernel
+from fusefs.linux.mountinfo import below
+from fusefs.store.stage import SwapOptions
+from fusefs.store.swap import Swapped
+from fusefs.store.swap_path import remove_path
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from typing import Any
+
+_MOST_TOLD = 10
+
+
+class RmLine(NamedTuple):
+    """What a command line asks for, named as click's parameters in cli/rm.py."""
+
+    paths: tuple[bytes, ...]
+    null: bool = False
+    force: bool = False
+    asks: bool = False
+    recursive: bool = False
+    only_empty: bool = False
+    verbose: bool = False
+    keep_for: int = DEFAULT_RETENTION_S
+    note: str = ""
+    no_fsync: bool = False
+    now: bool = False
+    as_json: bool = False
+
+
+LINE = PlainLine(
+    "paths",
+    any_paths,
+    {
+        "-0": PlainOption("null"),
+        "--null": PlainOption("null"),
+        "-f": PlainOption("force"),
+        "--force": PlainOption("force"),
+        "-r": PlainOption("recursive"),
+        "-R": PlainOption("recursive"),
+        "--recursive": PlainOption("recursive"),
+        "-v": PlainOption("verbose"),
+        "--verbose": PlainOption("verbose"),
+        "--keep-for": PlainOption("keep_for", plain_duration),
+        "--note": PlainOption("note", note),
+        "--no-fsync": PlainOption("no_fsync"),
+        "--now": PlainOption("now"),
+        "--json": PlainOption("as_json"),
+    },
+)
+
+
+def run(told: dict[str, Any]) -> int:
+    """Do what a plain line says; the exit code."""
+    return remove_told(RmLine(**told))
+
+
+def remove_told(told: RmLine) -> int:
+    """Do what a command line asks for; the exit code."""
+    if told.asks and told.force:
+        raise UsageError("-i with -f", "it is asked, or it is not")
+    if told.asks and (told.null or not sys.stdin.isatty()):
+        raise UsageError("-i asks at a terminal", "paths can't be read from there, too")
+    if told.force and not told.paths and not told.null:
+        return 0
+    wanted = every_path(told.paths, null=told.null)
+    options = SwapOptions(told.keep_for, told.note, not told.no_fsync, invocation=invocation())
+    removal = _RmCommand(options, force=told.force, verbose=told.verbose, now=told.now, as_json=told.as_json)
+    if told.only_empty and not told.recursive:
+        wanted = _emptied(wanted, removal.codes, as_json=told.as_json)
+    code = removal.run(filter(_is_meant, wanted) if told.asks else iter(wanted))
+    look_for_soon(Kernel(), told.paths[:1], as_json=told.as_json)
+    return code
+
+
+def _is_meant(path: bytes) -> bool:
+    what = "directory" if os.path.isdir(path) and not os.path.islink(path) else "file"
+    return not os.path.lexists(path) or is_confirmed(f"Remove {what} {printable(path)}?")
+
+
+def _emptied(paths: Iterable[bytes], codes: list[int], *, as_json: bool) -> Iterator[bytes]:
+    """Without directories that are not empty, each of which is an error."""
+    for path in paths:
+        try:
+            is_full = stat.S_ISDIR(os.lstat(path).st_mode) and bool(os.listdir(path))
+        except OSError:
+            is_full = False  # its removal tells what is wrong
+        if is_full:
+            refusal = Refused(path, "it is a directory that is not empty: -r takes it with all that it holds")
+            codes.append(output.failed(refusal, as_json=as_json))
+        else:
+            yield path
+
+
+class _RmCommand:
+    """One command's. codes: of what was done so far"""
+
+    def __init__(self, options: SwapOptions, *, force: bool, verbose: bool, now: bool, as_json: bool) -> None:
+        self.codes: list[int] = []
+        self._options = options
+        self._force = force
+        self._verbose = verbose
+        self._now = now
+        self._as_json = as_json
+
+    def run(self, paths: Iterator[bytes]) -> int:
+        """Remove them; the exit code."""
+        alone, groups = [*islice(paths, 2)], list[RemovalGroup]()
+        if len(alone) > 1:
+            from fusefs.sweep.remove_together import in_groups
+
+            groups, alone = in_groups(Kernel(), chain(alone, paths))
+        self._remove_each(alone)  # first: they may be named through a link that goes, too
+        for group in groups:
+            with StopSignals() as stop:
+                left = self._remove(group, stop)
+                if stop():
+                    return stop.exit_code()
+            self._remove_each(left)
+        return output.exit_code(self.codes)
+
+    def _remove_each(self, paths: Sequence[bytes]) -> None:
+        if self._force:
+            paths = [*filter(os.path.lexists, paths)]
+        if paths:
+            batch = SwapBatch(paths, self._options, remove_path, self._as_json, not self._now, self._reap)
+            self.codes.append(swap_all(batch))
+
+    def _remove(self, group: RemovalGroup, stop: StopSignals) -> list[bytes]:
+        """Remove a group; the paths of what did not go, and is to be removed one by one."""
+        from fusefs.sweep.remove_together import remove_group
+        from fusefs.sweep.request import SweepWishes
+
+        try:
+            swept, left = remove_group(Kernel(), group, self._options, SweepWishes(stops=stop))
+        except TrashdError:
+            return [*group.all_given()]  # each tells what is wrong with it, or works by itself
+        if swept.orphan is not None:
+            self._tell(group, swept, frozenset(left))
+            self.codes.append(Unsettled.exit_code if swept.warnings else 0)
+            if self._now:
+                self.codes.append(self._reap_one(group.directory, swept.orphan))
+        return [] if stop() else left
+
+    def _reap(self, swapped: Swapped) -> int:
+        return self._reap_one(swapped.path, swapped.id) if self._now else 0
+
+    def _reap_one(self, path: bytes, orphan: str) -> int:
+        from fusefs.cli.reap_foreground import reap_ids
+
+        return reap_ids(Kernel(), (path,), (orphan,), as_json=self._as_json)
+
+    def _tell(self, group: RemovalGroup, swept: Swept, left: frozenset[bytes]) -> None:
+        assert swept.orphan is not None
+        assert swept.store is not None
+        undo = output.restore_command(swept.orphan, swept.volume)
+        if self._as_json:
+            from fusefs.cli.json_objects import UndoCommand
+
+            for path in group.paths_without(left):
+                one = Swapped(swept.orphan, path, swept.store, Method.SWEEP, None, (), swept.warnings, swept.volume)
+                restore = f"{undo} {shell_word(below(path, group.directory))}"
+                output.as_json(one, UndoCommand(None if self._now else restore))
+            return
+        n_gone = group.n() - len(left)
+        if n_gone <= _MOST_TOLD or self._verbose:
+            for path in group.paths_without(left):
+                print(f"{printable(path)}: removed")
+        else:
+            print(f"{printable(group.directory)}: {n_gone:,} removed")
+        print(f"  id    {swept.orphan}")
+        if not self._now:
+            print(f"  undo  {undo}")
+        for warning in swept.warnings:
+            output.warn(warning)

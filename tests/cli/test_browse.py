@@ -1,0 +1,359 @@
+"""`trashd browse`: a person presses keys, reads the screen, and the other commands do the work."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.support.browse_pilot import Reader, browse
+from tests.support.make_trees import make_tree
+from tests.support.other_users import as_user
+from tests.support.store_calls import assert_silent
+from tests.support.trashd_command import TRASHD, done_well, swapped, trashd
+
+pytestmark = pytest.mark.needs("root")
+
+USER = 65_534
+HOSTILE = [
+    b"new\nline", b"\x1b[31mred\x1b]0;title\x07", b"[red]x[]", b"[@click=app.quit]", b"\xff\xfe",
+    "\u202eexe.gpj".encode(), b"x" * 255, "日本語".encode(), b"-rf", b" ",
+]  # fmt: skip
+SEEN = [
+    r"new\x0aline", r"\x1b[31mred\x1b]0;title\x07", "[red]x[]", "[@click=app.quit]", r"\xff\xfe",
+    r"\xe2\x80\xaeexe.gpj", "xxx…xxx", "日本語", "-rf",
+]  # fmt: skip
+
+
+def ids(volume: Path) -> list[str]:
+    """Of the orphans that there are."""
+    return [told["id"] for told in done_well("list", "--json", "--volume", volume).objects()]
+
+
+@pytest.fixture
+def job(volume: Path) -> Path:
+    """Swapped: what is here is the fresh directory."""
+    job = make_tree(volume / "job", {"results": {"a.csv": "content", "b.csv": ""}, "notes": ""})
+    swapped(job, "--note", "[b]before the upgrade")
+    return job
+
+
+@pytest.mark.quick("browse")
+def test_a_part_of_it_is_found_and_restored_by_keys(volume: Path, job: Path) -> None:
+    async def person(screen: Reader) -> None:
+        await screen.read(str(job), "23h59m", "root", "# [b]before the upgrade")
+        await screen.press("enter")
+        await screen.read("notes", "results/")
+        await screen.press("down", "enter")
+        await screen.read("a.csv", "b.csv", ": /results")
+        await screen.press("r")
+        await screen.read("results/a.csv", str(job))
+        await screen.press("enter")
+        await screen.read("restored")
+        await screen.press("left")
+        await screen.read("results/")
+
+    browse(person, volume, size=(80, 24))
+    assert (job / "results/a.csv").read_text() == "content"
+    assert not (job / "results/b.csv").exists()
+    assert len(ids(volume)) == 1
+    assert_silent(volume)
+
+
+def test_what_others_take_away_and_restore_is_seen(volume: Path, job: Path) -> None:
+    async def person(screen: Reader) -> None:
+        await screen.read(str(job))
+        done_well("rm", make_tree(volume / "late", {}))
+        await screen.read(str(volume / "late"))
+        done_well("restore", job)
+        await screen.press("ctrl+r")
+        await screen.lose(str(job))
+        await screen.read("1/1")
+
+    browse(person, volume)
+    assert_silent(volume)
+
+
+def test_everybodys_are_roots_to_restore_with_their_owners_rights(volume: Path) -> None:
+    home = make_tree(volume / "home", {"job": {"file": ""}})
+    for path in (home, *home.rglob("*")):
+        os.chown(path, USER, USER)
+    as_user(USER, lambda: swapped(home / "job"))
+
+    async def person(screen: Reader) -> None:
+        await screen.read("nobody", str(home / "job"))
+        await screen.press("r", "enter")
+        await screen.read("no orphans")
+
+    browse(person, volume)
+    assert (home / "job/file").stat().st_uid == USER
+    assert_silent(volume)
+
+
+def test_it_is_restored_to_another_place_that_is_typed(volume: Path, job: Path) -> None:
+    async def person(screen: Reader) -> None:
+        await screen.read(str(job))
+        await screen.press("r")
+        await screen.paste(str(volume / "elsewhere"))
+        await screen.press("enter")
+        await screen.read("elsewhere: restored")
+
+    browse(person, volume)
+    assert (volume / "elsewhere/notes").exists()
+    assert_silent(volume)
+
+
+def test_a_file_that_was_removed_is_restored_from_within_too(volume: Path) -> None:
+    (file := volume / "file").write_text("content")
+    done_well("rm", file)
+
+    async def person(screen: Reader) -> None:
+        await screen.read(str(file))
+        await screen.press("enter")
+        await screen.read("(itself)")
+        await screen.press("r", "enter")
+        await screen.read("restored")
+
+    browse(person, volume)
+    assert file.read_text() == "content"
+    assert_silent(volume)
+
+
+def test_what_goes_wrong_is_told_with_its_hint(volume: Path, job: Path) -> None:
+    async def person(screen: Reader) -> None:
+        await screen.read(str(job))
+        await screen.press("r")
+        await screen.paste(str(volume))
+        await screen.press("enter")
+        await screen.read("hint: ")
+        await screen.press("enter")
+        await screen.lose("hint: ")
+        await screen.press("k")
+        await screen.type("3")
+        await screen.press("enter")
+        await screen.read("3s for seconds")
+        await screen.press("escape")
+        await screen.read(str(job))
+
+    browse(person, volume)
+    assert_silent(volume)
+
+
+def test_it_is_found_as_letters_are_typed(volume: Path, job: Path) -> None:
+    done_well("rm", make_tree(volume / "Other", {}))
+
+    async def person(screen: Reader) -> None:
+        await screen.read(str(job), str(volume / "Other"), "1/2")
+        await screen.press("slash")
+        await screen.type("oth")
+        await screen.read("Find: oth", "1/1")
+        assert not screen.sees(str(job))
+        await screen.type("q")
+        await screen.read("no such orphans", "0/0")
+        await screen.press("r", "escape")
+        await screen.read("1/2", str(job))
+        await screen.press("slash")
+        await screen.paste("UPGRADE")
+        await screen.press("enter", "k")
+        await screen.read(str(job), "For how long")
+        await screen.press("escape")
+
+    browse(person, volume)
+    assert_silent(volume)
+
+
+def test_they_are_put_in_other_orders(volume: Path) -> None:
+    for name, size in (("a", 5000), ("b", 50_000), ("c", 500)):
+        make_tree(volume / name, {"file": "x" * size})
+        done_well("rm", volume / name)
+    done_well("du", "--volume", volume)
+
+    async def person(screen: Reader) -> None:
+        def order() -> str:
+            paths = [f"{volume}/{name}" for name in "abc"]
+            return "".join(path[-1] for line in screen.lines()[3:6] for path in paths if path in line)
+
+        await screen.read(f"{volume}/b")
+        for keys, wanted in ((0, "cba"), (1, "abc"), (1, "bac"), (1, "abc"), (1, "cba"), (1, "cba")):
+            await screen.press(*["o"] * keys)
+            await screen.until(lambda wanted=wanted: order() == wanted)  # type: ignore[misc]
+
+    browse(person, volume)
+
+
+def test_it_is_kept_for_a_time_for_good_and_no_longer(volume: Path, job: Path) -> None:
+    async def person(screen: Reader) -> None:
+        await screen.read(str(job), "23h59m")
+        await screen.press("k")
+        await screen.type("3d")
+        await screen.press("enter")
+        await screen.read("2d23h")
+        await screen.press("k", "enter")
+        await screen.read("       kept")
+        await screen.press("u", "n", "u")
+        await screen.read("Keep it no longer?")
+        await screen.press("y")
+        await screen.read("23h59m")
+
+    browse(person, volume)
+    assert_silent(volume)
+
+
+def test_nothing_is_deleted_before_it_is_asked(volume: Path, job: Path) -> None:
+    identifiers = ids(volume)
+
+    async def person(screen: Reader) -> None:
+        await screen.read(str(job))
+        for answer in ("n", "escape", "enter", "q"):
+            await screen.press("d")
+            await screen.read("Delete it for good?", "of unknown size")
+            await screen.press(answer)
+            await screen.lose("Delete it for good?")
+        assert ids(volume) == identifiers
+        await screen.press("d", "y")
+        await screen.read("no orphans")
+
+    browse(person, volume)
+    assert ids(volume) == []
+    assert_silent(volume)
+
+
+def test_what_it_takes_is_counted(volume: Path, job: Path) -> None:
+    async def person(screen: Reader) -> None:
+        await screen.read(str(job), "? root")
+        await screen.press("s")
+        await screen.read(f"{job} takes 4.00 KiB", "4.00 KiB root", "1 orphan, 4.00 KiB")
+
+    browse(person, volume)
+    assert_silent(volume)
+
+
+def test_names_of_all_kinds_are_shown_plainly_and_restored_by_the_byte(volume: Path) -> None:
+    job, taken = make_tree(volume / "job", {}), (b"new\nline", b"\xff\xfe", b"-rf")
+    for name in HOSTILE:
+        os.close(os.open(os.path.join(os.fsencode(job), name), os.O_CREAT))
+    swapped(job)
+
+    async def person(screen: Reader) -> None:
+        await screen.read("1/1")
+        await screen.press("enter")
+        await screen.read(f"1/{len(HOSTILE)}", *SEEN)
+        for name in taken:
+            await screen.press("home", *["down"] * sorted(HOSTILE).index(name), "r", "enter")
+            await screen.until(lambda name=name: os.path.exists(os.path.join(os.fsencode(job), name)))  # type: ignore[misc]
+
+    browse(person, volume, size=(80, 24))
+    assert set(os.listdir(os.fsencode(job))) == set(taken)
+    assert_silent(volume)
+
+
+def test_a_hostile_path_that_it_came_from_is_no_markup_either(volume: Path) -> None:
+    for name in HOSTILE[:6]:
+        (path := Path(os.fsdecode(os.path.join(os.fsencode(volume), name)))).mkdir()
+        done_well("rm", "--", path)
+
+    async def person(screen: Reader) -> None:
+        await screen.read("1/6", *(f"/{seen}" for seen in SEEN[:6]))
+        for _ in range(6):
+            await screen.press("d", "n", "r", "escape", "k", "escape", "down")
+        await screen.read("6/6", *(f"/{seen}" for seen in SEEN[:6]))
+
+    browse(person, volume)
+    assert_silent(volume)
+
+
+def test_of_a_directory_of_many_the_first_are_looked_at_and_others_found(volume: Path) -> None:
+    job = make_tree(volume / "job", {})
+    for number in range(6_000):
+        (job / f"file-{number:05}").touch()
+    swapped(job)
+
+    async def person(screen: Reader) -> None:
+        await screen.read("1/1")
+        await screen.press("enter")
+        await screen.read("1/5,000", "file-00000", "the first 5,000")
+        await screen.press("end")
+        await screen.read("5,000/5,000", "file-04999")
+        await screen.press("slash")
+        await screen.paste("E-05999")
+        await screen.read("file-05999", "1/1")
+        await screen.press("escape")
+        await screen.read("/5,000")
+
+    browse(person, volume)
+    assert_silent(volume)
+
+
+def test_keys_are_answered_while_a_command_waits_and_quitting_ends_it(volume: Path, tmp_path: Path) -> None:
+    waits = ("sh", "-c", f"echo $$ > {tmp_path}/pid; exec sleep 1000", "sh")
+
+    async def person(screen: Reader) -> None:
+        await screen.read("looking...")
+        await screen.until((tmp_path / "pid").exists)
+        await screen.press("question_mark")
+        await screen.read("to the shell")
+        await screen.press("escape", "q")
+        await screen.until(lambda: screen.code() == 0)
+
+    browse(person, volume, trashd=waits)
+    pid = int((tmp_path / "pid").read_text())
+    assert not Path(f"/proc/{pid}/cmdline").exists() or not Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def test_who_quits_while_something_is_done_is_asked(volume: Path, job: Path) -> None:
+    slow = ("sh", "-c", f'test "$1" != reap || exec sleep 1000; exec {TRASHD} "$@"', "sh")
+
+    async def person(screen: Reader) -> None:
+        await screen.read(str(job))
+        await screen.press("d", "y", "q")
+        await screen.read("Stop this?", f"deleting {job}")
+        await screen.press("n")
+        await screen.lose("Stop this?")
+        await screen.press("ctrl+c")
+        await screen.read("Stop this?")
+        await screen.press("y")
+        await screen.until(lambda: screen.code() == 0)
+
+    browse(person, volume, trashd=slow)
+    assert len(ids(volume)) == 1
+    assert_silent(volume)
+
+
+def test_who_leaves_while_something_is_done_does_not_stop_it(volume: Path, job: Path) -> None:
+    slow = ("sh", "-c", f'test "$1" != restore || sleep 1; exec {TRASHD} "$@"', "sh")
+
+    async def person(screen: Reader) -> None:
+        await screen.read(str(job))
+        await screen.press("enter")
+        await screen.read("results/")
+        await screen.press("r", "enter", "left")
+        await screen.read("CAME FROM")
+        await screen.read("notes: restored")
+
+    browse(person, volume, trashd=slow)
+    assert (job / "notes").exists()
+    assert_silent(volume)
+
+
+def test_a_store_that_can_not_be_looked_at_is_told_of(volume: Path) -> None:
+    async def person(screen: Reader) -> None:
+        await screen.read(f"Not found: {volume}/none", "hint: ")
+        assert not screen.sees("looking")
+
+    browse(person, volume / "none")
+
+
+def test_it_says_that_there_is_nothing(volume: Path) -> None:
+    async def person(screen: Reader) -> None:
+        await screen.read("no orphans", "0/0")
+        await screen.press("enter", "r", "k", "u", "d", "s", "o", "end", "up", "pagedown")
+        await screen.read("no orphans")
+
+    browse(person, volume)
+
+
+@pytest.mark.parametrize("words", [("browse",), ("browse", "--volume", "/")])
+def test_without_a_terminal_it_refuses(words: tuple[str, ...]) -> None:
+    done = trashd(*words)
+    assert (done.code, "trashd list --json" in done.err) == (3, True)

@@ -1,0 +1,1 @@
+"""docs/recipes, each page followed on machines of the test's own."""

@@ -1,0 +1,1 @@
+"""The documents as a site, and what a browser makes of it."""

@@ -1,0 +1,25 @@
+"""The pages of the manual as they are made, and files for man(1) of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fusefs.cli.man_pages import page_names, page_of, title_of
+from fusefs.cli.service_files import PACKAGES, pieces_for_all
+
+PARTS = Path(__file__).parents[2] / "docs/man"
+TITLES = [title_of(name) for name in page_names()]
+
+
+def page(name: str) -> str:
+    """Markdown of a command's."""
+    return page_of(name, (PARTS / f"{name}.md").read_text(encoding="utf-8"))
+
+
+def sources() -> dict[str, bytes]:
+    """What is installed for man(1), by the names of files."""
+    return {
+        piece.path.rpartition("/")[2]: piece.content
+        for piece in pieces_for_all(PACKAGES)
+        if "/man/" in piece.path and piece.content is not None
+    }
