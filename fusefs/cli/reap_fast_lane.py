@@ -66,7 +66,9 @@ class ReapLine(NamedTuple):
         if self.wanted_bytes is not None and (self.identifiers or self.everything or self.pinned or self.now):
             raise UsageError("--free with what is to go", "it chooses by itself, and asks")
         if self.one and (self.identifiers or self.wanted_bytes is not None):
-            raise UsageError(f"--one with {'ID' if self.identifiers else '--free'}", "it takes whichever is due and free")
+            raise UsageError(
+                f"--one with {'ID' if self.identifiers else '--free'}", "it takes whichever is due and free"
+            )
         if self.job is not None and self.paced:
             raise UsageError(
                 "--mpi with --paced", "that listens to one machine's disk; --max-rate is for all ranks together"
