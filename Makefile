@@ -5,7 +5,7 @@ NATIVE = hatch_build.py $(wildcard fusefs/*/native/*.[ch])
 
 SANITIZERS = address,undefined
 
-.PHONY: setup native demo test every quick without-native lint coverage fmt bench docs schema changelog dist release fast-paths man site install-system packages deb-bundled rpm tarball suites soak soak-service soak-store soak-reap soak-lists soak-mount soak-model soak-shared shared shared-packages recipes recipes-packages sanitize clean
+.PHONY: setup native demo test every quick without-native lint coverage fmt bench docs schema changelog dist release fast-paths man site install-system packages deb-bundled rpm tarball suites soak soak-service soak-store soak-reap soak-lists soak-mount soak-model soak-shared soak-mpi shared shared-packages mpi mpi-packages recipes recipes-packages sanitize clean
 
 setup: .venv/.ready .venv/.native
 .venv/.ready: pyproject.toml .ci/setup; @.ci/setup
@@ -31,6 +31,9 @@ suites: setup; @$(PYTHON) -m bench.suites $(ARGS)
 shared-packages: setup; @.ci/shared-packages
 # On each shared filesystem that is run here from packages: what can't be started fails.
 shared: shared-packages; @TRASHD_TEST_DEMANDED=shared TRASHD_TEST_ROUNDS=20 TRASHD_TEST_SHARED_LIMIT_S=20000 .ci/pytest -o faulthandler_timeout=0 tests/shared $(or $(ARGS),--numprocesses=2 --dist=worksteal)
+mpi-packages: setup; @.ci/mpi-packages
+# By each MPI: what can't be started fails.
+mpi: mpi-packages; @TRASHD_TEST_DEMANDED=mpi .ci/pytest tests/mpi $(or $(ARGS),--numprocesses=2 --dist=worksteal)
 recipes-packages: setup; @.ci/recipes-packages
 # Each recipe of docs/recipes as its page has it: what can't be run here fails.
 recipes: recipes-packages; @TRASHD_TEST_DEMANDED=recipes .ci/pytest -o faulthandler_timeout=0 tests/recipes $(or $(ARGS),--numprocesses=2 --dist=worksteal)
@@ -51,6 +54,7 @@ soak-reap: setup; @TRASHD_TEST_KILLS=1000 .ci/pytest --timeout=0 -s -k killed_at
 soak-lists: setup; @TRASHD_TEST_NAMES=100000000 .ci/pytest --timeout=0 -o faulthandler_timeout=0 -s tests/sweep/test_long_lists.py $(ARGS)
 soak-mount: setup; @TRASHD_TEST_SWAPS=1000 TRASHD_TEST_LOOKUPS=10000000 TRASHD_TEST_OPERATIONS=400000 TRASHD_TEST_RECORDS=10000 TRASHD_TEST_CHANGES=20000 TRASHD_TEST_INCARNATIONS=5000 TRASHD_TEST_SCENES=30000 TRASHD_TEST_ENTRIES=1000000 TRASHD_TEST_STEPS=100000 .ci/pytest --hypothesis-profile=soak --timeout=0 -o faulthandler_timeout=0 -s tests/mount/test_machine.py tests/mount/test_access_cases.py tests/mount/test_cached_memory.py tests/mount/test_swap_under_load.py tests/mount/test_append.py tests/mount/test_data_races.py tests/mount/test_incarnations.py tests/mount/test_large_listing.py tests/mount/test_shuffled_threads.py tests/posix $(ARGS)
 soak-shared: shared-packages; @TRASHD_TEST_DEMANDED=shared TRASHD_TEST_ROUNDS=1000 TRASHD_TEST_SHARED_LIMIT_S=400000 .ci/pytest --timeout=0 -o faulthandler_timeout=0 -s tests/shared/test_rounds.py $(ARGS)
+soak-mpi: mpi-packages; @TRASHD_TEST_DEMANDED=mpi TRASHD_TEST_KILLS=100 .ci/pytest --timeout=0 -o faulthandler_timeout=0 -s tests/mpi/test_lost_ranks.py $(ARGS)
 soak-model: setup; @TRASHD_TEST_FAULTS=2 .ci/pytest --timeout=0 -o faulthandler_timeout=0 tests/unit/test_takeover_model.py $(ARGS)
 sanitize: setup; @cores=$$(mktemp -d) && trap 'rm -rf "$$cores"' EXIT && chmod 755 "$$cores" && $(PYTHON) hatch_build.py --sanitize $(SANITIZERS) --to "$$cores" && TRASHD_TEST_SANITIZED=$$cores/fusefs/mount/native TRASHD_TEST_STEPS=5000 .ci/pytest --timeout=600 tests/mount/test_shuffled_threads.py tests/mount/test_many_clients.py tests/mount/test_callers.py tests/mount/test_standby_readers.py tests/mount/test_oracle_*.py $(ARGS)
 clean: ; rm -rf .venv .venv-shared .venv-recipes build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

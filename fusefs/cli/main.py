@@ -33,6 +33,8 @@ def main() -> None:
     settle_streams()
     code = run(sys.argv[1:])
     sys.stderr.flush()
+    if "mpi4py" in sys.modules:
+        sys.exit(code)  # MPICH tells mpiexec by a handler of exit(3) that this was no crash
     os._exit(code)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from fusefs.cli.id_completion import OrphanId
+from fusefs.cli.mpi_option import mpi_option
 from fusefs.cli.options import ParsedValue, json_option, tempo_options, threads_option, volume_option
 from fusefs.cli.reap_fast_lane import ReapLine, reap_told
 from fusefs.core.sizes import parse_size
@@ -24,6 +25,7 @@ from fusefs.core.sizes import parse_size
     metavar="SIZE",
     help="As many as take so much: expired ones first, then it asks.",
 )
+@click.option("--one", is_flag=True, help="The first of them that no other process has, and no more.")
 @click.option("-n", "--dry-run", "dry", is_flag=True, help="Only say which would go.")
 @click.option("--yes", is_flag=True, help="Don't ask before several go before their time.")
 @threads_option
@@ -33,6 +35,7 @@ from fusefs.core.sizes import parse_size
 @click.option("--with-stores", is_flag=True, help="With ID: trash stores in it go too, but for what is pinned there.")
 @volume_option
 @json_option
+@mpi_option
 def command(**options: Any) -> int:
     """Delete orphans whose retention has ended, in the foreground; what is reaped can't be restored.
 
@@ -48,6 +51,12 @@ def command(**options: Any) -> int:
     On a terminal it asks before more than one goes before its time; --yes is the answer. Without a terminal, and with
     --json, it never asks. --dry-run says which would go, and deletes nothing.
 
+    With --one it reaps the first that no other process has, and ends; where there is none it has done what it should.
+    So an array of a scheduler's tasks shares a volume.
+
+    With --mpi, started as `mpiexec -n N trashd reap --mpi ID` by the orphan's owner, N ranks on as many machines share
+    one tree; each needs the volume at the same path. The first rank alone says something.
+
     With --free only as many go as take so much, counted first: of those that have expired the oldest; if that is not
     enough, it asks whether others may go that can still be restored, the soonest to expire first.
 
@@ -62,6 +71,7 @@ def command(**options: Any) -> int:
       trashd reap --dry-run
       trashd reap --free 200G --volume /scratch
       trashd reap --wait
+      sbatch --array=1-64 --wrap 'trashd reap --one --volume /scratch'
       trashd reap --paced
       trashd reap --max-rate 5000/s --max-bytes 200M/s
     """

@@ -37,6 +37,7 @@ class ReapLine(NamedTuple):
     pinned: bool = False
     now: bool = False
     wanted_bytes: int | None = None
+    one: bool = False
     dry: bool = False
     yes: bool = False
     n_workers: int | None = None
@@ -48,6 +49,7 @@ class ReapLine(NamedTuple):
     with_stores: bool = False
     volumes: tuple[bytes, ...] = ()
     as_json: bool = False
+    job: Any = None
 
     def check(self) -> None:
         """Raises  UsageError for options that don't go together"""
@@ -63,6 +65,14 @@ class ReapLine(NamedTuple):
             raise UsageError("--now alone", "name those that may go before their time (trashd list)")
         if self.wanted_bytes is not None and (self.identifiers or self.everything or self.pinned or self.now):
             raise UsageError("--free with what is to go", "it chooses by itself, and asks")
+        if self.one and (self.identifiers or self.wanted_bytes is not None):
+            raise UsageError(
+                f"--one with {'ID' if self.identifiers else '--free'}", "it takes whichever is due and free"
+            )
+        if self.job is not None and self.paced:
+            raise UsageError(
+                "--mpi with --paced", "that listens to one machine's disk; --max-rate is for all ranks together"
+            )
 
 
 LINE = PlainLine(
@@ -73,6 +83,7 @@ LINE = PlainLine(
         "--pinned": PlainOption("pinned"),
         "--now": PlainOption("now"),
         "--free": PlainOption("wanted_bytes", parse_size),
+        "--one": PlainOption("one"),
         "-n": PlainOption("dry"),
         "--dry-run": PlainOption("dry"),
         "--yes": PlainOption("yes"),
@@ -121,12 +132,13 @@ def reap_told(told: ReapLine) -> int:
         tell_choice(choice, as_json=told.as_json)
     refused = Incomplete.exit_code if early or lost else 0
     if told.dry:
-        tell_would_go(due, as_json=told.as_json)
+        tell_would_go(due[:1] if told.one else due, as_json=told.as_json)
         return refused
-    if told.now and len(waiting) > 1 and not (told.yes or told.as_json) and can_be_asked():
+    if told.now and len(waiting) > 1 and not (told.yes or told.one or told.as_json) and can_be_asked():
         ask_about(waiting)
     expired, is_told = partial(has_expired, clocks=clocks), told.now and (told.identifiers or told.pinned)
     is_meant = is_named if is_told else is_unpinned if told.now or soon else expired
     tempo = Speed(told.max_rate, told.max_bytes)
     how = ReapOptions(told.n_workers, tempo, told.counts, told.waits, told.paced, told.with_stores, is_meant)
+    how = how._replace(only_one=told.one, job=told.job)
     return reap_all(kernel, told.volumes, due, how, as_json=told.as_json) or refused

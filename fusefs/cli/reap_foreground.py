@@ -6,6 +6,9 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
+
+import click
 
 from fusefs.cli import output
 from fusefs.cli.progress_bar import ProgressSink, bar
@@ -63,6 +66,8 @@ class ReapOptions(NamedTuple):
     paced      make way for others; the tempo is the most that it may be
     with_stores  trash stores in it that hold something go too
     is_meant   asked again about an orphan's record when its turn comes: it may have been kept meanwhile
+    only_one   the first that no other process has
+    job        whose ranks do it (engine.mpi_ranks.MpiJob), or None
     """
 
     n_workers: int | None = None
@@ -72,6 +77,8 @@ class ReapOptions(NamedTuple):
     paced: bool = False
     with_stores: bool = False
     is_meant: Callable[[Record], bool] = is_named
+    only_one: bool = False
+    job: Any = None
 
 
 PLAINLY = ReapOptions()
@@ -90,7 +97,7 @@ def reap_all(
     *,
     as_json: bool,
 ) -> int:
-    """Reap containers one after the other; the exit code. Ctrl-C ends it between two slices."""
+    """Reap containers one after the other, or one of them; the exit code. Ctrl-C ends it between two slices."""
     began = time.monotonic()
     codes, reaped, is_away = [], [], False
     with StopSignals() as stop, SpaceWait(kernel, due if how.waits else ()) as space:
@@ -100,13 +107,21 @@ def reap_all(
             try:
                 with bar(_title(entry), shown=not as_json) as shows:
                     act = partial(_reap, entry, how, shows, stop, is_away)
-                    reaped.append(act_on(kernel, volumes, entry, act, Reaped, needs_proof=True))
-                codes.append(_tell(entry, reaped[-1], as_json=as_json))
-                space.reaped(entry, reaped[-1])
+                    done = act_on(kernel, volumes, entry, act, Reaped, needs_proof=True)
+                if how.only_one and done.lost:
+                    continue
+                reaped.append(done)
+                codes.append(_tell(entry, done, as_json=as_json))
+                space.reaped(entry, done)
+                if how.only_one:
+                    break
             except (TrashdError, OSError) as error:
                 is_away |= isinstance(error, ServerAway)  # it was waited for, once for all
                 codes.append(output.failed(from_os(error, entry.id), as_json=as_json))
-        if len(due) > 1 and not as_json:
+        if how.only_one:
+            if due and not reaped and not as_json:
+                click.echo("no orphan is left to reap: others have them", err=True)
+        elif len(due) > 1 and not as_json:
             print(_sum(reaped, len(due) - len(reaped), time.monotonic() - began))
         codes += space.wait(stop, as_json=as_json)
         if stop():
@@ -135,7 +150,7 @@ def _reap(
     counted = shows.counted if counts else None
     with pacer_in(folder.store.kernel, folder.fd, how.tempo, output.tell_why if how.paced else None) as pacer:
         wishes = RemovalWishes(how.n_workers, pacer, shows.advance, stop, counted=counted, counting=shows.counting)
-        wishes = wishes._replace(waits=how.waits, with_stores=how.with_stores)
+        wishes = wishes._replace(waits=how.waits, with_stores=how.with_stores, job=how.job)
         limit_s = 0.0 if is_away else COMMAND_LIMIT_S
         outage = OutageWishes(limit_s, lambda number: output.tell_outage(number, limit_s))
         wishes = wishes._replace(outage=outage)

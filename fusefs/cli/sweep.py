@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from fusefs.cli.mpi_option import mpi_option
 from fusefs.cli.options import DURATION, Note, PathBytes, json_option, tempo_options, threads_option
 from fusefs.cli.selection_options import selection_options
 from fusefs.cli.sweep_fast_lane import run
@@ -53,11 +54,14 @@ from fusefs.core.listed_names import ListFormat
 @threads_option
 @tempo_options
 @json_option
+@mpi_option
 def command(directory: bytes, **options: Any) -> int:
     """Trash what a selection chooses below DIR: one orphan, restorable whole or in part. Or delete, move, print it.
 
     All that is told must hold, as with find. DIR itself is never chosen, a link is never followed, and what is mounted
     below DIR is neither entered nor taken. After Ctrl-C, or however it ended, the same command does the rest.
+
+    With --mpi, started as `mpiexec -n N trashd sweep --mpi DIR … --delete`, N ranks on as many machines share it.
 
     \b
     Examples:

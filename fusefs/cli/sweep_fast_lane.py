@@ -71,6 +71,7 @@ class SweepOptions(NamedTuple):
     max_bytes: int | None = None
     paced: bool = False
     as_json: bool = False
+    job: Any = None
 
     def has_list(self) -> bool:
         """Whether names are read, instead of a walk."""
@@ -114,7 +115,12 @@ class SweepOptions(NamedTuple):
             ("--note", bool(self.note), self.trashes(), "trashing"),
             ("--dry-run", self.dry, not self.prints_any(), "an action that changes something"),
             ("--confirm-above", self.limit is not None, not self.prints_any(), "an action that changes something"),
+            ("--mpi", self.job is not None, self.delete, "--delete"),
         )
+        if self.job is not None and (self.paced or self.most is not None):
+            raise UsageError(
+                f"--mpi with {'--paced' if self.paced else '--max-delete'}", "one machine alone can do that"
+            )
         for name, is_asked, is_there, other in needs:
             if is_asked and not is_there:
                 raise UsageError(f"{name} is for {other} only", "leave it out")
@@ -244,7 +250,7 @@ def _run(kernel: Kernel, asked: SweepOptions, names: Iterable[Listed] | None, st
             shows.advance(sums.n_done + sums.n_inside - before.n_done - before.n_inside, sums.n_bytes - before.n_bytes)
             before = sums
 
-        return sweep(kernel, request, SweepWishes(pacer, progress, stops))
+        return sweep(kernel, request, SweepWishes(pacer, progress, stops, asked.job))
 
 
 def _opened(kernel: Kernel, directory: bytes) -> Fd:

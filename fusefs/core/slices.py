@@ -23,6 +23,8 @@ MAX_FAILED_NAMES = 10_000
 _MAX_NAMES, _MAX_SUBDIRS = 4096, 1024
 _MOST_SHARING = 8
 """Workers in one directory: its lock lets one of them unlink, and more only wait longer for each call (measured)."""
+_BEGUN_BY_EACH = 8
+"""Directories that a plan for workers elsewhere has begun, a worker: what a slice leaves open is as deep as that."""
 _FEW_NAMES = 8
 """No share is smaller, unless no more are left: to hand it out costs more than to remove as many from a local disk."""
 
@@ -107,6 +109,7 @@ class Slice(NamedTuple):
     """One bounded piece of work in one directory.
 
     key         the plan's number for the directory
+    fd          negative: it is to be opened by its path
     path        of the directory, below the container, for failures
     max_depth   directories that may be open below this one; 0: what is in it is too deep
     is_hoisted  it is the directory that takes what is too deep
@@ -132,7 +135,10 @@ class Slice(NamedTuple):
 
 
 class UnfinishedDirectory(NamedTuple):
-    """A directory (or large file) that a slice began and did not finish."""
+    """A directory (or large file) that a slice began and did not finish.
+
+    fd  negative: another process has it open, if any
+    """
 
     name: str
     fd: int
@@ -176,7 +182,7 @@ class RemovalSliceResult(NamedTuple):
 
 
 class FinishedDirectory(NamedTuple):
-    """A directory that no slice works in any more: its fd may be closed."""
+    """A directory that no slice works in any more: its fd, if it has one here, may be closed."""
 
     fd: int
     has_failed: bool
@@ -199,14 +205,19 @@ class _Node:
 class SlicePlan:
     """The slices of one removal, the sum of what they did, and the fds that they no longer need."""
 
-    def __init__(self, n_workers: int, *, splits_names: bool, least_share: int = _FEW_NAMES) -> None:
+    def __init__(
+        self, n_workers: int, *, splits_names: bool, least_share: int = _FEW_NAMES, n_machines: int = 0
+    ) -> None:
         """Begin with nothing to do.
 
         splits_names  whether two workers are faster than one in one flat directory, here
         least_share   of such a directory's names, unless no more are left
+        n_machines    that the workers are on; 0: they are processes and threads of ours, and share its fds
         """
         self._n_workers = n_workers
-        self._n_sharing = min(n_workers, _MOST_SHARING) if splits_names else 1
+        # Each machine has a lock of its own for the directory.
+        self._n_sharing = min(n_workers, max(_MOST_SHARING, n_machines)) if splits_names else 1
+        self._most_begun = MAX_FDS if not n_machines else MAX_FDS + _BEGUN_BY_EACH * n_workers
         self._least_share = least_share
         self._nodes: dict[int, _Node] = {}
         self._n_added = 0
@@ -246,9 +257,9 @@ class SlicePlan:
             return None
         node = self._nodes[key]
         node.n_running += 1
-        n_free = MAX_FDS - len(self._nodes)
+        n_free = self._most_begun - len(self._nodes)
         depth = max(n_free // self._n_workers, MIN_DEPTH)
-        if n_free <= 0 and node.parent is not None:
+        if (n_free <= 0 or node.path.count(b"/") > MAX_FDS) and node.parent is not None:
             depth = 0  # a slice that ends early leaves open what it has entered: others of them went as deep
         share = self._cut(node.work)
         is_shared = self._n_sharing > 1 and (node.n_running > 1 or bool(node.work.names or node.work.bundles))
@@ -372,7 +383,7 @@ class SlicePlan:
 
     def fds(self) -> list[int]:
         """The fds of what is unfinished: to be closed if it is left so."""
-        return [node.fd for node in self._nodes.values() if node.parent is not None]
+        return [node.fd for node in self._nodes.values() if node.parent is not None and node.fd >= 0]
 
     def report(self, *, paced: bool, stopped: bool) -> Report:
         """The sum so far."""

@@ -6,13 +6,12 @@ from fusefs.core.lean import TYPE_CHECKING, Callable, Generic, NamedTuple, Proto
 from fusefs.core.report import Stops
 from fusefs.core.slice_budget import SliceBudget
 from fusefs.engine.slice_pace import GLANCE_S, SlicePace
-from fusefs.engine.slice_runners import Done, RunsSlices, Work, WorkerLost
+from fusefs.engine.slice_runners import Done, RunsSlices, SlicePool, Work, WorkerLost
 from fusefs.engine.strategy import Strategy
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
-
-    from fusefs.engine.workers import WorkerPool
+    from contextlib import AbstractContextManager
 
 
 class SliceSource(Protocol[Work]):
@@ -32,6 +31,7 @@ class SliceRunner(NamedTuple, Generic[Work, Done]):
     """A plan, who does its slices, and how fast.
 
     done  takes in what a slice did, beside its pace
+    opens  what runs them beside each other; None: workers of this machine, as the strategy has them
     """
 
     plan: SliceSource[Work]
@@ -40,6 +40,7 @@ class SliceRunner(NamedTuple, Generic[Work, Done]):
     pace: SlicePace
     is_stopped: Stops
     done: Callable[[Work, Done], None]
+    opens: Callable[[], AbstractContextManager[SlicePool[Work, Done]]] | None = None
 
     def run(self, first_s: float | None = None) -> None:
         """Do all of it. No worker is forked for what one slice does.
@@ -50,12 +51,15 @@ class SliceRunner(NamedTuple, Generic[Work, Done]):
         is_whole = True
         while not self.plan.is_dry() and not self.is_stopped():
             if is_whole and self._uses_workers():
-                from fusefs.engine.workers import worker_pool  # most of what is asked for is small, and needs none
-
-                with worker_pool(self.strategy.n_workers, self.strategy.workers, self.runner) as pool:
+                with (self.opens or self._workers)() as pool:
                     is_whole = self._run_with(pool)
             else:
                 self._run_alone(once=is_whole)
+
+    def _workers(self) -> AbstractContextManager[SlicePool[Work, Done]]:
+        from fusefs.engine.workers import worker_pool  # most of what is asked for is small, and needs none
+
+        return worker_pool(self.strategy.n_workers, self.strategy.workers, self.runner)
 
     def _uses_workers(self) -> bool:
         """Whether several slices may run beside each other: not where others use the disk."""
@@ -86,7 +90,7 @@ class SliceRunner(NamedTuple, Generic[Work, Done]):
             if once:
                 return
 
-    def _run_with(self, pool: WorkerPool[Work, Done]) -> bool:
+    def _run_with(self, pool: SlicePool[Work, Done]) -> bool:
         """Keep all workers busy as long as several may be; False if one of them was lost: then we go on alone."""
         running: dict[Future[Done], tuple[Work, SliceBudget]] = {}
         is_whole = True

@@ -20,6 +20,9 @@ _WINDOW, _SORTED_WINDOW = 16_384, 262_144
 _ROOM, _ROOM_CHARS = 1 << 20, 1 << 22
 """What two workers may list at a time, times four: more of them need memory themselves, and have smaller windows."""
 
+_RANKS_ROOM, _RANKS_LEAST_WINDOW = 1 << 20, 256
+"""What all ranks of a job list at a time, about: what their slices leave of it is the first rank's to keep."""
+
 
 class Workers(Enum):
     """What runs the slices beside each other."""
@@ -103,3 +106,12 @@ def choose(kernel: Kernel, container: Fd, n_workers: int | None = None) -> Strat
         group_shift=group_shift(kernel, container) if magic == XFS_MAGIC and most > 1 else None,
         afterwork=1.0 if magic == XFS_MAGIC else 0.0,
     )
+
+
+def choose_for_rank(kernel: Kernel, directory: Fd, n_workers: int | None, n_ranks: int) -> Strategy:
+    """That of one of so many ranks: threads where there is a server, else the rank is a process by itself."""
+    own = choose(kernel, directory, n_workers)
+    if own.workers is Workers.PROCESSES and n_workers is None:
+        own = own._replace(n_workers=1)
+    window = max(_RANKS_LEAST_WINDOW, _RANKS_ROOM // (n_ranks * own.n_workers))
+    return own._replace(window=min(own.window, window), group_shift=None)

@@ -78,6 +78,11 @@ class LateArrivals:
         """Whether a directory will be in no doubt, however the reaper changes it."""
         return _is_own(self._kernel.fstat(fd), {self._uid})
 
+    def is_lasting(self, fd: Fd, path: bytes) -> bool:
+        """Whether a directory that was given will be found to be so by whoever opens it by its path later."""
+        is_known = self._without_doubt or path in self._tops
+        return is_known or _is_own(self._kernel.fstat(fd), self._movers)
+
     def note(self, fds: Iterable[int]) -> tuple[Entered, ...]:
         """What the next reap has to be told of directories that this one leaves, half done or for good.
 

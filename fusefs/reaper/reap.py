@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
 
 from fusefs.core.errors import BadRecord
 from fusefs.core.freed_space import Survey
 from fusefs.core.lifecycle import State
-from fusefs.core.names import ContainerId
+from fusefs.core.names import ContainerId, join
 from fusefs.core.record import MAX_ENTERED, Entered, Failure, Record, quote
 from fusefs.core.report import Reaped, Report, ours_first
 from fusefs.engine.count_tree import survey
@@ -20,11 +22,14 @@ from fusefs.reaper.remove_tree import NOTHING_SPECIAL, RemovalWishes, remove_con
 from fusefs.reaper.server_outage import ServerOutage, ServerWasAway, may_be_away
 from fusefs.store.claim import ClaimLost, claim, resume
 from fusefs.store.container import HeldContainer, dissolve, move, rewrite
-from fusefs.store.layout import UserFolder
+from fusefs.store.layout import TREE, UserFolder
 from fusefs.store.mounted_paths import refuse_mounted
 from fusefs.store.origin import Origin
 from fusefs.store.spare_space import FOR_REAPER, with_room
 from fusefs.store.stage import restock
+
+if TYPE_CHECKING:
+    from fusefs.reaper.remove_by_ranks import RemovalRecipe
 
 _NAME_MAX_BYTES = 4000
 _NAMES_MAX_BYTES = 16_000
@@ -94,6 +99,7 @@ class _ReapRun:
         folder, wishes = self._folder, self._wishes
         self._removed_now = _NOTHING._replace(n_bytes=0)
         refuse_mounted(self._kernel, folder.fd)
+        self._look_from_ranks()
         held = self._hold()
         if isinstance(held, ClaimLost):
             if held is ClaimLost.GONE and self._is_emptied:
@@ -101,11 +107,12 @@ class _ReapRun:
             return Reaped(self._container, held.value, _NOTHING, self._seen)
         left_bytes = 0
         with held:
+            recipe = self._recipe(held)
             held = held._replace(record=_with_entered(held.record, self._entered))
             if self._seen is None:
                 self._seen = _survey(self._kernel, held.fd, wishes)
             given = LateArrivals(self._kernel, held.fd, folder.uid, held.record, without_doubt=wishes.without_doubt)
-            report, entered = remove_contents(self._kernel, held.fd, given, wishes, self._outage)
+            report, entered = remove_contents(self._kernel, held.fd, given, wishes, self._outage, recipe)
             self._removed_now = report
             if report.stopped:
                 if entered:
@@ -122,6 +129,27 @@ class _ReapRun:
         restock(folder)
         return Reaped(self._container, None, report, self._seen, left_bytes)
 
+    def _look_from_ranks(self) -> None:
+        """Nothing is claimed, so that it stays restorable, where a rank would not find it. Raises  Refused"""
+        if self._wishes.job is None:
+            return
+        from fusefs.engine.mpi_ranks import Look
+        from fusefs.reaper.remove_by_ranks import look_at_store
+
+        store = self._folder.store
+        self._wishes.job.prepare(Look(partial(look_at_store, store.base_path, self._folder.uid, store.volume.id)))
+
+    def _recipe(self, held: HeldContainer) -> RemovalRecipe | None:
+        """By which ranks find it; its record is as on disk."""
+        wishes = self._wishes
+        if wishes.job is None:
+            return None
+        from fusefs.reaper.remove_by_ranks import RemovalRecipe  # with one machine nobody needs it
+
+        base, called = self._folder.store.base_path, held.called or held.id
+        flags = wishes.by_force, wishes.without_doubt, wishes.with_stores
+        return RemovalRecipe(base, self._folder.uid, called, held.record, wishes.n_workers, *flags)
+
     def _hold(self) -> HeldContainer | ClaimLost:
         folder, container = self._folder, self._container
         try:
@@ -134,8 +162,19 @@ class _ReapRun:
         except FileNotFoundError as error:
             if self._is_emptied and self._drop_empty():
                 return ClaimLost.GONE
+            if self._is_ending():
+                return ClaimLost.GONE
             raise BadRecord(container) from error
         return held
+
+    def _is_ending(self) -> bool:
+        """Whether what has no record any more has no tree either: another reap is just removing the rest of it."""
+        try:
+            with self._folder.open(State.REAPING) as reaping:
+                self._kernel.stat(reaping, join(self._container.encode(), TREE))
+        except FileNotFoundError:
+            return True
+        return False
 
     def _drop_empty(self) -> bool:
         """Whether what has lost its record was ours, which we had emptied, and is gone now. Raises  OSError"""

@@ -62,6 +62,8 @@ class SliceRemover(NamedTuple):
     inner_stores  which directories of it are stores that stay
     by_force      flags (immutable, append-only) that forbid something are taken off: an administrator asked for it
     has_server    it is a server that keeps it all, which may be away
+    by_paths      what a slice leaves begun goes on by its path, on another machine perhaps: what can't be told to be
+                  the same there is brought to its end in the slice
     """
 
     kernel: Kernel
@@ -72,6 +74,7 @@ class SliceRemover(NamedTuple):
     inner_stores: InnerStores
     by_force: bool = False
     has_server: bool = False
+    by_paths: bool = False
 
     def run(self, work: Slice, budget: SliceBudget) -> RemovalSliceResult:
         """Do a slice. Raises nothing: what the kernel refuses is in the outcome."""
@@ -80,12 +83,13 @@ class SliceRemover(NamedTuple):
 
 @dataclass(slots=True)
 class _Frame:
-    """An open directory on the way down, or a large file that is being cut."""
+    """An open directory on the way down, or a large file that is being cut. is_bound: nobody else can go on with it"""
 
     name: str
     fd: Fd
     path: bytes
     work: SliceWork
+    is_bound: bool = False
     is_opened_up: bool = False
     is_listed_by_fd: bool = False
 
@@ -102,6 +106,7 @@ class _RemovalRun:
         self._inner_stores = remover.inner_stores
         self._groups = remover.groups
         self._has_server = remover.has_server
+        self._by_paths = remover.by_paths
         self._slice = work
         self._large = LargeFiles(remover.kernel, budget) if budget.is_paced() else None
         self._frames = [_Frame("", Fd(work.fd), work.path, work.work, is_listed_by_fd=True)]
@@ -145,6 +150,8 @@ class _RemovalRun:
 
     def _is_over(self) -> bool:
         """Whether the slice has done what it may, or nobody answers."""
+        if self._frames[-1].is_bound and not self._away:
+            return False
         is_spent = self._large is not None and self._large.is_spent(self._removed)
         return is_spent or self._away != 0 or time.monotonic() >= self._ends_at
 
@@ -189,7 +196,7 @@ class _RemovalRun:
 
     def _unlink(self, frame: _Frame, names: list[str]) -> None:
         if self._large is not None:
-            n_left = self._large.n_entries_left(self._removed)
+            n_left = len(names) if frame.is_bound else self._large.n_entries_left(self._removed)
             frame.work.names += names[n_left:][::-1]
             names = self._look_at(frame, names[:n_left])
         refused = unlink_all(self._kernel, frame.fd, names)
@@ -236,7 +243,8 @@ class _RemovalRun:
                 self._removed += 1
                 frame.work.is_productive = True
                 path = join(frame.path, raw(seen.name))
-                self._frames.append(_Frame(seen.name, large.fd, path, SliceWork(cut_bytes=large.n_bytes)))
+                work = SliceWork(cut_bytes=large.n_bytes)
+                self._frames.append(_Frame(seen.name, large.fd, path, work, is_bound=self._by_paths))
             if large is not None or self._large.is_spent(self._removed + len(may_go)):
                 frame.work.names += [later.name for later in reversed(looked[at:])]
                 break
@@ -279,7 +287,9 @@ class _RemovalRun:
             fd.close()
             return
         work = SliceWork(is_listed=False, n_passes=n_passes)
-        self._frames.append(_Frame(name, fd, join(frame.path, raw(name)), work))
+        path = join(frame.path, raw(name))
+        is_bound = frame.is_bound or (self._by_paths and not self._given.is_lasting(fd, path))
+        self._frames.append(_Frame(name, fd, path, work, is_bound))
 
     def _is_held_store(self, frame: _Frame, name: str) -> bool:
         """Whether a directory stays as a store that holds something; told, if it does."""

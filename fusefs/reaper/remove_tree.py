@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
-from typing import NamedTuple
+from contextlib import AbstractContextManager, ExitStack, suppress
+from typing import TYPE_CHECKING, NamedTuple
 
 from fusefs.core.freed_space import Survey
 from fusefs.core.record import Entered
@@ -14,6 +14,7 @@ from fusefs.core.report import Progress, Report, Stops
 from fusefs.core.slices import RemovalSliceResult, Slice, SlicePlan, SliceWork
 from fusefs.engine.run_slices import SliceRunner
 from fusefs.engine.slice_pace import FULL_SPEED, SetsSpeed, SlicePace
+from fusefs.engine.slice_runners import RunsSlices, SlicePool
 from fusefs.engine.strategy import choose
 from fusefs.engine.xfs_groups import AllocationGroups
 from fusefs.linux.fd import Fd
@@ -24,6 +25,10 @@ from fusefs.reaper.late_arrivals import LateArrivals
 from fusefs.reaper.remove_slice import SliceRemover
 from fusefs.reaper.server_outage import CUT_OFF, OutageWishes, ServerOutage, ServerWasAway, may_be_away
 from fusefs.store.layout import HOISTED, TREE
+
+if TYPE_CHECKING:
+    from fusefs.engine.mpi_ranks import MpiJob
+    from fusefs.reaper.remove_by_ranks import RemovalRecipe
 
 
 class RemovalWishes(NamedTuple):
@@ -41,6 +46,7 @@ class RemovalWishes(NamedTuple):
     counting   told how the counting goes
     waits      the caller will wait for the space: count, and look for what snapshots share too
     outage     how long a server that does not answer is waited for
+    job        whose ranks do it, of which this process is the first
     """
 
     n_workers: int | None = None
@@ -55,6 +61,7 @@ class RemovalWishes(NamedTuple):
     counting: Progress = lambda _entries, _bytes: None
     waits: bool = False
     outage: OutageWishes = OutageWishes()
+    job: MpiJob | None = None
 
     def ends(self) -> bool:
         """Whether it is to end where there is nothing to be brought to an end first."""
@@ -70,17 +77,20 @@ def remove_contents(
     given: LateArrivals,
     wishes: RemovalWishes = NOTHING_SPECIAL,
     outage: ServerOutage | None = None,
+    recipe: RemovalRecipe | None = None,
 ) -> tuple[Report, tuple[Entered, ...]]:
     """Remove `tree` and `hoisted` of a container, as far as that was given, going on after failures.
 
     outage   of the reap that this is a part of
+    recipe   by which the job's ranks find the container
     Returns  what was done; and what `given` has to be told of the next time
     Raises  nothing for an entry: its failure is in the report. What is created meanwhile is removed too.
             ServerWasAway: it is to be called again, with the container opened anew; ServerAway, OSError
+            Refused: a rank can't find the container
     """
     with ExitStack() as owned:
         outage = outage or ServerOutage(kernel, wishes.outage, wishes.ends)
-        return _Removal(kernel, container, given, wishes, outage, owned).run()
+        return _Removal(kernel, container, given, wishes, outage, recipe, owned).run()
 
 
 class _Removal:
@@ -93,28 +103,47 @@ class _Removal:
         given: LateArrivals,
         wishes: RemovalWishes,
         outage: ServerOutage,
+        recipe: RemovalRecipe | None,
         owned: ExitStack,
     ) -> None:
         self._kernel = kernel
         self._container = container
-        self._strategy = strategy = choose(kernel, container, wishes.n_workers)
         self._given = given
         self._wishes = wishes
         self._outage = outage
         self._away = 0
         self._owned = owned
-        groups = owned.enter_context(AllocationGroups(kernel, strategy.group_shift))
-        inner_stores = InnerStores(kernel, container, with_stores=wishes.with_stores)
-        has_server = may_be_away(kernel, container)
-        self._remover = SliceRemover(
-            kernel, container, strategy, groups, given, inner_stores, wishes.by_force, has_server=has_server
+        self._opens: Callable[[], AbstractContextManager[SlicePool[Slice, RemovalSliceResult]]] | None = None
+        self._remover: RunsSlices[Slice, RemovalSliceResult]
+        n_machines = 0
+        if wishes.job is None or recipe is None:
+            self._strategy = strategy = choose(kernel, container, wishes.n_workers)
+            self._remover = self._remover_here()
+        else:
+            ours = recipe.opened_in(kernel, container, wishes.job.n_ranks, is_first=True)
+            crew = owned.enter_context(wishes.job.crew(ours, recipe))
+            self._strategy = strategy = crew.ours.strategy._replace(n_workers=crew.n_workers)
+            self._remover, self._opens, n_machines = crew.ours, crew.pool, crew.n_ranks
+        self._plan = SlicePlan(
+            strategy.n_workers,
+            splits_names=strategy.splits,
+            least_share=strategy.least_share,
+            n_machines=n_machines,
         )
-        self._plan = SlicePlan(strategy.n_workers, splits_names=strategy.splits, least_share=strategy.least_share)
         queue = DeviceQueue(container)
         self._pace = SlicePace(wishes.pace, queue.is_busy, strategy.afterwork)
         owned.callback(queue.close)
         self._hoisted: int | None = None
         owned.callback(self._close)
+
+    def _remover_here(self) -> SliceRemover:
+        kernel, container, wishes = self._kernel, self._container, self._wishes
+        groups = self._owned.enter_context(AllocationGroups(kernel, self._strategy.group_shift))
+        inner_stores = InnerStores(kernel, container, with_stores=wishes.with_stores)
+        has_server = may_be_away(kernel, container)
+        return SliceRemover(
+            kernel, container, self._strategy, groups, self._given, inner_stores, wishes.by_force, has_server=has_server
+        )
 
     def run(self) -> tuple[Report, tuple[Entered, ...]]:
         names = [TREE.decode()]
@@ -123,7 +152,10 @@ class _Removal:
         except OSError:
             names.append(HOISTED.decode())  # something else has its name
         self._plan.add(self._container, b"", SliceWork(names=names))
-        SliceRunner(self._plan, self._remover, self._strategy, self._pace, self._is_stopped, self._done).run()
+        slices = SliceRunner(
+            self._plan, self._remover, self._strategy, self._pace, self._is_stopped, self._done, self._opens
+        )
+        slices.run()
         stopped = not self._plan.is_dry()
         doubts = frozenset() if stopped else self._plan.doubts()
         number = self._away or min(doubts & CUT_OFF, default=0)
@@ -163,6 +195,8 @@ class _Removal:
 
     def _done(self, work: Slice, outcome: RemovalSliceResult) -> None:
         for fd, has_failed in self._plan.done(work, outcome):
+            if fd < 0:
+                continue  # by paths: what has to be noted was brought to its end in a slice
             if has_failed:
                 self._note([fd])
             Fd(fd).close()

@@ -6,27 +6,24 @@ import errno
 import mmap
 import os
 
-from fusefs.core.errors import NotFound, from_os
+from fusefs.core.errors import from_os
 from fusefs.core.lean import TYPE_CHECKING, ExitStack, contextmanager
 from fusefs.core.listed_names import Listed, ListedTogether
 from fusefs.core.selection import Matcher
 from fusefs.core.sweep_result import OUTSIDE, Swept
 from fusefs.engine.run_slices import SliceRunner
 from fusefs.engine.slice_pace import SlicePace
-from fusefs.engine.strategy import Strategy, Workers, choose
+from fusefs.engine.slice_runners import RunsSlices, SlicePool
+from fusefs.engine.strategy import Strategy, Workers, choose, choose_for_rank
 from fusefs.engine.xfs_groups import AllocationGroups
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.mountinfo import below, every_place, mounts_inside, place_of, views
 from fusefs.linux.pressure import DeviceQueue
-from fusefs.store.backing_and_mount import BackingAndMount, Scope
-from fusefs.store.layout import trusted_owners
-from fusefs.store.locate import find_scope
+from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.sweep.actions import CountMatches, DeleteMatches, PrintMatches, Untellable
 from fusefs.sweep.agenda import Agenda, Job, JobKind, SliceCounts, SweepSlice, SweepSliceResult
 from fusefs.sweep.chooser import Dirs, SweepStrategy
 from fusefs.sweep.names_from_list import BrokenList, jobs_of
-from fusefs.sweep.open_directories import found_directory
 from fusefs.sweep.request import (
     Act,
     Action,
@@ -38,12 +35,13 @@ from fusefs.sweep.request import (
     ToMove,
     ToPrint,
     ToTrash,
-    identify,
 )
+from fusefs.sweep.sweep_root import open_top
 from fusefs.sweep.sweep_slice import SweepWorker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+    from contextlib import AbstractContextManager
     from typing import Self
 
 NOTHING_SPECIAL = SweepWishes()
@@ -58,7 +56,7 @@ def run(kernel: Kernel, request: Request, wishes: SweepWishes = NOTHING_SPECIAL)
     Raises  TrashdError, before anything is touched; what its `act.tell` raises. An entry's failure is in the result
     """
     with ExitStack() as owned:
-        top = owned.enter_context(_open_top(kernel, request.directory, request.inode))
+        top = owned.enter_context(open_top(kernel, request.directory, request.inode))
         action = owned.enter_context(_open(kernel, top, request))
         try:
             swept = _walk(kernel, top, request, request.wraps(action), _dirs(request.act), wishes)
@@ -113,38 +111,6 @@ def _dirs(act: Act | None) -> Dirs:
     return Dirs.FIRST if _dirs(act.instead) in (Dirs.FIRST, Dirs.LAST) else Dirs.WHOLE
 
 
-@contextmanager
-def _open_top(kernel: Kernel, directory: bytes, inode: Identified | None) -> Iterator[SweepRoot]:
-    """The directory.
-
-    inode   that it must have, on the side that the path leads to; None: any
-    Raises  what `find_scope` does; NotFound if it is another one; for root what `found_directory` does: a link that
-            another user can change would lead root anywhere
-    """
-    with find_scope(kernel, directory) as scope:
-        sides = scope.sides
-        if inode is not None:
-            is_it = inode == identify(kernel, sides.names())
-        elif os.geteuid() == 0:
-            with found_directory(kernel, directory, scope.mounts) as found:
-                # The path may lead to what a mount of ours shows, or to what that is a view of.
-                is_it = identify(kernel, found.fd) in [identify(kernel, one) for one in sides if one is not None]
-        else:
-            is_it = True
-        if not is_it:
-            raise NotFound(directory, "it was moved meanwhile")
-        yield SweepRoot(scope.path(), sides, tuple(_mounts(scope)))
-
-
-def _mounts(scope: Scope) -> Iterator[bytes]:
-    by_id = {mount.mnt_id: mount for mount in scope.mounts}
-    ours = views(scope.mounts, trusted_owners(os.geteuid()))
-    for place in every_place(scope.place(), ours):
-        for mount in mounts_inside(place, scope.mounts):
-            inside = place_of(mount.point, by_id[mount.parent_id])
-            yield below(inside.path, place.path)
-
-
 def _walk(kernel: Kernel, top: SweepRoot, request: Request, action: Action, dirs: Dirs, wishes: SweepWishes) -> Swept:
     """Act on all that a selection chooses below a directory; the action is not at its end then.
 
@@ -165,8 +131,21 @@ def _walk(kernel: Kernel, top: SweepRoot, request: Request, action: Action, dirs
         queue = DeviceQueue(root)
         owned.callback(queue.close)
         pace = SlicePace(wishes.pacer, queue.is_busy, strategy.afterwork)
+        runner: RunsSlices[SweepSlice, SweepSliceResult] = worker
+        opens: Callable[[], AbstractContextManager[SlicePool[SweepSlice, SweepSliceResult]]] | None = None
+        if wishes.job is not None:
+            from contextlib import nullcontext
+
+            from fusefs.sweep.sweep_by_ranks import RankSweeper, SweepRecipe  # with one machine nobody needs it
+
+            own = choose_for_rank(kernel, root, n_workers, wishes.job.n_ranks)
+            recipe = SweepRecipe.of(kernel, top.path, root, request.selection, dirs, n_workers)
+            ours = nullcontext(RankSweeper(worker, own))
+            crew = owned.enter_context(wishes.job.crew(ours, recipe))
+            runner, opens, strategy = crew.ours, crew.pool, strategy._replace(n_workers=crew.n_workers)
         with _SweepInProgress(top, request, wishes, worker, strategy) as walking:
-            SliceRunner(walking.agenda, worker, strategy, pace, walking.is_over, walking.done).run(_FIRST_S)
+            slices = SliceRunner(walking.agenda, runner, strategy, pace, walking.is_over, walking.done, opens)
+            slices.run(_FIRST_S)
             return walking.result()
 
 
@@ -199,7 +178,8 @@ class _SweepInProgress:
         self._why_list = ""
         self._is_limited = False
         # Servers that tell an entry's offset by its position pass over some when others go meanwhile.
-        lists_whole = strategy.workers is Workers.THREADS
+        # What is listed in part on one machine can't go on on another.
+        lists_whole = strategy.workers is Workers.THREADS or wishes.job is not None
         first = self._first(top, request)
         self.agenda = Agenda(
             first, strategy.n_workers, request.most,

@@ -121,6 +121,14 @@ def test_a_device_without_gaps_starves_nobody() -> None:
     assert next_budget(pace).n_entries == 1
 
 
+def test_a_sip_that_waited_for_a_gap_makes_up_for_those_that_it_missed() -> None:
+    """But for a few alone, and one that had not to wait is as small as ever."""
+    for is_busy, n_entries in ((True, 5), (False, 1)):
+        pace = SlicePace(ConstantSpeed(YIELDING), lambda is_busy=is_busy: is_busy)
+        pace.done(next_budget(pace), outcome(1, SMALL_SLICE_S))
+        assert next_budget(pace).n_entries == n_entries
+
+
 def test_alone_nobody_looks_at_the_device() -> None:
     def never() -> bool:
         raise AssertionError

@@ -13,11 +13,13 @@ import pytest
 
 from fusefs.core.errors import Busy, NotFound
 from fusefs.core.lifecycle import State
+from fusefs.core.names import ContainerId
 from fusefs.linux.kernel import Kernel
+from fusefs.reaper.reap import reap
 from tests.support.make_trees import make_tree, snapshot
 from tests.support.many_files import bulky_tree, fill
 from tests.support.reap_process import DONE, LOST, Reaping, is_claimed, start_and_stop, start_reap, state_of
-from tests.support.store_calls import ActingAt, reap_now, recover_all, restore, swap
+from tests.support.store_calls import ActingAt, Counting, own, reap_now, recover_all, restore, swap
 
 pytestmark = pytest.mark.needs("root")
 
@@ -156,3 +158,24 @@ def test_a_reap_between_any_two_calls_of_a_restore_has_all_of_the_tree_or_nothin
         outcomes.add(reaped)
         job.rename(volume / f"job-{n}")
     assert outcomes == {True, False}
+
+
+def test_what_another_reap_is_just_ending_is_gone_and_not_broken(volume: Path) -> None:
+    """For a moment it is a container without a record, which many reaps at once took for one that has lost it."""
+
+    def orphan_of(n: int) -> str:
+        return swap(make_tree(volume / f"tree{n}", {"file": ""})).id
+
+    calls = Counting()
+    reap_now(volume, orphan_of(-1), Kernel(calls))
+    lost = set[str | None]()
+    last = max(at for at, call in enumerate(calls.calls) if call == "rmdir")
+    for n in range(last - 8, last + 1):
+        identifier = orphan_of(n)
+
+        def act(identifier: str = identifier) -> None:
+            with own(volume) as folder:
+                lost.add(reap(folder, ContainerId(identifier)).lost)
+
+        reap_now(volume, identifier, Kernel(ActingAt(n, act)))
+    assert lost == {"busy", "gone"}

@@ -15,7 +15,7 @@ from bench.messages import can_count
 from fusefs.core.mount_options import UringMode
 from fusefs.core.uring_reasons import why_not
 from fusefs.linux.uring_offer import read_facts
-from tests.support import booted_systemd, chromium
+from tests.support import booted_systemd, chromium, mpi_jobs, slurm_cluster
 
 _NR_IO_URING_SETUP, _URING_6_1 = 425, 3 << 12  # flags that Linux knows since 6.1
 _PASSTHROUGH_SINCE, _PRUNE_SINCE = (6, 9), (6, 18)
@@ -120,7 +120,7 @@ def _probe_systemd() -> None:
 
 
 def _probe_slurm() -> None:
-    _find_for_recipes("munged", "slurmctld", "slurmd", "sbatch")
+    _find_for_recipes(*slurm_cluster.PROGRAMS)
 
 
 def _probe_npm() -> None:
@@ -213,6 +213,16 @@ def _probe_cephfs() -> None:
     _find("ceph-mon", "ceph-osd", "ceph-mds", "ceph-fuse", "ceph")
 
 
+def _probe_mpich() -> None:
+    if why := mpi_jobs.why_no_mpi("mpich"):
+        raise Missing(f"MPICH: {why}")
+
+
+def _probe_openmpi() -> None:
+    if why := mpi_jobs.why_no_mpi("openmpi"):
+        raise Missing(f"Open MPI: {why} (make mpi-packages)")
+
+
 def _probe_faketime() -> None:
     if not FAKETIME.exists():
         raise Missing(f"{FAKETIME} is not installed")
@@ -263,6 +273,8 @@ PROBES: Mapping[str, Callable[[], None]] = MappingProxyType(
         "moosefs": _probe_moosefs,
         "juicefs": _probe_juicefs,
         "cephfs": _probe_cephfs,
+        "mpich": _probe_mpich,
+        "openmpi": _probe_openmpi,
         "faketime": _probe_faketime,
         "slurm": _probe_slurm,
         "npm": _probe_npm,

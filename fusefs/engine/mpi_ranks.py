@@ -1,0 +1,325 @@
+"""Slices run by the ranks of an MPI job: threads within a rank, ranks on as many machines as mpiexec was given.
+
+The first rank has the plan, and runs slices too; the others run what they are sent, each on its own mount. A slice goes
+there by its path, without fds. Only one thread of a rank calls MPI, and none waits in it: any MPI will do, and a rank
+that waits costs no processor. A rank that is lost ends the job, as MPI has it (docs/decisions/0051-mpi.md).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, Generic, Self
+
+from fusefs.core.errors import Exit, Refused, TrashdError, from_os
+from fusefs.core.lean import NamedTuple
+from fusefs.core.slice_budget import SliceBudget
+from fusefs.engine.slice_pace import GLANCE_S
+from fusefs.engine.slice_runners import Done, RankRunner, Recipe, RunsSlices, Work
+from fusefs.linux.kernel import Kernel
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_POLL_S, _LONGEST_POLL_S = 0.0005, 0.004
+"""Between two looks whether something came: of one that just had something to do, and of one that has not."""
+_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+"""Where mpiexec or srun say how many ranks there are."""
+_PLANNING_S = 0.0004
+"""Of the first rank for a slice, about twice: slices are as much longer as there are workers, so that it keeps up."""
+
+
+class UnseenHere(Exception):
+    """A rank does not find a directory on its mount: the first rank is to look."""
+
+
+class _Run(NamedTuple):
+    """A slice for a rank."""
+
+    number: int
+    work: Any
+    budget: SliceBudget
+
+
+class _Ready(NamedTuple):
+    """A rank has its runner, or why not."""
+
+    n_slices: int
+    problem: str = ""
+
+
+class _Did(NamedTuple):
+    """What a slice did; is_unseen: nothing, the rank does not see it; problem: it ended by a mistake of ours."""
+
+    number: int
+    outcome: Any = None
+    is_unseen: bool = False
+    problem: str = ""
+
+
+class Look(NamedTuple):
+    """What a rank is to look at, before there is anything to do: a function that pickles.
+
+    act  raises TrashdError or OSError if it is not there
+    """
+
+    act: Callable[[Kernel], None]
+
+
+class RankIdentity(NamedTuple):
+    """Who a rank is."""
+
+    host: str
+    uid: int
+
+
+class MpiJob:
+    """The ranks that were started together; this process is one of them."""
+
+    def __init__(self, mpi: Any, comm: MPI.Comm) -> None:
+        self._mpi = mpi
+        self._comm = comm
+        self._sending: deque[Any] = deque()
+        self.is_first: bool = comm.Get_rank() == 0
+        self.n_ranks: int = comm.Get_size()
+
+    def __enter__(self) -> Self:
+        """Be a rank for the block."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
+        """End: the first rank ends the others, whatever happened, and takes what they still had to say.
+
+        Another one that ends by a mistake of ours ends the job, as if it were lost.
+        """
+        if kind is not None and not self.is_first:
+            self._comm.Abort(Exit.FAILED)
+        if self.is_first:
+            for rank in range(1, self.n_ranks):
+                self.send(None, rank)
+        else:
+            self.send(None, 0)
+        n_there = self.n_ranks - 1 if self.is_first else 0
+        while n_there or self._sending:
+            came = self.received() if n_there else None
+            n_there -= came is not None and came[1] is None
+            self._settle()
+            time.sleep(_POLL_S)
+        self._mpi.Finalize()
+
+    def identities(self) -> list[RankIdentity]:
+        """Who the ranks are, at the first; nothing at the others."""
+        return self._comm.gather(RankIdentity(os.uname().nodename, os.geteuid())) or []
+
+    def send(self, what: object, rank: int) -> None:
+        """Begin to send something; it is on its way as long as MPI is called."""
+        self._sending.append(self._comm.isend(what, rank))
+        self._settle()
+
+    def received(self) -> tuple[int, Any] | None:
+        """Something that came, with the rank that it is from."""
+        status = self._mpi.Status()
+        message = self._comm.improbe(status=status)
+        return None if message is None else (status.Get_source(), message.recv())
+
+    def _settle(self) -> None:
+        while self._sending and self._sending[0].Test():
+            self._sending.popleft()
+
+    # The first rank.
+
+    @contextmanager
+    def crew(
+        self, ours: AbstractContextManager[RankRunner[Work, Done]], recipe: Recipe[Work, Done]
+    ) -> Iterator[RankCrew[Work, Done]]:
+        """The ranks, each with a runner for the block: this one ours, the others one that they make themselves.
+
+        Raises  what making ours does; Refused if another rank can't make its own
+        """
+        with ours as runner:
+            yield RankCrew(self, runner, [runner.strategy.n_workers, *self.prepare(recipe)])
+
+    def prepare(self, recipe: Recipe[Any, Any] | Look) -> list[int]:
+        """Have the other ranks make their runners, or have a look alone; how many slices each runs beside each other.
+
+        Raises  Refused: one of them can't
+        """
+        n_slices, problems = [0] * self.n_ranks, list[str]()
+        for rank in range(1, self.n_ranks):
+            self.send(recipe, rank)
+        for _ in range(1, self.n_ranks):
+            while (came := self.received()) is None:
+                time.sleep(_POLL_S)
+            rank, ready = came
+            n_slices[rank] = ready.n_slices
+            if ready.problem:
+                problems.append(f"rank {rank}: {ready.problem}")
+        if problems:
+            raise Refused(problems[0], "each rank needs the volume at the same path, mounted on its machine")
+        return n_slices[1:]
+
+    # The others.
+
+    def serve(self, kernel: Kernel) -> int:
+        """Run slices until the first rank ends it; the exit code. Ctrl-C is the first rank's."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        with ExitStack() as owned:
+            did: SimpleQueue[_Did] = SimpleQueue()
+            runner: Any = None
+            threads: ThreadPoolExecutor | None = None
+            pause_s = _POLL_S
+            while True:
+                while (came := self.received()) is not None:
+                    pause_s = _POLL_S
+                    _rank, message = came
+                    if message is None:
+                        return 0
+                    if isinstance(message, _Run):
+                        assert threads is not None
+                        _submit(threads, runner, message, did)
+                        continue
+                    owned.close()
+                    runner, ready = self._made(kernel, message, owned)
+                    if runner is not None:
+                        threads = owned.enter_context(ThreadPoolExecutor(runner.strategy.n_workers))
+                    self.send(ready, 0)
+                try:
+                    self.send(did.get(timeout=pause_s), 0)
+                except Empty:
+                    pause_s = min(1.5 * pause_s, _LONGEST_POLL_S)
+                    self._settle()
+
+    def _made(self, kernel: Kernel, recipe: Recipe[Any, Any] | Look, owned: ExitStack) -> tuple[Any, _Ready]:
+        try:
+            if isinstance(recipe, Look):
+                recipe.act(kernel)
+                return None, _Ready(0)
+            runner = owned.enter_context(recipe.opened(kernel, self.n_ranks))
+        except (TrashdError, OSError) as error:
+            told = from_os(error, "the volume")
+            return None, _Ready(0, f"{os.uname().nodename}: {told.message()}")
+        return runner, _Ready(runner.strategy.n_workers)
+
+
+def _submit(threads: ThreadPoolExecutor, runner: RunsSlices[Any, Any], given: _Run, did: SimpleQueue[_Did]) -> None:
+    """Have a thread run a slice; what it did, or how it failed, comes into a queue."""
+
+    def tell(done: Future[Any]) -> None:
+        error = done.exception()
+        if error is None:
+            did.put(_Did(given.number, done.result()))
+        else:
+            is_unseen = isinstance(error, UnseenHere)
+            did.put(_Did(given.number, None, is_unseen, "" if is_unseen else repr(error)))
+
+    threads.submit(runner.run, given.work, given.budget).add_done_callback(tell)
+
+
+class RankCrew(Generic[Work, Done]):
+    """All ranks, ready for slices."""
+
+    def __init__(self, job: MpiJob, ours: RankRunner[Work, Done], n_slices: list[int]) -> None:
+        self._job = job
+        self._n_slices = n_slices
+        self.ours = ours
+        self.n_workers = sum(n_slices)
+        self.n_ranks = len(n_slices)
+
+    @contextmanager
+    def pool(self) -> Iterator[_RankPool[Work, Done]]:
+        """See SliceRunner; nothing may be under way when it ends."""
+        with ThreadPoolExecutor(self._n_slices[0]) as threads:
+            yield _RankPool(self._job, self.ours, threads, self._n_slices)
+
+
+class _RankPool(Generic[Work, Done]):
+    """See SlicePool."""
+
+    def __init__(
+        self, job: MpiJob, ours: RankRunner[Work, Done], threads: ThreadPoolExecutor, n_slices: list[int]
+    ) -> None:
+        self._job = job
+        self._ours = ours
+        self._threads = threads
+        self._least_s = _PLANNING_S * sum(n_slices)
+        # One of each rank in turn: those that share a directory are on as many machines as there are.
+        self._free = deque(rank for turn in range(max(n_slices)) for rank, n in enumerate(n_slices) if turn < n)
+        self._given: dict[int, tuple[int, Future[Done], Work, SliceBudget]] = {}
+        self._n_given = 0
+        self._here: SimpleQueue[_Did] = SimpleQueue()
+        self._finished: set[Future[Done]] = set()
+
+    def submit(self, work: Work, budget: SliceBudget) -> Future[Done]:
+        """See SlicePool."""
+        if not budget.is_paced():
+            budget = budget._replace(seconds=max(budget.seconds, self._least_s))
+        rank, number, future = self._free.popleft(), self._n_given, Future[Done]()
+        self._n_given += 1
+        self._given[number] = rank, future, work, budget
+        if rank:
+            self._job.send(_Run(number, work, budget), rank)
+        else:
+            self._run_here(number, work, budget)
+        return future
+
+    def _run_here(self, number: int, work: Work, budget: SliceBudget) -> None:
+        _submit(self._threads, self._ours, _Run(number, work, budget), self._here)
+
+    def finished(self, running: Collection[Future[Done]], most_s: float = GLANCE_S) -> set[Future[Done]]:
+        """See SlicePool."""
+        until_s = time.monotonic() + most_s
+        while True:
+            while (came := self._job.received()) is not None:
+                self._take(came[1])
+            try:
+                wait_s = 0.0 if self._finished else _POLL_S
+                self._take(self._here.get(timeout=wait_s) if wait_s else self._here.get_nowait())
+                continue
+            except Empty:
+                pass
+            if self._finished or time.monotonic() >= until_s:
+                done, self._finished = self._finished, set()
+                return done
+
+    def _take(self, did: _Did) -> None:
+        rank, future, work, budget = self._given[did.number]
+        if did.is_unseen:
+            self._run_here(did.number, work, budget)
+            return
+        del self._given[did.number]
+        self._free.append(rank)
+        if did.problem:
+            future.set_exception(RuntimeError(f"rank {rank}: {did.problem}"))
+        else:
+            future.set_result(did.outcome)
+        self._finished.add(future)
+
+
+def joined() -> MpiJob:
+    """The job that this process is a rank of; alone it is a job of one.
+
+    Raises  Refused: there is no mpi4py, or it is another MPI's
+    """
+    try:
+        import mpi4py
+
+        mpi4py.rc.thread_level = "funneled"
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        hint = "pip install 'trashd[mpi]' into trashd's environment; with the centre's own MPI: module load, then that"
+        raise Refused(f"--mpi needs mpi4py, which can't be loaded ({error})", hint) from error
+    job = MpiJob(MPI, MPI.COMM_WORLD)
+    told = max((int(os.environ[name]) for name in _SIZES if os.environ.get(name, "").isdecimal()), default=1)
+    if job.n_ranks == 1 < told:
+        MPI.Finalize()
+        library = MPI.Get_library_version().splitlines()[0].rstrip("\0")
+        hint = f"that one is {library}: start it by that one's mpiexec, or srun --mpi as it needs"
+        raise Refused(f"{told} ranks were started, but mpi4py's MPI knows of one", hint)
+    return job

@@ -1,0 +1,180 @@
+"""A removal as the ranks of an MPI job share it: each has the container on its own mount, and goes by paths."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from fusefs.core.errors import NotFound
+from fusefs.core.lean import NamedTuple
+from fusefs.core.lifecycle import State
+from fusefs.core.names import ContainerId, VolumeId, join
+from fusefs.core.printable_names import printable
+from fusefs.core.record import Failure, Record
+from fusefs.core.report import CAME_IN
+from fusefs.core.slice_budget import SliceBudget
+from fusefs.core.slices import RemovalSliceResult, Slice, SliceWork, raw
+from fusefs.engine.mpi_ranks import UnseenHere
+from fusefs.engine.open_by_path import DirectoriesByPath
+from fusefs.engine.strategy import Strategy, choose_for_rank
+from fusefs.engine.xfs_groups import AllocationGroups
+from fusefs.linux.fd import Fd, closed_on_error
+from fusefs.linux.kernel import Kernel
+from fusefs.linux.mountinfo import read_mounts
+from fusefs.reaper.inner_store_stop import InnerStores
+from fusefs.reaper.late_arrivals import LateArrivals
+from fusefs.reaper.remove_slice import SliceRemover
+from fusefs.reaper.server_outage import CUT_OFF, DOUBTFUL, asked, may_be_away
+from fusefs.store.claim import open_record, read_record
+from fusefs.store.discover import open_at
+from fusefs.store.layout import UserFolder
+from fusefs.store.user_folders import open_user
+
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV)
+"""Nothing, or something else, has the name of a directory that was begun: whoever removes it from above sees what."""
+_PATIENCE_S, _PAUSE_S = 30.0, 0.1
+"""How long a rank waits until it sees a claim that the first has just made."""
+
+
+class RemovalRecipe(NamedTuple):
+    """Which container, as every rank finds it.
+
+    base     the path of the directory that holds the store, the same on every machine
+    called   the container's name
+    record   as the first rank read it when it had claimed it: what has another one is another container
+    n_slices  beside each other in a rank; None: what is best on that filesystem
+    by_force, without_doubt, with_stores  as for RemovalWishes
+    """
+
+    base: bytes
+    uid: int
+    called: ContainerId
+    record: Record
+    n_slices: int | None
+    by_force: bool
+    without_doubt: bool
+    with_stores: bool
+
+    @contextmanager
+    def opened(self, kernel: Kernel, n_ranks: int) -> Iterator[PathRemover]:
+        """See Recipe. Raises  TrashdError, OSError"""
+        with ExitStack() as owned:
+            container = self._container(kernel, owned)
+            yield owned.enter_context(self.opened_in(kernel, container, n_ranks))
+
+    @contextmanager
+    def opened_in(
+        self, kernel: Kernel, container: Fd, n_ranks: int, *, is_first: bool = False
+    ) -> Iterator[PathRemover]:
+        """The runner where the container is open already."""
+        with ExitStack() as owned:
+            strategy = choose_for_rank(kernel, container, self.n_slices, n_ranks)
+            given = LateArrivals(kernel, container, self.uid, self.record, without_doubt=self.without_doubt)
+            remover = SliceRemover(
+                kernel,
+                container,
+                strategy,
+                owned.enter_context(AllocationGroups(kernel, None)),
+                given,
+                InnerStores(kernel, container, with_stores=self.with_stores),
+                self.by_force,
+                has_server=may_be_away(kernel, container),
+                by_paths=True,
+            )
+            directories = DirectoriesByPath(kernel, container, given.takes)
+            owned.callback(directories.close)
+            yield PathRemover(remover, directories, is_first)
+
+    def _container(self, kernel: Kernel, owned: ExitStack) -> Fd:
+        """The container, readable; another machine's cache may tell for a while that it is where it was before."""
+        with _folder(kernel, self.base, self.uid) as folder:
+            until_s = time.monotonic() + _PATIENCE_S
+            while True:
+                try:
+                    return owned.enter_context(self._claimed(kernel, folder))
+                except (OSError, NotFound):
+                    if time.monotonic() >= until_s:
+                        raise
+                    time.sleep(_PAUSE_S)
+
+    def _claimed(self, kernel: Kernel, folder: UserFolder) -> Fd:
+        with folder.open(State.REAPING) as reaping:
+            fd = kernel.open_dir(reaping, self.called.encode())
+        with closed_on_error(fd), open_record(kernel, fd, self.uid) as record_fd:
+            if read_record(kernel, record_fd, folder, self.called) != self.record:
+                raise NotFound(f"{self.called} (another container has its name)")
+        return fd
+
+
+def look_at_store(base: bytes, uid: int, volume: VolumeId, kernel: Kernel) -> None:
+    """Raises  TrashdError, OSError: a user's folder is not seen here, or in another volume's store"""
+    with _folder(kernel, base, uid) as folder:
+        if folder.store.volume.id != volume:
+            raise NotFound(f"the first rank's volume (another one is at {printable(base)})")
+
+
+@contextmanager
+def _folder(kernel: Kernel, base: bytes, uid: int) -> Iterator[UserFolder]:
+    store = open_at(kernel, base, read_mounts())
+    if store is None:
+        raise NotFound(f"a trash store in {printable(base)}")
+    with store:
+        folder = open_user(store.judged(), uid)
+        if folder is None:
+            raise NotFound(f"a folder of uid {uid} in the trash store of {printable(base)}")
+        with folder:
+            yield folder
+
+
+class PathRemover(NamedTuple):
+    """Runs slices by their paths (engine.slice_runners.RankRunner).
+
+    is_first  what is not seen here is not there
+    """
+
+    remover: SliceRemover
+    directories: DirectoriesByPath
+    is_first: bool
+
+    @property
+    def strategy(self) -> Strategy:
+        """See RankRunner."""
+        return self.remover.strategy
+
+    def run(self, work: Slice, budget: SliceBudget) -> RemovalSliceResult:
+        """Do a slice; what it leaves open stays open here, for the next one that comes by.
+
+        Raises  UnseenHere; nothing else: what the kernel refuses is in the outcome
+        """
+        try:
+            is_ours = self.is_first and work.fd >= 0
+            fd = Fd(os.dup(work.fd)) if is_ours else self.directories.open(work.path)
+        except OSError as error:
+            return self._not_opened(work, error)
+        with fd:
+            outcome = self.remover.run(work._replace(fd=fd), budget)
+        left, path = [], work.path
+        for one in outcome.left:
+            path = join(path, raw(one.name))
+            self.directories.keep(path, Fd(one.fd))
+            left.append(one._replace(fd=-1))
+        return outcome._replace(left=tuple(left))
+
+    def _not_opened(self, work: Slice, error: OSError) -> RemovalSliceResult:
+        number = error.errno or errno.EIO
+        if number in _GONE:
+            if not self.is_first:
+                raise UnseenHere from error
+            return RemovalSliceResult(0, 0, (), 0, SliceWork())
+        doubts = frozenset[int]()
+        if self.remover.has_server and number in CUT_OFF | DOUBTFUL:
+            away = asked(self.remover.kernel, self.remover.container)
+            if away:
+                return RemovalSliceResult(0, 0, (), 0, work.work, away=away)
+            doubts = frozenset({number})
+        call = CAME_IN if number == errno.EPERM else "open"
+        failure = Failure(os.fspath(error.filename or work.path), number, call)
+        return RemovalSliceResult(0, 0, (failure,), 1, SliceWork(n_failed=1), doubts=doubts)

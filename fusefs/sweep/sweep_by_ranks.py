@@ -1,0 +1,124 @@
+"""A sweep that deletes, as the ranks of an MPI job share it: each has the directory on its own mount.
+
+Nothing else is shared: to trash or move is a rename, for which a filesystem has one lock, and what comes of it is one
+container's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+from fusefs.core.errors import Refused
+from fusefs.core.lean import NamedTuple
+from fusefs.core.printable_names import printable
+from fusefs.core.selection import Matcher, Selection
+from fusefs.core.slice_budget import SliceBudget
+from fusefs.engine.strategy import Strategy, choose_for_rank
+from fusefs.engine.xfs_groups import AllocationGroups
+from fusefs.linux.boot_id import boot_id
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import FUSE_MAGIC, Kernel
+from fusefs.store.backing_and_mount import BackingAndMount
+from fusefs.sweep.actions import DeleteMatches
+from fusefs.sweep.agenda import Job, SweepSlice, SweepSliceResult
+from fusefs.sweep.chooser import Dirs, SweepStrategy
+from fusefs.sweep.sweep_root import open_top
+from fusefs.sweep.sweep_slice import SweepWorker
+
+_PATIENCE_S, _PAUSE_S = 5.0, 0.1
+_NO_DEVICE = -1
+"""In place of st_dev, which each machine numbers for itself."""
+
+
+class SeenDirectory(NamedTuple):
+    """What a directory is on whichever machine.
+
+    magic    of its filesystem
+    born_ns  0: the filesystem does not tell
+    """
+
+    magic: int
+    ino: int
+    born_ns: int
+
+    @classmethod
+    def of(cls, kernel: Kernel, fd: Fd) -> SeenDirectory:
+        """As this machine sees it. Raises  OSError"""
+        return cls(kernel.filesystem(fd), kernel.fstat(fd).st_ino, kernel.statx(fd, asks=True).btime_ns)
+
+
+class SweepRecipe(NamedTuple):
+    """Which directory, as every rank finds it, and what is deleted there.
+
+    boot  of the first rank's machine: a filesystem of one machine alone is not another's
+    """
+
+    directory: bytes
+    seen: SeenDirectory
+    boot: str
+    selection: Selection
+    dirs: Dirs
+    n_slices: int | None
+
+    @classmethod
+    def of(
+        cls, kernel: Kernel, directory: bytes, fd: Fd, selection: Selection, dirs: Dirs, n_slices: int | None
+    ) -> SweepRecipe:
+        """That of a directory which is open here. Raises  OSError"""
+        return cls(directory, SeenDirectory.of(kernel, fd), boot_id(), selection, dirs, n_slices)
+
+    @contextmanager
+    def opened(self, kernel: Kernel, n_ranks: int) -> Iterator[RankSweeper]:
+        """See Recipe. Raises  TrashdError, OSError"""
+        with ExitStack() as owned:
+            top = owned.enter_context(open_top(kernel, self.directory, None))
+            root = owned.enter_context(kernel.open_dir(top.sides.fd))
+            self._check(kernel, root)
+            strategy = choose_for_rank(kernel, root, self.n_slices, n_ranks)
+            way = SweepStrategy(self.dirs, strategy.window, strategy.by_inode, strategy.is_at_once, top.mounts)
+            sides = BackingAndMount(root, top.sides.mounted)
+            groups = owned.enter_context(AllocationGroups(kernel, None))
+            matcher = Matcher(self.selection)
+            yield RankSweeper(
+                SweepWorker(kernel, sides, matcher, DeleteMatches(), way, groups, None, lambda: False), strategy
+            )
+
+    def _check(self, kernel: Kernel, root: Fd) -> None:
+        """Raises  Refused: it is not the first rank's directory"""
+        if kernel.is_local(root) and self.boot != boot_id():
+            raise Refused("that is a filesystem of this machine alone", "a sweep by ranks needs one that all have")
+        until_s = time.monotonic() + _PATIENCE_S
+        while SeenDirectory.of(kernel, root) != self.seen:
+            if time.monotonic() >= until_s:
+                raise Refused(f"the first rank has another {printable(self.directory)}")
+            time.sleep(_PAUSE_S)
+
+
+class RankSweeper(NamedTuple):
+    """Runs slices of a sweep in a rank (engine.slice_runners.RankRunner)."""
+
+    worker: SweepWorker
+    strategy: Strategy
+
+    def run(self, work: SweepSlice, budget: SliceBudget) -> SweepSliceResult:
+        """Do a slice, in which directories are known as they are on this machine."""
+        root = self.worker.root.fd
+        device = self.worker.kernel.fstat(root).st_dev
+        # libfuse may number what it shows as it goes: such a number says nothing on another machine.
+        numbers_last = self.worker.kernel.filesystem(root) != FUSE_MAGIC
+        jobs = [_seen_from(job, device) for job in work.jobs]
+        outcome = self.worker.run(work._replace(jobs=tuple(jobs)), budget)
+        return outcome._replace(rest=_for_all(outcome.rest, numbers_last=numbers_last))
+
+
+def _seen_from(job: Job, device: int) -> Job:
+    return job if job.inode is None else job._replace(inode=(device, job.inode[1]))
+
+
+def _for_all(jobs: Sequence[Job], *, numbers_last: bool) -> tuple[Job, ...]:
+    return tuple(
+        job if job.inode is None else job._replace(inode=(_NO_DEVICE, job.inode[1]) if numbers_last else None)
+        for job in jobs
+    )

@@ -1,0 +1,39 @@
+"""A user's volume, and each MPI that there is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.mpi_jobs import USER, store_of_user
+from tests.support.mpi_nodes import Nodes, user_nodes
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import tmpfs_volume
+from tests.support.store_calls import assert_silent
+
+MPICH = pytest.param("mpich", marks=pytest.mark.needs("root", "mpich"))
+OPEN_MPI = pytest.param("openmpi", marks=pytest.mark.needs("root", "openmpi"))
+
+
+@pytest.fixture(params=[MPICH, OPEN_MPI])
+def mpi(request: pytest.FixtureRequest) -> str:
+    """Each of them."""
+    return str(request.param)
+
+
+@pytest.fixture
+def volume() -> Iterator[Path]:
+    """A user's; the checker must have nothing to say at the end."""
+    with tmpfs_volume("512m") as path:
+        store_of_user(path)
+        yield path
+        as_user(USER, lambda: assert_silent(path))
+
+
+@pytest.fixture
+def nodes() -> Iterator[Nodes]:
+    """A user's volume, as two machines have it."""
+    with user_nodes(2) as two:
+        yield two

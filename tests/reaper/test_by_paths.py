@@ -1,0 +1,167 @@
+"""A removal whose workers find everything by its path, as the ranks of an MPI job do: by the laws of one machine."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fusefs.core.lifecycle import State
+from fusefs.core.names import ContainerId
+from fusefs.core.report import CAME_IN, Reaped
+from fusefs.core.slice_budget import Speed
+from fusefs.engine.open_by_path import DirectoriesByPath
+from fusefs.engine.slice_pace import ConstantSpeed
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.reaper.reap import reap
+from fusefs.reaper.remove_tree import RemovalWishes
+from tests.support.make_trees import deep_chain, make_tree
+from tests.support.many_files import bulky_tree
+from tests.support.nested_directories import make_chain
+from tests.support.ranks_here import job_here
+from tests.support.real_filesystems import bind_mount
+from tests.support.reap_process import state_of
+from tests.support.store_calls import assert_silent, own, place, swap
+from tests.support.team_trees import (
+    ALICE,
+    DEEP,
+    MATE,
+    TEAM,
+    THESIS,
+    make_project,
+    move_in,
+    reap_as,
+    swap_as,
+    team_volume,
+    way_into,
+)
+
+pytestmark = pytest.mark.needs("root")
+
+SMALL_SLICES = ConstantSpeed(Speed(entries_per_s=1000))
+"""Of fifty entries at most, so that much is left begun."""
+WISHES = (RemovalWishes(job=job_here()), RemovalWishes(job=job_here(), pace=SMALL_SLICES))
+
+
+@pytest.fixture
+def team() -> Iterator[Path]:
+    """The team's volume."""
+    with team_volume() as path:
+        yield path
+        assert_silent(path)
+
+
+@pytest.fixture(params=WISHES, ids=["fast", "in small slices"])
+def wishes(request: pytest.FixtureRequest) -> RemovalWishes:
+    """Ranks, and what a slice may do."""
+    given: RemovalWishes = request.param
+    return given
+
+
+def reap_by_paths(volume: Path, identifier: str, wishes: RemovalWishes) -> Reaped:
+    with own(volume) as folder:
+        return reap(folder, ContainerId(identifier), wishes)
+
+
+def test_a_tree_of_every_shape_goes_and_each_entry_counts_once(volume: Path, wishes: RemovalWishes) -> None:
+    tree = bulky_tree(volume / "job", 4, 40, 400)
+    n = 1 + sum(len(names) + len(files) for _path, names, files in os.walk(tree))
+    identifier = swap(tree).id
+    reaped = reap_by_paths(volume, identifier, wishes)
+    assert (reaped.report.removed, reaped.report.failures) == (n, ())
+    assert state_of(volume, identifier) is None
+
+
+def test_a_chain_longer_than_any_path_goes(volume: Path) -> None:
+    (volume / "job").mkdir()
+    for n in range(3):
+        make_chain(volume / f"job/{n}", 2000)
+    identifier = swap(volume / "job").id
+    reaped = reap_by_paths(volume, identifier, RemovalWishes(job=job_here()))
+    assert reaped.report.removed == 6001
+
+
+# What others can do meanwhile
+
+
+def test_what_a_mate_moved_into_an_orphan_is_kept(team: Path, wishes: RemovalWishes) -> None:
+    project = make_project(team)
+    with way_into(project / "job/in") as fd:
+        identifier = swap_as(ALICE, project / "job")
+        move_in(project / "results", fd)
+        reaped = reap_as(ALICE, team, identifier, wishes)
+    assert (place(team, identifier) / "tree/in" / DEEP).read_bytes() == THESIS
+    assert [failure.name for failure in reaped.report.failures if failure.call == CAME_IN] == [b"tree/in"]
+    assert state_of(team, identifier) is State.QUARANTINE
+
+
+def test_what_was_there_goes_although_a_mate_owns_it(team: Path, wishes: RemovalWishes) -> None:
+    """The reap itself changes a directory of another's: nobody else could tell that it was there before."""
+    project = make_project(team)
+    deep_chain(project / "job/a/b/chain", 30)
+    for path, names, files in os.walk(project / "job/a/b/chain"):
+        os.chown(path, MATE, TEAM)
+        os.chmod(path, 0o2775)
+        make_tree(Path(path) / "more", {f"{n}": "" for n in range(60)})
+        os.chown(Path(path) / "more", MATE, TEAM)
+        os.chmod(Path(path) / "more", 0o2775)
+        assert names or files
+    identifier = swap_as(ALICE, project / "job")
+    reaped = reap_as(ALICE, team, identifier, wishes)
+    assert (reaped.report.failures, state_of(team, identifier)) == ((), None)
+
+
+def test_a_directory_that_takes_the_place_of_one_on_the_way_is_not_gone_through(tmp_path: Path) -> None:
+    """What lies in it may be beyond doubt itself: it is its being there that is in doubt."""
+    make_tree(tmp_path / "top", {"a": {"b": {"c": {}}}})
+    kernel, given = Kernel(), {(tmp_path / "top/a").stat().st_ino, (tmp_path / "top/a/b").stat().st_ino}
+    with kernel.open_path(os.fsencode(tmp_path / "top")) as top:
+        asked: list[bytes] = []
+
+        def takes(fd: Fd, path: bytes) -> bool:
+            asked.append(path)
+            return kernel.fstat(fd).st_ino in given
+
+        directories = DirectoriesByPath(kernel, top, takes)
+        directories.open(b"a/b").close()
+        with pytest.raises(PermissionError) as refused:
+            directories.open(b"a/b/c")
+        assert refused.value.filename == b"a/b/c"
+        assert asked == [b"a", b"a/b", b"a/b/c"]
+        directories.close()
+        (tmp_path / "top/a").rename(tmp_path / "away")
+        make_tree(tmp_path / "top/a", {"b": {}})
+        with pytest.raises(PermissionError) as refused:
+            directories.open(b"a/b")
+        assert refused.value.filename == b"a"
+
+
+@pytest.mark.parametrize("what", ["link", "file", "mount"])
+def test_no_link_file_or_mount_is_gone_through(tmp_path: Path, what: str) -> None:
+    make_tree(tmp_path / "outside", {"b": {}})
+    make_tree(tmp_path / "top", {"a": {}, "file": ""})
+    (tmp_path / "top/link").symlink_to("../outside")
+    kernel = Kernel()
+    with bind_mount(tmp_path / "outside", tmp_path / "top/a"), kernel.open_path(os.fsencode(tmp_path / "top")) as top:
+        directories = DirectoriesByPath(kernel, top, lambda _fd, _path: True)
+        name = b"a" if what == "mount" else what.encode()
+        with pytest.raises(OSError) as refused:  # noqa: PT011 - the errno says which
+            directories.open(name + b"/b")
+        assert refused.value.errno in (errno.ELOOP, errno.ENOTDIR, errno.EXDEV)
+
+
+def test_as_many_directories_stay_open_as_are_allowed(tmp_path: Path) -> None:
+    make_tree(tmp_path / "top", {f"{n}": {} for n in range(50)})
+    kernel = Kernel()
+    before = len(os.listdir("/proc/self/fd"))
+    with kernel.open_path(os.fsencode(tmp_path / "top")) as top:
+        directories = DirectoriesByPath(kernel, top, lambda _fd, _path: True, 10)
+        for n in range(50):
+            directories.open(b"%d" % n).close()
+        assert len(os.listdir("/proc/self/fd")) == before + 1 + 10
+        directories.close()
+    assert len(os.listdir("/proc/self/fd")) == before

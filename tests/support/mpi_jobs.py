@@ -1,0 +1,157 @@
+"""trashd as an MPI job of a user's, by whichever MPI there is; each rank on a mount of its own, if asked for.
+
+The Python that has mpi4py is this one, or that of the environment in TRASHD_TEST_MPI. One mpi4py serves both: it is
+told whose library to load. MPICH comes from PyPI; Open MPI is Debian's (openmpi-bin).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from fusefs.linux.kernel import Kernel
+from fusefs.store.find_orphans import find_container
+from tests.support.other_users import as_user
+from tests.support.proc_stat import all_stats
+from tests.support.store_calls import init, raw, swap
+from tests.support.trashd_command import Done, environment
+
+USER = 1001
+PREFIX = Path(os.environ.get("TRASHD_TEST_MPI", sys.prefix))
+PYTHON = PREFIX / "bin/python"
+ROOT = Path(__file__).parents[2]
+_LIMIT_S = 100
+_OPEN_MPI = "mpiexec.openmpi"
+_ON_NODE = """
+IFS=: read -ra nodes <<<"$3"
+mount --bind "${nodes[PMI_RANK % ${#nodes[@]}]}" "$1"
+exec setpriv --reuid="$2" --regid="$2" --clear-groups "${@:4}"
+"""
+"""AT UID NODE:NODE… COMMAND…: of the nodes the one that is the rank's is seen at AT."""
+
+
+def mpiexec(mpi: str) -> list[str]:
+    """What starts ranks by that MPI."""
+    if mpi == "mpich":
+        return [str(PREFIX / "bin/mpiexec")]
+    return [_OPEN_MPI, "--oversubscribe", "-x", "MPI4PY_MPIABI=openmpi", "--mca", "btl_base_warn_component_unused", "0"]
+
+
+def why_no_mpi(mpi: str) -> str | None:
+    """Why there can be no job by that MPI."""
+    program = mpiexec(mpi)[0]
+    if shutil.which(program) is None:
+        return f"no {program}"
+    asked = subprocess.run([PYTHON, "-c", "import mpi4py"], capture_output=True, check=False)
+    return None if asked.returncode == 0 else f"{PYTHON} has no mpi4py"
+
+
+class Ranks(NamedTuple):
+    """A running job."""
+
+    process: subprocess.Popen[str]
+
+    def pids(self) -> list[int]:
+        """Those of its ranks that live: all Python processes of the job's session or below mpiexec."""
+        below = {self.process.pid}
+        parents = {pid: int(stat[1]) for pid, stat in all_stats()}
+        for _ in range(4):
+            below |= {pid for pid, parent in parents.items() if parent in below}
+        return [pid for pid in below if _is_python(pid)]
+
+    def lose(self, pid: int) -> None:
+        """Kill a rank. What MPI has in memory for it stays there for ever, unless it is taken away."""
+        with suppress(OSError):
+            maps = Path(f"/proc/{pid}/maps").read_text()
+            shared = {line.split()[5] for line in maps.splitlines() if " /dev/shm/" in line}
+            os.kill(pid, signal.SIGKILL)
+            for path in shared:
+                Path(path).unlink(missing_ok=True)
+
+    def wait(self) -> Done:
+        """How mpiexec ended, and what was said."""
+        out, err = self.process.communicate(timeout=_LIMIT_S)
+        return Done(self.process.returncode, out, err)
+
+
+def _is_python(pid: int) -> bool:
+    with suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        return words[0] == os.fsencode(PYTHON) and b"fusefs.cli.main" in words
+    return False
+
+
+def start_ranks(
+    mpi: str, n: int, *words: str | Path, uid: int = USER, nodes: Sequence[Path] = (), at: Path | None = None
+) -> Ranks:
+    """`mpiexec -n N trashd WORDS` as a user. nodes: one's content is seen by each rank at that path; MPICH only"""
+    command = [str(PYTHON), "-m", "fusefs.cli.main", *map(str, words)]
+    as_uid = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
+    if nodes:
+        assert at is not None
+        on_node = ["unshare", "--mount", "--propagation=private", "bash", "-c", _ON_NODE, "node", str(at), str(uid)]
+        argv = [*mpiexec(mpi), "-n", str(n), *on_node, ":".join(map(str, nodes)), *command]
+    else:
+        argv = [*as_uid, *mpiexec(mpi), "-n", str(n), *command]
+    home = Path(os.environ.get("TMPDIR", "/var/tmp")) / f"mpi-home-{uid}"
+    home.mkdir(exist_ok=True, mode=0o700)
+    os.chown(home, uid, uid)
+    added = {"PYTHONPATH": str(ROOT), "HOME": str(home), "TMPDIR": str(home), "PYTHONDONTWRITEBYTECODE": "1"}
+    if not uid:
+        added |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    process = subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(added),
+        start_new_session=True,
+    )
+    return Ranks(process)
+
+
+def run_ranks(
+    mpi: str, n: int, *words: str | Path, uid: int = USER, nodes: Sequence[Path] = (), at: Path | None = None
+) -> Done:
+    """`mpiexec -n N trashd WORDS`, to its end; arguments as for `start_ranks`."""
+    return start_ranks(mpi, n, *words, uid=uid, nodes=nodes, at=at).wait()
+
+
+def store_of_user(volume: Path) -> None:
+    """A store on a volume that is a user's own."""
+    os.chown(volume, USER, USER)
+    as_user(USER, lambda: init(volume))
+
+
+def give_to_user(tree: Path) -> None:
+    """Make the user the owner of all that is in a tree."""
+    subprocess.run(["chown", "--recursive", "--no-dereference", f"{USER}:{USER}", tree], check=True)
+
+
+def swap_by_user(tree: Path) -> str:
+    """The id of the orphan that a tree of the user's becomes."""
+    return as_user(USER, lambda: str(swap(tree).id))
+
+
+def orphan_of_user(tree: Path) -> str:
+    """The id of the orphan that a tree becomes, given to the user before."""
+    give_to_user(tree)
+    return swap_by_user(tree)
+
+
+def is_gone(volume: Path, identifier: str) -> bool:
+    """Whether nothing of an orphan is left in any state."""
+    return not any((volume / ".trashd/u" / str(USER)).glob(f"*/{identifier}*"))
+
+
+def state_of_user(volume: Path, identifier: str) -> str:
+    """The state of a user's orphan."""
+    return as_user(USER, lambda: find_container(Kernel(), [raw(volume)], identifier).state.value)
