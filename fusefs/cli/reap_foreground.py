@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
-
-import click
 
 from fusefs.cli import output
 from fusefs.cli.progress_bar import ProgressSink, bar
@@ -120,7 +119,7 @@ def reap_all(
                 codes.append(output.failed(from_os(error, entry.id), as_json=as_json))
         if how.only_one:
             if due and not reaped and not as_json:
-                click.echo("no orphan is left to reap: others have them", err=True)
+                print("no orphan is left to reap: others have them", file=sys.stderr)
         elif len(due) > 1 and not as_json:
             print(_sum(reaped, len(due) - len(reaped), time.monotonic() - began))
         codes += space.wait(stop, as_json=as_json)

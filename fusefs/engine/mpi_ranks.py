@@ -39,7 +39,7 @@ class UnseenHere(Exception):
     """A rank does not find a directory on its mount: the first rank is to look."""
 
 
-class _Run(NamedTuple):
+class _GivenSlice(NamedTuple):
     """A slice for a rank."""
 
     number: int
@@ -181,7 +181,7 @@ class MpiJob:
                     _rank, message = came
                     if message is None:
                         return 0
-                    if isinstance(message, _Run):
+                    if isinstance(message, _GivenSlice):
                         assert threads is not None
                         _submit(threads, runner, message, did)
                         continue
@@ -208,7 +208,9 @@ class MpiJob:
         return runner, _Ready(runner.strategy.n_workers)
 
 
-def _submit(threads: ThreadPoolExecutor, runner: RunsSlices[Any, Any], given: _Run, did: SimpleQueue[_Did]) -> None:
+def _submit(
+    threads: ThreadPoolExecutor, runner: RunsSlices[Any, Any], given: _GivenSlice, did: SimpleQueue[_Did]
+) -> None:
     """Have a thread run a slice; what it did, or how it failed, comes into a queue."""
 
     def tell(done: Future[Any]) -> None:
@@ -264,13 +266,13 @@ class _RankPool(Generic[Work, Done]):
         self._n_given += 1
         self._given[number] = rank, future, work, budget
         if rank:
-            self._job.send(_Run(number, work, budget), rank)
+            self._job.send(_GivenSlice(number, work, budget), rank)
         else:
             self._run_here(number, work, budget)
         return future
 
     def _run_here(self, number: int, work: Work, budget: SliceBudget) -> None:
-        _submit(self._threads, self._ours, _Run(number, work, budget), self._here)
+        _submit(self._threads, self._ours, _GivenSlice(number, work, budget), self._here)
 
     def finished(self, running: Collection[Future[Done]], most_s: float = GLANCE_S) -> set[Future[Done]]:
         """See SlicePool."""

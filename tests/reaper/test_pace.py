@@ -123,8 +123,10 @@ def test_a_device_without_gaps_starves_nobody() -> None:
 
 def test_a_sip_that_waited_for_a_gap_makes_up_for_those_that_it_missed() -> None:
     """But for a few alone, and one that had not to wait is as small as ever."""
-    for is_busy, n_entries in ((True, 5), (False, 1)):
-        pace = SlicePace(ConstantSpeed(YIELDING), lambda is_busy=is_busy: is_busy)
+    for pace, n_entries in (
+        (SlicePace(ConstantSpeed(YIELDING), lambda: True), 5),
+        (SlicePace(ConstantSpeed(YIELDING)), 1),
+    ):
         pace.done(next_budget(pace), outcome(1, SMALL_SLICE_S))
         assert next_budget(pace).n_entries == n_entries
 
