@@ -15,10 +15,10 @@ from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Generic, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from fusefs.core.errors import Exit, Refused, TrashdError, from_os
-from fusefs.core.lean import NamedTuple
+from fusefs.core.lean import Generic, NamedTuple
 from fusefs.core.slice_budget import SliceBudget
 from fusefs.engine.slice_pace import GLANCE_S
 from fusefs.engine.slice_runners import Done, RankRunner, Recipe, RunsSlices, Work
