@@ -16,7 +16,8 @@ from tests.support.trashd_command import TRASHD, environment, swapped
 pytestmark = pytest.mark.needs("root")
 
 WORDS = {
-    "swap": "{victim}", "rm": "{victim} missing", "undo": "", "list": "--volume {volume}", "browse": "--volume {volume}", "du": "--volume {volume}",
+    "swap": "{victim}", "rm": "{victim} missing", "undo": "", "list": "--volume {volume}",
+    "browse": "--volume {volume}", "du": "--volume {volume}",
     "ls": "--volume {volume} {id}", "cat": "--volume {volume} {id}:file", "diff": "--volume {volume} {id}",
     "restore": "--volume {volume} {id} --to {top}/back", "keep": "--volume {volume} {id}",
     "reap": "--volume {volume} --now {id}", "check": "{victim}", "holders": "--volume {volume} {id}",
