@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
 from fusefs.browse import verbs
+from fusefs.browse.command_app import CommandApp
 from fusefs.browse.inside_screen import InsideScreen
 from fusefs.browse.table_rows import ORDERS, ORPHAN_COLUMNS, OrphanRow, orphan_row
 from fusefs.browse.table_screen import TableScreen
@@ -117,25 +118,24 @@ class OrphansScreen(TableScreen):
 
     def action_restore(self) -> None:
         """Take it back."""
-        if row := self._chosen():
-            self.browser.run_worker(verbs.restore(self.browser, row))
+        self._act(verbs.restore)
 
     def action_keep(self) -> None:
         """Have it kept."""
-        if row := self._chosen():
-            self.browser.run_worker(verbs.keep(self.browser, row))
+        self._act(verbs.keep)
 
     def action_release(self) -> None:
         """Have it kept no longer."""
-        if row := self._chosen():
-            self.browser.run_worker(verbs.release(self.browser, row))
+        self._act(verbs.release)
 
     def action_reap(self) -> None:
         """Have it deleted."""
-        if row := self._chosen():
-            self.browser.run_worker(verbs.reap(self.browser, row))
+        self._act(verbs.reap)
 
     def action_count(self) -> None:
         """Find out what it takes."""
+        self._act(verbs.count)
+
+    def _act(self, verb: Callable[[CommandApp, OrphanRow], Coroutine[None, None, None]]) -> None:
         if row := self._chosen():
-            self.browser.run_worker(verbs.count(self.browser, row))
+            self.browser.run_worker(verb(self.browser, row))
