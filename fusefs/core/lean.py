@@ -1,4 +1,4 @@
-"""What a swap or a sweep needs of `typing`, `enum`, `contextlib` and `functools`, without what these load.
+"""What a swap or a sweep needs of the standard library's Python, without what that loads.
 
 A type checker sees the standard library's own. Whatever the two load takes these from here, and so may others;
 tests/unit/test_lean.py holds them against what they stand for (docs/decisions/0045).
@@ -7,8 +7,8 @@ tests/unit/test_lean.py holds them against what they stand for (docs/decisions/0
 from __future__ import annotations
 
 __all__ = [
-    "TYPE_CHECKING", "Callable", "Enum", "ExitStack", "Generic", "NamedTuple", "NewType", "Protocol", "TypeVar",
-    "cache", "contextmanager", "partial", "suppress",
+    "SIGINT", "SIGKILL", "SIG_IGN", "TYPE_CHECKING", "Callable", "Enum", "ExitStack", "Generic", "NamedTuple",
+    "NewType", "Protocol", "TypeVar", "cache", "contextmanager", "partial", "signal", "suppress",
 ]  # fmt: skip
 
 TYPE_CHECKING = False
@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     from contextlib import ExitStack, contextmanager, suppress
     from enum import Enum
     from functools import cache, partial
+    from signal import SIG_IGN, SIGINT, SIGKILL, signal
     from typing import Generic, NamedTuple, NewType, Protocol, TypeVar
 else:
     from _collections_abc import Callable
     from _functools import partial
+    from _signal import SIG_IGN, SIGINT, SIGKILL, signal
 
     try:
         from _collections import _tuplegetter

@@ -11,7 +11,7 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from queue import Empty, SimpleQueue
@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 from fusefs.core.errors import Exit, Refused, TrashdError, from_os
 from fusefs.core.lean import Generic, NamedTuple
 from fusefs.core.slice_budget import SliceBudget
-from fusefs.engine.slice_pace import GLANCE_S
-from fusefs.engine.slice_runners import Done, RankRunner, Recipe, RunsSlices, Work
+from fusefs.engine.slice_runners import Done, EndedSlice, RankRunner, Recipe, RunsSlices, Work
 from fusefs.linux.kernel import Kernel
 
 if TYPE_CHECKING:
@@ -253,55 +252,52 @@ class _RankPool(Generic[Work, Done]):
         self._least_s = _PLANNING_S * sum(n_slices)
         # One of each rank in turn: those that share a directory are on as many machines as there are.
         self._free = deque(rank for turn in range(max(n_slices)) for rank, n in enumerate(n_slices) if turn < n)
-        self._given: dict[int, tuple[int, Future[Done], Work, SliceBudget]] = {}
+        self._given: dict[int, tuple[int, Work, SliceBudget]] = {}
         self._n_given = 0
         self._here: SimpleQueue[_Did] = SimpleQueue()
-        self._finished: set[Future[Done]] = set()
+        self._ended: list[EndedSlice[Work, Done]] = []
 
-    def submit(self, work: Work, budget: SliceBudget) -> Future[Done]:
+    def submit(self, work: Work, budget: SliceBudget) -> None:
         """See SlicePool."""
         if not budget.is_paced():
             budget = budget._replace(seconds=max(budget.seconds, self._least_s))
-        rank, number, future = self._free.popleft(), self._n_given, Future[Done]()
+        rank, number = self._free.popleft(), self._n_given
         self._n_given += 1
-        self._given[number] = rank, future, work, budget
+        self._given[number] = rank, work, budget
         if rank:
             self._job.send(_GivenSlice(number, work, budget), rank)
         else:
             self._run_here(number, work, budget)
-        return future
 
     def _run_here(self, number: int, work: Work, budget: SliceBudget) -> None:
         _submit(self._threads, self._ours, _GivenSlice(number, work, budget), self._here)
 
-    def finished(self, running: Collection[Future[Done]], most_s: float = GLANCE_S) -> set[Future[Done]]:
+    def ended(self, most_s: float) -> list[EndedSlice[Work, Done]]:
         """See SlicePool."""
         until_s = time.monotonic() + most_s
         while True:
             while (came := self._job.received()) is not None:
                 self._take(came[1])
             try:
-                wait_s = 0.0 if self._finished else _POLL_S
+                wait_s = 0.0 if self._ended else _POLL_S
                 self._take(self._here.get(timeout=wait_s) if wait_s else self._here.get_nowait())
                 continue
             except Empty:
                 pass
-            if self._finished or time.monotonic() >= until_s:
-                done, self._finished = self._finished, set()
-                return done
+            if self._ended or time.monotonic() >= until_s:
+                ended, self._ended = self._ended, []
+                return ended
 
     def _take(self, did: _Did) -> None:
-        rank, future, work, budget = self._given[did.number]
+        rank, work, budget = self._given[did.number]
         if did.is_unseen:
             self._run_here(did.number, work, budget)
             return
+        if did.problem:
+            raise RuntimeError(f"rank {rank}: {did.problem}")
         del self._given[did.number]
         self._free.append(rank)
-        if did.problem:
-            future.set_exception(RuntimeError(f"rank {rank}: {did.problem}"))
-        else:
-            future.set_result(did.outcome)
-        self._finished.add(future)
+        self._ended.append(EndedSlice(work, budget, did.outcome))
 
 
 def joined() -> MpiJob:

@@ -6,11 +6,10 @@ from fusefs.core.lean import TYPE_CHECKING, Callable, Generic, NamedTuple, Proto
 from fusefs.core.report import Stops
 from fusefs.core.slice_budget import SliceBudget
 from fusefs.engine.slice_pace import GLANCE_S, SlicePace
-from fusefs.engine.slice_runners import Done, RunsSlices, SlicePool, Work, WorkerLost
-from fusefs.engine.strategy import Strategy
+from fusefs.engine.slice_runners import Done, RunsSlices, SlicePool, Work
+from fusefs.engine.strategy import Strategy, Workers
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
     from contextlib import AbstractContextManager
 
 
@@ -57,9 +56,14 @@ class SliceRunner(NamedTuple, Generic[Work, Done]):
                 self._run_alone(once=is_whole)
 
     def _workers(self) -> AbstractContextManager[SlicePool[Work, Done]]:
-        from fusefs.engine.workers import worker_pool  # most of what is asked for is small, and needs none
+        # Most of what is asked for is small, and needs none.
+        if self.strategy.workers is Workers.THREADS:
+            from fusefs.engine.worker_threads import worker_threads
 
-        return worker_pool(self.strategy.n_workers, self.strategy.workers, self.runner)
+            return worker_threads(self.strategy.n_workers, self.runner)
+        from fusefs.engine.worker_processes import worker_processes
+
+        return worker_processes(self.strategy.n_workers, self.runner)
 
     def _uses_workers(self) -> bool:
         """Whether several slices may run beside each other: not where others use the disk."""
@@ -92,30 +96,25 @@ class SliceRunner(NamedTuple, Generic[Work, Done]):
 
     def _run_with(self, pool: SlicePool[Work, Done]) -> bool:
         """Keep all workers busy as long as several may be; False if one of them was lost: then we go on alone."""
-        running: dict[Future[Done], tuple[Work, SliceBudget]] = {}
-        is_whole = True
+        n_running, is_whole = 0, True
         while True:
             goes_on = is_whole and not self.is_stopped() and self._uses_workers()
-            while goes_on and len(running) < self.strategy.n_workers and (begun := self._begin()):
-                running[pool.submit(*begun)] = begun
-            if running:
-                for future in pool.finished(running, GLANCE_S):
-                    is_whole &= self._collect(future, *running.pop(future))
+            while goes_on and n_running < self.strategy.n_workers and (begun := self._begin()):
+                pool.submit(*begun)
+                n_running += 1
+            if n_running:
+                for work, budget, outcome in pool.ended(GLANCE_S):
+                    n_running -= 1
+                    if outcome is None:
+                        is_whole = False
+                        self.plan.lost(work)
+                        self.pace.give_back(budget)
+                    else:
+                        self._take(work, budget, outcome)
             elif not goes_on or self.plan.is_dry():
                 return is_whole
             else:
                 self.pace.sleep()
-
-    def _collect(self, future: Future[Done], work: Work, budget: SliceBudget) -> bool:
-        """Take in the outcome of a slice; False if it was lost with its worker."""
-        try:
-            outcome = future.result()
-        except WorkerLost:
-            self.plan.lost(work)
-            self.pace.give_back(budget)
-            return False
-        self._take(work, budget, outcome)
-        return True
 
     def _take(self, work: Work, budget: SliceBudget, outcome: Done) -> None:
         """Take in what a slice did."""

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from fusefs.core.lean import TYPE_CHECKING, Protocol, TypeVar
+from fusefs.core.lean import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 from fusefs.core.slice_budget import SliceBudget
 from fusefs.engine.slice_pace import SliceDone
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-    from concurrent.futures import Future
+    from collections.abc import Sequence
     from contextlib import AbstractContextManager
     from typing import Self
 
     from fusefs.engine.strategy import Strategy
     from fusefs.linux.kernel import Kernel
-
-
-class WorkerLost(Exception):
-    """A worker ended in the middle of a slice; how far it came is not known."""
 
 
 class HasFds(Protocol):
@@ -47,14 +42,22 @@ class RunsSlices(Protocol[_Work_contra, _Done_co]):
         """Do it. Its fds stay their owner's; those that come back with it may be the same."""
 
 
-class SlicePool(Protocol[_Work_contra, Done]):
+class EndedSlice(NamedTuple, Generic[Work, Done]):
+    """A slice that no worker has any more. outcome: None: it was lost with its worker, not known how far it came"""
+
+    work: Work
+    budget: SliceBudget
+    outcome: Done | None
+
+
+class SlicePool(Protocol[Work, Done]):
     """What runs slices beside each other: the one place that knows where."""
 
-    def submit(self, work: _Work_contra, budget: SliceBudget) -> Future[Done]:
-        """Have a slice done; the future raises WorkerLost if it is not known what became of it."""
+    def submit(self, work: Work, budget: SliceBudget) -> None:
+        """Have a slice done; no more of them at a time than there are workers."""
 
-    def finished(self, running: Collection[Future[Done]], most_s: float) -> set[Future[Done]]:
-        """Those that are finished; waits for the first, but no longer than that."""
+    def ended(self, most_s: float) -> list[EndedSlice[Work, Done]]:
+        """Those that have ended since; waits for the first, but no longer than that. Raises  mistakes of ours"""
 
 
 class RankRunner(RunsSlices[_Work_contra, _Done_co], Protocol[_Work_contra, _Done_co]):

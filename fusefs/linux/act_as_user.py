@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from fusefs.core.lean import NamedTuple
 from fusefs.linux import syscalls
-from fusefs.linux.child_processes import ChildLost, receive, send, watch
+from fusefs.linux.child_channel import ChildLost, die_with_parent, receive, send, watch
 
 Ask = Callable[[bytes], bytes]
 """Puts a question to the process that we act for, and returns its answer."""
@@ -64,12 +64,6 @@ def become(wanted: UserCredentials, parent: int) -> bool:
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)  # fs.suid_dumpable may say otherwise
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
     return die_with_parent(parent)
-
-
-def die_with_parent(parent: int) -> bool:
-    """Be killed when the parent ends, however; False if it is gone already."""
-    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
-    return os.getppid() == parent
 
 
 def call_as(uid: int, body: Callable[[Ask], bytes], answer: Ask) -> bytes:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
-from fusefs.linux.act_as_user import UserCredentials, become, die_with_parent
-from fusefs.linux.child_processes import receive, send
+from fusefs.linux.act_as_user import UserCredentials, become
+from fusefs.linux.child_channel import die_with_parent, receive, send
 from fusefs.linux.fd import Fd
 
 T = TypeVar("T")

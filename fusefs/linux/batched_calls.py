@@ -171,11 +171,22 @@ def rename_all_free(kernel: Kernel, old_dir: int, new_dir: int, names: Sequence[
     return refused
 
 
+class FileSizes(NamedTuple):
+    """Of files in a row: their lengths, and what they take on the disk; empty where they were not looked at."""
+
+    lengths: list[int]
+    spaces: list[int]
+
+    def first(self, n: int | None) -> FileSizes:
+        """Of so many of them; None: of all."""
+        return FileSizes(self.lengths[:n], self.spaces[:n])
+
+
 class ChosenByStat(NamedTuple):
-    """Names that bounds choose, and of each its file's length and what it takes; and names to be looked at closely."""
+    """Names that bounds choose, with their files' sizes, and names to be looked at closely."""
 
     names: list[str]
-    sizes: list[tuple[int, int]]
+    sizes: FileSizes
     unsure: list[str]
 
 
@@ -186,8 +197,9 @@ def choose_all(kernel: Kernel, dir_fd: int, names: list[str], bounds: bytes | No
     at_once  whether the filesystem needs no server; else all are
     """
     if _bulk is None or bounds is None or kernel.is_watched or not at_once:
-        return ChosenByStat([], [], names)
-    return ChosenByStat(*_bulk.look(dir_fd, names, bounds))
+        return ChosenByStat([], FileSizes([], []), names)
+    names, lengths, spaces, unsure = _bulk.look(dir_fd, names, bounds)
+    return ChosenByStat(names, FileSizes(lengths, spaces), unsure)
 
 
 def look_at_all(

@@ -18,7 +18,7 @@ from fusefs.core.record import RECORD_MAX_BYTES
 from fusefs.core.record_decoding import decode
 from fusefs.core.report import PINNED, STORE
 from fusefs.linux.act_as_user import call_as
-from fusefs.linux.child_processes import ChildLost
+from fusefs.linux.child_channel import ChildLost
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import READABLE

@@ -21,7 +21,8 @@ import msgspec
 import trio
 
 from fusefs.core.names import Name
-from fusefs.linux.act_as_user import UserCredentials, become, die_with_parent
+from fusefs.linux.act_as_user import UserCredentials, become
+from fusefs.linux.child_channel import die_with_parent
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.low_priority import be_idle

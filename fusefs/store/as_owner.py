@@ -14,7 +14,7 @@ from fusefs.core import lean_wire
 from fusefs.core.errors import BY_NAME, AuthorityLost, KernelRefused, NoStore, NotPermitted, Refused, TrashdError
 from fusefs.core.lean import NamedTuple
 from fusefs.linux.act_as_user import Ask, call_as, user_name
-from fusefs.linux.child_processes import ChildLost
+from fusefs.linux.child_channel import ChildLost
 from fusefs.store.container import HeldContainer
 from fusefs.store.layout import Store, UserFolder
 from fusefs.store.make_folder import make_roots

@@ -77,7 +77,7 @@ def read_pointers(kernel: Kernel, pointers: Fd, uid: int) -> list[RelPath]:
         text = read()
     else:
         from fusefs.linux.act_as_user import call_as
-        from fusefs.linux.child_processes import ChildLost
+        from fusefs.linux.child_channel import ChildLost
 
         try:
             text = call_as(uid, lambda _ask: read(), lambda _question: b"")

@@ -177,9 +177,9 @@ class Agenda:
         at = self._find()
         if at is None:
             return None
-        jobs = [self._jobs.pop(at)]
-        if jobs[0].kind is JobKind.ENTER:
-            jobs[0] = self._part(at, jobs[0].unpack())
+        jobs = [] if self._jobs[at].kind is JobKind.ENTER else [self._jobs.pop(at)]
+        if not jobs or jobs[0].kind is JobKind.TAKE:
+            jobs = [*self._directories(at - len(jobs))][::-1] + jobs
         # Those further up the same way follow each other; one at a time, each would be walked to from the top.
         while jobs[0].kind is JobKind.AFTER and len(jobs) < _MOST_DIRS and self._may_follow(at - 1):
             at -= 1
@@ -190,12 +190,17 @@ class Agenda:
         is_crowded = sum(one.fd >= 0 for one in self._jobs) > _MOST_LISTINGS
         return SweepSlice(tuple(jobs), self._lists_whole or is_crowded, self._left)
 
-    def _part(self, at: int, job: Job) -> Job:
-        """A worker's part of some directories; the others stay."""
-        n = min(-(-len(job.names) // self._n_workers), _MOST_DIRS)
-        if n < len(job.names):
-            self._jobs.insert(at, job._replace(names=job.names[:-n]))
-        return job._replace(names=job.names[-n:])
+    def _directories(self, at: int) -> Iterator[Job]:
+        """A worker's share of the directories that are to be entered, from a job on, down to one of another kind."""
+        n_dirs = sum(len(job.names) for job in self._jobs if job.kind is JobKind.ENTER)
+        n_left = min(-(-n_dirs // self._n_workers), _MOST_DIRS)
+        while n_left and at >= 0 and self._jobs[at].kind is JobKind.ENTER:
+            job = self._jobs.pop(at)
+            if len(job.names) > n_left:
+                self._jobs.insert(at, job._replace(names=job.names[:-n_left]))
+                job = job._replace(names=job.names[-n_left:])
+            n_left, at = n_left - len(job.names), at - 1
+            yield job
 
     def _listed_too(self, first: Job) -> Iterator[Job]:
         """More that is listed, as far as a slice has room: lists in no order have one name of a directory at a time."""

@@ -12,7 +12,7 @@ from fusefs.core.names import join
 from fusefs.core.selection import Matcher
 from fusefs.core.stat_bounds import StatBounds
 from fusefs.core.sweep_result import ANOTHER, SweepSums
-from fusefs.linux.batched_calls import StatxResult, choose_all, look_at_all
+from fusefs.linux.batched_calls import FileSizes, StatxResult, choose_all, look_at_all
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel, Refused
 from fusefs.store.backing_and_mount import BackingAndMount
@@ -70,13 +70,10 @@ class SweepStrategy(NamedTuple):
 
 
 class ChosenFiles(NamedTuple):
-    """What of some names is chosen, and what of it is for later.
-
-    sizes  of each name, if it was looked at: the file's length and what it takes, as SweepSums has them
-    """
+    """What of some names is chosen, with the files' sizes if they were looked at, and what of it is for later."""
 
     names: list[str]
-    sizes: Sequence[tuple[int, int]]
+    sizes: FileSizes
     later: list[str]
 
 
@@ -113,16 +110,17 @@ class Chooser:
         """
         names = self._without_mounts(upper, names)
         if n_bytes is None and (strips or not self._matcher.needs_stat):
-            return ChosenFiles(names, [], [])
+            return ChosenFiles(names, FileSizes([], []), [])
         bounds, at_once = self._every if strips else self._bounds, self._way.is_at_once
         names, sizes, unsure = choose_all(self._kernel, sides.fd, names, bounds, at_once=at_once)
         kinds, takes = (_FILES, _anything) if strips else (self._kinds, self._matcher.takes)
         looked = self._look(upper, sides, unsure)
         looked = [one for one in looked if one.st_mode >> 12 in kinds and takes(one, one.btime_ns)]
         names += _names(looked)
-        sizes += [(one.st_size, _taken(one)) for one in looked]
-        n = len(names) if n_bytes is None else _fitting(sizes, n_bytes)
-        return ChosenFiles(names[:n], sizes[:n], names[n:])
+        sizes.lengths.extend(one.st_size for one in looked)
+        sizes.spaces.extend(map(_taken, looked))
+        n = len(names) if n_bytes is None else _fitting(sizes.lengths, n_bytes)
+        return ChosenFiles(names[:n], sizes.first(n), names[n:])
 
     def choose_dirs(
         self, upper: bytes, sides: BackingAndMount, names: list[str], *, are_listed: bool = False
@@ -296,10 +294,10 @@ def _anything(_st: StatxResult, _btime_ns: int | None) -> bool:
     return True
 
 
-def _fitting(sizes: Sequence[tuple[int, int]], n_bytes: int) -> int:
+def _fitting(lengths: Sequence[int], n_bytes: int) -> int:
     """How many of them fit, at least one."""
-    for at, (length, _space) in enumerate(sizes):
+    for at, length in enumerate(lengths):
         n_bytes -= length
         if n_bytes <= 0:
             return at + 1
-    return len(sizes)
+    return len(lengths)

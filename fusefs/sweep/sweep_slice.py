@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import time
+from itertools import compress
 
 from fusefs.core.lean import TYPE_CHECKING, ExitStack, NamedTuple
 from fusefs.core.names import join
@@ -17,7 +18,7 @@ from fusefs.core.selection import Matcher
 from fusefs.core.slice_budget import NamesPerLook, SliceBudget
 from fusefs.core.sweep_result import SweepSums
 from fusefs.engine.xfs_groups import AllocationGroups
-from fusefs.linux.batched_calls import look_at_all
+from fusefs.linux.batched_calls import FileSizes, look_at_all
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import READABLE, BackingAndMount
@@ -115,7 +116,6 @@ class _SweepRun:
     def _step(self, job: Job) -> None:
         match job.kind:
             case JobKind.ENTER:
-                job = job.unpack()
                 name = job.names.pop()
                 if job.names:
                     self._jobs.append(job)
@@ -308,7 +308,7 @@ class _SweepRun:
         """Act on some names; those that have to be offered again."""
         tally, are_dirs = self._tally, job.kind is JobKind.AFTER
         again: list[str] = []
-        sizes: Sequence[tuple[int, int]] = []
+        sizes = FileSizes([], [])
         if are_dirs and job.inode is not None and self._way.dirs is Dirs.WHOLE:
             names = self._chooser.chosen_still(sides, names)
         if not are_dirs:
@@ -318,7 +318,7 @@ class _SweepRun:
         if tally.left is not None and not job.strips and not is_reserved:
             tally.is_limited |= bool(names) and not tally.left
             again = names[tally.left :] + again if tally.left else []
-            names, sizes = names[: tally.left], sizes[: tally.left]
+            names, sizes = names[: tally.left], sizes.first(tally.left)
         with ExitStack() as held:
             if are_dirs and not job.strips:
                 names = self._unspared(job.upper, names, held)
@@ -327,13 +327,13 @@ class _SweepRun:
             here = ActionPlace(self._kernel, sides, job.upper, are_dirs, self._is_stopped, self._ways)
             taken = self._offer(here, names)
         tally.take(job.upper, len(names), taken, are_matches=not job.strips, has_left=not is_reserved)
-        tried, untried = names[: len(names) - taken.n_left], names[len(names) - taken.n_left :]
-        if sizes:
-            undone = {name for name, _why in (*taken.refused, *taken.spared)}
-            sizes = [size for name, size in zip(tried, sizes, strict=False) if name not in undone]
-            lengths, spaces = zip(*sizes, strict=True) if sizes else ((), ())
-            tally.count(SweepSums(n_bytes=sum(lengths), taken_bytes=sum(spaces)))
-        return untried + again
+        n_tried = len(names) - taken.n_left
+        lengths, spaces = sizes.first(n_tried)
+        if undone := {name for name, _why in (*taken.refused, *taken.spared)}:
+            is_done = [name not in undone for name in names[:n_tried]]
+            lengths, spaces = [*compress(lengths, is_done)], [*compress(spaces, is_done)]
+        tally.count(SweepSums(n_bytes=sum(lengths), taken_bytes=sum(spaces)))
+        return names[n_tried:] + again
 
     def _offer(self, here: ActionPlace, names: Sequence[str]) -> ActionResult:
         try:

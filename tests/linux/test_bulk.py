@@ -91,7 +91,7 @@ def test_it_chooses_what_the_selection_takes(odd_tree: Path, selection: Selectio
     assert chosen.names == [one.name for one in taken] or chosen.unsure == names
     if chosen.names:
         spaces = [one.st_blocks * 512 if one.st_nlink == 1 else 0 for one in taken]
-        assert chosen.sizes == [(one.st_size, space) for one, space in zip(taken, spaces, strict=True)]
+        assert chosen.sizes == ([one.st_size for one in taken], spaces)
 
 
 def test_what_is_mounted_on_or_gone_is_unsure(odd_tree: Path) -> None:

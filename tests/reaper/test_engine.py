@@ -9,18 +9,20 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from fusefs.core.report import Reaped, Report
-from fusefs.core.slice_budget import CUT_BYTES, Speed
-from fusefs.core.slices import Slice
+from fusefs.core.slice_budget import CUT_BYTES, SliceBudget, Speed
+from fusefs.core.slices import RemovalSliceResult, Slice, SlicePlan, SliceWork
 from fusefs.engine.slice_pace import ConstantSpeed
+from fusefs.engine.slice_runners import SlicePool
 from fusefs.engine.strategy import Strategy, Workers, choose
-from fusefs.engine.workers import worker_pool
+from fusefs.engine.worker_processes import worker_processes
+from fusefs.engine.worker_threads import worker_threads
 from fusefs.engine.xfs_groups import AllocationGroups
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
@@ -140,22 +142,22 @@ def test_crew_removes_what_one_would(volume: Path, workers: Workers) -> None:
         for number in range(20):
             fill(path / "tree" / str(number) / "deep", 100)
         strategy = choose(Kernel(), fd)._replace(n_workers=3, workers=workers)
-        with worker_pool(3, workers, remover_of(fd, strategy)) as pool:
-            report = drive(pool.submit, fd)
+        open_pool = worker_threads if workers is Workers.THREADS else worker_processes
+        with open_pool(3, remover_of(fd, strategy)) as pool:
+            report = drive(pool, fd)
         assert (report.removed, report.n_failed, os.listdir(path)) == (20 * 102 + 1, 0, ["record.json"])
 
 
-def drive(submit: Callable[..., object], fd: Fd) -> Report:
+def drive(pool: SlicePool[Slice, RemovalSliceResult], fd: Fd) -> Report:
     """Run a plan with workers, one slice after the other, each of them short."""
-    from fusefs.core.slice_budget import SliceBudget
-    from fusefs.core.slices import SlicePlan, SliceWork
-
     plan = SlicePlan(3, splits_names=True)
     plan.add(fd, b"", SliceWork(names=["tree"]))
     while (job := plan.next()) is not None:
-        outcome = submit(job, SliceBudget(seconds=0.0)).result()  # type: ignore[attr-defined]
-        for spare in plan.done(job, outcome):
-            os.close(spare.fd)
+        pool.submit(job, SliceBudget(seconds=0.0))
+        for _work, _budget, outcome in pool.ended(60.0):
+            assert outcome is not None
+            for spare in plan.done(job, outcome):
+                os.close(spare.fd)
     return plan.report(paced=False, stopped=False)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from fusefs.core.errors import AuthorityLost, TrashdError
 from fusefs.linux.act_as_user import call_as
-from fusefs.linux.child_processes import ChildLost
+from fusefs.linux.child_channel import ChildLost
 from fusefs.linux.kernel import Kernel
 from fusefs.store.find_orphans import all_entries
 from fusefs.store.list_orphans import ListedContainer

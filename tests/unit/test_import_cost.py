@@ -53,6 +53,11 @@ def test_a_sweep_starts_without_heavy_modules() -> None:
     assert list_heavy_imports(f"import {on_the_way}, fusefs.sweep.trash_action") == set()
 
 
+def test_a_sweeps_workers_load_no_more_than_what_packs_their_slices() -> None:
+    loaded = list_heavy_imports("import fusefs.cli.sweep_fast_lane, fusefs.sweep.run, fusefs.engine.worker_processes")
+    assert loaded == list_heavy_imports("import _pickle")
+
+
 def test_rm_starts_without_heavy_modules() -> None:
     assert list_heavy_imports("import fusefs.cli.main, fusefs.cli.rm_fast_lane") == set()
 

@@ -6,6 +6,7 @@ import contextlib
 import enum
 import json
 import pickle
+import signal
 import typing
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -272,3 +273,7 @@ def said(read: Callable[[bytes], Any], text: bytes) -> str:
 @given(st.one_of(*texts()))
 def test_json_is_read_as_jsons(text: bytes) -> None:
     assert said(lean_json.loads, text) == said(json.loads, text)
+
+
+def test_signals_have_the_same_numbers() -> None:
+    assert (lean.SIGINT, lean.SIGKILL, lean.SIG_IGN) == (signal.SIGINT, signal.SIGKILL, signal.SIG_IGN)

@@ -55,24 +55,28 @@ static int look(int fd, const char *name, const struct bounds *bounds, struct si
     return CHOSEN;
 }
 
+static int tell(PyObject *told[], PyObject *name, const struct size *size) {
+    return PyList_Append(told[0], name) < 0 || append(told[1], PyLong_FromUnsignedLongLong(size->length)) < 0 ||
+                   append(told[2], PyLong_FromUnsignedLongLong(size->taken)) < 0
+               ? -1
+               : 0;
+}
+
 static PyObject *sorted(const struct names *names, PyObject *list, const struct size *sizes) {
-    PyObject *chosen = PyList_New(0), *told = PyList_New(0), *unsure = PyList_New(0), *result = NULL;
-    if (chosen == NULL || told == NULL || unsure == NULL)
+    PyObject *told[] = {PyList_New(0), PyList_New(0), PyList_New(0), PyList_New(0)}, *result = NULL;
+    if (told[0] == NULL || told[1] == NULL || told[2] == NULL || told[3] == NULL)
         goto end;
     for (Py_ssize_t at = 0; at < names->n; at++) {
         PyObject *name = PyList_GetItem(list, at);
-        if (names->errnos[at] == UNSURE && PyList_Append(unsure, name) < 0)
+        if (names->errnos[at] == UNSURE && PyList_Append(told[3], name) < 0)
             goto end;
-        if (names->errnos[at] != CHOSEN)
-            continue;
-        if (PyList_Append(chosen, name) < 0 || append(told, Py_BuildValue("KK", sizes[at].length, sizes[at].taken)) < 0)
+        if (names->errnos[at] == CHOSEN && tell(told, name, &sizes[at]) < 0)
             goto end;
     }
-    result = Py_BuildValue("OOO", chosen, told, unsure);
+    result = PyTuple_Pack(4, told[0], told[1], told[2], told[3]);
 end:
-    Py_XDECREF(chosen);
-    Py_XDECREF(told);
-    Py_XDECREF(unsure);
+    for (size_t at = 0; at < sizeof told / sizeof *told; at++)
+        Py_XDECREF(told[at]);
     return result;
 }
 
