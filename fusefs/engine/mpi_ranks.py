@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue  # SimpleQueue may take a timeout that has just passed for none, and wait for ever
 from typing import TYPE_CHECKING, Any, Self
 
 from fusefs.core.errors import Exit, Refused, TrashdError, from_os
@@ -171,7 +171,7 @@ class MpiJob:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         with ExitStack() as owned:
-            did: SimpleQueue[_Did] = SimpleQueue()
+            did = Queue[_Did]()
             runner: Any = None
             threads: ThreadPoolExecutor | None = None
             pause_s = _POLL_S
@@ -208,9 +208,7 @@ class MpiJob:
         return runner, _Ready(runner.strategy.n_workers)
 
 
-def _submit(
-    threads: ThreadPoolExecutor, runner: RunsSlices[Any, Any], given: _GivenSlice, did: SimpleQueue[_Did]
-) -> None:
+def _submit(threads: ThreadPoolExecutor, runner: RunsSlices[Any, Any], given: _GivenSlice, did: Queue[_Did]) -> None:
     """Have a thread run a slice; what it did, or how it failed, comes into a queue."""
 
     def tell(done: Future[Any]) -> None:
@@ -255,7 +253,7 @@ class _RankPool(Generic[Work, Done]):
         self._free = deque(rank for turn in range(max(n_slices)) for rank, n in enumerate(n_slices) if turn < n)
         self._given: dict[int, tuple[int, Future[Done], Work, SliceBudget]] = {}
         self._n_given = 0
-        self._here: SimpleQueue[_Did] = SimpleQueue()
+        self._here = Queue[_Did]()
         self._finished: set[Future[Done]] = set()
 
     def submit(self, work: Work, budget: SliceBudget) -> Future[Done]:
