@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,6 +11,16 @@ from fusefs.cli.mpi_option import mpi_option
 from fusefs.cli.options import ParsedValue, json_option, tempo_options, threads_option, volume_option
 from fusefs.cli.reap_fast_lane import ReapLine, reap_told
 from fusefs.core.sizes import parse_size
+
+if TYPE_CHECKING:
+    from fusefs.engine.mpi_ranks import MpiJob
+    from fusefs.reaper.remove_by_ranks import RemovalByRanks
+
+
+def _by_ranks(job: MpiJob) -> RemovalByRanks:
+    from fusefs.reaper.remove_by_ranks import RemovalByRanks  # with one machine nobody needs it
+
+    return RemovalByRanks(job)
 
 
 @click.command("reap", short_help="Delete orphans for good.")
@@ -35,7 +45,7 @@ from fusefs.core.sizes import parse_size
 @click.option("--with-stores", is_flag=True, help="With ID: trash stores in it go too, but for what is pinned there.")
 @volume_option
 @json_option
-@mpi_option
+@mpi_option(_by_ranks)
 def command(**options: Any) -> int:
     """Delete orphans whose retention has ended, in the foreground; what is reaped can't be restored.
 

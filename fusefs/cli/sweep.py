@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,6 +11,16 @@ from fusefs.cli.options import DURATION, Note, PathBytes, json_option, tempo_opt
 from fusefs.cli.selection_options import selection_options
 from fusefs.cli.sweep_fast_lane import run
 from fusefs.core.listed_names import ListFormat
+
+if TYPE_CHECKING:
+    from fusefs.engine.mpi_ranks import MpiJob
+    from fusefs.sweep.sweep_by_ranks import SweepByRanks
+
+
+def _by_ranks(job: MpiJob) -> SweepByRanks:
+    from fusefs.sweep.sweep_by_ranks import SweepByRanks  # with one machine nobody needs it
+
+    return SweepByRanks(job)
 
 
 @click.command("sweep", short_help="Trash, delete or move what a selection chooses.", no_args_is_help=True)
@@ -54,7 +64,7 @@ from fusefs.core.listed_names import ListFormat
 @threads_option
 @tempo_options
 @json_option
-@mpi_option
+@mpi_option(_by_ranks)
 def command(directory: bytes, **options: Any) -> int:
     """Trash what a selection chooses below DIR: one orphan, restorable whole or in part. Or delete, move, print it.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -72,13 +73,6 @@ class Look(NamedTuple):
     act: Callable[[Kernel], None]
 
 
-class RankIdentity(NamedTuple):
-    """Who a rank is."""
-
-    host: str
-    uid: int
-
-
 class MpiJob:
     """The ranks that were started together; this process is one of them."""
 
@@ -94,7 +88,7 @@ class MpiJob:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
-        """End: the first rank ends the others, whatever happened, and takes what they still had to say.
+        """End: the first rank ends the others, whatever happened, and unless it is root's takes what they have to say.
 
         Another one that ends by a mistake of ours ends the job, as if it were lost.
         """
@@ -105,7 +99,7 @@ class MpiJob:
                 self.send(None, rank)
         else:
             self.send(None, 0)
-        n_there = self.n_ranks - 1 if self.is_first else 0
+        n_there = self.n_ranks - 1 if self.is_first and os.geteuid() else 0
         while n_there or self._sending:
             came = self.received() if n_there else None
             n_there -= came is not None and came[1] is None
@@ -113,9 +107,11 @@ class MpiJob:
             time.sleep(_POLL_S)
         self._mpi.Finalize()
 
-    def identities(self) -> list[RankIdentity]:
-        """Who the ranks are, at the first; nothing at the others."""
-        return self._comm.gather(RankIdentity(os.uname().nodename, os.geteuid())) or []
+    def uids(self) -> list[int]:
+        """Of each rank, at the first; nothing at the others. As plain numbers: what is pickled can do anything."""
+        uids = array("q", [0] * self.n_ranks) if self.is_first else None
+        self._comm.Gather(array("q", [os.geteuid()]), uids)
+        return [*uids] if uids is not None else []
 
     def send(self, what: object, rank: int) -> None:
         """Begin to send something; it is on its way as long as MPI is called."""

@@ -50,7 +50,7 @@ from fusefs.store.registry_lines import STORES, registered
 _LOG = logging.getLogger(__name__)
 _IMPORTED_LATE = (
     "fusefs.core.glob", "fusefs.core.glob_classes", "fusefs.engine.workers", "fusefs.linux.backing_fd_socket",
-    "fusefs.linux.getdents", "fusefs.linux.mergerfs", "fusefs.linux.refused_calls", "fusefs.reaper.remove_by_ranks",
+    "fusefs.linux.getdents", "fusefs.linux.mergerfs", "fusefs.linux.refused_calls",
     "fusefs.service.metrics_http", "fusefs.service.prometheus", "fusefs.store.gated_rename",
     "fusefs.store.rename_probes", "fusefs.store.take_over", "fusefs.store.write_registry", "hashlib", "statistics",
 )  # fmt: skip

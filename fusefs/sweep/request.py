@@ -17,8 +17,8 @@ from fusefs.store.deep_path import DeepOpeners
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from fusefs.engine.mpi_ranks import MpiJob
     from fusefs.store.stage import SwapOptions
+    from fusefs.sweep.sweep_by_ranks import SweepByRanks
 
 Identified = tuple[int, int]
 """st_dev and st_ino of a directory that is open as long as this is used."""
@@ -125,13 +125,13 @@ class SweepWishes(NamedTuple):
     leads     how fast, asked before each slice; without one: as fast as the kernel
     progress  told the sums after each slice
     stops     asked between slices
-    job       whose ranks do it, of which this process is the first; for ToDelete alone
+    job       the MPI job that shares it, of which this process is the first rank; for ToDelete alone
     """
 
     pacer: SetsSpeed = FULL_SPEED
     progress: Callable[[SweepSums], None] = lambda _sums: None
     stops: Stops = lambda: False
-    job: MpiJob | None = None
+    job: SweepByRanks | None = None
 
 
 class SweepRoot(NamedTuple):
