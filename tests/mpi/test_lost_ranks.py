@@ -38,7 +38,7 @@ def lose_a_rank(volume: Path, mpi: str, identifier: str, random: Random) -> bool
     return is_hit and code != 0
 
 
-@pytest.mark.timeout(110 if N_KILLS <= 4 else 20 * N_KILLS)
+@pytest.mark.timeout(100 + 20 * N_KILLS)
 @pytest.mark.parametrize("mpi", EACH_MPI)
 def test_a_reap_that_lost_ranks_at_any_time_is_finished_by_the_next_and_nothing_outside_is_touched(
     volume: Path, mpi: str

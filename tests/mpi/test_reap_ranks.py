@@ -147,7 +147,7 @@ def test_a_rank_of_root_among_others_refuses(volume: Path, mpi: str) -> None:
 @pytest.mark.usefixtures("nothing_shared")
 @pytest.mark.parametrize("mpi", [MPICH])
 def test_a_rank_of_root_takes_no_word_from_a_first_one_that_is_not(volume: Path, tmp_path: Path, mpi: str) -> None:
-    first = [*AS_USER, "-c", ORDERS, tmp_path / "made"]
+    first = [*AS_USER, "-c", ORDERS, str(tmp_path / "made")]
     done = run_ranks(mpi, 1, "reap", "--mpi", "--volume", volume, uid=0, first=first)
     assert done.code == 7, done
     assert os.listdir(tmp_path) == []
