@@ -5,20 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-if TYPE_CHECKING:
-    from fusefs.engine.mpi_ranks import MpiJob
 
-
-def mpi_option(shares: Callable[[MpiJob], Any]) -> Callable[[Callable[..., int]], Callable[..., int]]:
+def mpi_option(shares: Callable[[Any], Any]) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """A command that gets `job`: what has the ranks of its MPI job share the work, as the first; None without --mpi.
 
     The other ranks do what the first sends them, and say nothing.
 
-    shares  makes it of the job
+    shares  makes it of the job (engine.mpi_ranks.MpiJob)
     """
 
     def decorated(act: Callable[..., int]) -> Callable[..., int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -12,12 +12,8 @@ from fusefs.cli.options import ParsedValue, json_option, tempo_options, threads_
 from fusefs.cli.reap_fast_lane import ReapLine, reap_told
 from fusefs.core.sizes import parse_size
 
-if TYPE_CHECKING:
-    from fusefs.engine.mpi_ranks import MpiJob
-    from fusefs.reaper.remove_by_ranks import RemovalByRanks
 
-
-def _by_ranks(job: MpiJob) -> RemovalByRanks:
+def _by_ranks(job: Any) -> Any:
     from fusefs.reaper.remove_by_ranks import RemovalByRanks  # with one machine nobody needs it
 
     return RemovalByRanks(job)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -12,12 +12,8 @@ from fusefs.cli.selection_options import selection_options
 from fusefs.cli.sweep_fast_lane import run
 from fusefs.core.listed_names import ListFormat
 
-if TYPE_CHECKING:
-    from fusefs.engine.mpi_ranks import MpiJob
-    from fusefs.sweep.sweep_by_ranks import SweepByRanks
 
-
-def _by_ranks(job: MpiJob) -> SweepByRanks:
+def _by_ranks(job: Any) -> Any:
     from fusefs.sweep.sweep_by_ranks import SweepByRanks  # with one machine nobody needs it
 
     return SweepByRanks(job)

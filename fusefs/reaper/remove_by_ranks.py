@@ -43,22 +43,19 @@ _PATIENCE_S = 30.0
 
 
 class RemovalByRanks(NamedTuple):
-    """The ranks of a job, as a reap has them share a removal (RemovalWishes)."""
+    """See remove_tree.SharesRemovals."""
 
     job: MpiJob
 
     def look(self, folder: UserFolder) -> None:
-        """Before anything is claimed. Raises  Refused: a rank does not find the folder"""
+        """See SharesRemovals."""
         store = folder.store
         self.job.prepare(Look(partial(_look_at_store, store.base_path, folder.uid, store.volume.id)))
 
     def crew(
         self, held: HeldContainer, wishes: RemovalWishes
     ) -> AbstractContextManager[RankCrew[Slice, RemovalSliceResult]]:
-        """Who removes what is in a container, for the block; its record is as on disk.
-
-        Raises  Refused: a rank can't find it; TrashdError, OSError
-        """
+        """See SharesRemovals."""
         folder, kernel = held.folder, held.folder.store.kernel
         flags = wishes.by_force, wishes.without_doubt, wishes.with_stores
         called = held.called or held.id

@@ -6,7 +6,7 @@ import errno
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from fusefs.core.freed_space import Survey
 from fusefs.core.record import Entered
@@ -28,9 +28,23 @@ from fusefs.store.layout import HOISTED, TREE
 
 if TYPE_CHECKING:
     from fusefs.engine.mpi_ranks import RankCrew
-    from fusefs.reaper.remove_by_ranks import RemovalByRanks
+    from fusefs.store.container import HeldContainer
+    from fusefs.store.layout import UserFolder
 
     Crew = AbstractContextManager[RankCrew[Slice, RemovalSliceResult]]
+
+
+class SharesRemovals(Protocol):
+    """An MPI job, as its first rank has it (RemovalByRanks)."""
+
+    def look(self, folder: UserFolder) -> None:
+        """Before anything is claimed. Raises  Refused: a rank does not find the folder"""
+
+    def crew(self, held: HeldContainer, wishes: RemovalWishes) -> Crew:
+        """Who removes what is in a container, for the block; its record is as on disk.
+
+        Raises  Refused: a rank can't find it; TrashdError, OSError
+        """
 
 
 class RemovalWishes(NamedTuple):
@@ -48,7 +62,7 @@ class RemovalWishes(NamedTuple):
     counting   told how the counting goes
     waits      the caller will wait for the space: count, and look for what snapshots share too
     outage     how long a server that does not answer is waited for
-    job        the MPI job that shares it, of which this process is the first rank
+    job        who shares it
     """
 
     n_workers: int | None = None
@@ -63,7 +77,7 @@ class RemovalWishes(NamedTuple):
     counting: Progress = lambda _entries, _bytes: None
     waits: bool = False
     outage: OutageWishes = OutageWishes()
-    job: RemovalByRanks | None = None
+    job: SharesRemovals | None = None
 
     def ends(self) -> bool:
         """Whether it is to end where there is nothing to be brought to an end first."""

@@ -16,9 +16,9 @@ from fusefs.store.deep_path import DeepOpeners
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from typing import Any
 
     from fusefs.store.stage import SwapOptions
-    from fusefs.sweep.sweep_by_ranks import SweepByRanks
 
 Identified = tuple[int, int]
 """st_dev and st_ino of a directory that is open as long as this is used."""
@@ -125,13 +125,13 @@ class SweepWishes(NamedTuple):
     leads     how fast, asked before each slice; without one: as fast as the kernel
     progress  told the sums after each slice
     stops     asked between slices
-    job       the MPI job that shares it, of which this process is the first rank; for ToDelete alone
+    job       the MPI job that shares it, as its first rank has it (SweepByRanks); for ToDelete alone
     """
 
     pacer: SetsSpeed = FULL_SPEED
     progress: Callable[[SweepSums], None] = lambda _sums: None
     stops: Stops = lambda: False
-    job: SweepByRanks | None = None
+    job: Any = None
 
 
 class SweepRoot(NamedTuple):
