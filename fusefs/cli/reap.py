@@ -13,6 +13,12 @@ from fusefs.cli.reap_fast_lane import ReapLine, reap_told
 from fusefs.core.sizes import parse_size
 
 
+def _by_ranks(job: Any) -> Any:
+    from fusefs.reaper.remove_by_ranks import RemovalByRanks  # with one machine nobody needs it
+
+    return RemovalByRanks(job)
+
+
 @click.command("reap", short_help="Delete orphans for good.")
 @click.argument("identifiers", nargs=-1, metavar="[ID…]", type=OrphanId())
 @click.option("--all", "everything", is_flag=True, help="All of your own orphans but the pinned ones.")
@@ -35,7 +41,7 @@ from fusefs.core.sizes import parse_size
 @click.option("--with-stores", is_flag=True, help="With ID: trash stores in it go too, but for what is pinned there.")
 @volume_option
 @json_option
-@mpi_option
+@mpi_option(_by_ranks)
 def command(**options: Any) -> int:
     """Delete orphans whose retention has ended, in the foreground; what is reaped can't be restored.
 

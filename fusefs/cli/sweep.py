@@ -13,6 +13,12 @@ from fusefs.cli.sweep_fast_lane import run
 from fusefs.core.listed_names import ListFormat
 
 
+def _by_ranks(job: Any) -> Any:
+    from fusefs.sweep.sweep_by_ranks import SweepByRanks  # with one machine nobody needs it
+
+    return SweepByRanks(job)
+
+
 @click.command("sweep", short_help="Trash, delete or move what a selection chooses.", no_args_is_help=True)
 @click.argument("directory", type=PathBytes(), metavar="DIR")
 @selection_options
@@ -54,7 +60,7 @@ from fusefs.core.listed_names import ListFormat
 @threads_option
 @tempo_options
 @json_option
-@mpi_option
+@mpi_option(_by_ranks)
 def command(directory: bytes, **options: Any) -> int:
     """Trash what a selection chooses below DIR: one orphan, restorable whole or in part. Or delete, move, print it.
 

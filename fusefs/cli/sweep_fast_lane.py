@@ -115,8 +115,10 @@ class SweepOptions(NamedTuple):
             ("--note", bool(self.note), self.trashes(), "trashing"),
             ("--dry-run", self.dry, not self.prints_any(), "an action that changes something"),
             ("--confirm-above", self.limit is not None, not self.prints_any(), "an action that changes something"),
-            ("--mpi", self.job is not None, self.delete, "--delete"),
         )
+        if self.job is not None and not self.delete:
+            hint = "trashing and moving are renames, for which a filesystem has one lock: ranks share a --delete"
+            raise UsageError("--mpi without --delete", hint)
         if self.job is not None and (self.paced or self.most is not None):
             raise UsageError(
                 f"--mpi with {'--paced' if self.paced else '--max-delete'}", "one machine alone can do that"

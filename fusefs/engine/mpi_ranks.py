@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import signal
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue  # SimpleQueue may take a timeout that has just passed for none, and wait for ever
 from typing import TYPE_CHECKING, Any, Self
 
 from fusefs.core.errors import Exit, Refused, TrashdError, from_os
@@ -71,13 +72,6 @@ class Look(NamedTuple):
     act: Callable[[Kernel], None]
 
 
-class RankIdentity(NamedTuple):
-    """Who a rank is."""
-
-    host: str
-    uid: int
-
-
 class MpiJob:
     """The ranks that were started together; this process is one of them."""
 
@@ -93,7 +87,7 @@ class MpiJob:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
-        """End: the first rank ends the others, whatever happened, and takes what they still had to say.
+        """End: the first rank ends the others, whatever happened, and unless it is root's takes what they have to say.
 
         Another one that ends by a mistake of ours ends the job, as if it were lost.
         """
@@ -104,7 +98,7 @@ class MpiJob:
                 self.send(None, rank)
         else:
             self.send(None, 0)
-        n_there = self.n_ranks - 1 if self.is_first else 0
+        n_there = self.n_ranks - 1 if self.is_first and os.geteuid() else 0
         while n_there or self._sending:
             came = self.received() if n_there else None
             n_there -= came is not None and came[1] is None
@@ -112,9 +106,11 @@ class MpiJob:
             time.sleep(_POLL_S)
         self._mpi.Finalize()
 
-    def identities(self) -> list[RankIdentity]:
-        """Who the ranks are, at the first; nothing at the others."""
-        return self._comm.gather(RankIdentity(os.uname().nodename, os.geteuid())) or []
+    def uids(self) -> list[int]:
+        """Of each rank, at the first; nothing at the others. As plain numbers: what is pickled can do anything."""
+        uids = array("q", [0] * self.n_ranks) if self.is_first else None
+        self._comm.Gather(array("q", [os.geteuid()]), uids)
+        return [*uids] if uids is not None else []
 
     def send(self, what: object, rank: int) -> None:
         """Begin to send something; it is on its way as long as MPI is called."""
@@ -170,7 +166,7 @@ class MpiJob:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         with ExitStack() as owned:
-            did: SimpleQueue[_Did] = SimpleQueue()
+            did = Queue[_Did]()
             runner: Any = None
             threads: ThreadPoolExecutor | None = None
             pause_s = _POLL_S
@@ -207,9 +203,7 @@ class MpiJob:
         return runner, _Ready(runner.strategy.n_workers)
 
 
-def _submit(
-    threads: ThreadPoolExecutor, runner: RunsSlices[Any, Any], given: _GivenSlice, did: SimpleQueue[_Did]
-) -> None:
+def _submit(threads: ThreadPoolExecutor, runner: RunsSlices[Any, Any], given: _GivenSlice, did: Queue[_Did]) -> None:
     """Have a thread run a slice; what it did, or how it failed, comes into a queue."""
 
     def tell(done: Future[Any]) -> None:
@@ -254,7 +248,7 @@ class _RankPool(Generic[Work, Done]):
         self._free = deque(rank for turn in range(max(n_slices)) for rank, n in enumerate(n_slices) if turn < n)
         self._given: dict[int, tuple[int, Work, SliceBudget]] = {}
         self._n_given = 0
-        self._here: SimpleQueue[_Did] = SimpleQueue()
+        self._here = Queue[_Did]()
         self._ended: list[EndedSlice[Work, Done]] = []
 
     def submit(self, work: Work, budget: SliceBudget) -> None:

@@ -9,15 +9,15 @@ from __future__ import annotations
 import errno
 import os
 import threading
-import time
 from collections.abc import Callable
 
 from fusefs.core.names import join
+from fusefs.engine.patience import seen_in_time
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 
 _MOST_OPEN = 256
-_PAUSES_S = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
+_PATIENCE_S = 1.5
 """How long a name is looked for that another machine has just made: caches of names last a second, mostly."""
 _UNSEEN = (errno.ENOENT, errno.ESTALE)
 
@@ -43,15 +43,16 @@ class DirectoriesByPath:
 
         Raises  OSError: ENOENT if it is not seen here, after some patience; EPERM if it may not be entered
         """
-        for pause_s in _PAUSES_S:
-            time.sleep(pause_s)
-            try:
-                return self._find(path)
-            except OSError as error:
-                if error.errno not in _UNSEEN:
-                    raise
-                self._forget(path)
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return seen_in_time(lambda: self._look(path), _PATIENCE_S, FileNotFoundError)
+
+    def _look(self, path: bytes) -> Fd:
+        try:
+            return self._find(path)
+        except OSError as error:
+            if error.errno not in _UNSEEN:
+                raise
+            self._forget(path)
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from error
 
     def keep(self, path: bytes, fd: Fd) -> None:
         """Own a directory that was opened and asked for, as long as there is room."""

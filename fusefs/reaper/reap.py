@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from functools import partial
-from typing import TYPE_CHECKING
 
 from fusefs.core.errors import BadRecord
 from fusefs.core.freed_space import Survey
@@ -27,9 +25,6 @@ from fusefs.store.mounted_paths import refuse_mounted
 from fusefs.store.origin import Origin
 from fusefs.store.spare_space import FOR_REAPER, with_room
 from fusefs.store.stage import restock
-
-if TYPE_CHECKING:
-    from fusefs.reaper.remove_by_ranks import RemovalRecipe
 
 _NAME_MAX_BYTES = 4000
 _NAMES_MAX_BYTES = 16_000
@@ -99,7 +94,8 @@ class _ReapRun:
         folder, wishes = self._folder, self._wishes
         self._removed_now = _NOTHING._replace(n_bytes=0)
         refuse_mounted(self._kernel, folder.fd)
-        self._look_from_ranks()
+        if wishes.job is not None:
+            wishes.job.look(folder)
         held = self._hold()
         if isinstance(held, ClaimLost):
             if held is ClaimLost.GONE and self._is_emptied:
@@ -107,12 +103,12 @@ class _ReapRun:
             return Reaped(self._container, held.value, _NOTHING, self._seen)
         left_bytes = 0
         with held:
-            recipe = self._recipe(held)
+            crew = None if wishes.job is None else wishes.job.crew(held, wishes)
             held = held._replace(record=_with_entered(held.record, self._entered))
             if self._seen is None:
                 self._seen = _survey(self._kernel, held.fd, wishes)
             given = LateArrivals(self._kernel, held.fd, folder.uid, held.record, without_doubt=wishes.without_doubt)
-            report, entered = remove_contents(self._kernel, held.fd, given, wishes, self._outage, recipe)
+            report, entered = remove_contents(self._kernel, held.fd, given, wishes, self._outage, crew)
             self._removed_now = report
             if report.stopped:
                 if entered:
@@ -128,27 +124,6 @@ class _ReapRun:
                 _set_aside(held, report, entered)
         restock(folder)
         return Reaped(self._container, None, report, self._seen, left_bytes)
-
-    def _look_from_ranks(self) -> None:
-        """Nothing is claimed, so that it stays restorable, where a rank would not find it. Raises  Refused"""
-        if self._wishes.job is None:
-            return
-        from fusefs.engine.mpi_ranks import Look
-        from fusefs.reaper.remove_by_ranks import look_at_store
-
-        store = self._folder.store
-        self._wishes.job.prepare(Look(partial(look_at_store, store.base_path, self._folder.uid, store.volume.id)))
-
-    def _recipe(self, held: HeldContainer) -> RemovalRecipe | None:
-        """By which ranks find it; its record is as on disk."""
-        wishes = self._wishes
-        if wishes.job is None:
-            return None
-        from fusefs.reaper.remove_by_ranks import RemovalRecipe  # with one machine nobody needs it
-
-        base, called = self._folder.store.base_path, held.called or held.id
-        flags = wishes.by_force, wishes.without_doubt, wishes.with_stores
-        return RemovalRecipe(base, self._folder.uid, called, held.record, wishes.n_workers, *flags)
 
     def _hold(self) -> HeldContainer | ClaimLost:
         folder, container = self._folder, self._container

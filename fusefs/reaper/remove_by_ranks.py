@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 
 from fusefs.core.errors import NotFound
 from fusefs.core.lean import NamedTuple
@@ -17,8 +17,9 @@ from fusefs.core.record import Failure, Record
 from fusefs.core.report import CAME_IN
 from fusefs.core.slice_budget import SliceBudget
 from fusefs.core.slices import RemovalSliceResult, Slice, SliceWork, raw
-from fusefs.engine.mpi_ranks import UnseenHere
+from fusefs.engine.mpi_ranks import Look, MpiJob, RankCrew, UnseenHere
 from fusefs.engine.open_by_path import DirectoriesByPath
+from fusefs.engine.patience import seen_in_time
 from fusefs.engine.strategy import Strategy, choose_for_rank
 from fusefs.engine.xfs_groups import AllocationGroups
 from fusefs.linux.fd import Fd, closed_on_error
@@ -27,16 +28,39 @@ from fusefs.linux.mountinfo import read_mounts
 from fusefs.reaper.inner_store_stop import InnerStores
 from fusefs.reaper.late_arrivals import LateArrivals
 from fusefs.reaper.remove_slice import SliceRemover
+from fusefs.reaper.remove_tree import RemovalWishes
 from fusefs.reaper.server_outage import CUT_OFF, DOUBTFUL, asked, may_be_away
 from fusefs.store.claim import open_record, read_record
+from fusefs.store.container import HeldContainer
 from fusefs.store.discover import open_at
 from fusefs.store.layout import UserFolder
 from fusefs.store.user_folders import open_user
 
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV)
 """Nothing, or something else, has the name of a directory that was begun: whoever removes it from above sees what."""
-_PATIENCE_S, _PAUSE_S = 30.0, 0.1
+_PATIENCE_S = 30.0
 """How long a rank waits until it sees a claim that the first has just made."""
+
+
+class RemovalByRanks(NamedTuple):
+    """See remove_tree.SharesRemovals."""
+
+    job: MpiJob
+
+    def look(self, folder: UserFolder) -> None:
+        """See SharesRemovals."""
+        store = folder.store
+        self.job.prepare(Look(partial(_look_at_store, store.base_path, folder.uid, store.volume.id)))
+
+    def crew(
+        self, held: HeldContainer, wishes: RemovalWishes
+    ) -> AbstractContextManager[RankCrew[Slice, RemovalSliceResult]]:
+        """See SharesRemovals."""
+        folder, kernel = held.folder, held.folder.store.kernel
+        flags = wishes.by_force, wishes.without_doubt, wishes.with_stores
+        called = held.called or held.id
+        recipe = RemovalRecipe(folder.store.base_path, folder.uid, called, held.record, wishes.n_workers, *flags)
+        return self.job.crew(recipe.opened_in(kernel, held.fd, self.job.n_ranks, is_first=True), recipe)
 
 
 class RemovalRecipe(NamedTuple):
@@ -91,14 +115,8 @@ class RemovalRecipe(NamedTuple):
     def _container(self, kernel: Kernel, owned: ExitStack) -> Fd:
         """The container, readable; another machine's cache may tell for a while that it is where it was before."""
         with _folder(kernel, self.base, self.uid) as folder:
-            until_s = time.monotonic() + _PATIENCE_S
-            while True:
-                try:
-                    return owned.enter_context(self._claimed(kernel, folder))
-                except (OSError, NotFound):
-                    if time.monotonic() >= until_s:
-                        raise
-                    time.sleep(_PAUSE_S)
+            fd = seen_in_time(lambda: self._claimed(kernel, folder), _PATIENCE_S, OSError, NotFound)
+            return owned.enter_context(fd)
 
     def _claimed(self, kernel: Kernel, folder: UserFolder) -> Fd:
         with folder.open(State.REAPING) as reaping:
@@ -109,7 +127,7 @@ class RemovalRecipe(NamedTuple):
         return fd
 
 
-def look_at_store(base: bytes, uid: int, volume: VolumeId, kernel: Kernel) -> None:
+def _look_at_store(base: bytes, uid: int, volume: VolumeId, kernel: Kernel) -> None:
     """Raises  TrashdError, OSError: a user's folder is not seen here, or in another volume's store"""
     with _folder(kernel, base, uid) as folder:
         if folder.store.volume.id != volume:

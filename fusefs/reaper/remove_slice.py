@@ -366,7 +366,10 @@ class _RemovalRun:
                     found = _read_window(entries, work.failed, self._strategy, until_s)
         except OSError as error:
             work.is_listed = True
-            self._fail(frame, "", error.errno or errno.EIO, "getdents")
+            if error.errno == errno.ENOENT:  # another worker has just removed it: what is hoisted may be found twice
+                work.n_passes += 1
+            else:
+                self._fail(frame, "", error.errno or errno.EIO, "getdents")
             return
         work.bundles += found.bundles
         work.subdirs += found.subdirs

@@ -6,7 +6,7 @@ import errno
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from fusefs.core.freed_space import Survey
 from fusefs.core.record import Entered
@@ -27,8 +27,24 @@ from fusefs.reaper.server_outage import CUT_OFF, OutageWishes, ServerOutage, Ser
 from fusefs.store.layout import HOISTED, TREE
 
 if TYPE_CHECKING:
-    from fusefs.engine.mpi_ranks import MpiJob
-    from fusefs.reaper.remove_by_ranks import RemovalRecipe
+    from fusefs.engine.mpi_ranks import RankCrew
+    from fusefs.store.container import HeldContainer
+    from fusefs.store.layout import UserFolder
+
+    Crew = AbstractContextManager[RankCrew[Slice, RemovalSliceResult]]
+
+
+class SharesRemovals(Protocol):
+    """An MPI job, as its first rank has it (RemovalByRanks)."""
+
+    def look(self, folder: UserFolder) -> None:
+        """Before anything is claimed. Raises  Refused: a rank does not find the folder"""
+
+    def crew(self, held: HeldContainer, wishes: RemovalWishes) -> Crew:
+        """Who removes what is in a container, for the block; its record is as on disk.
+
+        Raises  Refused: a rank can't find it; TrashdError, OSError
+        """
 
 
 class RemovalWishes(NamedTuple):
@@ -46,7 +62,7 @@ class RemovalWishes(NamedTuple):
     counting   told how the counting goes
     waits      the caller will wait for the space: count, and look for what snapshots share too
     outage     how long a server that does not answer is waited for
-    job        whose ranks do it, of which this process is the first
+    job        who shares it
     """
 
     n_workers: int | None = None
@@ -61,7 +77,7 @@ class RemovalWishes(NamedTuple):
     counting: Progress = lambda _entries, _bytes: None
     waits: bool = False
     outage: OutageWishes = OutageWishes()
-    job: MpiJob | None = None
+    job: SharesRemovals | None = None
 
     def ends(self) -> bool:
         """Whether it is to end where there is nothing to be brought to an end first."""
@@ -77,12 +93,12 @@ def remove_contents(
     given: LateArrivals,
     wishes: RemovalWishes = NOTHING_SPECIAL,
     outage: ServerOutage | None = None,
-    recipe: RemovalRecipe | None = None,
+    crew: Crew | None = None,
 ) -> tuple[Report, tuple[Entered, ...]]:
     """Remove `tree` and `hoisted` of a container, as far as that was given, going on after failures.
 
     outage   of the reap that this is a part of
-    recipe   by which the job's ranks find the container
+    crew     of the job that shares it
     Returns  what was done; and what `given` has to be told of the next time
     Raises  nothing for an entry: its failure is in the report. What is created meanwhile is removed too.
             ServerWasAway: it is to be called again, with the container opened anew; ServerAway, OSError
@@ -90,7 +106,7 @@ def remove_contents(
     """
     with ExitStack() as owned:
         outage = outage or ServerOutage(kernel, wishes.outage, wishes.ends)
-        return _Removal(kernel, container, given, wishes, outage, recipe, owned).run()
+        return _Removal(kernel, container, given, wishes, outage, crew, owned).run()
 
 
 class _Removal:
@@ -103,7 +119,7 @@ class _Removal:
         given: LateArrivals,
         wishes: RemovalWishes,
         outage: ServerOutage,
-        recipe: RemovalRecipe | None,
+        crew: Crew | None,
         owned: ExitStack,
     ) -> None:
         self._kernel = kernel
@@ -116,14 +132,13 @@ class _Removal:
         self._opens: Callable[[], AbstractContextManager[SlicePool[Slice, RemovalSliceResult]]] | None = None
         self._remover: RunsSlices[Slice, RemovalSliceResult]
         n_machines = 0
-        if wishes.job is None or recipe is None:
+        if crew is None:
             self._strategy = strategy = choose(kernel, container, wishes.n_workers)
             self._remover = self._remover_here()
         else:
-            ours = recipe.opened_in(kernel, container, wishes.job.n_ranks, is_first=True)
-            crew = owned.enter_context(wishes.job.crew(ours, recipe))
-            self._strategy = strategy = crew.ours.strategy._replace(n_workers=crew.n_workers)
-            self._remover, self._opens, n_machines = crew.ours, crew.pool, crew.n_ranks
+            ready = owned.enter_context(crew)
+            self._strategy = strategy = ready.ours.strategy._replace(n_workers=ready.n_workers)
+            self._remover, self._opens, n_machines = ready.ours, ready.pool, ready.n_ranks
         self._plan = SlicePlan(
             strategy.n_workers,
             splits_names=strategy.splits,

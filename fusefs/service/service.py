@@ -51,7 +51,7 @@ _LOG = logging.getLogger(__name__)
 _IMPORTED_LATE = (
     "fusefs.core.glob", "fusefs.core.glob_classes", "fusefs.engine.worker_processes", "fusefs.engine.worker_threads",
     "fusefs.linux.backing_fd_socket", "fusefs.linux.getdents", "fusefs.linux.mergerfs", "fusefs.linux.refused_calls",
-    "fusefs.reaper.remove_by_ranks", "fusefs.service.metrics_http", "fusefs.service.prometheus",
+    "fusefs.service.metrics_http", "fusefs.service.prometheus",
     "fusefs.store.gated_rename", "fusefs.store.rename_probes", "fusefs.store.take_over", "fusefs.store.write_registry",
     "hashlib", "statistics",
 )  # fmt: skip

@@ -16,8 +16,8 @@ from fusefs.store.deep_path import DeepOpeners
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from typing import Any
 
-    from fusefs.engine.mpi_ranks import MpiJob
     from fusefs.store.stage import SwapOptions
 
 Identified = tuple[int, int]
@@ -125,13 +125,13 @@ class SweepWishes(NamedTuple):
     leads     how fast, asked before each slice; without one: as fast as the kernel
     progress  told the sums after each slice
     stops     asked between slices
-    job       whose ranks do it, of which this process is the first; for ToDelete alone
+    job       the MPI job that shares it, as its first rank has it (SweepByRanks); for ToDelete alone
     """
 
     pacer: SetsSpeed = FULL_SPEED
     progress: Callable[[SweepSums], None] = lambda _sums: None
     stops: Stops = lambda: False
-    job: MpiJob | None = None
+    job: Any = None
 
 
 class SweepRoot(NamedTuple):

@@ -14,7 +14,7 @@ from fusefs.core.sweep_result import OUTSIDE, Swept
 from fusefs.engine.run_slices import SliceRunner
 from fusefs.engine.slice_pace import SlicePace
 from fusefs.engine.slice_runners import RunsSlices, SlicePool
-from fusefs.engine.strategy import Strategy, Workers, choose, choose_for_rank
+from fusefs.engine.strategy import Strategy, Workers, choose
 from fusefs.engine.xfs_groups import AllocationGroups
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
@@ -134,14 +134,7 @@ def _walk(kernel: Kernel, top: SweepRoot, request: Request, action: Action, dirs
         runner: RunsSlices[SweepSlice, SweepSliceResult] = worker
         opens: Callable[[], AbstractContextManager[SlicePool[SweepSlice, SweepSliceResult]]] | None = None
         if wishes.job is not None:
-            from contextlib import nullcontext
-
-            from fusefs.sweep.sweep_by_ranks import RankSweeper, SweepRecipe  # with one machine nobody needs it
-
-            own = choose_for_rank(kernel, root, n_workers, wishes.job.n_ranks)
-            recipe = SweepRecipe.of(kernel, top.path, root, request.selection, dirs, n_workers)
-            ours = nullcontext(RankSweeper(worker, own))
-            crew = owned.enter_context(wishes.job.crew(ours, recipe))
+            crew = owned.enter_context(wishes.job.crew(worker, top.path, request.selection, n_workers))
             runner, opens, strategy = crew.ours, crew.pool, strategy._replace(n_workers=crew.n_workers)
         with _SweepInProgress(top, request, wishes, worker, strategy) as walking:
             slices = SliceRunner(walking.agenda, runner, strategy, pace, walking.is_over, walking.done, opens)

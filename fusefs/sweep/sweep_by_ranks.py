@@ -6,15 +6,16 @@ container's.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 from fusefs.core.errors import Refused
 from fusefs.core.lean import NamedTuple
 from fusefs.core.printable_names import printable
 from fusefs.core.selection import Matcher, Selection
 from fusefs.core.slice_budget import SliceBudget
+from fusefs.engine.mpi_ranks import MpiJob, RankCrew
+from fusefs.engine.patience import seen_in_time
 from fusefs.engine.strategy import Strategy, choose_for_rank
 from fusefs.engine.xfs_groups import AllocationGroups
 from fusefs.linux.boot_id import boot_id
@@ -27,7 +28,7 @@ from fusefs.sweep.chooser import Dirs, SweepStrategy
 from fusefs.sweep.sweep_root import open_top
 from fusefs.sweep.sweep_slice import SweepWorker
 
-_PATIENCE_S, _PAUSE_S = 5.0, 0.1
+_PATIENCE_S = 5.0
 _NO_DEVICE = -1
 """In place of st_dev, which each machine numbers for itself."""
 
@@ -49,6 +50,28 @@ class SeenDirectory(NamedTuple):
         return cls(kernel.filesystem(fd), kernel.fstat(fd).st_ino, kernel.statx(fd, asks=True).btime_ns)
 
 
+class SweepByRanks(NamedTuple):
+    """The ranks of a job, as a sweep has them share it (SweepWishes)."""
+
+    job: MpiJob
+
+    def crew(
+        self, worker: SweepWorker, directory: bytes, selection: Selection, n_workers: int | None
+    ) -> AbstractContextManager[RankCrew[SweepSlice, SweepSliceResult]]:
+        """Who does the slices of a sweep, for the block.
+
+        worker     does them in this process
+        directory  its path, the same on every machine
+        n_workers  asked for by a person
+        Raises     Refused: a rank has another directory there; TrashdError, OSError
+        """
+        kernel, root = worker.kernel, worker.root.fd
+        seen = SeenDirectory.of(kernel, root)
+        recipe = SweepRecipe(directory, seen, boot_id(), selection, worker.way.dirs, n_workers)
+        ours = RankSweeper(worker, choose_for_rank(kernel, root, n_workers, self.job.n_ranks))
+        return self.job.crew(nullcontext(ours), recipe)
+
+
 class SweepRecipe(NamedTuple):
     """Which directory, as every rank finds it, and what is deleted there.
 
@@ -61,13 +84,6 @@ class SweepRecipe(NamedTuple):
     selection: Selection
     dirs: Dirs
     n_slices: int | None
-
-    @classmethod
-    def of(
-        cls, kernel: Kernel, directory: bytes, fd: Fd, selection: Selection, dirs: Dirs, n_slices: int | None
-    ) -> SweepRecipe:
-        """That of a directory which is open here. Raises  OSError"""
-        return cls(directory, SeenDirectory.of(kernel, fd), boot_id(), selection, dirs, n_slices)
 
     @contextmanager
     def opened(self, kernel: Kernel, n_ranks: int) -> Iterator[RankSweeper]:
@@ -89,11 +105,11 @@ class SweepRecipe(NamedTuple):
         """Raises  Refused: it is not the first rank's directory"""
         if kernel.is_local(root) and self.boot != boot_id():
             raise Refused("that is a filesystem of this machine alone", "a sweep by ranks needs one that all have")
-        until_s = time.monotonic() + _PATIENCE_S
-        while SeenDirectory.of(kernel, root) != self.seen:
-            if time.monotonic() >= until_s:
-                raise Refused(f"the first rank has another {printable(self.directory)}")
-            time.sleep(_PAUSE_S)
+        seen_in_time(lambda: self._compare(kernel, root), _PATIENCE_S, Refused)
+
+    def _compare(self, kernel: Kernel, root: Fd) -> None:
+        if SeenDirectory.of(kernel, root) != self.seen:
+            raise Refused(f"the first rank has another {printable(self.directory)}")
 
 
 class RankSweeper(NamedTuple):

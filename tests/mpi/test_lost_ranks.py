@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from tests.mpi.conftest import MPICH, OPEN_MPI
+from tests.mpi.conftest import EACH_MPI
 from tests.support.many_files import bulky_tree
 from tests.support.mpi_jobs import give_to_user, is_gone, run_ranks, start_ranks, state_of_user, swap_by_user
 from tests.support.outside_tree import Canary
@@ -38,8 +38,8 @@ def lose_a_rank(volume: Path, mpi: str, identifier: str, random: Random) -> bool
     return is_hit and code != 0
 
 
-@pytest.mark.timeout(110 if N_KILLS <= 4 else 20 * N_KILLS)
-@pytest.mark.parametrize("mpi", [MPICH, OPEN_MPI])
+@pytest.mark.timeout(100 + 20 * N_KILLS)
+@pytest.mark.parametrize("mpi", EACH_MPI)
 def test_a_reap_that_lost_ranks_at_any_time_is_finished_by_the_next_and_nothing_outside_is_touched(
     volume: Path, mpi: str
 ) -> None:

@@ -27,6 +27,19 @@ from tests.support.outside_tree import Canary
 from tests.support.trashd_command import environment, trashd
 
 N_RANKS = 3
+AS_USER = ("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", str(PYTHON))
+ORDERS = """
+import os, sys, time
+from mpi4py import MPI
+class Order:
+    def __reduce__(self): return os.mkdir, (sys.argv[1],)
+sent = MPI.COMM_WORLD.isend(Order(), 1)
+for _ in range(300):
+    sent.Test()
+    time.sleep(0.01)
+MPI.COMM_WORLD.Abort(7)
+"""
+"""A first rank that has the second make a directory: what a rank is sent says what it calls."""
 
 
 def entries_in(tree: Path) -> int:
@@ -105,13 +118,39 @@ def test_what_fails_is_told_and_in_quarantine(volume: Path, mpi: str) -> None:
 # Who may be a rank, and of what
 
 
-def test_a_rank_of_root_refuses_and_says_who_may(volume: Path, mpi: str) -> None:
+def test_a_job_of_root_refuses_and_says_who_may(volume: Path, mpi: str) -> None:
     identifier = orphan_of_user(fill(volume / "job", 3))
     done = run_ranks(mpi, 2, "reap", "--mpi", "--now", "--volume", volume, identifier, uid=0)
     assert done.code == 3
-    assert done.err.count("trashd: Refused: a rank runs as root, on ") == 1
+    assert done.err.count("trashd: Refused: rank 0 runs as root\n") == 1
     assert "  hint: start them as the user whose files they are" in done.err
     assert state_of_user(volume, identifier) == "orphans"
+
+
+@pytest.fixture
+def nothing_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MPICH lets ranks of several users into one job where they share no memory."""
+    monkeypatch.setenv("MPIR_CVAR_NOLOCAL", "1")
+    monkeypatch.setenv("UCX_TLS", "tcp,self")
+
+
+@pytest.mark.usefixtures("nothing_shared")
+@pytest.mark.parametrize("mpi", [MPICH])
+def test_a_rank_of_root_among_others_refuses(volume: Path, mpi: str) -> None:
+    identifier = orphan_of_user(fill(volume / "job", 3))
+    words = ("reap", "--mpi", "--now", "--volume", volume, identifier)
+    done = run_ranks(mpi, 1, *words, uid=0, first=[*AS_USER, "-m", "fusefs.cli.main", *words])
+    assert (done.code, "trashd: Refused: rank 1 runs as root\n" in done.err) == (3, True), done
+    assert state_of_user(volume, identifier) == "orphans"
+
+
+@pytest.mark.usefixtures("nothing_shared")
+@pytest.mark.parametrize("mpi", [MPICH])
+def test_a_rank_of_root_takes_no_word_from_a_first_one_that_is_not(volume: Path, tmp_path: Path, mpi: str) -> None:
+    first = [*AS_USER, "-c", ORDERS, str(tmp_path / "made")]
+    done = run_ranks(mpi, 1, "reap", "--mpi", "--volume", volume, uid=0, first=first)
+    assert done.code == 7, done
+    assert os.listdir(tmp_path) == []
 
 
 def test_without_mpi4py_it_says_how_to_get_it(volume: Path) -> None:

@@ -73,9 +73,17 @@ def test_another_directory_at_its_path_on_a_machine_ends_the_job_before_anything
 
 @pytest.mark.parametrize("mpi", [MPICH])
 @pytest.mark.parametrize(
-    "words", [(), ("--print",), ("--move-to", "x"), ("--delete", "--paced"), ("--delete", "--max-delete", "1")]
+    ("words", "told"),
+    [
+        ((), "--mpi without --delete"),
+        (("--print",), "--mpi without --delete"),
+        (("--move-to", "x"), "--mpi without --delete"),
+        (("--delete", "--paced"), "--mpi with --paced"),
+        (("--delete", "--max-delete", "1"), "--mpi with --max-delete"),
+    ],
 )
-def test_it_deletes_and_does_nothing_else(volume: Path, mpi: str, words: tuple[str, ...]) -> None:
+def test_it_deletes_and_does_nothing_else(volume: Path, mpi: str, words: tuple[str, ...], told: str) -> None:
     top = fill(volume / "top", 3)
-    assert run_ranks(mpi, 2, "sweep", "--mpi", top, "--name", "f*", *words).code == 2
+    done = run_ranks(mpi, 2, "sweep", "--mpi", top, "--name", "f*", *words)
+    assert (done.code, told in done.err, "  hint: " in done.err) == (2, True, True), done
     assert len(os.listdir(top)) == 3

@@ -148,6 +148,17 @@ def test_crew_removes_what_one_would(volume: Path, workers: Workers) -> None:
         assert (report.removed, report.n_failed, os.listdir(path)) == (20 * 102 + 1, 0, ["record.json"])
 
 
+def test_a_directory_that_another_worker_has_just_removed_is_no_failure(tmp_path: Path) -> None:
+    """What is too deep may be found by name and told by who moved it up: then two are at it."""
+    with container(tmp_path) as (path, fd):
+        (path / "tree").mkdir()
+        with Kernel().open_dir(fd, b"tree") as tree:
+            (path / "tree").rmdir()
+            work = Slice(0, tree, b"tree", SliceWork(is_listed=False), 10, False)
+            outcome = remover_of(fd, choose(Kernel(), fd)).run(work, SliceBudget(seconds=1.0))
+        assert (outcome.failures, outcome.n_failed, outcome.rest.has_rest()) == ((), 0, False)
+
+
 def drive(pool: SlicePool[Slice, RemovalSliceResult], fd: Fd) -> Report:
     """Run a plan with workers, one slice after the other, each of them short."""
     plan = SlicePlan(3, splits_names=True)

@@ -215,13 +215,11 @@ def _probe_cephfs() -> None:
 
 
 def _probe_mpich() -> None:
-    _left_to("mpi")
     if why := mpi_jobs.why_no_mpi("mpich"):
         raise Missing(f"MPICH: {why}")
 
 
 def _probe_openmpi() -> None:
-    _left_to("mpi")
     if why := mpi_jobs.why_no_mpi("openmpi"):
         raise Missing(f"Open MPI: {why} (make mpi-packages)")
 

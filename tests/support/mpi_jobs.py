@@ -89,9 +89,19 @@ def _is_python(pid: int) -> bool:
 
 
 def start_ranks(
-    mpi: str, n: int, *words: str | Path, uid: int = USER, nodes: Sequence[Path] = (), at: Path | None = None
+    mpi: str,
+    n: int,
+    *words: str | Path,
+    uid: int = USER,
+    nodes: Sequence[Path] = (),
+    at: Path | None = None,
+    first: Sequence[str | Path] = (),
 ) -> Ranks:
-    """`mpiexec -n N trashd WORDS` as a user. nodes: one's content is seen by each rank at that path; MPICH only"""
+    """`mpiexec -n N trashd WORDS` as a user.
+
+    nodes  one's content is seen by each rank at that path; MPICH only
+    first  a command that is the first rank, beside these
+    """
     command = [str(PYTHON), "-m", "fusefs.cli.main", *map(str, words)]
     as_uid = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
     if nodes:
@@ -99,7 +109,8 @@ def start_ranks(
         on_node = ["unshare", "--mount", "--propagation=private", "bash", "-c", _ON_NODE, "node", str(at), str(uid)]
         argv = [*mpiexec(mpi), "-n", str(n), *on_node, ":".join(map(str, nodes)), *command]
     else:
-        argv = [*as_uid, *mpiexec(mpi), "-n", str(n), *command]
+        before = ["-n", "1", *map(str, first), ":"] if first else []
+        argv = [*as_uid, *mpiexec(mpi), *before, "-n", str(n), *command]
     home = Path(os.environ.get("TMPDIR", "/var/tmp")) / f"mpi-home-{uid}"
     home.mkdir(exist_ok=True, mode=0o700)
     os.chown(home, uid, uid)
@@ -119,10 +130,16 @@ def start_ranks(
 
 
 def run_ranks(
-    mpi: str, n: int, *words: str | Path, uid: int = USER, nodes: Sequence[Path] = (), at: Path | None = None
+    mpi: str,
+    n: int,
+    *words: str | Path,
+    uid: int = USER,
+    nodes: Sequence[Path] = (),
+    at: Path | None = None,
+    first: Sequence[str | Path] = (),
 ) -> Done:
     """`mpiexec -n N trashd WORDS`, to its end; arguments as for `start_ranks`."""
-    return start_ranks(mpi, n, *words, uid=uid, nodes=nodes, at=at).wait()
+    return start_ranks(mpi, n, *words, uid=uid, nodes=nodes, at=at, first=first).wait()
 
 
 def store_of_user(volume: Path) -> None:

@@ -13,6 +13,7 @@ from fusefs.core.slice_budget import SliceBudget
 from fusefs.engine.mpi_ranks import Look, MpiJob, UnseenHere
 from fusefs.engine.slice_runners import RankRunner, Recipe
 from fusefs.linux.kernel import Kernel
+from fusefs.reaper.remove_by_ranks import RemovalByRanks
 
 
 class _CrewHere:
@@ -60,6 +61,6 @@ class JobHere:
             yield _CrewHere(runner, [owned.enter_context(one) for one in opened])
 
 
-def job_here(n_ranks: int = 3) -> MpiJob:
+def job_here(n_ranks: int = 3) -> RemovalByRanks:
     """As a wish has it."""
-    return cast(MpiJob, JobHere(n_ranks))
+    return RemovalByRanks(cast(MpiJob, JobHere(n_ranks)))
