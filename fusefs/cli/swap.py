@@ -168,9 +168,9 @@ def _reap(swapped: Swapped, *, waits: bool, as_json: bool) -> int:
     from fusefs.cli.reap_foreground import PLAINLY, reap_all
     from fusefs.store.find_orphans import find_container
 
-    kernel = Kernel()
-    entry = find_container(kernel, (swapped.path,), swapped.id)
-    return reap_all(kernel, (swapped.path,), [entry], PLAINLY._replace(waits=waits), as_json=as_json)
+    kernel, volumes = Kernel(), (swapped.base(),)
+    entry = find_container(kernel, volumes, swapped.id)
+    return reap_all(kernel, volumes, [entry], PLAINLY._replace(waits=waits), as_json=as_json)
 
 
 def _tell_holders(swapped: Swapped, *, as_json: bool) -> None:

@@ -8,8 +8,8 @@ import stat
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from fusefs.core.errors import Busy, NoStore, Untrusted
-from fusefs.core.identity import Identity
+from fusefs.core.errors import BrokenStore, Busy, NoStore, Untrusted
+from fusefs.core.identity import Identity, Likelihood, compare
 from fusefs.core.names import STORE, Name, VolumeId
 from fusefs.core.printable_names import printable
 from fusefs.linux.fd import Fd, closed_on_error
@@ -48,6 +48,7 @@ from fusefs.store.make_store import (
     vouched,
     write_volume,
 )
+from fusefs.store.registry_lines import registered
 from fusefs.store.store_maker import StoreMaker, who_made
 from fusefs.store.upgrade_format import OWNERS, SHARED, is_first, tidied
 from fusefs.store.user_folders import MOUNTED, whose
@@ -149,8 +150,8 @@ def _see_to_it(
         return _InitStep(True, build_store(kernel, base))
     with fd, ExitStack() as owned:
         old = _read_anyones(kernel, fd)
-        identifier = None if old is None else old.id
         places = {base_path, os.readlink(base.fd.path())}
+        identifier = _noted_id(kernel, fd, places) if old is None else old.id
         why = _why_not_kept(kernel, fd, old, places, is_known=is_known)
         if not why:
             if not take_store(kernel, fd, owned):
@@ -160,6 +161,13 @@ def _see_to_it(
         made = build_store(kernel, base, identifier, replaces=fd)
     repaired.append(f"set the old store aside, {why}: its owners' next commands empty it")
     return _InitStep(True, made)
+
+
+def _noted_id(kernel: Kernel, fd: Fd, places: set[bytes]) -> VolumeId | None:
+    """The id of a volume whose volume.json is lost, by the caller's registry: with another one no record counts."""
+    found = kernel.identify(fd)
+    known = (one for one in registered() if one.path in places and compare(one.identity, found) is not Likelihood.OTHER)
+    return next((one.volume for one in known), None)
 
 
 def _open_anyones(kernel: Kernel, base: BackingAndMount, base_path: bytes) -> Fd | None:
@@ -292,7 +300,7 @@ def _read_anyones(kernel: Kernel, fd: Fd) -> Volume | None:
 
 def _renew_volume(kernel: Kernel, fd: Fd, base_path: bytes, identifier: VolumeId | None) -> list[str]:
     """Write volume.json where it is missing, untrusted, not understood or a copy's, and prove again elsewhere."""
-    with suppress(FileNotFoundError, Untrusted):
+    with suppress(FileNotFoundError, Untrusted, BrokenStore):
         known = read_volume(kernel, fd, base_path)
         if known.format == FIRST_FORMAT:
             return []  # it is brought up to date, and proven then

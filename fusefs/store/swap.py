@@ -59,6 +59,10 @@ class Swapped(NamedTuple):
     kept: tuple[bytes, ...] = ()
     unnoted: str = ""
 
+    def base(self) -> bytes:
+        """The directory that holds the store: it is in BASE/.trashd/AREA/FOLDER."""
+        return self.store.rsplit(b"/", 3)[0] or b"/"
+
 
 class Adopted(NamedTuple):
     """What became of a container that has its victim: its id, the user's folder that has it, and what went wrong."""
