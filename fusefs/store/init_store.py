@@ -49,7 +49,7 @@ from fusefs.store.make_store import (
     write_volume,
 )
 from fusefs.store.registry_lines import registered
-from fusefs.store.store_maker import StoreMaker, who_made
+from fusefs.store.store_maker import StoreMaker, is_noted, what_unnoted_means, who_made
 from fusefs.store.upgrade_format import OWNERS, SHARED, is_first, tidied
 from fusefs.store.user_folders import MOUNTED, whose
 from fusefs.store.verify_folders import register_again
@@ -66,6 +66,7 @@ class Initialised(NamedTuple):
     """What `trashd init` did: the store's path, whether it was made now, and what was repaired.
 
     lying  what one of two mounts went on telling for as long as it was asked
+    unnoted  what it means that nothing on a store of root's says that root made it; empty if it does
     """
 
     path: bytes
@@ -73,6 +74,7 @@ class Initialised(NamedTuple):
     made: bool
     repaired: tuple[str, ...]
     lying: tuple[str, ...] = ()
+    unnoted: str = ""
 
 
 def initialise(
@@ -115,7 +117,9 @@ def initialise(
             repaired += register_again(store)
         if beside is not None:
             store, lying = _prove_beside(store, beside)
-    return store, Initialised(os.path.join(base_path, STORE), store.volume, done.is_new, tuple(repaired), lying)
+        lacks = store.is_roots_to_keep() and not is_noted(kernel, store.fd)
+    done_to, unnoted = os.path.join(base_path, STORE), what_unnoted_means(base_path) if lacks else ""
+    return store, Initialised(done_to, store.volume, done.is_new, tuple(repaired), lying, unnoted)
 
 
 def _prove_beside(store: Store, beside: SecondMount) -> tuple[Store, tuple[str, ...]]:

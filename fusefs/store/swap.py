@@ -60,8 +60,13 @@ class Swapped(NamedTuple):
     unnoted: str = ""
 
     def base(self) -> bytes:
-        """The directory that holds the store: it is in BASE/.trashd/AREA/FOLDER."""
-        return self.store.rsplit(b"/", 3)[0] or b"/"
+        """The directory that holds the store."""
+        return base_of(self.store)
+
+
+def base_of(folder: bytes) -> bytes:
+    """The directory that holds the store of a user's folder, which is BASE/.trashd/AREA/FOLDER."""
+    return folder.rsplit(b"/", 3)[0] or b"/"
 
 
 class Adopted(NamedTuple):
