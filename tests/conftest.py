@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 from tests.support import machine_capabilities
 from tests.support.cheap_forks import Growth, ease_forks
 from tests.support.mount_namespaces import see_own_mounts_only
+from tests.support.sampling import SAMPLE_SEED
 from tests.support.user_homes import forget_stores
 
 IN_CI = bool(os.environ.get("CI"))
@@ -108,6 +109,7 @@ def _group_of(nodeid: str) -> str:
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.option.sample:
+        os.environ[SAMPLE_SEED] = str(config.option.randomly_seed)
         left_out = _left_out(items, config.option.sample, config.option.randomly_seed)
         config.stash[N_LEFT_OUT] = len(left_out)
         config.hook.pytest_deselected(items=list(left_out))
