@@ -73,7 +73,9 @@ def test_one_that_is_named_twice_is_looked_at_once(nested: Nested) -> None:
     assert [one["id"] for one in done_well("list", "--json", *words).objects()] == [nested.orphans[nested.outer]]
 
 
-def test_what_swap_now_reaps_is_found_where_it_went(nested: Nested) -> None:
+def test_what_goes_at_once_is_found_where_it_went(nested: Nested) -> None:
     victim = make_tree(nested.given / "deep/er/most", {"f": ""})
     done_well("swap", "--now", victim)
     assert not list(victim.iterdir())
+    done_well("rm", "--now", "-r", victim)
+    assert not victim.exists()

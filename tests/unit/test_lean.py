@@ -6,6 +6,8 @@ import contextlib
 import enum
 import json
 import pickle
+import subprocess
+import sys
 import typing
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -272,3 +274,9 @@ def said(read: Callable[[bytes], Any], text: bytes) -> str:
 @given(st.one_of(*texts()))
 def test_json_is_read_as_jsons(text: bytes) -> None:
     assert said(lean_json.loads, text) == said(json.loads, text)
+
+
+@pytest.mark.parametrize("text", [b'{"a', b'{\n "magic"', b'{"a": tru'])
+def test_json_that_ends_early_is_told_as_such_where_json_is_not_loaded_yet(text: bytes) -> None:
+    script = f"from fusefs.core.lean_json import loads\ntry: loads({text!r})\nexcept ValueError: print('told')"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, check=True).stdout == b"told\n"
