@@ -22,6 +22,7 @@ from rich.table import Table
 from bench.support import TRASHD, compiled, make_chain, make_flat, make_tree, time_command, volume
 from tests.support.machine_capabilities import why_missing
 from tests.support.make_trees import remove_tree_hard
+from tests.support.mount_namespaces import see_own_mounts_only
 
 _console = Console(highlight=False, soft_wrap=True)
 
@@ -215,6 +216,9 @@ def _stop(_signal: int, _frame: FrameType | None) -> None:
 def main() -> None:
     """Run it; Ctrl-C and SIGTERM end it as cleanly as its own end does."""
     signal.signal(signal.SIGTERM, _stop)
+    if os.geteuid() == 0:
+        with contextlib.suppress(OSError):  # a container may forbid it; then this machine remembers the demo's store
+            see_own_mounts_only()
     try:
         run()
     except KeyboardInterrupt:

@@ -3,7 +3,6 @@
 import logging
 import os
 import signal
-import subprocess
 from collections import Counter, defaultdict
 from collections.abc import Generator, Iterable
 from pathlib import Path
@@ -15,7 +14,8 @@ from hypothesis import HealthCheck, settings
 from tests.support import machine_capabilities
 from tests.support.cheap_forks import Growth, ease_forks
 from tests.support.mount_namespaces import see_own_mounts_only
-from tests.support.user_homes import ROOTS, forget_stores
+from tests.support.sampling import SAMPLE_SEED
+from tests.support.user_homes import forget_stores
 
 IN_CI = bool(os.environ.get("CI"))
 VITAL_GROUPS = ("crash", "mount", "posix", "systemd")
@@ -66,12 +66,17 @@ def pytest_configure(config: pytest.Config) -> None:
     # Run in the background of a script, all that we start ignores Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(config, "workerinput"):
+        if not config.getoption("numprocesses", None):  # tests run in here
+            _hide_machine()
         return
     os.setsid()  # sessions share the processors fairly (sched(7), autogroup): else no reap, idle, ran beside a worker
+    _hide_machine()
+
+
+def _hide_machine() -> None:
+    """What one worker mounts would be another's volume to look for stores on, what it registers a store to follow."""
     if machine_capabilities.why_missing("root") is None:
-        # What one worker mounts would be another's volume to look for stores on, what it registers a store to follow.
         see_own_mounts_only()
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=0755", "tests", ROOTS], check=True)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -104,6 +109,7 @@ def _group_of(nodeid: str) -> str:
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.option.sample:
+        os.environ[SAMPLE_SEED] = str(config.option.randomly_seed)
         left_out = _left_out(items, config.option.sample, config.option.randomly_seed)
         config.stash[N_LEFT_OUT] = len(left_out)
         config.hook.pytest_deselected(items=list(left_out))

@@ -17,7 +17,16 @@ from fusefs.cli.plan import has_plans, problems_in_plans
 from fusefs.cli.settle_first import tended
 from fusefs.cli.switch_problems import switch_problems
 from fusefs.cli.unit_problems import unit_problems
-from fusefs.core.errors import Exit, NotFound, Refused, RootSquashed, TrashdError, UsageError, errors_about
+from fusefs.core.errors import (
+    BrokenStore,
+    Exit,
+    NotFound,
+    Refused,
+    RootSquashed,
+    TrashdError,
+    UsageError,
+    errors_about,
+)
 from fusefs.core.printable_names import printable
 from fusefs.linux.act_as_user import user_name
 from fusefs.linux.kernel import Kernel
@@ -166,11 +175,14 @@ def _ask(entry: ListedContainer, why: str) -> None:
 
 def _examine_all(repair: bool, ended: Sequence[str], waits: Waits | None, *, as_json: bool) -> int:
     """Every store that is known, and what else of this machine has a part in it."""
-    paths, silent = [], list[bytes]()
-    for store in discover(Kernel(), (), silent):
-        with store:
-            paths.append(store.base_path)
-    found = [AdoptionProblem(printable(point), "it does not answer", "see what serves it") for point in silent]
+    paths, silent, broken = [], list[bytes](), list[AdoptionProblem]()
+    try:
+        for store in discover(Kernel(), (), silent):
+            with store:
+                paths.append(store.base_path)
+    except BrokenStore as error:
+        broken = [AdoptionProblem(error.detail, "so the trash store there is broken", error.hint)]
+    found = [AdoptionProblem(printable(point), "it does not answer", "see what serves it") for point in silent] + broken
     for path in paths:
         try:
             found += _examine(path, repair, ended, waits)

@@ -22,6 +22,7 @@ from fusefs.store.init_store import initialise
 from fusefs.store.mounted_paths import open_shown
 from fusefs.store.prove_beside import SecondMount, open_second
 from fusefs.store.root_squash import squash_told
+from fusefs.store.store_maker import UNNOTED
 from fusefs.store.swap_path import own_folder
 from fusefs.store.tidy_folder import told
 
@@ -87,6 +88,8 @@ def command(volume: bytes, is_known: bool, second: bytes | None, as_json: bool) 
             print(f"  {told_of.about:8} {told_of.text}")
     for what in done.lying:
         output.warn(f"for as long as it was asked, one mount did not come to see {what} by the other")
+    if done.unnoted:
+        output.warn(f"{UNNOTED}: {done.unnoted}")
     for problem in refused:
         output.warn(told(problem))
     return 0

@@ -94,7 +94,8 @@ def command(
             output.as_json(entry, RestorableFor(entry.left_s(now_ns)))
         return max(codes, default=0)
     if not found:
-        click.echo("no orphans" if not every else "no such orphans", err=True)
+        if not lost:
+            click.echo("no orphans" if not every else "no such orphans", err=True)
         return max(codes, default=0)
     shown = ID_RANDOM_CHARS if sys.stdout.isatty() else 0  # the end of an id is enough, and leaves room for the rest
     rows = [("ID", "AGE", "LEFT", "SIZE", "OWNER", "STATE", "ORIGIN"), *(_row(entry, now_ns, shown) for entry in found)]

@@ -96,7 +96,8 @@ volume_option: Decorator = click.option(
     multiple=True,
     metavar="DIR",
     callback=lambda _ctx, _param, volumes: existing(volumes),
-    help="Look in the stores at and above DIR only (may be repeated); default: all that are known.",
+    help="Look only in the store in DIR, or else in the nearest above it on the same filesystem (may be repeated); "
+    "default: all that are known.",
 )
 paths_argument: Decorator = click.argument("paths", type=PathBytes(), nargs=-1, metavar="PATH…")
 null_option: Decorator = click.option(

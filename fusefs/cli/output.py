@@ -170,13 +170,29 @@ def restore_command(orphan: ContainerId, volume: bytes | None) -> str:
     return f"trashd restore --volume {shell_word(volume)} {orphan}"
 
 
-def tell_swapped(swapped: Swapped, *, json_lines: bool, kept: bool) -> None:
-    """Print the result of one swap or removal."""
+def tell_swapped(swapped: Swapped, *, json_lines: bool, ids_only: bool, kept: bool) -> None:
+    """Print the result of one swap or removal; with ids_only what else is to be known is told on stderr."""
     if json_lines:
         from fusefs.cli.json_objects import UndoCommand
 
         as_json(swapped, UndoCommand(restore_command(swapped.id, swapped.volume) if kept else None))
         return
+    if ids_only:
+        print(swapped.id)
+    else:
+        _tell_done(swapped, kept=kept)
+    beside = sys.stderr if ids_only else sys.stdout
+    if swapped.unnoted:
+        told = f"not noted in your registry of stores ({swapped.unnoted}): no service reaps it, until trashd init can"
+        print(f"  {told}", file=beside)
+    for difference in swapped.unlike:
+        what = printable(os.fsencode(difference.what))
+        print(f"  not alike: {what} is {difference.got}, was {difference.wanted}", file=beside)
+    for warning in swapped.warnings:
+        warn(warning)
+
+
+def _tell_done(swapped: Swapped, *, kept: bool) -> None:
     path = printable(swapped.path)
     if swapped.method is Method.EXCHANGE:
         print(f"{path}: fresh and empty")
@@ -190,9 +206,3 @@ def tell_swapped(swapped: Swapped, *, json_lines: bool, kept: bool) -> None:
         print(f"  keep  {names(swapped.kept)}")
     if kept:
         print(f"  undo  {restore_command(swapped.id, swapped.volume)}")
-    if swapped.unnoted:
-        print(f"  not noted in your registry of stores ({swapped.unnoted}): no service reaps it, until trashd init can")
-    for difference in swapped.unlike:
-        print(f"  not alike: {printable(os.fsencode(difference.what))} is {difference.got}, was {difference.wanted}")
-    for warning in swapped.warnings:
-        warn(warning)

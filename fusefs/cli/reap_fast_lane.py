@@ -15,7 +15,7 @@ from fusefs.cli.reap_foreground import ReapOptions, has_expired, is_named, is_un
 from fusefs.cli.settle_first import tended
 from fusefs.cli.typed_paths import existing
 from fusefs.cli.wall_clock import tell_kept_by_clock, watched
-from fusefs.core.errors import Incomplete, TrashdError, UsageError
+from fusefs.core.errors import BrokenStore, Incomplete, TrashdError, UsageError
 from fusefs.core.lean import TYPE_CHECKING, NamedTuple, partial
 from fusefs.core.lifecycle import State
 from fusefs.core.sizes import parse_size
@@ -121,9 +121,12 @@ def reap_told(told: ReapLine) -> int:
 
         due, soon = enough_to_free(kernel, told.volumes, ended, waiting, told.wanted_bytes, yes=told.yes or told.dry)
         due, waiting = [*due, *soon], []
+    broken = [output.failed(error, as_json=told.as_json) for error in lost if isinstance(error, BrokenStore)]
     early = waiting if told.identifiers and not told.now else []
     if not told.now and not told.as_json:
         tell_kept_by_clock(waiting, time.time_ns())
+    if not due and broken:
+        return output.exit_code(broken)
     if not due and not early and not told.as_json:
         print("no orphans to reap" if told.now else "no orphan has expired", file=sys.stderr)
     for entry in early:

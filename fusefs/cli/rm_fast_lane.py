@@ -26,7 +26,7 @@ from fusefs.linux.invocation import invocation
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import below
 from fusefs.store.stage import SwapOptions
-from fusefs.store.swap import Swapped
+from fusefs.store.swap import Swapped, base_of
 from fusefs.store.swap_path import remove_path
 
 if TYPE_CHECKING:
@@ -148,7 +148,9 @@ class _RmCommand:
         if self._force:
             paths = [*filter(os.path.lexists, paths)]
         if paths:
-            batch = SwapBatch(paths, self._options, remove_path, self._as_json, not self._now, self._reap)
+            batch = SwapBatch(
+                paths, self._options, remove_path, json_lines=self._as_json, kept=not self._now, after=self._reap
+            )
             self.codes.append(swap_all(batch))
 
     def _remove(self, group: RemovalGroup, stop: StopSignals) -> list[bytes]:
@@ -163,17 +165,17 @@ class _RmCommand:
         if swept.orphan is not None:
             self._tell(group, swept, frozenset(left))
             self.codes.append(Unsettled.exit_code if swept.warnings else 0)
-            if self._now:
-                self.codes.append(self._reap_one(group.directory, swept.orphan))
+            if self._now and swept.store is not None:
+                self.codes.append(self._reap_one(base_of(swept.store), swept.orphan))
         return [] if stop() else left
 
     def _reap(self, swapped: Swapped) -> int:
-        return self._reap_one(swapped.path, swapped.id) if self._now else 0
+        return self._reap_one(swapped.base(), swapped.id) if self._now else 0
 
-    def _reap_one(self, path: bytes, orphan: str) -> int:
+    def _reap_one(self, base: bytes, orphan: str) -> int:
         from fusefs.cli.reap_foreground import reap_ids
 
-        return reap_ids(Kernel(), (path,), (orphan,), as_json=self._as_json)
+        return reap_ids(Kernel(), (base,), (orphan,), as_json=self._as_json)
 
     def _tell(self, group: RemovalGroup, swept: Swept, left: frozenset[bytes]) -> None:
         assert swept.orphan is not None

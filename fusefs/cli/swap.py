@@ -9,7 +9,7 @@ import click
 from fusefs.cli import output
 from fusefs.cli.check import tell_preflight
 from fusefs.cli.options import DURATION, Decorator, Note, ParsedValue, PathBytes, json_option, null_option
-from fusefs.cli.swap_fast_lane import SwapBatch, SwapVerb, swap_all
+from fusefs.cli.swap_fast_lane import SwapBatch, SwapVerb, ids_with, swap_all
 from fusefs.cli.typed_paths import every_path
 from fusefs.core.errors import NotPermitted, UsageError
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
@@ -94,6 +94,7 @@ _wait_option: Decorator = click.option(
 @click.option("--for-owner", is_flag=True, help="As root: give the orphan to the directory's owner to restore.")
 @click.option("--now", is_flag=True, help="Don't keep it: reap it at once, in the foreground.")
 @_wait_option
+@click.option("--print-id", is_flag=True, help="Print the orphan's id and nothing else, a line each: for scripts.")
 @click.option("--holders", is_flag=True, help="Afterwards say which processes still work in the old tree.")
 @json_option
 def command(
@@ -108,6 +109,7 @@ def command(
     for_owner: bool,
     now: bool,
     goal: SpaceGoal | None,
+    print_id: bool,
     holders: bool,
     as_json: bool,
 ) -> int:
@@ -125,17 +127,22 @@ def command(
       trashd swap --keep-for 3d --note "before the upgrade" build/
       trashd swap --keep '*.conf' --keep licences /srv/app
       find /scratch -maxdepth 1 -name 'tmp.*' -print0 | trashd swap -0
+      id=$(trashd swap --print-id build/) && make || trashd restore "$id"
       trashd swap --now --no-fsync cache/
       trashd swap --wait=100G /scratch/job && run-the-next-one
     """
     paths = every_path(directories, null=null)
+    if print_id:
+        beside = {"--json": as_json, "--holders": holders, "--dry-run": dry, "--now": now, "--wait": goal is not None}
+        for other in (option for option, is_told in beside.items() if is_told):
+            raise ids_with(other)
     if dry:
         return tell_preflight(paths, as_json=as_json, keep=keep, unlike=unlike)
     verb = _verb(for_owner=for_owner, now=now)
     is_given_up = goal is not None and not keep_for
     retention_s = DEFAULT_RETENTION_S if keep_for is None or is_given_up else keep_for
     options = SwapOptions(retention_s, note, not no_fsync, unlike, keep)
-    batch = SwapBatch(paths, options, verb, as_json, not now and not is_given_up)
+    batch = SwapBatch(paths, options, verb, as_json, print_id, not now and not is_given_up)
 
     def after(swapped: Swapped) -> int:
         if holders:
@@ -168,9 +175,9 @@ def _reap(swapped: Swapped, *, waits: bool, as_json: bool) -> int:
     from fusefs.cli.reap_foreground import PLAINLY, reap_all
     from fusefs.store.find_orphans import find_container
 
-    kernel = Kernel()
-    entry = find_container(kernel, (swapped.path,), swapped.id)
-    return reap_all(kernel, (swapped.path,), [entry], PLAINLY._replace(waits=waits), as_json=as_json)
+    kernel, volumes = Kernel(), (swapped.base(),)
+    entry = find_container(kernel, volumes, swapped.id)
+    return reap_all(kernel, volumes, [entry], PLAINLY._replace(waits=waits), as_json=as_json)
 
 
 def _tell_holders(swapped: Swapped, *, as_json: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fusefs.cli.output import exit_code, failed, tell_swapped
 from fusefs.cli.plain_line import PlainLine, PlainOption, note, some_paths
 from fusefs.core.durations import plain_duration
-from fusefs.core.errors import Exit, TrashdError, Unsettled
+from fusefs.core.errors import Exit, TrashdError, Unsettled, UsageError
 from fusefs.core.lean import TYPE_CHECKING, Callable, NamedTuple
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
 from fusefs.linux.invocation import invocation
@@ -25,6 +25,7 @@ class SwapBatch(NamedTuple):
     """What to do with many paths.
 
     kept   whether they can be restored afterwards; if not, no command for it is told
+    ids_only  print their ids, and nothing else
     after  called with each result, to go on with it (look for holders, reap at once); its exit code
     """
 
@@ -32,6 +33,7 @@ class SwapBatch(NamedTuple):
     options: SwapOptions = SwapOptions()
     verb: SwapVerb = swap_path
     json_lines: bool = False
+    ids_only: bool = False
     kept: bool = True
     after: Callable[[Swapped], int] = lambda _swapped: 0
 
@@ -44,13 +46,14 @@ class PlainSwap(NamedTuple):
     note: str = ""
     no_fsync: bool = False
     unlike: bool = False
+    print_id: bool = False
     as_json: bool = False
 
     def batch(self) -> SwapBatch:
         """What is to be done."""
         retention_s = DEFAULT_RETENTION_S if self.keep_for is None else self.keep_for
         options = SwapOptions(retention_s, self.note, not self.no_fsync, self.unlike)
-        return SwapBatch(self.directories, options, json_lines=self.as_json)
+        return SwapBatch(self.directories, options, json_lines=self.as_json, ids_only=self.print_id)
 
 
 LINE = PlainLine(
@@ -61,6 +64,7 @@ LINE = PlainLine(
         "--note": PlainOption("note", note),
         "--no-fsync": PlainOption("no_fsync"),
         "--unlike": PlainOption("unlike"),
+        "--print-id": PlainOption("print_id"),
         "--json": PlainOption("as_json"),
     },
 )
@@ -68,7 +72,15 @@ LINE = PlainLine(
 
 def run(told: dict[str, Any]) -> int:
     """Do what a plain line says; the exit code."""
-    return swap_all(PlainSwap(**told).batch())
+    plain = PlainSwap(**told)
+    if plain.print_id and plain.as_json:
+        raise ids_with("--json")
+    return swap_all(plain.batch())
+
+
+def ids_with(other: str) -> UsageError:
+    """What is wrong with --print-id and another option."""
+    return UsageError(f"--print-id with {other}", "it prints ids and nothing else; leave one of them out")
 
 
 def swap_all(batch: SwapBatch) -> int:
@@ -82,7 +94,7 @@ def swap_all(batch: SwapBatch) -> int:
     for path in batch.paths:
         try:
             swapped = batch.verb(kernel, path, options)
-            tell_swapped(swapped, json_lines=batch.json_lines, kept=batch.kept)
+            tell_swapped(swapped, json_lines=batch.json_lines, ids_only=batch.ids_only, kept=batch.kept)
             code = batch.after(swapped)
             if code > Exit.SIGNALLED:
                 return code

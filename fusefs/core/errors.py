@@ -235,6 +235,13 @@ class Untrusted(NoStore):
     hint = "root repairs it with: trashd init VOLUME"
 
 
+class BrokenStore(NoStore):
+    """The trash store there is broken"""
+
+    errno = _errno.EBADMSG
+    hint = "trashd init VOLUME, by whoever owns it, writes volume.json anew; what is in the store stays"
+
+
 class NoBacking(NoStore):
     """The directory behind this mount can't be used from here"""
 

@@ -46,8 +46,8 @@ def loads(text: bytes) -> Any:
             found, end = _scan(plain, 0)
             if end == len(plain):
                 return found
-    except (ValueError, StopIteration):
-        pass
+    except (ValueError, StopIteration, SystemError):
+        pass  # the last: the scanner means json's error, and as long as nobody has loaded json it has none to raise
     import json  # which says what is wrong with it, or reads what no writer of ours wrote
 
     return json.loads(text)

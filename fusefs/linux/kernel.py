@@ -294,7 +294,10 @@ class Kernel:
                 os.close(syscalls.openat2(dir_fd, os.fsencode(name), os.O_PATH | os.O_NOFOLLOW, syscalls.BENEATH))
 
     def rename(self, old_dir: int, old: bytes, new_dir: int, new: bytes) -> None:
-        """rename(2): only where the new name is ours and free, or a file of ours that it may replace."""
+        """rename(2): only where the new name is ours and free, or a file of ours that it may replace.
+
+        ESTALE and EIO are the caller's, as they are: what is renamed so no other node moves.
+        """
         self._hook("rename")
         os.rename(old, new, src_dir_fd=old_dir, dst_dir_fd=new_dir)
 
@@ -340,6 +343,7 @@ class Kernel:
 
         `old` should be the empty one of the two: on a filesystem that ignores the flag a plain rename then
         meets ENOTEMPTY instead of destroying (s3fs-fuse, cryfs and old ceph-fuse do one, and say 0).
+        ESTALE and EIO are the caller's, as they are: it may have happened, and a second one would take it back.
         """
         self._hook("exchange")
         syscalls.renameat2(old_dir, old, new_dir, new, syscalls.RENAME_EXCHANGE)

@@ -48,7 +48,7 @@ from fusefs.store.registry_targets import LineOf, RegistryTarget, follow
 from fusefs.store.reserve import is_stocked, is_used
 from fusefs.store.spare_space import has_spare_space
 from fusefs.store.stage import identify_at
-from fusefs.store.store_maker import way_out
+from fusefs.store.store_maker import UNNOTED, StoreMaker, could_be_noted, is_noted, way_out, what_unnoted_means
 from fusefs.store.store_registry import is_vouched
 from fusefs.store.user_folders import MOUNTED, NOT_MADE
 
@@ -61,6 +61,12 @@ _MOMENT_S = 0.2
 """Far longer than a command needs from the end of a record to that of its container."""
 _BY_KILLED_KEEP = bytes(RECORD_NEW)
 """The next work on the orphan drops it; recovery doesn't look into every orphan for it."""
+
+
+def _lacks_note(store: Store) -> bool:
+    """Whether root could note on a store of his that he made it, and nothing is."""
+    is_told = store.is_roots_to_keep() and store.made is StoreMaker.BY_ROOT
+    return is_told and not is_noted(store.kernel, store.fd) and could_be_noted(store.fd)
 
 
 def check_store(store: Store) -> Iterator[AdoptionProblem]:
@@ -78,6 +84,8 @@ def check_store(store: Store) -> Iterator[AdoptionProblem]:
         )
     if store.is_unknown():
         yield AdoptionProblem(_told(store.base_path), NOT_MADE, way_out(store.base_path))
+    elif _lacks_note(store):
+        yield AdoptionProblem(_told(store.base_path), UNNOTED, what_unnoted_means(store.base_path))
     yield from passed_over(store)
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
 
-from fusefs.core.errors import NoBacking, NotPermitted, TrashdError, Untrusted
+from fusefs.core.errors import BrokenStore, NoBacking, NotPermitted, TrashdError, Untrusted
 from fusefs.core.names import STORE
 from fusefs.core.printable_names import printable
 from fusefs.linux.answer_timeout import ask_each
@@ -31,11 +31,12 @@ def discover(kernel: Kernel, paths: Iterable[bytes] = (), silent: list[bytes] | 
     """The stores that matter for some paths, or all that are known; the caller closes each.
 
     They are trusted ones; root gets users' own as well, each for its owner alone.
-    paths   each stands for the stores at it and above it; without any: those at every mount point, those above the
-            working directory, and those that a registry names: the caller's, and for root all users'
+    paths   each stands for the store in it or else for the nearest above it on what it is on, and for no more: what is
+            deleted in there was named; without any: those at every mount point, those above the working directory,
+            and those that a registry names: the caller's, and for root all users'
     silent  gets the mount points that don't answer, and are passed over; paths that are named are waited for
     Raises  NoBacking if one of the paths is in a mount of ours whose backing tree we can't use; Untrusted if what is
-            called like a store at one of them can't be used
+            called like a store at one of them can't be used; BrokenStore, of any that matters, after all others
     """
     seen: set[tuple[int, int]] = set()
     asked = [os.path.realpath(path) for path in paths]
@@ -55,33 +56,71 @@ def discover(kernel: Kernel, paths: Iterable[bytes] = (), silent: list[bytes] | 
 
 def _named(kernel: Kernel, asked: list[bytes]) -> Iterator[Store]:
     mounts = read_mounts()
-    for path in dict.fromkeys(above for one in asked for above in _upwards(one)):
+    broken: list[BrokenStore] = []
+    for path in dict.fromkeys(asked):
         try:
-            store = open_at(kernel, path, mounts)
+            store = _nearest(kernel, path, mounts)
+        except BrokenStore as error:
+            broken.append(error)
+            continue
+        if store is not None:
+            yield store
+    if broken:
+        raise broken[0]
+
+
+def _nearest(kernel: Kernel, path: bytes, mounts: list[Mount]) -> Store | None:
+    """The store in a directory, or the nearest above it on the same mount: what is renamed there leaves no mount."""
+    mount = covering(path, mounts)
+    for above in _upwards(path):
+        if covering(above, mounts) != mount:
+            return None
+        try:
+            store = open_at(kernel, above, mounts)
+        except BrokenStore:
+            raise
         except (NoBacking, Untrusted):
-            if path in asked:
+            if above == path:
                 raise
             continue
         except (OSError, TrashdError):
             continue  # nothing there for us; `trashd doctor PATH` says why
         if store is not None:
-            yield store
+            return store
+    return None
 
 
 def _everywhere(kernel: Kernel, silent: list[bytes]) -> Iterator[Store]:
     mounts = read_mounts()
     users: set[int] = set()
+    broken: list[BrokenStore] = []
     for path in _answering(kernel, mounts, silent):
         with suppress(OSError, TrashdError):  # it is gone by now
-            store = open_at(kernel, path, mounts)
+            try:
+                store = open_at(kernel, path, mounts)
+            except BrokenStore as error:
+                if _is_trusted(path):  # a user must not keep root's commands from being content
+                    broken.append(error)
+                continue
             if store is not None:
                 if store.owner == 0 == os.geteuid():
                     users |= named_users(store)
                 yield store
     for word in _words(kernel, mounts, users):
-        store = open_registered(kernel, word, mounts)
+        try:
+            store = open_registered(kernel, word, mounts)
+        except BrokenStore as error:
+            broken.append(error)
+            continue
         if store is not None:
             yield store
+    if broken:
+        raise broken[0]
+
+
+def _is_trusted(path: bytes) -> bool:
+    """Whether what is called like a store in a directory is the caller's, or root's. Raises  OSError"""
+    return os.lstat(os.path.join(path, STORE)).st_uid in trusted_owners(os.geteuid())
 
 
 def _answering(kernel: Kernel, mounts: list[Mount], silent: list[bytes]) -> Iterator[bytes]:
@@ -90,6 +129,8 @@ def _answering(kernel: Kernel, mounts: list[Mount], silent: list[bytes]) -> Iter
     def ask(path: bytes) -> bytes:
         try:
             store = open_at(kernel, path, mounts)
+        except BrokenStore:
+            return _FOUND
         except (OSError, TrashdError):
             return b""
         return _FOUND if store is not None else b""
@@ -117,7 +158,7 @@ def _words(kernel: Kernel, mounts: list[Mount], users: Iterable[int]) -> Iterato
 def open_at(kernel: Kernel, path: bytes, mounts: list[Mount]) -> Store | None:
     """The store in a directory; None if there is none. Root opens a user's own one for that user alone.
 
-    Raises  OSError; Untrusted; NoBacking
+    Raises  OSError; Untrusted; NoBacking; BrokenStore
     """
     shown = open_shown(kernel, path, mounts)
     try:

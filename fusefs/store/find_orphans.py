@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from fusefs.core.errors import NotFound, TrashdError, Untrusted, UsageError, from_os
+from fusefs.core.errors import BrokenStore, NotFound, TrashdError, Untrusted, UsageError, from_os
 from fusefs.core.lean import NamedTuple
 from fusefs.core.names import STORE, join
 from fusefs.core.orphan_age import Clock
@@ -48,13 +48,14 @@ def each_folder(
 
     stores  closed one after the other
     kind    the result's type
-    lost    gets the errors of folders and stores that could not be looked at: one must not stop the command for all
+    lost    gets the errors of folders and stores that could not be looked at: one must not stop the command for all;
+            BrokenStore, by which `discover` ends
     refused gets what is called like a folder and is none, and what waits for its owner in a store that was set aside
     serves  which of them; None for all
     Raises  the first such error, when all folders are done, without `lost`
     """
     errors: list[TrashdError] = [] if lost is None else lost
-    for store in stores:
+    for store in _but_the_broken(stores, errors):
         strangers: list[FolderRefusal] = []
         with store:
             try:
@@ -76,6 +77,13 @@ def each_folder(
             refused += tell(store.base_path, strangers)
     if lost is None and errors:
         raise errors[0]
+
+
+def _but_the_broken(stores: Iterable[Store], errors: list[TrashdError]) -> Iterator[Store]:
+    try:
+        yield from stores
+    except BrokenStore as error:
+        errors.append(error)
 
 
 def _all(folder: UserFolder, body: Callable[[UserFolder], T], _visible: VisibleRename | None) -> list[T]:
@@ -149,7 +157,10 @@ def sum_entries(
 def tend_all(
     kernel: Kernel, volumes: Sequence[bytes], ended: Collection[str] = (), waits: Waits | None = None
 ) -> list[str]:
-    """Tend all folders that the caller may see; what could not be settled, in words. ended, waits: as for `recover`"""
+    """Tend all folders that the caller may see; what could not be settled, in words. ended, waits: as for `recover`
+
+    Of a broken store says what comes next: it can't be looked at either.
+    """
     lost: list[TrashdError] = []
     refused: list[AdoptionProblem] = []
     silent: list[bytes] = []
@@ -168,7 +179,8 @@ def tend_all(
         for line in part
     ]
     passed_over = (f"{printable(path)} does not answer: passed over" for path in dict.fromkeys(silent))
-    return [*settled, *(f"{error.message()} ({error.hint})" for error in lost), *map(told, refused), *passed_over]
+    errors = (f"{error.message()} ({error.hint})" for error in lost if not isinstance(error, BrokenStore))
+    return [*settled, *errors, *map(told, refused), *passed_over]
 
 
 def _with_lower_prepared(store: Store, lost: list[TrashdError]) -> Store:
@@ -251,17 +263,14 @@ def not_looked_at(silent: Sequence[bytes]) -> str:
 
 
 def _the_one_in(volumes: Sequence[bytes], found: Sequence[ListedContainer]) -> ListedContainer:
-    """Of containers with one id, in copies of a volume, the one in a volume that was named.
+    """Of containers with one id, in copies of a volume, the one in the volume that was named, and not in a store below.
 
-    Above a volume its copy may be mounted: to name one stands for those above it too, so that the nearest is meant.
     Raises  UsageError if that does not tell them apart
     """
     named = [os.path.realpath(volume) for volume in volumes]
     there = [entry for entry in found if any(is_inside(one, entry.base_path()) for one in named)]
-    depth = max((len(entry.base_path()) for entry in there), default=0)
-    nearest = [entry for entry in there if len(entry.base_path()) == depth]
-    if len(nearest) == 1 and len(named) == 1:
-        return nearest[0]
+    if len(there) == 1 and len(named) == 1:
+        return there[0]
     bases = sorted({entry.base_path() for entry in found})
     if len(bases) == 1:
         where = " and in ".join(printable(entry.path) for entry in found[:2])

@@ -8,8 +8,8 @@ import stat
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from fusefs.core.errors import Busy, NoStore, Untrusted
-from fusefs.core.identity import Identity
+from fusefs.core.errors import BrokenStore, Busy, NoStore, Untrusted
+from fusefs.core.identity import Identity, Likelihood, compare
 from fusefs.core.names import STORE, Name, VolumeId
 from fusefs.core.printable_names import printable
 from fusefs.linux.fd import Fd, closed_on_error
@@ -48,7 +48,8 @@ from fusefs.store.make_store import (
     vouched,
     write_volume,
 )
-from fusefs.store.store_maker import StoreMaker, who_made
+from fusefs.store.registry_lines import registered
+from fusefs.store.store_maker import StoreMaker, is_noted, what_unnoted_means, who_made
 from fusefs.store.upgrade_format import OWNERS, SHARED, is_first, tidied
 from fusefs.store.user_folders import MOUNTED, whose
 from fusefs.store.verify_folders import register_again
@@ -65,6 +66,7 @@ class Initialised(NamedTuple):
     """What `trashd init` did: the store's path, whether it was made now, and what was repaired.
 
     lying  what one of two mounts went on telling for as long as it was asked
+    unnoted  what it means that nothing on a store of root's says that root made it; empty if it does
     """
 
     path: bytes
@@ -72,6 +74,7 @@ class Initialised(NamedTuple):
     made: bool
     repaired: tuple[str, ...]
     lying: tuple[str, ...] = ()
+    unnoted: str = ""
 
 
 def initialise(
@@ -114,7 +117,9 @@ def initialise(
             repaired += register_again(store)
         if beside is not None:
             store, lying = _prove_beside(store, beside)
-    return store, Initialised(os.path.join(base_path, STORE), store.volume, done.is_new, tuple(repaired), lying)
+        lacks = store.is_roots_to_keep() and not is_noted(kernel, store.fd)
+    done_to, unnoted = os.path.join(base_path, STORE), what_unnoted_means(base_path) if lacks else ""
+    return store, Initialised(done_to, store.volume, done.is_new, tuple(repaired), lying, unnoted)
 
 
 def _prove_beside(store: Store, beside: SecondMount) -> tuple[Store, tuple[str, ...]]:
@@ -149,8 +154,8 @@ def _see_to_it(
         return _InitStep(True, build_store(kernel, base))
     with fd, ExitStack() as owned:
         old = _read_anyones(kernel, fd)
-        identifier = None if old is None else old.id
         places = {base_path, os.readlink(base.fd.path())}
+        identifier = _noted_id(kernel, fd, places) if old is None else old.id
         why = _why_not_kept(kernel, fd, old, places, is_known=is_known)
         if not why:
             if not take_store(kernel, fd, owned):
@@ -160,6 +165,13 @@ def _see_to_it(
         made = build_store(kernel, base, identifier, replaces=fd)
     repaired.append(f"set the old store aside, {why}: its owners' next commands empty it")
     return _InitStep(True, made)
+
+
+def _noted_id(kernel: Kernel, fd: Fd, places: set[bytes]) -> VolumeId | None:
+    """The id of a volume whose volume.json is lost, by the caller's registry: with another one no record counts."""
+    found = kernel.identify(fd)
+    known = (one for one in registered() if one.path in places and compare(one.identity, found) is not Likelihood.OTHER)
+    return next((one.volume for one in known), None)
 
 
 def _open_anyones(kernel: Kernel, base: BackingAndMount, base_path: bytes) -> Fd | None:
@@ -292,7 +304,7 @@ def _read_anyones(kernel: Kernel, fd: Fd) -> Volume | None:
 
 def _renew_volume(kernel: Kernel, fd: Fd, base_path: bytes, identifier: VolumeId | None) -> list[str]:
     """Write volume.json where it is missing, untrusted, not understood or a copy's, and prove again elsewhere."""
-    with suppress(FileNotFoundError, Untrusted):
+    with suppress(FileNotFoundError, Untrusted, BrokenStore):
         known = read_volume(kernel, fd, base_path)
         if known.format == FIRST_FORMAT:
             return []  # it is brought up to date, and proven then

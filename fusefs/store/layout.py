@@ -7,12 +7,12 @@ import os
 import stat
 
 from fusefs.core import lean_json
-from fusefs.core.errors import Untrusted
+from fusefs.core.errors import BrokenStore, Untrusted
 from fusefs.core.identity import Identity
 from fusefs.core.lean import TYPE_CHECKING, ExitStack, NamedTuple, suppress
 from fusefs.core.lifecycle import State
 from fusefs.core.names import STORE, Name, RelPath, VolumeId, is_volume_id, join
-from fusefs.core.printable_names import printable
+from fusefs.core.printable_names import printable, shell_word
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel, is_local_kind
 from fusefs.store.backing_and_mount import DIRECTORY, FILE_TO_LOCK, FILE_TO_READ, READABLE, BackingAndMount
@@ -371,7 +371,8 @@ def open_store(kernel: Kernel, base: BackingAndMount, base_path: bytes, *, of: i
     """The store in a directory, or None if there is none; takes over that, closing it if there is none.
 
     of      the user whose own it must be: root opens it for that user alone, and trusts nothing that it says of others
-    Raises  Untrusted if it belongs to a user whom we don't trust: root trusts root, others root and themselves
+    Raises  Untrusted if it belongs to a user whom we don't trust: root trusts root, others root and themselves;
+            BrokenStore if it is a trusted one's, and its volume.json says nothing
     """
     owners = trusted_owners(os.geteuid()) if of is None else (of,)
     with ExitStack() as owned:
@@ -397,11 +398,15 @@ def store_of(
     """The store of an opened `.trashd`, by whatever name; what it opens is owned by `owned`.
 
     owners  the users whose it may be
-    Raises  Untrusted; OSError
+    Raises  Untrusted; BrokenStore; OSError
     """
     dev = kernel.fstat(base.fd).st_dev
     owner = _check(kernel, fd, base_path, owners, dev)
-    volume = read_volume(kernel, fd, base_path, owners)
+    try:
+        volume = read_volume(kernel, fd, base_path, owners)
+    except FileNotFoundError:
+        with open_areas(kernel, fd):  # it raises as well where this is another's directory of that name
+            raise _broken(base_path, "is gone") from None
     areas = owned.enter_context(open_areas(kernel, fd))
     for _name, area in areas.all():
         _check(kernel, area, base_path, owners, dev, sticky=area is areas.new_fd)
@@ -476,7 +481,7 @@ def read_volume(kernel: Kernel, store_fd: int, base_path: bytes, owners: tuple[i
     """volume.json of an opened `.trashd`.
 
     owners  the users whose it may be; None: those whom we trust
-    Raises  FileNotFoundError if there is none; Untrusted if it is another user's, no regular file, or not ours
+    Raises  FileNotFoundError if there is none; Untrusted if it is another user's, or no regular file; BrokenStore
     """
     where = os.path.join(base_path, STORE, VOLUME)
     with kernel.open_beneath(store_fd, VOLUME, FILE_TO_READ) as fd:
@@ -487,5 +492,10 @@ def read_volume(kernel: Kernel, store_fd: int, base_path: bytes, owners: tuple[i
             raise Untrusted(where)
         volume = decode_volume(kernel.read(fd, VOLUME_MAX_BYTES))
     if volume is None:
-        raise Untrusted(where, "its contents are not a trash store's; root repairs it with: trashd init VOLUME")
+        raise _broken(base_path, "is not what trashd wrote")
     return volume
+
+
+def _broken(base_path: bytes, why: str) -> BrokenStore:
+    mend = f"trashd init {shell_word(base_path)}, by whoever owns it, writes it anew; what is in the store stays"
+    return BrokenStore(f"{printable(os.path.join(base_path, STORE, VOLUME))} {why}", mend)

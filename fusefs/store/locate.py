@@ -262,7 +262,10 @@ def ancestors(scope: Scope) -> Iterator[tuple[RelPath, bytes]]:
 
 
 def existing_stores(kernel: Kernel, scope: Scope, untrusted: list[Untrusted]) -> Iterator[tuple[RelPath, Store]]:
-    """The trusted stores among those directories, highest first; the caller closes each."""
+    """The trusted stores among those directories, highest first; the caller closes each.
+
+    Raises  BrokenStore where one of them is: none is used below it, whose pointer nobody could leave in it
+    """
     for relative, path in ancestors(scope):
         base = wholly_beneath(kernel, scope.root, relative)
         try:
@@ -291,7 +294,7 @@ def stores_for(kernel: Kernel, scope: Scope, wanted: bytes) -> Iterator[Offered]
 
     wanted  the path of what a store is wanted for, for people
     To ask for the next one says that the last could not take it: one that was made for it goes again.
-    Raises  NoStore, LacksCall, or what making the last one met, after the last
+    Raises  NoStore, LacksCall, or what making the last one met, after the last; BrokenStore as `existing_stores`
     """
     untrusted: list[Untrusted] = []
     bases = set()

@@ -68,7 +68,7 @@ def make_store(kernel: Kernel, base: BackingAndMount, base_path: bytes) -> Store
 
 def vouched(store: Store, made: Identity | None) -> Store:
     """An opened store, for which root vouches if it is the one that was made now; takes it over. Raises  OSError"""
-    if os.geteuid() != 0 or store.made is StoreMaker.BY_ROOT or made is None:
+    if os.geteuid() != 0 or made is None:
         return store
     with closed_on_error(store):
         is_ours = store.kernel.identify(store.fd) == made and vouch(store)

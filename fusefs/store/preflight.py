@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple
 
 from fusefs.core.errors import (
+    BrokenStore,
     CrossesBoundary,
     NoStore,
     NotKept,
@@ -206,13 +207,16 @@ def _try_stores(kernel: Kernel, victim: Victim, *, unlike: bool) -> _Found:
     untrusted: list[Untrusted] = []
     bases = set()
     crossed: _Found | None = None
-    for relative, store in existing_stores(kernel, victim.parent, untrusted):
-        bases.add(relative)
-        with store:
-            tried = _try_store(store, victim, _Found(os.path.join(store.base_path, STORE), True), unlike=unlike)
-            if not _is_crossed(tried.error):
-                return tried
-            crossed = tried
+    try:
+        for relative, store in existing_stores(kernel, victim.parent, untrusted):
+            bases.add(relative)
+            with store:
+                tried = _try_store(store, victim, _Found(os.path.join(store.base_path, STORE), True), unlike=unlike)
+                if not _is_crossed(tried.error):
+                    return tried
+                crossed = tried
+    except BrokenStore as error:
+        return _Found(None, False, error=error)
     last: TrashdError = untrusted[0] if untrusted else NoStore(victim.path())
     for relative, path in ancestors(victim.parent):
         if relative in bases:
@@ -237,7 +241,7 @@ def _try_stores(kernel: Kernel, victim: Victim, *, unlike: bool) -> _Found:
 
 def _first_store(kernel: Kernel, victim: Victim) -> _Found:
     """The store that would be tried first, of those that are there; nothing is tried."""
-    with suppress(OSError):
+    with suppress(OSError, BrokenStore):
         for _relative, store in existing_stores(kernel, victim.parent, []):
             with store:
                 there = os.path.join(store.base_path, STORE)

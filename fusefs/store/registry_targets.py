@@ -8,7 +8,7 @@ from collections.abc import Container, Hashable, Iterator, Sequence
 from contextlib import ExitStack
 from enum import Enum
 
-from fusefs.core.errors import TrashdError
+from fusefs.core.errors import BrokenStore, TrashdError
 from fusefs.core.identity import Likelihood, compare
 from fusefs.core.lean import NamedTuple
 from fusefs.core.names import STORE
@@ -109,13 +109,16 @@ def open_registered(kernel: Kernel, word: LineOf, mounts: list[Mount]) -> Store 
     """The store that a line names; None if it does not lead to just that one. May take for ever: ask `follow` before.
 
     Of another's registry it must be that user's own store, and root opens it for that user alone.
+    Raises  BrokenStore, of the caller's own registry
     """
     line, of = word.line, None if word.uid == os.geteuid() else word.uid
     try:
         base = open_way(kernel, line.path, mounts, trusted_owners(os.geteuid()))
         shown = shown_of(kernel, base, mounts)
         store = open_store(kernel, shown, line.path, of=of)
-    except (OSError, TrashdError):
+    except (OSError, TrashdError) as error:
+        if isinstance(error, BrokenStore) and of is None:
+            raise
         return None
     if store is None:
         return None

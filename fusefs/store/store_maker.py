@@ -9,6 +9,7 @@ root may not set them (in a container), root's registry of stores names what it 
 from __future__ import annotations
 
 import errno
+import os
 
 from fusefs.core.identity import Likelihood, compare, from_words, in_words
 from fusefs.core.lean import TYPE_CHECKING, Enum
@@ -26,7 +27,11 @@ XATTR = "security.trashd"
 
 Source  xattr(7), cap_inode_setxattr() in security/commoncap.c
 """
-_CANNOT = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.EACCES, errno.E2BIG, *FULL)
+_CANNOT = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.EACCES, errno.E2BIG, errno.EROFS, *FULL)
+UNNOTED = (
+    "nothing on the store itself says that root made it, only this machine's list of stores (/var/lib/trashd/stores)"
+)
+"""What is told of a store of root's on which that could not be noted."""
 
 
 class StoreMaker(Enum):
@@ -47,6 +52,31 @@ def note_made(kernel: Kernel, fd: Fd) -> bool:
         kernel.set_xattr(fd, XATTR, in_words(kernel.identify(fd)).encode())
         return True
     return False
+
+
+def is_noted(kernel: Kernel, fd: Fd) -> bool:
+    """Whether it is noted on an opened `.trashd` that root made this very one. Raises  OSError"""
+    noted = from_words(kernel.get_xattr(fd, XATTR) or b"")
+    return noted is not None and compare(noted, kernel.identify(fd)) is not Likelihood.OTHER
+
+
+def could_be_noted(fd: Fd) -> bool:
+    """Whether the filesystem of an opened `.trashd` keeps the attribute, for a root who may set it."""
+    try:
+        os.getxattr(fd, XATTR)
+    except OSError as error:
+        return error.errno == errno.ENODATA
+    return True
+
+
+def what_unnoted_means(base_path: bytes) -> str:
+    """What follows where nothing on the store of a directory says that root made it, and what helps."""
+    volume = shell_word(base_path)
+    return (
+        "where that list is lost, and on other machines, root's commands and service leave it alone until "
+        f"trashd init --known {volume}; trashd init {volume} by a root with CAP_SYS_ADMIN, which containers lack, "
+        "notes it on the store, if the filesystem keeps attributes (security.*)"
+    )
 
 
 def who_made(kernel: Kernel, fd: Fd, places: Collection[bytes] = ()) -> StoreMaker:

@@ -13,7 +13,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.runtime_directories import HOME, lasting_dir
 from fusefs.store.layout import Store
 from fusefs.store.registry_lines import RegistryLine, decode, encode, read_own
-from fusefs.store.store_maker import StoreMaker, note_made
+from fusefs.store.store_maker import StoreMaker, is_noted, note_made
 
 
 def describe(store: Store) -> RegistryLine:
@@ -117,10 +117,12 @@ def remember(store: Store) -> str:
 
 def vouch(store: Store) -> bool:
     """Have it known from now on, durably, that root made a store; whether it is. Needs root. Raises  OSError"""
-    if store.judged().made is StoreMaker.BY_ROOT:
+    if is_noted(store.kernel, store.fd):
         return True
     if note_made(store.kernel, store.fd):
         store.kernel.fsync(store.fd)
+        return True
+    if store.judged().made is StoreMaker.BY_ROOT:
         return True
     from fusefs.store.write_registry import write  # most filesystems have attributes
 

@@ -59,6 +59,15 @@ class Swapped(NamedTuple):
     kept: tuple[bytes, ...] = ()
     unnoted: str = ""
 
+    def base(self) -> bytes:
+        """The directory that holds the store."""
+        return base_of(self.store)
+
+
+def base_of(folder: bytes) -> bytes:
+    """The directory that holds the store of a user's folder, which is BASE/.trashd/AREA/FOLDER."""
+    return folder.rsplit(b"/", 3)[0] or b"/"
+
 
 class Adopted(NamedTuple):
     """What became of a container that has its victim: its id, the user's folder that has it, and what went wrong."""

@@ -5,7 +5,15 @@ from __future__ import annotations
 import errno
 import os
 
-from fusefs.core.errors import CrossesBoundary, KernelRefused, NoBacking, NoStore, NotPermitted, TrashdError
+from fusefs.core.errors import (
+    BrokenStore,
+    CrossesBoundary,
+    KernelRefused,
+    NoBacking,
+    NoStore,
+    NotPermitted,
+    TrashdError,
+)
 from fusefs.core.lean import TYPE_CHECKING, Callable, suppress
 from fusefs.core.lifecycle import State
 from fusefs.core.names import RelPath
@@ -131,7 +139,7 @@ def _first_that_takes_it(kernel: Kernel, victim: Victim, transact: Transact, poi
                     volume = volume_to_tell(store, victim.parent.mounts)
                     return done._replace(volume=volume, unnoted=_unnoted(store, volume))
     except NoStore as error:
-        if not crossed:
+        if not crossed or isinstance(error, BrokenStore):
             raise
         raise CrossesBoundary(victim.path()) from error
     raise CrossesBoundary(victim.path())

@@ -10,7 +10,7 @@ import errno
 import os
 import stat
 
-from fusefs.core.errors import CrossesBoundary, NoStore, TrashdError, from_os
+from fusefs.core.errors import BrokenStore, CrossesBoundary, NoStore, TrashdError, from_os
 from fusefs.core.lean import TYPE_CHECKING, ExitStack, NamedTuple, contextmanager, partial, suppress
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, Name, RelPath
@@ -141,7 +141,7 @@ def _open_first(kernel: Kernel, scope: Scope, options: SwapOptions, owned: ExitS
                     return basket
             crossed = True
     except NoStore as error:
-        if not crossed:
+        if not crossed or isinstance(error, BrokenStore):
             raise
         raise CrossesBoundary(scope.path()) from error
     raise CrossesBoundary(scope.path())

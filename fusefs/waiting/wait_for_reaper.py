@@ -337,8 +337,7 @@ class SwapWait:
 
     def _open(self, swapped: Swapped) -> UserFolder:
         """The folder that has it; ours until the end."""
-        base = swapped.store.rsplit(b"/", 3)[0] or b"/"  # BASE/.trashd/u/FOLDER
-        for store in discover(self._kernel, (base,)):
+        for store in discover(self._kernel, (swapped.base(),)):
             with ExitStack() as mine:
                 mine.enter_context(store)
                 for folder in folders(store):

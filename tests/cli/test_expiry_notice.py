@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.make_trees import Dir, make_tree
+from tests.support.mount_namespaces import ROOTS
 from tests.support.other_users import as_user
 from tests.support.pty_session import Terminal
 from tests.support.real_filesystems import tmpfs_over
 from tests.support.store_calls import assert_silent
 from tests.support.trashd_command import done_well, swapped
-from tests.support.user_homes import ROOTS
 from tests.support.volume_under_service import aged
 
 pytestmark = pytest.mark.needs("root")

@@ -1,10 +1,13 @@
 """What .ci/init brings: users that the machine need not have, and a way to the clone wherever it lies."""
 
+import os
 import stat
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests.support.mount_namespaces import ROOTS, see_own_mounts_only
 
 REPO = Path(__file__).parents[2]
 INSIDE = (
@@ -48,3 +51,15 @@ def test_there_are_the_tests_users_and_nobody_else(tmp_path: Path) -> None:
     names = ["root", "trashd-user", "daemon", "games", "nobody"]
     assert inside(tmp_path, "cut -d: -f1 /etc/passwd").split() == names
     assert inside(tmp_path, "id -nu 1000; id -ng 1000").split() == ["trashd-user", "trashd-user"]
+
+
+def test_the_machines_list_of_stores_is_not_theirs(tmp_path: Path) -> None:
+    mark = f"{tmp_path.name}-{os.getpid()}"
+    assert inside(tmp_path, f"ls /var/lib/trashd; echo > /var/lib/trashd/{mark}") == ""
+    pid = os.fork()
+    if pid == 0:
+        see_own_mounts_only()  # as the benchmarks and each of the tests' workers do
+        (ROOTS / mark).touch()
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert not (ROOTS / mark).exists()

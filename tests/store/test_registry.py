@@ -22,11 +22,12 @@ from fusefs.store.registry_targets import LineOf, open_registered
 from fusefs.store.store_registry import is_remembered, remember
 from fusefs.store.user_registries import stores_of_users
 from tests.support.make_trees import make_tree
+from tests.support.mount_namespaces import ROOTS
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import loop_volume, tmpfs_volume
 from tests.support.store_calls import init, raw, swap
 from tests.support.trashd_command import done_well
-from tests.support.user_homes import ALICE, BOB, ROOTS, homes, registry_of, trashd_as
+from tests.support.user_homes import ALICE, BOB, homes, registry_of, trashd_as
 
 pytestmark = pytest.mark.needs("root")
 

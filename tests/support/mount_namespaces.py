@@ -8,16 +8,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+ROOTS = Path("/var/lib/trashd")
+"""Where root's registry is, the machine's list of stores."""
 _CLONE_NEWNS = 0x20000
 _MS_BIND = 0x1000
 _MS_REC_PRIVATE = 0x4000 | 0x40000
 
 
 def see_own_mounts_only() -> None:
-    """From now on this process has a mount namespace of its own. Raises  OSError"""
+    """From now on this process has a mount namespace of its own, and in it a list of stores of its own.
+
+    What is made for a moment is no store that this machine should look for.
+    Raises  OSError
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_CLONE_NEWNS) or libc.mount(b"none", b"/", None, ctypes.c_ulong(_MS_REC_PRIVATE), None):
         raise OSError(ctypes.get_errno(), "a mount namespace of its own")
+    ROOTS.mkdir(exist_ok=True)
+    if libc.mount(b"tests", os.fsencode(ROOTS), b"tmpfs", ctypes.c_ulong(0), b"mode=0755"):
+        raise OSError(ctypes.get_errno(), "a list of stores of its own")
 
 
 @contextmanager

@@ -16,10 +16,10 @@ from pathlib import Path
 from fusefs.core.service_status import SeenStatus, VolumePhase, VolumeStatus
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME
 from fusefs.service.status_file import read_status
+from tests.support.mount_namespaces import ROOTS
 from tests.support.proc_stat import all_stats
 from tests.support.real_filesystems import tmpfs_over
 from tests.support.trashd_command import TRASHD
-from tests.support.user_homes import ROOTS
 
 QUICK = "[defaults]\npaced = false\n"
 """As fast as it can: by default it yields to what else the machine does, here the other tests of a run."""

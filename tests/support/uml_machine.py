@@ -48,7 +48,7 @@ class Running(Generic[T]):
 
     def __init__(self, machine: Machine, number: int) -> None:
         self._machine, self._number = machine, number
-        self.said: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self.said: queue.Queue[tuple[str, Any]] = queue.Queue()
 
     def told(self, limit_s: float = CALL_S) -> str:
         """The next word that it tells. Raises  what it raised; AssertionError: it ended instead; TimeoutError"""

@@ -9,14 +9,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from fusefs.store.registry_lines import STORES
+from tests.support.mount_namespaces import ROOTS
 from tests.support.other_users import run_as
 from tests.support.real_filesystems import tmpfs_over, tmpfs_volume
 from tests.support.trashd_command import TRASHD, Done, environment
 
 ALICE, BOB = 1000, 6101
 _PASSWD = Path("/etc/passwd")
-ROOTS = Path("/var/lib/trashd")
-"""Where root's registry is."""
 
 
 def forget_stores() -> None:

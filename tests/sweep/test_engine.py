@@ -75,7 +75,9 @@ def test_what_is_excluded_is_not_even_opened(volume: Path) -> None:
     top = make_tree(volume / "top", {"keep": {"a.log": ""}, "d": {"b.log": ""}})
     (top / "keep").chmod(0)
     counting = Counting()
-    assert sweep(top, Selection(names=("*.log",), excludes=("keep",)), kernel=Kernel(counting)).sums.n_done == 1
+    selection = Selection(names=("*.log",), excludes=("keep",))
+    # Alone: what a forked worker calls, which a busy machine's second slice goes to, is not counted here.
+    assert sweep(top, selection, kernel=Kernel(counting), n_workers=1).sums.n_done == 1
     assert counting.calls.count("unlink") == 1
 
 

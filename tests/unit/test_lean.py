@@ -7,6 +7,8 @@ import enum
 import json
 import pickle
 import signal
+import subprocess
+import sys
 import typing
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -277,3 +279,9 @@ def test_json_is_read_as_jsons(text: bytes) -> None:
 
 def test_signals_have_the_same_numbers() -> None:
     assert (lean.SIGINT, lean.SIGKILL, lean.SIG_IGN) == (signal.SIGINT, signal.SIGKILL, signal.SIG_IGN)
+
+
+@pytest.mark.parametrize("text", [b'{"a', b'{\n "magic"', b'{"a": tru'])
+def test_json_that_ends_early_is_told_as_such_where_json_is_not_loaded_yet(text: bytes) -> None:
+    script = f"from fusefs.core.lean_json import loads\ntry: loads({text!r})\nexcept ValueError: print('told')"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, check=True).stdout == b"told\n"

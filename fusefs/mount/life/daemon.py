@@ -17,7 +17,7 @@ from types import ModuleType
 
 import trio
 
-from fusefs.core.errors import Busy, Exit, NotPermitted, Refused
+from fusefs.core.errors import Busy, Exit, NotPermitted, Refused, from_os
 from fusefs.core.fast_paths import FastPath
 from fusefs.core.mount_options import BackingSpeed, Coherence, MountOptions, PassthroughMode, UringMode
 from fusefs.core.printable_names import printable
@@ -431,7 +431,8 @@ def _make_store(root: Fd, source: bytes, options: MountOptions) -> None:
     if "ro" not in options.flags | flags_of(root):
         problem = prepare_store(Kernel(), root, source)
         if problem is not None:
-            _log.warning("%s: no trash store, so no .trashd/drop: %s", printable(source), problem)
+            told = from_os(problem, source)
+            _log.warning("%s: no .trashd/drop: %s (%s)", printable(source), told.message(), told.hint)
 
 
 def _be_less_than_root() -> None:
