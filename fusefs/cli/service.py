@@ -258,7 +258,7 @@ class InstallPlace:
             raise Refused(f"a package brought {printable(os.fsencode(packaged))}", hint)
         closed = out_of_reach(find_command())
         if closed is not None:
-            hint = "PIPX_HOME=/opt/pipx PIPX_BIN_DIR=/usr/local/bin pipx install trashd, and run that one"
+            hint = "install it by pipx with PIPX_HOME=/opt/pipx PIPX_BIN_DIR=/usr/local/bin, and run that one"
             raise Refused(f"{printable(os.fsencode(closed))} is closed to users, who could not run this trashd", hint)
 
     def open(self, *, is_dry: bool = False) -> Installation:
