@@ -20,7 +20,7 @@ _BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 class TriedPage:
-    """docs/NAME.md. sections: the text below each heading"""
+    """A page of docs by its name. sections: the text below each heading"""
 
     def __init__(self, name: str) -> None:
         text = (_DOCS / f"{name}.md").read_text(encoding="utf-8")
