@@ -15,6 +15,8 @@ project = "trashd"
 html_title = "trashd"
 extensions = ["myst_parser"]
 html_theme = "furo"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 html_search_scorer = str(Path(__file__).with_name("scorer.js"))
 html_copy_source = html_show_copyright = html_show_sphinx = False
 include_patterns = ["*.md", "docs/**.md"]

@@ -21,8 +21,8 @@ def command(volumes: tuple[bytes, ...]) -> int:
     What there is comes from trashd list and trashd ls, and is looked at again every few seconds; what is done is done
     by trashd restore, keep and reap, each in a process of its own and with its owner's rights. ? tells of the keys.
 
-    It needs a terminal that can place its cursor, and the extra `browse`: pip install 'trashd[browse]'. With NO_COLOR,
-    and on terminals without colours, it uses none.
+    It needs a terminal that can place its cursor, and textual, which the extra `browse` brings. With NO_COLOR, and on
+    terminals without colours, it uses none.
 
     \b
     Examples:
@@ -35,7 +35,7 @@ def command(volumes: tuple[bytes, ...]) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "fusefs").partition(".")[0] == "fusefs":
             raise
-        hint = "pip install 'trashd[browse]', or where pipx installed trashd: pipx inject trashd textual"
+        hint = "where pipx installed trashd: pipx inject trashd textual; beside a package: docs/install.md"
         raise Refused(f"browsing needs textual, which can't be loaded ({error})", hint) from error
     _write_to_terminal()
     return Browser(_as_started(), volumes).run(mouse=False) or 0

@@ -144,7 +144,7 @@ def serve(
         try:
             from fusefs.mount.life import daemon
         except ImportError as error:
-            hint = "apt install trashd-mount; or pip install 'trashd[mount]' (Debian: apt install libfuse3-dev first)"
+            hint = "apt install trashd-mount; or pipx inject trashd pyfuse3 (Debian: apt install libfuse3-dev first)"
             raise Refused(f"mounting needs pyfuse3, which can't be loaded ({error})", hint) from error
         _warn_of_few_files(target)
         if source == target and options.coherence is Coherence.EXCLUSIVE:

@@ -21,7 +21,7 @@ from fusefs.cli.service_files import (
     who_else_may_change,
 )
 from fusefs.cli.service_install import FileOutcome, FileReport, Installation, InstalledFile, ServiceInstalled
-from fusefs.core.errors import Busy, Incomplete, NotFound, NotPermitted, Refused, TrashdError, UsageError
+from fusefs.core.errors import Busy, Incomplete, NotADirectory, NotFound, NotPermitted, Refused, TrashdError, UsageError
 from fusefs.core.printable_names import printable
 from fusefs.linux import systemd
 
@@ -92,6 +92,8 @@ def run_command(directory: bytes | None, volumes: tuple[bytes, ...]) -> int:
     from fusefs.linux.journald import make_handler, send_to
     from fusefs.service.service import ServiceOptions, serve
 
+    if directory is not None and os.path.isfile(directory):
+        raise NotADirectory(directory, "--config takes the directory in which config.toml is")
     send_to(make_handler("trashd"))
     # By the path that policies and pauses know it by.
     serve(ServiceOptions(lambda: load_config(directory), tuple(map(os.path.realpath, volumes))))
@@ -256,7 +258,7 @@ class InstallPlace:
             raise Refused(f"a package brought {printable(os.fsencode(packaged))}", hint)
         closed = out_of_reach(find_command())
         if closed is not None:
-            hint = "PIPX_HOME=/opt/pipx PIPX_BIN_DIR=/usr/local/bin pipx install trashd, and run that one"
+            hint = "install it by pipx with PIPX_HOME=/opt/pipx PIPX_BIN_DIR=/usr/local/bin, and run that one"
             raise Refused(f"{printable(os.fsencode(closed))} is closed to users, who could not run this trashd", hint)
 
     def open(self, *, is_dry: bool = False) -> Installation:

@@ -39,7 +39,7 @@ def find_command(name: str = "trashd") -> str:
     beside = (str(place / name) for place in places if os.access(place / name, os.X_OK))
     found = next(beside, None) or shutil.which(name)
     if found is None:
-        raise NotFound(name, "install trashd as a command first: pip install trashd")
+        raise NotFound(name, "install trashd as a command first (docs/install.md)")
     return os.path.abspath(found)
 
 

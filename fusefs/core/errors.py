@@ -144,7 +144,7 @@ class MountInside(Refused):
     """Something is mounted inside; the exchange would carry the mount away"""
 
     errno = _errno.EBUSY
-    hint = "unmount it first (findmnt -R DIR; for other namespaces lsns -t mnt)"
+    hint = "unmount it first; where a process is named, in its namespace: nsenter -t PID -m umount PATH"
 
 
 class IsStore(Refused):
@@ -384,7 +384,7 @@ _HINTS = {
     _errno.ENOTCONN: _GONE,
     _errno.ECONNABORTED: _GONE,
     _errno.ECANCELED: _GONE,
-    _errno.ENAMETOOLONG: "change into a directory nearer to it and use a relative path",
+    _errno.ENAMETOOLONG: "a name has 255 bytes at most, a path 4,095; a relative one is shorter",
 }
 
 

@@ -34,7 +34,7 @@ def refusals(kernel: Kernel, victim: Victim, *, directory: bool) -> Iterator[Tra
     if victim.is_directory():
         yield from _mounted(victim)
         if holds_store(kernel, victim.fd, b""):
-            yield IsStore(os.path.join(victim.path(), STORE), "move that store's orphans back or reap them first")
+            yield _holds(victim.path(), f", then rm -r {shell_word(os.path.join(victim.path(), STORE))}")
         above = victim.parent
         if above.mount.fstype == MERGERFS and _is_merged(victim):
             yield CrossesBoundary(victim.path(), _MERGED)
@@ -48,8 +48,8 @@ def _is_merged(victim: Victim) -> bool:
     return len(branches_with(victim.fd)) > 1
 
 
-def _holds(directory: bytes) -> IsStore:
-    hint = f"trashd list --volume {shell_word(directory)} shows what it holds: restore that, or reap it, first"
+def _holds(directory: bytes, then: str = "") -> IsStore:
+    hint = f"trashd list --volume {shell_word(directory)} shows what it holds: restore that, or reap it, first{then}"
     return IsStore(os.path.join(directory, STORE), hint)
 
 

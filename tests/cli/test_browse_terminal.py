@@ -106,5 +106,5 @@ def test_without_its_extra_it_says_how_to_have_it(tmp_path: Path) -> None:
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     terminal = Terminal("browse", PYTHONPATH=path)
     assert terminal.end() == 3
-    assert "pip install 'trashd[browse]'" in terminal.seen
+    assert "pipx inject trashd textual" in terminal.seen
     assert "trashd browse" in done_well("browse", "--help").out

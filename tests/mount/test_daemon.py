@@ -200,7 +200,7 @@ def test_a_missing_pyfuse3_is_told_with_what_to_do(bench: Path) -> None:
     done = trashd("mount", bench / "source", bench / "target", PYTHONPATH=str(bench))
     assert done.code == 3
     assert "no libfuse3.so.3" in done.err
-    assert "trashd[mount]" in done.err
+    assert "pipx inject trashd pyfuse3" in done.err
 
 
 def test_a_daemon_that_is_killed_before_it_is_ready_is_told(bench: Path) -> None:

@@ -8,32 +8,26 @@ import pytest
 
 from tests.recipes.node import ALICE, Node
 from tests.support.recipe_pages import Recipe
+from tests.support.slurm_cluster import slurm_conf
 
 pytestmark = pytest.mark.needs("systemd", "slurm")
 
 RECIPE = Recipe("slurm")
 UNITS = ("munge.service", "slurmctld.service", "slurmd.service")
-ONE_NODE = """\
-ClusterName=test
-SlurmctldHost=node1
-SlurmUser=slurm
-StateSaveLocation=/var/lib/slurm/slurmctld
-SlurmdSpoolDir=/var/lib/slurm/slurmd
-SlurmctldPidFile=/run/slurmctld.pid
-SlurmdPidFile=/run/slurmd.pid
-AuthType=auth/munge
-CredType=cred/munge
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-MailProg=/bin/true
-NodeName=node1 CPUs=2
-PartitionName=all Nodes=ALL Default=YES State=UP
-"""
+PLACES = {
+    "SlurmUser": "slurm",
+    "StateSaveLocation": "/var/lib/slurm/slurmctld",
+    "SlurmdSpoolDir": "/var/lib/slurm/slurmd",
+    "SlurmctldPidFile": "/run/slurmctld.pid",
+    "SlurmdPidFile": "/run/slurmd.pid",
+    "MailProg": "/bin/true",
+}
 
 # Slurm takes no name for a node's that leads to the loopback alone.
+ADDRESS = "10.98.0.1"
 NETWORK = (
-    "ip link add node type veth peer name nobody && ip addr add 10.98.0.1/24 dev node && ip link set node up",
-    "hostname node1 && echo 10.98.0.1 node1 >>/etc/hosts",
+    f"ip link add node type veth peer name nobody && ip addr add {ADDRESS}/24 dev node && ip link set node up",
+    f"hostname node1 && echo {ADDRESS} node1 >>/etc/hosts",
 )
 MUNGE_KEY = "head -c 1024 /dev/urandom | install -m 400 -o munge /dev/stdin /etc/munge/munge.key"
 _LIMIT_S = 20.0
@@ -44,7 +38,7 @@ def installed(booted: Node) -> Node:
     """The recipe's files and what Slurm needs on one node."""
     for words in (*NETWORK, MUNGE_KEY):
         booted.root(words)
-    booted.system.path("etc/slurm/slurm.conf").write_text(ONE_NODE)
+    booted.system.path("etc/slurm/slurm.conf").write_text(slurm_conf("node1", ADDRESS, PLACES))
     booted.system.path("etc/slurm/cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
     RECIPE.put(booted.system.root)
     return booted
@@ -78,6 +72,12 @@ def test_a_job_has_its_own_scratch_which_goes_to_the_trash_at_its_end(cluster: N
     wait_until_done(cluster)
     RECIPE.follow("After it", cluster.run)
     assert cluster.system.path("/scratch/alice/1/1").stat().st_uid == ALICE
+
+
+def test_tasks_of_an_array_share_what_is_due(cluster: Node) -> None:
+    cluster.root("install -d -o alice /scratch/alice")
+    cluster.alice("cd /scratch/alice && for n in 1 2 3 4; do mkdir $n && trashd rm --keep-for 0s $n; done")
+    RECIPE.follow("Many nodes delete", cluster.run)
 
 
 def test_an_epilog_that_fails_is_told_and_does_not_drain_the_node(cluster: Node) -> None:

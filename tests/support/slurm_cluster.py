@@ -7,32 +7,29 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "sinfo")
 _LIMIT_S, _GLANCE_S = 30, 0.1
-_CONF = """
+_ONE_NODE = """\
 ClusterName=tests
-SlurmctldHost={host}(127.0.0.1)
-SlurmUser=root
-SlurmctldPort={port}
-SlurmdPort={next_port}
-AuthInfo=socket={top}/open/munge
-StateSaveLocation={top}/state
-SlurmdSpoolDir={top}/spool
-SlurmctldPidFile={top}/slurmctld.pid
-SlurmdPidFile={top}/slurmd.pid
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
-NodeName={host} NodeAddr=127.0.0.1 CPUs=8 State=UNKNOWN
 SlurmdParameters=config_overrides
-PartitionName=all Nodes={host} Default=YES State=UP
+SlurmctldHost={node}({address})
+NodeName={node} NodeAddr={address} CPUs=8 State=UNKNOWN
+PartitionName=all Nodes={node} Default=YES State=UP
 """
+
+
+def slurm_conf(node: str, address: str, settings: Mapping[str, object]) -> str:
+    """A slurm.conf of one node that takes eight tasks at a time. settings: its user, places and ports"""
+    return _ONE_NODE.format(node=node, address=address) + "".join(f"{key}={settings[key]}\n" for key in settings)
 
 
 @contextmanager
@@ -49,7 +46,17 @@ def slurm_cluster() -> Iterator[dict[str, str]]:
         key.chmod(0o400)
         conf = top / "slurm.conf"
         port = _free_port()
-        conf.write_text(_CONF.format(host=socket.gethostname().split(".")[0], port=port, next_port=port + 1, top=top))
+        places = {
+            "SlurmUser": "root",
+            "SlurmctldPort": port,
+            "SlurmdPort": port + 1,
+            "AuthInfo": f"socket={top}/open/munge",
+            "StateSaveLocation": top / "state",
+            "SlurmdSpoolDir": top / "spool",
+            "SlurmctldPidFile": top / "slurmctld.pid",
+            "SlurmdPidFile": top / "slurmd.pid",
+        }
+        conf.write_text(slurm_conf(socket.gethostname().partition(".")[0], "127.0.0.1", places))
         munge = {"key-file": key, "socket": top / "open/munge", "seed-file": top / "closed/seed"}
         munge |= {"log-file": top / "closed/log", "pid-file": top / "closed/pid"}
         for argv in (

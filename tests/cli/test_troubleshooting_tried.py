@@ -1,0 +1,396 @@
+"""docs/troubleshooting.md: each message is caused for real, and what its section tells to do helps."""
+
+from __future__ import annotations
+
+import ast
+import errno
+import fcntl
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.make_trees import IMMUTABLE, make_tree, set_flags
+from tests.support.open_files import held
+from tests.support.real_filesystems import bind_mount, full, loop_volume, overlay_volume, tmpfs_volume, unmount
+from tests.support.seccomp import CALLS, without
+from tests.support.store_calls import assert_silent, init
+from tests.support.trashd_command import TRASHD, done_well, environment, swapped
+from tests.support.tried_pages import TriedPage, in_bash
+
+pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(120)]
+
+PAGE = TriedPage("troubleshooting")
+USER = 1234
+AS_USER = f"HOME=/ setpriv --reuid={USER} --regid={USER} --clear-groups"
+NOT_TYPED_HERE = {
+    "systemctl start trashd-reaper": "tests/systemd",
+    "trashd service install": "tests/systemd",
+    "trashd doctor --repair --wait VOLUME": "tests/store, tests/shared",
+    "mv DIR .trashd/drop/": "tests/mount",
+    "trashd swap --wait": "with a directory, below",
+    "trashd doctor": "with a volume, below",
+    "rm -r DIR": "what it does is known",
+}
+"""And where it is."""
+ELSEWHERE = {
+    "Refused": "each command's own",
+    "Root is nobody to this filesystem's server (root squash), or a security module refuses root": "tests/shared",
+    "Nobody can tell that only its owner put it into the trash store": "tests/store",
+    "The process that acts for the user ended or was stopped": "tests/store",
+    "The directory behind this mount can't be used from here": "tests/mount",
+    "This filesystem keeps no locks (flock), without which two commands could take the same thing": "tests/store",
+    "Another node took it for dead and goes on with it": "tests/shared",
+    "What happened is not what was meant; everything was kept": "tests/crash",
+    "The filesystem's server does not answer": "tests/shared",
+    "A volume's reaper needs somebody's help": "tests/systemd",
+    "snapshots or reflinks share it": "tests/cli/test_faq.py",
+}
+"""Messages whose causes take more than a volume, and where they are caused; the page says that, too."""
+
+
+@pytest.fixture
+def tree(volume: Path) -> Path:
+    """What somebody wants to swap."""
+    return make_tree(volume / "job", {"file": b"x" * (1 << 20), "below": {"deep": "more"}})
+
+
+def refused(message: str, line: str, volume: Path, code: int) -> str:
+    """What is said by a line that must end so: the message of a section, and a hint."""
+    assert message in PAGE.sections
+    done = in_bash(line, volume)
+    assert done.code == code, done
+    assert message in done.out
+    return done.out
+
+
+def test_every_message_is_caused_here_or_elsewhere() -> None:
+    here = {node.value for node in ast.walk(ast.parse(Path(__file__).read_text())) if isinstance(node, ast.Constant)}
+    assert sorted(PAGE.sections.keys() - here) == []
+    assert sorted(PAGE.commands() - here) == []
+
+
+def test_a_link(volume: Path, tree: Path) -> None:
+    (volume / "link").symlink_to(tree)
+    refused("Not a directory (a symbolic link is not followed)", "trashd swap link", volume, 3)
+    PAGE.typed('trashd swap "$(realpath DIR)"', volume, DIR="link")
+    assert os.listdir(tree) == []
+    PAGE.typed("trashd rm", volume, "link")
+
+
+def test_a_mount_point(volume: Path) -> None:
+    disk = volume / "disk"
+    disk.mkdir()
+    with tmpfs_volume() as other, bind_mount(other, disk):
+        make_tree(disk / "job", {"file": "content"})
+        (disk / "beside").touch()
+        refused("A mount point can't be exchanged", "trashd swap disk", volume, 3)
+        PAGE.typed("trashd swap DIR/*/", volume, DIR=disk)
+        PAGE.typed("trashd sweep DIR --name '*' --depth 1", volume, DIR=disk)
+        assert sorted(os.listdir(disk)) == [".trashd", "job"]
+        assert os.listdir(disk / "job") == []
+        assert_silent(disk)
+
+
+def test_a_mount_inside(volume: Path, tree: Path) -> None:
+    message = "Something is mounted inside; the exchange would carry the mount away"
+    with bind_mount(volume, tree / "below"):
+        told = refused(message, "trashd swap job", volume, 3)
+        assert f": {tree}/below\n" in told
+        PAGE.typed("umount PATH", volume, PATH=tree / "below")
+        swapped(tree)
+
+
+def test_a_mount_inside_of_another_namespace(volume: Path, tree: Path) -> None:
+    with subprocess.Popen(
+        ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs t "$1" && echo && read _', "sh", tree / "below"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as other:  # fmt: skip
+        assert other.stdout is not None
+        other.stdout.readline()
+        told = refused(
+            "Something is mounted inside; the exchange would carry the mount away", "trashd swap job", volume, 3
+        )
+        path, _, pid = told.splitlines()[0].rpartition(": ")[2].partition(" in the mount namespace of process ")
+        PAGE.typed("nsenter -t PID -m umount PATH", volume, PID=pid, PATH=path)
+        swapped(tree)
+
+
+def test_a_store(volume: Path, tree: Path) -> None:
+    init(tree)
+    swapped(tree / "below")
+    told = refused("That is, or holds, a trash store", f"trashd rm {tree}", volume, 3)
+    assert f"trashd list --volume {tree}" in told
+    assert "below" in PAGE.typed("trashd list --volume DIR", volume, DIR=tree)
+    in_bash(f"trashd reap --all --now --yes --volume {tree}", volume)
+    PAGE.typed("rm -r DIR/.trashd", volume, DIR=tree)
+    swapped(tree)
+
+
+def test_not_alike(volume: Path) -> None:
+    os.chown(volume, USER, USER)
+    victim = make_tree(volume / "roots", {"file": "content"})
+    victim.chmod(0o777)
+    message = "The fresh directory can't be made like the old one"
+    refused(message, f"{AS_USER} trashd swap roots", volume, 3)
+    assert in_bash(f"{AS_USER} trashd swap --unlike roots", volume).code == 0
+    os.chown(volume, 0, 0)
+
+
+def test_not_kept(volume: Path, tree: Path) -> None:
+    refused("Can't be kept in view, so nothing was swapped", "trashd swap --keep '*.conf' job", volume, 3)
+    told = PAGE.typed("trashd swap --keep GLOB --dry-run DIR", volume, GLOB="f*", DIR=tree)
+    assert "keep     file" in told
+
+
+def test_another_filesystem(volume: Path, tree: Path) -> None:
+    message = "A rename doesn't reach it from there: another filesystem, subvolume or project"
+    with tmpfs_volume() as other:
+        words = f"trashd sweep {tree} --name file --move-to {other}"
+        refused(message, words, volume, 3)
+        assert in_bash(f"{words} --copy", volume).code == 0
+        assert len(list(other.rglob("file"))) == 1
+
+
+def test_a_taken_name(volume: Path, tree: Path) -> None:
+    swapped(tree)
+    tree.rmdir()
+    tree.touch()
+    refused("Something else has the name now", f"trashd restore {tree}", volume, 9)
+    assert in_bash(f"trashd restore {tree} --to {tree}.old", volume).code == 0
+
+
+def test_nothing_there(volume: Path, tree: Path) -> None:
+    identifier = swapped(tree)["id"]
+    refused("Not found", "trashd restore nothing", volume, 5)
+    assert identifier in PAGE.typed("trashd list", volume)
+
+
+def test_not_permitted(volume: Path, tree: Path) -> None:
+    os.chown(tree, USER, USER)
+    refused("Not permitted", f"{AS_USER} trashd swap {tree}", volume, 4)
+    volume.chmod(0o777)
+    assert in_bash(f"{AS_USER} trashd swap {tree}", volume).code == 0
+    volume.chmod(0o755)
+
+
+def test_no_store() -> None:
+    with tmpfs_volume() as other:
+        make_tree(other / "shared", {"file": "content"})
+        (other / "shared/file").chmod(0o666)
+        os.chown(other / "shared/file", USER, USER)
+        words = f"{AS_USER} trashd sweep shared --name file"
+        refused("No trash store can be used", words, other, 6)
+        PAGE.typed("trashd init VOLUME", other, VOLUME=other)
+        (other / "shared").chmod(0o777)
+        assert in_bash(words, other).code == 0
+        assert_silent(other)
+
+
+def test_a_store_of_somebody_elses() -> None:
+    with tmpfs_volume() as other:
+        other.chmod(0o1777)
+        assert in_bash(f"mkdir {other}/a && chown {USER} {other}/a && {AS_USER} trashd init {other}", other).code == 0
+        make_tree(other / "job", {})
+        refused("The trash store there belongs to somebody else", "trashd swap job", other, 6)
+        PAGE.typed("trashd init VOLUME", other, VOLUME=other)
+        swapped(other / "job")
+        assert in_bash(f"{AS_USER} trashd list", other).code == 0, "it takes what it had there"
+        assert_silent(other)
+
+
+def test_the_border_of_an_overlay(volume: Path) -> None:
+    message = "The kernel refuses to move this between any two directories of its filesystem"
+    with overlay_volume(lambda lower: make_tree(lower / "image", {"file": "content", "below": {"deep": ""}})) as over:
+        refused(message, f"trashd swap {over.path}/image", volume, 6)
+        PAGE.typed("trashd sweep DIR --name '*' --delete", volume, DIR=over.path / "image")
+        assert not [path for path in (over.path / "image").rglob("*") if not path.is_dir()]
+    with tmpfs_volume() as top:
+        for name in ("lower", "upper", "work", "seen"):
+            (top / name).mkdir()
+        make_tree(top / "lower/image", {"file": "content"})
+        options = f"lowerdir={top}/lower,upperdir={top}/upper,workdir={top}/work,redirect_dir=on"
+        subprocess.run(["mount", "-t", "overlay", "-o", options, "overlay", top / "seen"], check=True)
+        try:
+            swapped(top / "seen/image")
+            assert os.listdir(top / "seen/image") == []
+        finally:
+            unmount(top / "seen")
+
+
+def test_a_broken_record(volume: Path) -> None:
+    message = "A record can't be understood, so its container is kept as it is"
+    for name in ("taken-out", "given-up"):
+        identifier = swapped(make_tree(volume / name, {"file": "content"}))["id"]
+        (volume / f".trashd/u/0/orphans/{identifier}/record.json").write_bytes(b"")
+        refused(message, f"trashd restore --volume {volume} {identifier}", volume, 7)
+        if name == "taken-out":
+            PAGE.typed("trashd doctor --rescue ID --to PATH", volume, ID=identifier, PATH=volume / "out")
+            assert (volume / "out/tree/file").read_text() == "content"
+        else:
+            PAGE.typed("trashd doctor --forget ID", volume, "--yes", ID=identifier)
+    PAGE.typed("trashd doctor VOLUME", volume, VOLUME=volume)
+
+
+def test_somebody_else_works_on_it(volume: Path, tree: Path) -> None:
+    identifier = swapped(tree)["id"]
+    with (volume / f".trashd/u/0/orphans/{identifier}/record.json").open() as record:
+        fcntl.flock(record, fcntl.LOCK_EX)
+        refused("Somebody else is working on it", f"trashd restore {identifier}", volume, 8)
+    done_well("restore", identifier)
+
+
+def test_a_registry_that_others_can_write(volume: Path, tree: Path) -> None:
+    swapped(tree)
+    registry = Path("/var/lib/trashd/stores")
+    before = registry.stat().st_mode
+    registry.chmod(0o666)
+    try:
+        refused("the registry of stores is not used", f"trashd doctor {volume}", volume, 1)
+    finally:
+        registry.chmod(before & 0o7777)
+    PAGE.typed("trashd doctor VOLUME", volume, VOLUME=volume)
+
+
+@pytest.fixture
+def ext4() -> Iterator[Path]:
+    with loop_volume("ext4", 64) as volume:
+        init(volume)
+        yield volume
+        assert_silent(volume)
+
+
+def test_a_full_volume(ext4: Path) -> None:
+    make_tree(ext4 / "due", {f"file{n}": b"x" * (1 << 15) for n in range(40)})
+    swapped(ext4 / "due", "--keep-for", "0s")
+    jobs = [make_tree(ext4 / f"job{n}", {"file": "x"}) for n in range(20)]
+    with full(ext4):
+        names = " ".join(job.name for job in jobs)
+        done = in_bash(f"trashd swap {names}", ext4)
+        assert done.code in (11, 13), done
+        assert "The kernel refused" in done.out
+        assert "the volume is full" in done.out
+        PAGE.typed("trashd reap", ext4, f"--volume {ext4}")
+        left = next(job for job in jobs if os.listdir(job))
+        swapped(left)
+    done_well("doctor", "--repair", ext4)
+
+
+def test_a_volume_that_is_read_only(ext4: Path) -> None:
+    make_tree(ext4 / "job", {})
+    subprocess.run(["mount", "-o", "remount,ro", ext4], check=True)
+    told = refused("The kernel refused", "trashd swap job", ext4, 11)
+    assert "the filesystem is mounted read-only" in told
+    subprocess.run(["mount", "-o", "remount,rw", ext4], check=True)
+    swapped(ext4 / "job")
+
+
+def test_few_open_files(volume: Path, tree: Path) -> None:
+    told = refused("The kernel refused", "ulimit -n 8; trashd swap job", volume, 11)
+    assert "too many open files: raise ulimit -n" in told
+    PAGE.typed("ulimit -n", volume, "1024; trashd swap job")
+    assert os.listdir(tree) == []
+
+
+def test_a_long_path(volume: Path) -> None:
+    name = "d" * 250
+    assert in_bash(f"for n in {{1..20}}; do mkdir {name} && cd {name} || exit; done && mkdir old", volume).code == 0
+    told = refused("The kernel refused", f"trashd init {volume}/{'/'.join([name] * 20)}", volume, 11)
+    assert "a name has 255 bytes at most, a path 4,095" in told
+    assert in_bash(f"for n in {{1..20}}; do cd {name}; done && trashd swap old", volume).code == 0
+
+
+def test_no_service(volume: Path, tree: Path) -> None:
+    swapped(tree, "--keep-for", "0s")
+    assert "No reaper service runs" in PAGE.typed("trashd status", volume, code=5)
+    PAGE.typed("trashd reap", volume, f"--volume {volume}")
+    assert os.listdir(volume / ".trashd/u/0/orphans") == []
+
+
+def test_nobody_to_wait_for(volume: Path, tree: Path) -> None:
+    told = refused("no reaper serves", f"trashd swap --wait {tree}", volume, 13)
+    hint = told.partition("hint: ")[2].partition(", or ")[0]
+    assert in_bash(hint, volume).code == 0
+    assert os.listdir(volume / ".trashd/u/0/orphans") == []
+
+
+def test_what_can_not_be_deleted(ext4: Path) -> None:
+    message = "Some items failed"
+    assert message in PAGE.sections
+    for name in ("again", "given-up"):
+        job = make_tree(ext4 / name, {"file": "content"})
+        set_flags(job / "file", IMMUTABLE)
+        identifier = swapped(job, "--keep-for", "0s")["id"]
+        PAGE.typed("trashd reap", ext4, f"--volume {ext4}", code=13)
+        assert "Operation not permitted" in PAGE.typed("trashd quarantine list", ext4)
+        PAGE.typed("chattr -i", ext4, f"{ext4}/.trashd/u/0/quarantine/*/tree/file")
+        if name == "again":
+            PAGE.typed("trashd quarantine retry ID", ext4, ID=identifier)
+        else:
+            PAGE.typed("trashd quarantine delete ID", ext4, "--yes", ID=identifier)
+
+
+def test_a_file_that_is_open(ext4: Path) -> None:
+    job = make_tree(ext4 / "job", {"file": b"x" * (1 << 20)})
+    with held(job / "file"):
+        swapped(job, "--keep-for", "0s")
+        told = PAGE.typed("trashd reap --wait", ext4, f"--volume {ext4}", code=13)
+    assert "a deleted file" in told
+    assert "a deleted file" in PAGE.sections
+
+
+def test_a_wrong_configuration(volume: Path, tmp_path: Path) -> None:
+    wrong = tmp_path / "config.toml"
+    wrong.write_text('[defaults]\nmax_rat = "1/s"\n')
+    told = refused("The configuration has problems", f"trashd service run --config {tmp_path}", volume, 2)
+    assert "config.toml:2" in told
+    assert "max_rate" in PAGE.typed("trashd config check", volume, str(wrong), code=2)
+    wrong.write_text('[defaults]\nmax_rate = "1/s"\n')
+    PAGE.typed("trashd config check", volume, str(wrong))
+
+
+@pytest.mark.needs("fuse")
+def test_a_mount_whose_daemon_is_gone(volume: Path, tree: Path) -> None:
+    seen = volume / "seen"
+    seen.mkdir()
+    assert in_bash(f"trashd mount {tree} {seen}", volume).code == 0
+    assert (
+        in_bash(
+            f"kill -KILL $(trashd stats --json {seen} | grep -o '\"pid\": *[0-9]*' | grep -o '[0-9]*')", volume
+        ).code
+        == 0
+    )
+    refused("The daemon of a mount is gone; its last numbers are shown", f"trashd stats {seen}", volume, 5)
+    assert "trashd mount --replace SRC MNT" in in_bash(f"trashd swap {seen}/below", volume).out
+    PAGE.typed("trashd mount --replace SRC MNT", volume, SRC=tree, MNT=seen)
+    assert (seen / "below/deep").read_text() == "more"
+    PAGE.typed("trashd umount MNT", volume, MNT=seen)
+
+
+def test_words_that_do_not_go_together(volume: Path) -> None:
+    refused("The command line doesn't make sense", "trashd reap --all --free 1G --one", volume, 2)
+
+
+def test_a_part_of_an_id_that_two_have(volume: Path) -> None:
+    ids = [swapped(make_tree(volume / name, {}))["id"] for name in ("one", "two")]
+    refused("could be", f"trashd restore {ids[0][:4]}", volume, 2)
+    done_well("restore", ids[0][-12:])
+
+
+def test_an_output_that_is_full(volume: Path, tree: Path) -> None:
+    refused("standard output", "trashd swap job >/dev/full", volume, 11)
+    assert os.listdir(tree) == []
+    assert "job" in PAGE.typed("trashd list", volume)
+
+
+def test_a_filter(tree: Path) -> None:
+    message = "The kernel, or a filter of this container, refuses a system call that every swap needs"
+    assert message in PAGE.sections
+    assert "trashd check DIR" in PAGE.commands()
+    for verb in ("swap", "check"):
+        words = [*without(CALLS["openat2"], errno.ENOSYS), TRASHD, verb, tree]
+        done = subprocess.run(words, env=environment({}), capture_output=True, text=True, check=False)
+        said = done.stdout + done.stderr
+        assert (done.returncode, message in said, "openat2" in said) == (11, True, True), done
