@@ -305,7 +305,7 @@ def joined() -> MpiJob:
         mpi4py.rc.thread_level = "funneled"
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        hint = "pip install 'trashd[mpi]' into trashd's environment; with the centre's own MPI: module load, then that"
+        hint = "pip install mpi4py into trashd's environment; with the centre's own MPI: module load, then that"
         raise Refused(f"--mpi needs mpi4py, which can't be loaded ({error})", hint) from error
     job = MpiJob(MPI, MPI.COMM_WORLD)
     told = max((int(os.environ[name]) for name in _SIZES if os.environ.get(name, "").isdecimal()), default=1)

@@ -233,7 +233,7 @@ def tmpfs_over(path: Path, mode: str = "0755") -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def overlay_volume(populate: Callable[[Path], None] | None = None) -> Iterator[Overlay]:
+def overlay_volume(populate: Callable[[Path], object] | None = None) -> Iterator[Overlay]:
     """An overlay on a tmpfs; `populate` fills the lower directory before it is mounted."""
     with tmpfs_volume() as base:
         lower = base / "lower"
