@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -227,6 +228,26 @@ def test_directory_is_not_listed_while_others_are_at_its_entries() -> None:
     again = plan.next()
     assert again is not None
     assert not again.work.is_listed
+
+
+@pytest.mark.parametrize("n_workers", [8, 2000])
+def test_a_slice_of_very_many_takes_no_more_calls_than_one_of_few(n_workers: int) -> None:
+    plan = SlicePlan(n_workers, splits_names=True, n_machines=n_workers)
+    plan.add(ROOT_FD, b"", SliceWork(subdirs=[str(number) for number in range(3 * n_workers)]))
+    running = [slice_ for _ in range(n_workers) if (slice_ := plan.next())]
+    for begun in running:
+        left = UnfinishedDirectory(begun.work.subdirs.pop(), 7, SliceWork(names=["x", "y"]))
+        plan.done(begun, RemovalSliceResult(0, 0, (), 0, begun.work, (left,)))
+    running = [slice_ for _ in range(n_workers) if (slice_ := plan.next())]
+    calls: list[str] = []
+    sys.setprofile(lambda _frame, event, _argument: calls.append(event))
+    try:
+        for one in running[:20]:
+            plan.done(one, RemovalSliceResult(2, 0, (), 0, SliceWork()))
+            assert plan.next()
+    finally:
+        sys.setprofile(None)
+    assert len(calls) < 20 * 200
 
 
 @given(st.lists(st.binary(min_size=1, max_size=20).filter(lambda name: b"/" not in name), max_size=30))
