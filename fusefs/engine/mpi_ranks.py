@@ -38,7 +38,7 @@ _SLICE_S = 0.25
 """Of a slice, at least: beside that its messages, and its directory opened anew, cost little. With 50 ms 16 ranks of 4
 threads on a server of 10 ms a call had half the rate on two cores (measured: bench/nodes.py).
 """
-_PLANNING_S = 0.0004
+PLANNING_S = 0.0004
 """Of the first rank for a slice, about twice: slices are as much longer as there are workers, so that it keeps up."""
 
 
@@ -254,7 +254,7 @@ class _RankPool(Generic[Work, Done]):
         self._job = job
         self._ours = ours
         self._threads = threads
-        self._least_s = max(_SLICE_S, _PLANNING_S * sum(n_slices))
+        self._least_s = max(_SLICE_S, PLANNING_S * sum(n_slices))
         # One of each rank in turn: those that share a directory are on as many machines as there are.
         self._free = deque(rank for turn in range(max(n_slices)) for rank, n in enumerate(n_slices) if turn < n)
         self._given: dict[int, tuple[int, Future[Done], Work, SliceBudget]] = {}
