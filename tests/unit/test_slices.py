@@ -208,13 +208,14 @@ def test_names_are_shared_only_where_there_is_nothing_else_to_do() -> None:
     assert [bool(one and one.work.subdirs) for one in slices] == [False, True, True, False]
 
 
-def test_few_are_at_one_directory_whose_lock_lets_one_unlink() -> None:
-    plan = SlicePlan(64, splits_names=True)
+@pytest.mark.parametrize(("n_machines", "most"), [(0, 8), (2, 8), (8, 32)])
+def test_few_are_at_one_directory_whose_lock_lets_one_unlink_on_each_machine(n_machines: int, most: int) -> None:
+    plan = SlicePlan(64, splits_names=True, n_machines=n_machines)
     plan.add(ROOT_FD, b"", SliceWork(names=[str(number) for number in range(3000)]))
     n_begun = 0
     while plan.next():
         n_begun += 1
-    assert n_begun == 8
+    assert n_begun == most
 
 
 def test_directory_is_not_listed_while_others_are_at_its_entries() -> None:
