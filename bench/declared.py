@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from bench import cost, gap, many, reap, service, swap, sweep, threads
+from bench import cost, gap, many, nodes, reap, service, swap, sweep, threads
 from bench.runner import Case
 from bench.runs import Run
 from bench.verdicts import Target
 
-BENCHMARKS = tuple(one.BENCHMARK for one in (swap, reap, sweep, cost, many, gap, threads, service))
+BENCHMARKS = tuple(one.BENCHMARK for one in (swap, reap, sweep, cost, many, gap, threads, nodes, service))
 
 
 def targets_of(run: Run) -> Sequence[Target]:

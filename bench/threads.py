@@ -40,11 +40,12 @@ def make_small_tree(path: Path, n_files: int) -> int:
 SHAPES = MappingProxyType[str, Callable[[Path, int], int]]({"flat": make_flat, "tree": make_small_tree})
 
 
-class _FullSpeed:
-    """As fast as it can be; remembers the longest slice."""
+class CountsSlices:
+    """As fast as it can be; remembers how many slices there were, and how long they took."""
 
     def __init__(self) -> None:
-        self.longest_s = 0.0
+        self.n_slices = 0
+        self.busy_s = self.longest_s = 0.0
 
     def tempo(self) -> Speed:
         """See SetsSpeed."""
@@ -52,6 +53,8 @@ class _FullSpeed:
 
     def done(self, _n_entries: int, _n_bytes: int, busy_s: float) -> None:
         """See SetsSpeed."""
+        self.n_slices += 1
+        self.busy_s += busy_s
         self.longest_s = max(self.longest_s, busy_s)
 
     def wait(self, seconds: float) -> None:
@@ -65,7 +68,7 @@ def take_turn(make: Callable[[Path, int], int], n_files: int, n_threads: int, de
         (source / "container").mkdir()
         make(source / "container" / "tree", n_files)
         slow.delay_all()
-        kernel, pace = Kernel(), _FullSpeed()
+        kernel, pace = Kernel(), CountsSlices()
         with kernel.open_path(os.fsencode(slow.path / "container"), os.O_RDONLY | os.O_DIRECTORY) as fd:
             before, began_s = sum(slow.n_messages.values()), time.perf_counter()
             report = empty_container(kernel, fd, RemovalWishes(n_workers=n_threads, pace=pace))

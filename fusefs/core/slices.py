@@ -7,8 +7,9 @@ open at a time whatever the tree's shape.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 from fusefs.core.names import join
@@ -23,6 +24,10 @@ MAX_FAILED_NAMES = 10_000
 _MAX_NAMES, _MAX_SUBDIRS = 4096, 1024
 _MOST_SHARING = 8
 """Workers in one directory: its lock lets one of them unlink, and more only wait longer for each call (measured)."""
+_SHARING_ELSEWHERE = 4
+"""The same on each of several machines, which have a lock each: one unlinks, the others look for their names meanwhile
+(measured by 8 ranks: 1.5 times the rate of one at a mount; in C four are twice one, and sixteen less than four).
+"""
 _BEGUN_BY_EACH = 8
 """Directories that a plan for workers elsewhere has begun, a worker: what a slice leaves open is as deep as that."""
 _FEW_NAMES = 8
@@ -202,6 +207,46 @@ class _Node:
     n_children: int = 0
 
 
+def _can_run(node: _Node) -> bool:
+    """Whether a slice may run there as if it were alone."""
+    work = node.work
+    if work.subdirs or work.emptied:
+        return True
+    # A listing would find again what others are at.
+    return not node.n_running and (_has_names(work) or (not node.n_children and work.has_rest()))
+
+
+def _has_names(work: SliceWork) -> bool:
+    return bool(work.names or work.bundles)
+
+
+class _LastBegun:
+    """Of the directories for which something may hold, the last begun for which it does: with very many begun, too."""
+
+    def __init__(self, holds: Callable[[_Node], bool], nodes: dict[int, _Node]) -> None:
+        self._holds = holds
+        self._nodes = nodes
+        self._keys: list[int] = []  # a heap of the keys' negatives: without those for which it can't hold
+        self._known: set[int] = set()
+
+    def changed(self, key: int) -> None:
+        """It may hold now."""
+        if key not in self._known:
+            self._known.add(key)
+            heappush(self._keys, -key)
+
+    def find(self) -> int | None:
+        """That directory; for those begun later it does not hold until they change."""
+        while self._keys:
+            key = -self._keys[0]
+            node = self._nodes.get(key)
+            if node is not None and self._holds(node):
+                return key
+            heappop(self._keys)
+            self._known.discard(key)
+        return None
+
+
 class SlicePlan:
     """The slices of one removal, the sum of what they did, and the fds that they no longer need."""
 
@@ -215,11 +260,14 @@ class SlicePlan:
         n_machines    that the workers are on; 0: they are processes and threads of ours, and share its fds
         """
         self._n_workers = n_workers
-        # Each machine has a lock of its own for the directory.
-        self._n_sharing = min(n_workers, max(_MOST_SHARING, n_machines)) if splits_names else 1
+        most_sharing = max(_MOST_SHARING, _SHARING_ELSEWHERE * n_machines)
+        self._n_sharing = min(n_workers, most_sharing) if splits_names else 1
         self._most_begun = MAX_FDS if not n_machines else MAX_FDS + _BEGUN_BY_EACH * n_workers
         self._least_share = least_share
         self._nodes: dict[int, _Node] = {}
+        self._free = _LastBegun(_can_run, self._nodes)
+        n_sharing = self._n_sharing
+        self._shared = _LastBegun(lambda node: _has_names(node.work) and node.n_running < n_sharing, self._nodes)
         self._n_added = 0
         self._removed = 0
         self._n_bytes = 0
@@ -236,11 +284,18 @@ class SlicePlan:
         key = self._n_added
         self._n_added += 1
         self._nodes[key] = node
+        self._changed(key)
         return key
+
+    def _changed(self, key: int) -> None:
+        """There may be more to do in a directory, or fewer who do it."""
+        self._free.changed(key)
+        self._shared.changed(key)
 
     def push(self, key: int, subdirs: tuple[str, ...]) -> None:
         """More directories to remove in one that was added; it is kept for that until the end."""
         self._nodes[key].work.subdirs += subdirs
+        self._changed(key)
 
     def is_dry(self) -> bool:
         """Whether there is no work that `next` could give."""
@@ -262,28 +317,13 @@ class SlicePlan:
         if (n_free <= 0 or node.path.count(b"/") > MAX_FDS) and node.parent is not None:
             depth = 0  # a slice that ends early leaves open what it has entered: others of them went as deep
         share = self._cut(node.work)
-        is_shared = self._n_sharing > 1 and (node.n_running > 1 or bool(node.work.names or node.work.bundles))
+        is_shared = self._n_sharing > 1 and (node.n_running > 1 or _has_names(node.work))
         return Slice(key, node.fd, node.path, share, depth, node.is_hoisted, is_shared)
 
     def _find(self) -> int | None:
         """The last begun directory where a slice can run; if others unlink in it, only where there is nothing else."""
-        shared: int | None = None
-        for key in reversed(self._nodes):
-            node = self._nodes[key]
-            if self._can_run(node):
-                return key
-            has_names = bool(node.work.names or node.work.bundles)
-            if shared is None and has_names and node.n_running < self._n_sharing:
-                shared = key
-        return shared
-
-    def _can_run(self, node: _Node) -> bool:
-        work = node.work
-        if work.subdirs or work.emptied:
-            return True
-        # A listing would find again what others are at.
-        names = bool(work.names or work.bundles)
-        return not node.n_running and (names or (not node.n_children and work.has_rest()))
+        key = self._free.find()
+        return self._shared.find() if key is None else key
 
     def _cut(self, work: SliceWork) -> SliceWork:
         """A share of a directory's work, taken from it."""
@@ -330,6 +370,7 @@ class SlicePlan:
         node = self._nodes[done.key]
         node.n_running -= 1
         node.work.put_back(outcome.rest)
+        self._changed(done.key)
         key, path = done.key, done.path
         for left in outcome.left:
             self._nodes[key].n_children += 1
@@ -342,6 +383,7 @@ class SlicePlan:
         node = self._nodes[lost.key]
         node.n_running -= 1
         node.work.put_back(lost.work)
+        self._changed(lost.key)
 
     def _finish(self, key: int) -> list[FinishedDirectory]:
         """Let go of a directory in which nothing is left, and of those above it for which it was the last."""
@@ -357,6 +399,7 @@ class SlicePlan:
             finished.append(FinishedDirectory(node.fd, bool(node.work.n_failed)))
             above = self._nodes[node.parent]
             above.n_children -= 1
+            self._changed(node.parent)
             if node.work.n_failed:
                 above.work.fail(node.name)
             elif node.work.cut_bytes is None:

@@ -29,9 +29,15 @@ if TYPE_CHECKING:
 
 _POLL_S, _LONGEST_POLL_S = 0.0005, 0.004
 """Between two looks whether something came: of one that just had something to do, and of one that has not."""
+_BUSY_POLL_S = 0.05
+"""Of a rank whose threads all have a slice: it is sent nothing before it has told of one."""
 _SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 """Where mpiexec or srun say how many ranks there are."""
-_PLANNING_S = 0.0004
+_SLICE_S = 0.25
+"""Of a slice, at least: beside that its messages, and its directory opened anew, cost little. With 50 ms 16 ranks of 4
+threads on a server of 10 ms a call had half the rate on two cores (measured: bench/nodes.py).
+"""
+PLANNING_S = 0.0004
 """Of the first rank for a slice, about twice: slices are as much longer as there are workers, so that it keeps up."""
 
 
@@ -169,7 +175,7 @@ class MpiJob:
             did = Queue[_Did]()
             runner: Any = None
             threads: ThreadPoolExecutor | None = None
-            pause_s = _POLL_S
+            pause_s, n_slices, n_running = _POLL_S, 0, 0
             while True:
                 while (came := self.received()) is not None:
                     pause_s = _POLL_S
@@ -179,16 +185,20 @@ class MpiJob:
                     if isinstance(message, _GivenSlice):
                         assert threads is not None
                         _submit(threads, runner, message, did)
+                        n_running += 1
                         continue
                     owned.close()
                     runner, ready = self._made(kernel, message, owned)
+                    n_slices = ready.n_slices
                     if runner is not None:
                         threads = owned.enter_context(ThreadPoolExecutor(runner.strategy.n_workers))
                     self.send(ready, 0)
                 try:
                     self.send(did.get(timeout=pause_s), 0)
+                    pause_s, n_running = _POLL_S, n_running - 1
                 except Empty:
-                    pause_s = min(1.5 * pause_s, _LONGEST_POLL_S)
+                    is_busy = n_running == n_slices > 0 and not self._sending
+                    pause_s = _BUSY_POLL_S if is_busy else min(1.5 * pause_s, _LONGEST_POLL_S)
                     self._settle()
 
     def _made(self, kernel: Kernel, recipe: Recipe[Any, Any] | Look, owned: ExitStack) -> tuple[Any, _Ready]:
@@ -243,7 +253,7 @@ class _RankPool(Generic[Work, Done]):
         self._job = job
         self._ours = ours
         self._threads = threads
-        self._least_s = _PLANNING_S * sum(n_slices)
+        self._least_s = max(_SLICE_S, PLANNING_S * sum(n_slices))
         # One of each rank in turn: those that share a directory are on as many machines as there are.
         self._free = deque(rank for turn in range(max(n_slices)) for rank, n in enumerate(n_slices) if turn < n)
         self._given: dict[int, tuple[int, Work, SliceBudget]] = {}

@@ -75,9 +75,9 @@ class Ranks(NamedTuple):
             for path in shared:
                 Path(path).unlink(missing_ok=True)
 
-    def wait(self) -> Done:
+    def wait(self, limit_s: float = _LIMIT_S) -> Done:
         """How mpiexec ended, and what was said."""
-        out, err = self.process.communicate(timeout=_LIMIT_S)
+        out, err = self.process.communicate(timeout=limit_s)
         return Done(self.process.returncode, out, err)
 
 
@@ -97,12 +97,26 @@ def start_ranks(
     at: Path | None = None,
     first: Sequence[str | Path] = (),
 ) -> Ranks:
-    """`mpiexec -n N trashd WORDS` as a user.
+    """`mpiexec -n N trashd WORDS`; the rest as for `start_job`."""
+    return start_job(mpi, n, [PYTHON, "-m", "fusefs.cli.main", *words], uid=uid, nodes=nodes, at=at, first=first)
+
+
+def start_job(
+    mpi: str,
+    n: int,
+    command: Sequence[str | Path],
+    *,
+    uid: int = USER,
+    nodes: Sequence[Path] = (),
+    at: Path | None = None,
+    first: Sequence[str | Path] = (),
+) -> Ranks:
+    """`mpiexec -n N COMMAND` as a user.
 
     nodes  one's content is seen by each rank at that path; MPICH only
     first  a command that is the first rank, beside these
     """
-    command = [str(PYTHON), "-m", "fusefs.cli.main", *map(str, words)]
+    command = [*map(str, command)]
     as_uid = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
     if nodes:
         assert at is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -207,13 +208,14 @@ def test_names_are_shared_only_where_there_is_nothing_else_to_do() -> None:
     assert [bool(one and one.work.subdirs) for one in slices] == [False, True, True, False]
 
 
-def test_few_are_at_one_directory_whose_lock_lets_one_unlink() -> None:
-    plan = SlicePlan(64, splits_names=True)
+@pytest.mark.parametrize(("n_machines", "most"), [(0, 8), (2, 8), (8, 32)])
+def test_few_are_at_one_directory_whose_lock_lets_one_unlink_on_each_machine(n_machines: int, most: int) -> None:
+    plan = SlicePlan(64, splits_names=True, n_machines=n_machines)
     plan.add(ROOT_FD, b"", SliceWork(names=[str(number) for number in range(3000)]))
     n_begun = 0
     while plan.next():
         n_begun += 1
-    assert n_begun == 8
+    assert n_begun == most
 
 
 def test_directory_is_not_listed_while_others_are_at_its_entries() -> None:
@@ -227,6 +229,26 @@ def test_directory_is_not_listed_while_others_are_at_its_entries() -> None:
     again = plan.next()
     assert again is not None
     assert not again.work.is_listed
+
+
+@pytest.mark.parametrize("n_workers", [8, 2000])
+def test_a_slice_of_very_many_takes_no_more_calls_than_one_of_few(n_workers: int) -> None:
+    plan = SlicePlan(n_workers, splits_names=True, n_machines=n_workers)
+    plan.add(ROOT_FD, b"", SliceWork(subdirs=[str(number) for number in range(3 * n_workers)]))
+    running = [slice_ for _ in range(n_workers) if (slice_ := plan.next())]
+    for begun in running:
+        left = UnfinishedDirectory(begun.work.subdirs.pop(), 7, SliceWork(names=["x", "y"]))
+        plan.done(begun, RemovalSliceResult(0, 0, (), 0, begun.work, (left,)))
+    running = [slice_ for _ in range(n_workers) if (slice_ := plan.next())]
+    calls: list[str] = []
+    sys.setprofile(lambda _frame, event, _argument: calls.append(event))
+    try:
+        for one in running[:20]:
+            plan.done(one, RemovalSliceResult(2, 0, (), 0, SliceWork()))
+            assert plan.next()
+    finally:
+        sys.setprofile(None)
+    assert len(calls) < 20 * 200
 
 
 @given(st.lists(st.binary(min_size=1, max_size=20).filter(lambda name: b"/" not in name), max_size=30))
