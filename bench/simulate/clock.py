@@ -1,8 +1,8 @@
 """A simulated clock: what happens next happens now, and no time passes between.
 
-Two kinds of things live by it. Steps are generators, each of which yields what it waits for: the many calls of workers.
-Actors are functions as they are, which call `sleep` and wait for a `Signal`: the engine's own loop, which is not to know
-that time is simulated. Each actor is a thread, but one at a time runs, and which one is decided by the clock alone, so
+Two kinds of things live by it. Steps are generators, which yield what they wait for: the many calls of workers. Actors
+are functions as they are, which call `sleep` and wait for a `Signal`: the engine's own loop, which is not to know that
+time is simulated. Each actor is a thread, but one at a time runs, and which one is decided by the clock alone, so
 that a seed gives the same run each time. Whoever waits lets happen what is next: with one actor no thread ever waits.
 """
 
@@ -41,7 +41,7 @@ class SimulatedClock:
         self.wait(actor)
 
     def after(self, seconds: float, happens: "Resume | _Actor") -> None:
-        """Have something happen then; what is to happen at one moment happens in the order in which it was asked for."""
+        """Have something happen then; of what is to happen at one moment, first what was asked for first."""
         heapq.heappush(self._events, (self.now_s + max(seconds, 0.0), next(self._numbers), happens))
 
     def start(self, steps: Steps, then: Callable[[Any], None] = lambda _result: None) -> None:

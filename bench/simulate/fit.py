@@ -52,7 +52,7 @@ def fitted(calls: Measured, n_processors: int) -> Model:
     one, flat, small = counted["one file"], counted["flat"], counted["directories"]
     n_asked = flat["looks"] + flat["changes"] - one["looks"] - one["changes"]
     cpu_s = max(flat["used_s"], 0.0) / n_asked if n_processors else 0.0
-    before = calls["looks_an_unlink"]
+    before = max(median(calls["unlink_s"]) / look_s - 1.0, 0.0)
     n_files = flat["n_files"] - one["n_files"]
     shared = _by_number(calls["known_unlinks_per_s_in_one_directory"])
     known_s = 1.0 / shared[1]

@@ -16,9 +16,10 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from bench.runs import commit, now
-from bench.simulate.bed import ServerBed, make_files, server_bed, used_s
+from bench.simulate.bed import ServerBed, server_bed, used_s
+from bench.simulate.fit import UNCOUNTED
 from bench.support import machine, tell
-from tests.support.mpi_jobs import USER, is_gone, start_ranks
+from tests.support.mpi_jobs import is_gone, start_ranks
 
 STORED = Path(__file__).parents[1] / "stored"
 CALLS, REAPS = STORED / "server_calls.json", STORED / "server_reaps.json"
@@ -31,8 +32,6 @@ COUNTED = {"one file": ONE_FILE, "flat": (0, 300), "directories": (25, 6)}
 """Trees of which it is counted what a reap of them asks: so many directories of so many files."""
 HELD_OUT = {"wide": (64, 30), "flat": (0, 600)}
 """Trees whose reaps are timed."""
-UNCOUNTED = 15
-"""Entries at either end of a reap that are not timed: there are those of the store's own."""
 _EACH, _CHUNK = 60, 20
 _POLL_S = 0.005
 _LIMIT_S = 300.0
@@ -83,7 +82,6 @@ def _calls(bed: ServerBed, n_rounds: int) -> dict[str, Any]:
         "look_s": probe.each(look),
         "unlink_s": probe.each(unlink),
         "per_s": rates,
-        "looks_an_unlink": probe.looks_an_unlink(),
         "known_unlinks_per_s_in_one_directory": shared,
         "counted": {name: _counted(bed, *shape) for name, shape in COUNTED.items()},
     }
@@ -127,30 +125,19 @@ class _Probe:
         with self._shares(1, 2 * _EACH, is_shared=False) as (share,):
             return sorted(_seconds(act, name, share.fd) for name in share.names)
 
-    def looks_an_unlink(self) -> float:
-        """Messages of one that come before the one that changes the directory."""
-        with self._shares(1, _EACH, is_shared=False) as (share,):
-            before = self._bed.messages()
-            for name in share.names:
-                unlink(name, share.fd)
-            asked = self._bed.messages().since(before)
-        return asked.looks / asked.changes
-
     def own(self, act: Act, n: int) -> float:
         """Calls a second by so many threads of one client, each in a directory of its own."""
         with self._shares(n, _EACH, is_shared=False) as shares:
-            return n * _EACH / _run([lambda share=share: [act(name, share.fd) for name in share.names] for share in shares])
+            return n * _EACH / _run(act, shares)
 
     def shared(self, n: int) -> float:
         """Unlinks a second in one directory by so many clients, of names that each has asked for before."""
         unlink_s = 0.0
         with self._shares(n, _EACH, is_shared=True) as shares:
             for at in range(0, _EACH, _CHUNK):
-                for act in (look, unlink):
-                    seconds = _run(
-                        [lambda share=share: [act(one, share.fd) for one in share.names[at : at + _CHUNK]] for share in shares]
-                    )
-                unlink_s += seconds
+                some = [share._replace(names=share.names[at : at + _CHUNK]) for share in shares]
+                _run(look, some)
+                unlink_s += _run(unlink, some)
         return n * _EACH / unlink_s
 
 
@@ -160,9 +147,14 @@ def _seconds(act: Act, name: str, fd: int) -> float:
     return time.perf_counter() - began_s
 
 
-def _run(works: Sequence[Callable[[], object]]) -> float:
-    """Seconds until all of them have ended, beside each other."""
-    threads = [threading.Thread(target=work) for work in works]
+def _run(act: Act, shares: Sequence[Share]) -> float:
+    """Seconds until all threads have done their shares, beside each other."""
+
+    def work(share: Share) -> None:
+        for name in share.names:
+            act(name, share.fd)
+
+    threads = [threading.Thread(target=work, args=(share,)) for share in shares]
     began_s = time.perf_counter()
     for one in threads:
         one.start()

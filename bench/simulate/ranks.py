@@ -14,7 +14,7 @@ from fusefs.core.slice_budget import SliceBudget
 from fusefs.core.slices import RemovalSliceResult, Slice, SlicePlan, SliceWork
 from fusefs.engine.mpi_ranks import in_turn, least_slice_s
 from fusefs.engine.run_slices import SliceRunner
-from fusefs.engine.slice_pace import FULL_SPEED, SetsSpeed, SlicePace
+from fusefs.engine.slice_pace import FULL_SPEED, Clock, SetsSpeed, SlicePace
 from fusefs.engine.strategy import Strategy, Workers, ranks_window
 from fusefs.store.layout import HOISTED, TREE
 
@@ -66,23 +66,29 @@ class SimulatedReap:
         pacer: SetsSpeed = FULL_SPEED,
         is_stopped: Callable[[], bool] = lambda: False,
         gone: Callable[[int], None] = lambda _n: None,
+        plan_of: type[SlicePlan] = SlicePlan,
+        clock: Clock | None = None,
     ) -> None:
-        """gone: told how many entries a slice has removed"""
+        """Be ready.
+
+        gone   told how many entries a slice has removed
+        clock  of the machine that has the plan, if it is not everybody's
+        """
         self.server = server
         self.tree = tree
         self.crew = crew
         self.clock = server.clock
-        self.n_slices = 0
+        self.n_slices = self.n_begun = 0
         self._gone = gone
         strategy = crew.strategy()
         n_machines = len(crew.machines) if crew.is_job else 0
-        self.plan = SlicePlan(
+        self.plan = plan_of(
             strategy.n_workers, splits_names=strategy.splits, least_share=strategy.least_share, n_machines=n_machines
         )
         self.remover = SimulatedRemover(server, tree, strategy.window)
         self._hoisted: int | None = None
         self.plan.add(0, b"", SliceWork(subdirs=[TREE.decode()]))
-        pace = SlicePace(pacer, clock=self.clock)
+        pace = SlicePace(pacer, clock=clock or self.clock)
         self._drive = SliceRunner(self.plan, self, strategy, pace, is_stopped, self._done, self._opens)
 
     def drive(self) -> None:
@@ -109,7 +115,7 @@ class SimulatedReap:
 
     def _done(self, work: Slice, outcome: RemovalSliceResult) -> None:
         self.n_slices += 1
-        self.plan.done(work, outcome)
+        self.n_begun += len(outcome.left) - len(self.plan.done(work, outcome))
         if outcome.hoisted:
             if self._hoisted is None:
                 self._hoisted = self.plan.add(0, HOISTED, SliceWork(), is_hoisted=True)

@@ -91,13 +91,20 @@ class _SliceRun:
         return is_spent or self._clock.now_s >= self._began_s + self._budget.seconds
 
     def _unlink_some(self, frame: _Frame) -> Steps:
+        model = self._server.model
+        if not model.n_slots:
+            yield from self._unlink_at_once(frame, model.unlink_s())
+            return
         began_s = self._clock.now_s
         n = self._per_look.n
         if self._budget.n_entries is not None:
             n = min(n, max(self._budget.n_entries - self._removed, 1))
         names = frame.work.names[: -n - 1 : -1]
         del frame.work.names[-n:]
-        is_known = self._slice.is_shared and len(self._frames) == 1 and not self._budget.is_paced()
+        is_paced = self._budget.is_paced()
+        is_known = self._slice.is_shared and len(self._frames) == 1 and not is_paced
+        if is_paced:
+            yield from self._server.looks(len(names))
         if is_known:
             for _ in names:
                 yield from self._server.ask_ahead()
@@ -106,6 +113,17 @@ class _SliceRun:
             self._tree.unlink(frame.directory, name)
         self._removed += len(names)
         self._per_look.took(len(names), self._clock.now_s - began_s)
+
+    def _unlink_at_once(self, frame: _Frame, each_s: float) -> Steps:
+        """All that has time, as one event: nobody waits for anybody on a server without a limit."""
+        left_s = self._began_s + self._budget.seconds - self._clock.now_s
+        n = max(min(int(left_s / each_s) + 1, len(frame.work.names)), 1)
+        names = frame.work.names[-n:]
+        del frame.work.names[-n:]
+        yield self._server.pause(n * each_s)
+        for name in names:
+            self._tree.unlink(frame.directory, name)
+        self._removed += n
 
     def _enter(self, frame: _Frame, name: str) -> Steps:
         if len(self._frames) > self._slice.max_depth:
@@ -126,7 +144,7 @@ class _SliceRun:
             self._hoisted.append(new)
 
     def _list(self, frame: _Frame) -> Steps:
-        yield self._server.look()
+        yield from self._server.looks(1)
         files, subdirs, is_all = frame.directory.list(self._window)
         work = frame.work
         work.bundles += pack(files[::-1])
@@ -135,7 +153,10 @@ class _SliceRun:
         work.is_listed = is_all
 
     def _rmdir(self, above: _Frame, name: str, directory: Directory, path: bytes) -> Steps:
-        yield from self._server.unlink(self._machine, above.directory.key, is_known=True)
+        if self._server.model.n_slots:
+            yield from self._server.unlink(self._machine, above.directory.key, is_known=True)
+        else:
+            yield self._server.pause(self._server.model.unlink_s())
         self._tree.rmdir(above.directory, name, directory)
         del self._tree.at[path]
         self._server.forget(directory.key)

@@ -19,7 +19,7 @@ class Model(NamedTuple):
 
     way_s         of a message there and back, on the average
     look_s, change_s  that a message which looks, or changes a directory, has a slot
-    n_slots       messages that are served at a time
+    n_slots       messages that are served at a time; 0: as many as come
     revoke_s      more of a change in a directory that another machine changed last: what that one knew of it is void
     spread        of ways and services: standard deviation by mean
     looks_before_change  messages of an unlink before the one that changes
@@ -49,6 +49,10 @@ class Model(NamedTuple):
     def most_unlinks_per_s(self) -> float:
         """What all slots together can do, each in a directory of its own."""
         return self.n_slots / (self.looks_before_change * self.look_s + self.change_s)
+
+    def unlink_s(self) -> float:
+        """Of one thread, if nobody else asks."""
+        return self.looks_before_change * (self.way_s + self.look_s) + self.way_s + self.change_s
 
 
 class _Station:
@@ -137,6 +141,9 @@ class MetadataServer:
 
     def looks(self, n: float) -> Steps:
         """So many messages, one after the other; of a part of one, one with that probability."""
+        if not self.model.n_slots:
+            yield self.pause(n * (self.model.way_s + self.model.look_s))
+            return
         whole = int(n)
         for _ in range(whole + (n > whole and self._random.random() < n - whole)):
             yield self.look()
@@ -148,6 +155,10 @@ class MetadataServer:
         yield from self.looks(model.looks_in_lock if is_known else model.looks_before_change)
         yield self.change(machine, directory)
         self.unlock(machine, directory)
+
+    def pause(self, seconds: float) -> Wait:
+        """Nothing, so long."""
+        return lambda resume: self.clock.after(seconds, resume)
 
     def ask_ahead(self) -> Steps:
         """What makes a name known."""

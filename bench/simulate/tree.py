@@ -1,6 +1,7 @@
-"""Trees of any size, of which there is as much in memory as is being removed; what goes twice, or stays, is an error."""
+"""Trees of any size: in memory is what is being removed. What goes twice, or is left below, is an error."""
 
 from collections.abc import Callable
+from functools import lru_cache
 from math import exp
 from random import Random
 from typing import NamedTuple
@@ -9,8 +10,15 @@ from fusefs.store.layout import HOISTED
 
 Shape = Callable[[Random, int, int], "Drawn"]
 """What is directly in a directory: of its numbers, of how many entries are below it, and of how deep it is."""
-_NAME = "sample-{:012d}.dat"
-"""As long as names are."""
+_NAMES = 1 << 17
+_SEED_SHIFT = 40
+"""So many bits number the directories of a tree; no two trees on a server have a number in common."""
+
+
+@lru_cache(_NAMES)
+def name_of(number: int) -> str:
+    """A file's, as long as names are."""
+    return f"sample-{number:012d}.dat"
 
 
 class Drawn(NamedTuple):
@@ -51,7 +59,7 @@ def regular_tree(n_directories: int, n_files: int) -> Shape:
 
 
 class Directory:
-    """One that is being removed. key: of it alone, whatever it is called"""
+    """One that is being removed. key: its own on the server, whatever it is called"""
 
     def __init__(self, drawn: Drawn, seed: int, depth: int, key: int) -> None:
         self.drawn = drawn
@@ -68,7 +76,7 @@ class Directory:
         """The next files, the directories, and whether that is all."""
         begins = self._n_listed
         ends = min(begins + window, self.drawn.n_files)
-        files = [_NAME.format(number) for number in range(begins, ends)]
+        files = [name_of(number) for number in range(begins, ends)]
         self._n_listed = ends
         self._files.update(files)
         subdirs: list[str] = []
@@ -117,11 +125,11 @@ class Tree:
         self.n_gone = 0
         self.gone: Callable[[], None] = lambda: None
         self._shape = shape
-        self._n_drawn = 1
-        self.container = Directory(Drawn(0, (n_entries - 1,)), seed, -1, 0)
+        self._n_drawn = (seed << _SEED_SHIFT) + 1
+        self.container = Directory(Drawn(0, (n_entries - 1,)), seed, -1, self._n_drawn - 1)
         self.container.list(0)
         self.container.name_only("tree")
-        self.hoisted = Directory(Drawn(0, ()), seed, 0, 1)
+        self.hoisted = Directory(Drawn(0, ()), seed, 0, self._n_drawn)
         self.at: dict[bytes, Directory] = {b"": self.container, HOISTED: self.hoisted}
 
     def enter(self, within: Directory, name: str) -> Directory:
