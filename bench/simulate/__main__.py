@@ -22,7 +22,7 @@ from bench.simulate.fairness import fairness
 from bench.simulate.measure import CALLS, REAPS, measure
 from bench.simulate.neighbour import neighbour
 from bench.simulate.throughput import throughput
-from bench.support import measuring, tell
+from bench.support import measuring
 from tests.support.mount_namespaces import see_own_mounts_only
 
 PLANNERS_NODES = (256, 1024)
@@ -102,8 +102,8 @@ def main() -> None:
         off = "" if asked.json else f", off by {one.off:+.0%}"
         print(told("predicted", one, as_json=asked.json) + off, flush=True)
     check(predicted)
-    model = fit.fitted(calls, 0)
-    tell(f"a server of this model: {model}")
+    model = here.apart()
+    print(told("model", model, as_json=asked.json), flush=True)
     for what, figure in simulated(asked, model):
         print(told(what, figure, as_json=asked.json), flush=True)
 

@@ -44,14 +44,14 @@ def read(path: Path) -> Measured:
 def fitted(calls: Measured, n_processors: int) -> Model:
     """Of single calls, and of what a reap asks for.
 
-    n_processors  that all machines share; 0: each has its own, and a message costs nobody else's
+    n_processors  that all machines share
     """
     looks, unlinks = _by_number(calls["per_s"]["look"]), _by_number(calls["per_s"]["unlink"])
     look_s, most_per_s = median(calls["look_s"]), max(looks.values())
     counted = calls["counted"]
     one, flat, small = counted["one file"], counted["flat"], counted["directories"]
     n_asked = flat["looks"] + flat["changes"] - one["looks"] - one["changes"]
-    cpu_s = max(flat["used_s"], 0.0) / n_asked if n_processors else 0.0
+    cpu_s = max(flat["used_s"], 0.0) / n_asked
     before = max(median(calls["unlink_s"]) / look_s - 1.0, 0.0)
     n_files = flat["n_files"] - one["n_files"]
     shared = _by_number(calls["known_unlinks_per_s_in_one_directory"])

@@ -18,11 +18,12 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.pressure import Psi, StallTimes
 
-_BEGINS_S, _ENDS_S = 60.0, 120.0
-"""When the pacers have found their pace, and how long that is looked at."""
+_BEGINS_S = 60.0
+"""By then the pacers have found their pace; for as long again it is looked at."""
 _PART = 0.1
 """Of what the server can do is asked for by the neighbour, at times that don't depend on the answers."""
 _NEIGHBOUR, _PROBES = -1, -2
+_LONG_S = 1e6
 
 
 class Neighbour(NamedTuple):
@@ -112,10 +113,12 @@ class ServicePace:
             yield self._server.change(self._node, (_PROBES, self._node))
 
         self._clock.start(steps(), lambda _: ended.set())
-        ended.wait(_ENDS_S)
+        ended.wait(_LONG_S)
 
 
-def neighbour(model: Model, n_nodes: int, n_threads: int, *, is_paced: bool, seed: int = 0) -> Neighbour:
+def neighbour(
+    model: Model, n_nodes: int, n_threads: int, *, is_paced: bool, seed: int = 0, begins_s: float = _BEGINS_S
+) -> Neighbour:
     """One who asks at a fixed rate, beside so many nodes each of which reaps a huge tree of its own; 0: alone."""
     clock = SimulatedClock()
     server = MetadataServer(clock, model, seed)
@@ -128,46 +131,31 @@ def neighbour(model: Model, n_nodes: int, n_threads: int, *, is_paced: bool, see
             yield server.change(_NEIGHBOUR, _NEIGHBOUR) if random.random() < 0.5 else server.look()
 
         def end(_: object) -> None:
-            if due_s >= _BEGINS_S:
+            if due_s >= begins_s:
                 waits.append(clock.now_s - due_s)
 
         clock.start(steps(), end)
         clock.after(random.expovariate(per_s), lambda: ask(clock.now_s))
 
     def count(n: int) -> None:
-        gone[0] += n if clock.now_s >= _BEGINS_S else 0
+        gone[0] += n if clock.now_s >= begins_s else 0
+
+    def reap_of(node: int, own: NodeClock, pacer: SetsSpeed) -> Callable[[], None]:
+        tree, crew = Tree(project_tree, 10**9, node), Crew((node,), n_threads, is_job=False)
+        return SimulatedReap(server, tree, crew, pacer, lambda: clock.now_s >= 2 * begins_s, count, clock=own).drive
 
     clock.after(0.0, lambda: ask(clock.now_s))
     with Fd(os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)) as nowhere:  # on no device that tells of its requests
         for node in range(n_nodes):
             own = NodeClock(clock, random.random())
-            clock.act(_reap_of(server, node, n_threads, own, nowhere, count, is_paced=is_paced))
-        clock.act(lambda: clock.sleep(_ENDS_S))
+            pacer = ServicePace(server, node, own, nowhere) if is_paced else FULL_SPEED
+            clock.act(reap_of(node, own, pacer))
+        clock.act(lambda: clock.sleep(2 * begins_s))
         clock.run()
     return Neighbour(
         n_nodes,
         is_paced,
         percentile(waits, 50) * 1e3,
         percentile(waits, 99) * 1e3,
-        gone[0] / (_ENDS_S - _BEGINS_S),
+        gone[0] / begins_s,
     )
-
-
-def _reap_of(
-    server: MetadataServer,
-    node: int,
-    n_threads: int,
-    own: NodeClock,
-    directory: Fd,
-    count: Callable[[int], None],
-    *,
-    is_paced: bool,
-) -> Callable[[], None]:
-    def work() -> None:
-        pacer: SetsSpeed = ServicePace(server, node, own, directory) if is_paced else FULL_SPEED
-        tree = Tree(project_tree, 10**9, node)
-        crew = Crew((node,), n_threads, is_job=False)
-        clock = server.clock
-        SimulatedReap(server, tree, crew, pacer, lambda: clock.now_s >= _ENDS_S, count, clock=own).drive()
-
-    return work

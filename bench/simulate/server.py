@@ -50,6 +50,10 @@ class Model(NamedTuple):
         """What all slots together can do, each in a directory of its own."""
         return self.n_slots / (self.looks_before_change * self.look_s + self.change_s)
 
+    def apart(self) -> "Model":
+        """The same with a processor for each machine, whose time is a part of the way."""
+        return self._replace(way_s=self.way_s + self.cpu_s, cpu_s=0.0, n_processors=0)
+
     def unlink_s(self) -> float:
         """Of one thread, if nobody else asks."""
         return self.looks_before_change * (self.way_s + self.look_s) + self.way_s + self.change_s
