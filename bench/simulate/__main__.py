@@ -21,6 +21,7 @@ from bench.simulate import fit
 from bench.simulate.fairness import fairness
 from bench.simulate.measure import CALLS, REAPS, measure
 from bench.simulate.neighbour import neighbour
+from bench.simulate.server import Model
 from bench.simulate.throughput import throughput
 from bench.support import measuring
 from tests.support.mount_namespaces import see_own_mounts_only
@@ -55,7 +56,7 @@ def check(predicted: list[fit.Prediction]) -> None:
         )
 
 
-def simulated(asked: argparse.Namespace, model: fit.Model) -> Iterator[tuple[str, Any]]:
+def simulated(asked: argparse.Namespace, model: Model) -> Iterator[tuple[str, Any]]:
     """Each figure, with what it is of."""
     nodes = [int(word) for word in asked.nodes.split(",")]
     endless = model._replace(n_slots=0)

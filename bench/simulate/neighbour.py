@@ -18,11 +18,13 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.pressure import Psi, StallTimes
 
-_BEGINS_S = 60.0
+_BEGINS_S = 30.0
 """By then the pacers have found their pace; for as long again it is looked at."""
 _PART = 0.1
 """Of what the server can do is asked for by the neighbour, at times that don't depend on the answers."""
 _NEIGHBOUR, _PROBES = -1, -2
+_DIRECTORIES = 1000
+"""Of the neighbour: his changes don't wait for each other."""
 _LONG_S = 1e6
 
 
@@ -128,7 +130,8 @@ def neighbour(
 
     def ask(due_s: float) -> None:
         def steps() -> Steps:
-            yield server.change(_NEIGHBOUR, _NEIGHBOUR) if random.random() < 0.5 else server.look()
+            directory = (_NEIGHBOUR, random.randrange(_DIRECTORIES))
+            yield server.change(_NEIGHBOUR, directory) if random.random() < 0.5 else server.look()
 
         def end(_: object) -> None:
             if due_s >= begins_s:

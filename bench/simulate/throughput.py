@@ -18,6 +18,8 @@ _BEGINS, _LASTS = 6, 8
 """Slices, one after the other, before which a reap is not at its full rate; and in which what is told is measured."""
 _BEGINS_S, _LASTS_S = 30.0, 60.0
 """The same where the server is the limit, at the least: slices take longer there."""
+_LEAST_S = 4.0
+"""That is looked at, wherever."""
 _N_LOOKS = 5
 _NO_PART = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
 
@@ -84,6 +86,8 @@ def throughput(model: Model, n_nodes: int, n_threads: int, n_entries: int, seed:
     begins_s, lasts_s = _BEGINS * slice_s, _LASTS * slice_s
     if model.n_slots:
         begins_s, lasts_s = max(begins_s, _BEGINS_S), max(lasts_s, _LASTS_S)
+    else:
+        lasts_s = max(lasts_s, _LEAST_S)
     ends_s = begins_s + lasts_s
     reap = SimulatedReap(server, tree, crew, is_stopped=lambda: clock.now_s >= ends_s, plan_of=WatchedPlan)
     watched = _Watched(reap)
