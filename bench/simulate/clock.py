@@ -19,7 +19,7 @@ Steps = Generator[Wait, None, Any]
 
 
 class SimulatedClock:
-    """Seconds since the beginning, and what is to happen when (engine.slice_pace.Clock)."""
+    """Seconds since the beginning, and what is to happen when (engine.slice_pace.KeepsTime)."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -31,11 +31,11 @@ class SimulatedClock:
         self._error: BaseException | None = None
 
     def monotonic(self) -> float:
-        """See Clock."""
+        """See KeepsTime."""
         return self.now_s
 
     def sleep(self, seconds: float, /) -> None:
-        """See Clock; of an actor."""
+        """See KeepsTime; of an actor."""
         actor = self.here()
         self.after(seconds, actor)
         self.wait(actor)

@@ -57,11 +57,11 @@ class NodeClock:
         self._ahead_s = ahead_s
 
     def monotonic(self) -> float:
-        """See Clock."""
+        """See KeepsTime."""
         return self._clock.now_s + self._ahead_s
 
     def sleep(self, seconds: float, /) -> None:
-        """See Clock."""
+        """See KeepsTime."""
         self._clock.sleep(seconds)
 
 

@@ -14,7 +14,7 @@ from fusefs.core.slice_budget import SliceBudget
 from fusefs.core.slices import RemovalSliceResult, Slice, SlicePlan, SliceWork
 from fusefs.engine.mpi_ranks import in_turn, least_slice_s
 from fusefs.engine.run_slices import SliceRunner
-from fusefs.engine.slice_pace import FULL_SPEED, Clock, SetsSpeed, SlicePace
+from fusefs.engine.slice_pace import FULL_SPEED, KeepsTime, SetsSpeed, SlicePace
 from fusefs.engine.strategy import Strategy, Workers, ranks_window
 from fusefs.store.layout import HOISTED, TREE
 
@@ -67,7 +67,7 @@ class SimulatedReap:
         is_stopped: Callable[[], bool] = lambda: False,
         gone: Callable[[int], None] = lambda _n: None,
         plan_of: type[SlicePlan] = SlicePlan,
-        clock: Clock | None = None,
+        clock: KeepsTime | None = None,
     ) -> None:
         """Be ready.
 

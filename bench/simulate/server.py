@@ -51,7 +51,7 @@ class Model(NamedTuple):
         return self.n_slots / (self.looks_before_change * self.look_s + self.change_s)
 
     def apart(self) -> "Model":
-        """The same with a processor for each machine, whose time is a part of the way."""
+        """With a processor for each machine, whose time is a part of the way."""
         return self._replace(way_s=self.way_s + self.cpu_s, cpu_s=0.0, n_processors=0)
 
     def unlink_s(self) -> float:

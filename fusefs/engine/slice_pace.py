@@ -20,7 +20,7 @@ _PATIENCE_S = 0.1
 """On a device that never has one we take our small slice all the same: it must not starve."""
 
 
-class Clock(Protocol):
+class KeepsTime(Protocol):
     """What tells seconds, and lets them pass: the module `time`, but where time is simulated."""
 
     def monotonic(self) -> float:
@@ -87,7 +87,7 @@ class SlicePace:
         pacer: SetsSpeed,
         is_busy: Callable[[], bool] = lambda: False,
         afterwork: float = 0.0,
-        clock: Clock = time,
+        clock: KeepsTime = time,
     ) -> None:
         """Be asked.
 
@@ -176,7 +176,7 @@ class SlicePace:
 class _SmallSlices:
     """Small slices beside others: a share of the time, each begun in a gap of the device."""
 
-    def __init__(self, is_busy: Callable[[], bool], afterwork: float, clock: Clock) -> None:
+    def __init__(self, is_busy: Callable[[], bool], afterwork: float, clock: KeepsTime) -> None:
         self._is_busy = is_busy
         self._afterwork = afterwork
         self._clock = clock

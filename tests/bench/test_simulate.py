@@ -111,9 +111,9 @@ def test_more_nodes_are_faster_up_to_what_the_server_can_do() -> None:
 def test_a_neighbour_waits_less_beside_reaps_that_are_paced() -> None:
     few = MODEL._replace(n_slots=2)
     alone, beside, paced = (
-        neighbour(few, n, 16, is_paced=is_paced, begins_s=20.0) for n, is_paced in ((0, False), (2, False), (2, True))
+        neighbour(few, n, 16, is_paced=is_paced, begins_s=20.0) for n, is_paced in ((0, False), (1, False), (1, True))
     )
-    assert alone.p99_ms <= paced.p99_ms < beside.p99_ms
+    assert alone.p50_ms <= paced.p50_ms < beside.p50_ms
     assert 0 < paced.entries_per_s < beside.entries_per_s
 
 
