@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from itertools import count
 from typing import NamedTuple
 
 from bench.simulate.clock import Signal, SimulatedClock
@@ -126,6 +127,17 @@ class SimulatedReap:
 _LONG_S = 1e6
 
 
+class _Numbered(Future[RemovalSliceResult]):
+    """One whose place in a set does not depend on where it is in memory, so that a seed gives one run."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self._number = number
+
+    def __hash__(self) -> int:
+        return self._number
+
+
 class _SimulatedPool:
     """See SlicePool; as engine/mpi_ranks.py has it."""
 
@@ -136,6 +148,7 @@ class _SimulatedPool:
         n_slices = [crew.n_threads] * len(crew.machines)
         self._least_s = least_slice_s(crew.n_workers) if crew.is_job else 0.0
         self._free = deque(in_turn(n_slices))
+        self._numbers = count()
         self._finished: set[Future[RemovalSliceResult]] = set()
         self._came = Signal(self._clock)
 
@@ -145,7 +158,7 @@ class _SimulatedPool:
             budget = budget._replace(seconds=max(budget.seconds, self._least_s))
         model, rank = self._reap.server.model, self._free.popleft()
         away_s = model.handover_s if rank else 0.0
-        future = Future[RemovalSliceResult]()
+        future = _Numbered(next(self._numbers))
         steps = self._reap.remover.steps(self._reap.crew.machines[rank], work, budget)
 
         def come(result: RemovalSliceResult) -> None:

@@ -29,7 +29,7 @@ class Drawn(NamedTuple):
 
 
 def project_tree(random: Random, n_below: int, depth: int) -> Drawn:
-    """As what users have: directories of 40 files in the middle, 150 on the average, some of 100,000; 4 to 12 deep.
+    """As what users have: directories of 40 files in the middle, 150 on the average, the largest of 100,000.
 
     The sizes are lognormal, the parts that subdirectories have of what is below exponential.
     """

@@ -83,7 +83,7 @@ def test_what_is_too_deep_for_the_plan_moves_up_and_goes_all_the_same() -> None:
 
 
 def test_a_seed_gives_the_same_run_each_time() -> None:
-    first, second = (reaped(project_tree, 400, 4, SPREAD) for _ in range(2))
+    first, second = (reaped(project_tree, 900, 16, SPREAD) for _ in range(2))
     assert (first.clock.now_s, first.n_slices) == (second.clock.now_s, second.n_slices)
     assert fairness(SLOW, 2, 4, 3) == fairness(SLOW, 2, 4, 3)
 
@@ -105,7 +105,7 @@ def test_a_directory_that_many_machines_change_is_changed_by_one_at_a_time() -> 
 def test_more_nodes_are_faster_up_to_what_the_server_can_do() -> None:
     rates = [throughput(SLOW, n, 4, 10**9).entries_per_s for n in (1, 2, 16)]
     assert rates[1] == pytest.approx(2 * rates[0], rel=0.25)
-    assert rates[2] == pytest.approx(SLOW.most_unlinks_per_s(), rel=0.25)
+    assert 1.2 * rates[1] < rates[2] < SLOW.most_unlinks_per_s()
 
 
 def test_a_neighbour_waits_less_beside_reaps_that_are_paced() -> None:
