@@ -5,7 +5,7 @@ NATIVE = hatch_build.py $(wildcard fusefs/*/native/*.[ch])
 
 SANITIZERS = address,undefined
 
-.PHONY: setup native demo test every quick without-native lint coverage fmt bench docs schema changelog dist release fast-paths man site install-system packages deb-bundled rpm tarball suites soak soak-service soak-store soak-reap soak-lists soak-mount soak-model soak-shared soak-mpi shared shared-packages mpi mpi-packages recipes recipes-packages sanitize clean
+.PHONY: setup native demo test every quick without-native lint coverage fmt bench simulate docs schema changelog dist release fast-paths man site install-system packages deb-bundled rpm tarball suites soak soak-service soak-store soak-reap soak-lists soak-mount soak-model soak-shared soak-mpi shared shared-packages mpi mpi-packages recipes recipes-packages sanitize clean
 
 setup: .venv/.ready .venv/.native
 .venv/.ready: pyproject.toml .ci/setup; @.ci/setup
@@ -24,6 +24,8 @@ coverage: setup; @rm -rf .coverage && mkdir -m 1777 .coverage && .ci/pytest --co
 fmt: setup; $(PYTHON) -m ruff check --fix-only . && $(PYTHON) -m ruff format .
 # A sample of every benchmark in ten minutes, and one table of all targets; in full: python -m bench --list
 bench: setup; @$(PYTHON) -m bench --quick $(ARGS) && $(PYTHON) -m bench --plot docs/history.svg && $(PYTHON) -m bench.listing --plot docs/listing.svg && $(PYTHON) -m bench.mount --plot docs/mount.svg
+# Many machines on a model of a server; measured anew first: make simulate ARGS=--measure
+simulate: setup; @$(PYTHON) -m bench.simulate $(ARGS)
 docs: setup; $(PYTHON) -m towncrier build --draft --version next
 schema: setup; @.venv/bin/trashd --json-schema >docs/json.schema.json
 changelog: setup; $(PYTHON) -m towncrier build --yes --version $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)

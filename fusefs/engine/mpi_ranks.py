@@ -12,7 +12,7 @@ import signal
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from queue import Empty, Queue  # SimpleQueue may take a timeout that has just passed for none, and wait for ever
@@ -227,6 +227,19 @@ def _submit(threads: ThreadPoolExecutor, runner: RunsSlices[Any, Any], given: _G
     threads.submit(runner.run, given.work, given.budget).add_done_callback(tell)
 
 
+def least_slice_s(n_workers: int) -> float:
+    """Seconds that a slice takes at least, so that the first rank keeps up with so many workers."""
+    return max(_SLICE_S, PLANNING_S * n_workers)
+
+
+def in_turn(n_slices: Sequence[int]) -> Iterator[int]:
+    """Each rank as often as it runs slices beside each other; all of them before any comes again.
+
+    So those that share a directory are on as many machines as there are.
+    """
+    return (rank for turn in range(max(n_slices)) for rank, n in enumerate(n_slices) if turn < n)
+
+
 class RankCrew(Generic[Work, Done]):
     """All ranks, ready for slices."""
 
@@ -253,9 +266,8 @@ class _RankPool(Generic[Work, Done]):
         self._job = job
         self._ours = ours
         self._threads = threads
-        self._least_s = max(_SLICE_S, PLANNING_S * sum(n_slices))
-        # One of each rank in turn: those that share a directory are on as many machines as there are.
-        self._free = deque(rank for turn in range(max(n_slices)) for rank, n in enumerate(n_slices) if turn < n)
+        self._least_s = least_slice_s(sum(n_slices))
+        self._free = deque(in_turn(n_slices))
         self._given: dict[int, tuple[int, Work, SliceBudget]] = {}
         self._n_given = 0
         self._here = Queue[_Did]()

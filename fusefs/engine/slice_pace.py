@@ -20,6 +20,16 @@ _PATIENCE_S = 0.1
 """On a device that never has one we take our small slice all the same: it must not starve."""
 
 
+class KeepsTime(Protocol):
+    """What tells seconds, and lets them pass: the module `time`, but where time is simulated."""
+
+    def monotonic(self) -> float:
+        """As time.monotonic."""
+
+    def sleep(self, seconds: float, /) -> None:
+        """As time.sleep."""
+
+
 class SetsSpeed(Protocol):
     """Who says how fast it goes: a person once and for all, or what watches the disk."""
 
@@ -72,7 +82,13 @@ FULL_SPEED = ConstantSpeed(AT_ONCE)
 class SlicePace:
     """A tempo as budgets for slices."""
 
-    def __init__(self, pacer: SetsSpeed, is_busy: Callable[[], bool] = lambda: False, afterwork: float = 0.0) -> None:
+    def __init__(
+        self,
+        pacer: SetsSpeed,
+        is_busy: Callable[[], bool] = lambda: False,
+        afterwork: float = 0.0,
+        clock: KeepsTime = time,
+    ) -> None:
         """Be asked.
 
         is_busy    whether the device has anything to do right now; asked beside others alone
@@ -82,7 +98,8 @@ class SlicePace:
         self._tempo = AT_ONCE
         self._entries: TokenBucket | None = None
         self._bytes: TokenBucket | None = None
-        self._small = _SmallSlices(is_busy, afterwork)
+        self._clock = clock
+        self._small = _SmallSlices(is_busy, afterwork, clock)
         self._rest_ends_s = 0.0
         self.was_always_limited = True
         self.follow()
@@ -91,7 +108,7 @@ class SlicePace:
         """The tempo as it is now."""
         tempo = self._pacer.tempo()
         if tempo != self._tempo and not tempo.holds():
-            now = time.monotonic()
+            now = self._clock.monotonic()
             slice_s = SLICE_S if tempo.is_alone else SMALL_SLICE_S
             self._entries = _changed(self._entries, tempo.entries_per_s, now, slice_s)
             self._bytes = _changed(self._bytes, tempo.bytes_per_s, now, slice_s)
@@ -103,7 +120,7 @@ class SlicePace:
         tempo = self.follow()
         if tempo.holds() or (not tempo.is_alone and not self._small.may_begin()):
             return None
-        now = time.monotonic()
+        now = self._clock.monotonic()
         seconds = self._seconds(tempo, now)
         if seconds <= 0.0:
             return None
@@ -134,7 +151,7 @@ class SlicePace:
         """Take in what a slice did with its budget."""
         self.give_back(budget, outcome.removed, outcome.n_bytes)
         if not self._tempo.is_alone:
-            self._small.done(outcome, self._tempo.share, time.monotonic())
+            self._small.done(outcome, self._tempo.share, self._clock.monotonic())
         self._pacer.done(outcome.removed, outcome.n_bytes, outcome.busy_s)
 
     def give_back(self, budget: SliceBudget, n_entries: int = 0, n_bytes: int = 0) -> None:
@@ -146,12 +163,12 @@ class SlicePace:
 
     def sleep(self) -> None:
         """Wait until there is a budget again, or long enough to look whether to stop."""
-        now = time.monotonic()
+        now = self._clock.monotonic()
         waits = [allowance.wait_s() for allowance in (self._entries, self._bytes) if allowance is not None]
         waits += [self._rest_ends_s - now, self._small.wait_s(now)]
         seconds = GLANCE_S if self._tempo.holds() else min(max(waits), GLANCE_S)
         if 0.0 < seconds < _NAP_S:
-            time.sleep(seconds)
+            self._clock.sleep(seconds)
         else:
             self._pacer.wait(max(seconds, 0.0))
 
@@ -159,9 +176,10 @@ class SlicePace:
 class _SmallSlices:
     """Small slices beside others: a share of the time, each begun in a gap of the device."""
 
-    def __init__(self, is_busy: Callable[[], bool], afterwork: float) -> None:
+    def __init__(self, is_busy: Callable[[], bool], afterwork: float, clock: KeepsTime) -> None:
         self._is_busy = is_busy
         self._afterwork = afterwork
+        self._clock = clock
         self._due_s = 0.0
         self._asked_s: float | None = None
         self._fit = 1
@@ -173,7 +191,7 @@ class _SmallSlices:
 
         False is for a moment only: there may be other things to do.
         """
-        now_s = time.monotonic()
+        now_s = self._clock.monotonic()
         if now_s < self._due_s:
             return False
         if self._asked_s is None:
@@ -182,8 +200,8 @@ class _SmallSlices:
         while now_s - self._asked_s < _PATIENCE_S and self._is_busy():
             if now_s >= nap_ends_s:
                 return False
-            time.sleep(_GAP_S)
-            now_s = time.monotonic()
+            self._clock.sleep(_GAP_S)
+            now_s = self._clock.monotonic()
         missed = (now_s - self._asked_s) * self._share / SMALL_SLICE_S
         self.n_entries = round(self._fit * min(1.0 + missed, _MAKES_UP))
         return True

@@ -113,5 +113,10 @@ def choose_for_rank(kernel: Kernel, directory: Fd, n_workers: int | None, n_rank
     own = choose(kernel, directory, n_workers)
     if own.workers is Workers.PROCESSES and n_workers is None:
         own = own._replace(n_workers=1)
-    window = max(_RANKS_LEAST_WINDOW, _RANKS_ROOM // (n_ranks * own.n_workers))
+    window = ranks_window(n_ranks * own.n_workers)
     return own._replace(window=min(own.window, window), group_shift=None)
+
+
+def ranks_window(n_workers: int) -> int:
+    """The window of each of so many workers of a job."""
+    return max(_RANKS_LEAST_WINDOW, _RANKS_ROOM // n_workers)

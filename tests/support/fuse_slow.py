@@ -162,11 +162,13 @@ def slow_volume(
     *,
     xattrs: Xattrs = Xattrs.ALL,
     limit_s: float = 60,
+    n_threads: int | None = None,
 ) -> Iterator[SlowVolume]:
     """A directory seen through the slow filesystem, open to all users.
 
     delay_us    before each lookup and getattr: a round trip
     ttl_s       how long the kernel believes names and attributes; it remembers no absent names
+    n_threads   requests that it works on at a time; None: as many as come
     Raises      TimeoutError: it hung for limit_s, see fuse_mount; what hangs at the end is let go
     """
     with contextlib.ExitStack() as stack:
@@ -180,6 +182,7 @@ def slow_volume(
         point = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="trashd-slow-")))
         point.chmod(0o755)
         argv: list[str | Path] = [slowfs(), source, point, f"/proc/self/fd/{shared}"]
+        argv += [] if n_threads is None else [str(n_threads)]
         fuse = stack.enter_context(fuse_mount(argv, point, limit_s, stdio=theirs.fileno(), pass_fds=[shared]))
         slow = SlowVolume(fuse, source, control, hung)
         stack.callback(slow.go_on)

@@ -1,7 +1,8 @@
 /* A FUSE filesystem, passing everything through, as slow as a network: for tests and benchmarks.
  *
- *     slowfs SOURCE MOUNT_POINT CONTROL
+ *     slowfs SOURCE MOUNT_POINT CONTROL [THREADS]
  *
+ * THREADS are the requests that it works on at a time: with few of them it is a server that has a capacity.
  * CONTROL is a file of at least sizeof(struct control) bytes that both sides map: how slow it is, what hangs, and what
  * was asked so far. It may be changed at any time. A byte is written to standard output for each request that begins to
  * hang. Stays in the foreground. Sees one filesystem only, and holds an O_PATH fd for each inode that the kernel knows.
@@ -243,8 +244,9 @@ static void have_fds(void)
 
 int main(int argc, char **argv)
 {
-    if (argc != 4)
-        errx(2, "usage: slowfs SOURCE MOUNT_POINT CONTROL");
+    if (argc != 4 && argc != 5)
+        errx(2, "usage: slowfs SOURCE MOUNT_POINT CONTROL [THREADS]");
+    unsigned n_threads = argc == 5 ? (unsigned)strtoul(argv[4], NULL, 10) : N_THREADS;
     open_root(argv[1]);
     map_control(argv[3]);
     have_fds();
@@ -264,8 +266,8 @@ int main(int argc, char **argv)
     if (fuse_session_custom_io(session, &io, fuse_session_fd(session)))
         errx(1, "libfuse leaves the answers to nobody else");
     struct fuse_loop_config *config = fuse_loop_cfg_create();
-    fuse_loop_cfg_set_max_threads(config, N_THREADS);
-    fuse_loop_cfg_set_idle_threads(config, N_THREADS);
+    fuse_loop_cfg_set_max_threads(config, n_threads);
+    fuse_loop_cfg_set_idle_threads(config, n_threads);
     int result = fuse_session_loop_mt(session, config);
     fuse_loop_cfg_destroy(config);
     fuse_session_unmount(session);

@@ -1,0 +1,145 @@
+"""One huge tree by ranks: entries a second, what the plan needs, and what the first rank has to do."""
+
+import gc
+import sys
+import time
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import NamedTuple
+
+from bench.simulate.clock import SimulatedClock
+from bench.simulate.ranks import Crew, SimulatedReap
+from bench.simulate.server import MetadataServer, Model
+from bench.simulate.tree import Tree, project_tree
+from fusefs.core.slice_budget import SLICE_S
+from fusefs.core.slices import FinishedDirectory, RemovalSliceResult, Slice, SlicePlan
+from fusefs.engine.mpi_ranks import least_slice_s
+
+_BEGINS, _LASTS = 6, 8
+"""Slices, one after the other, before which a reap is not at its full rate; and in which what is told is measured."""
+_BEGINS_S, _LASTS_S = 30.0, 60.0
+"""The same where the server is the limit, at the least: slices take longer there."""
+_LEAST_S = 4.0
+"""That is looked at, wherever."""
+_N_LOOKS = 5
+_NO_PART = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
+
+
+class Throughput(NamedTuple):
+    """Of a tree by so many nodes.
+
+    entries_per_s  when all have something to do
+    simulated_s    of which that is the average
+    plan_bytes     the most that the plan had, in Python's memory
+    n_begun        directories, at the same time
+    slice_s        seconds of a slice, on the average
+    planner_busy   part of the time in which the first rank plans, with the model's planning_s
+    plan_us        processor time of this machine in the plan, for each slice; it is not simulated
+    """
+
+    n_nodes: int
+    n_threads: int
+    n_entries: int
+    entries_per_s: float
+    simulated_s: float
+    n_simulated: int
+    plan_bytes: int
+    n_begun: int
+    slice_s: float
+    planner_busy: float
+    plan_us: float
+
+    @property
+    def days(self) -> float:
+        """For all of it, if the rest is like the part that was simulated."""
+        return self.n_entries / self.entries_per_s / 86_400
+
+
+class WatchedPlan(SlicePlan):
+    """The engine's own, with a look at the clock around what it does."""
+
+    used_s = 0.0
+    n_next = 0
+
+    def next(self) -> Slice | None:
+        """See SlicePlan."""
+        began_s = time.thread_time()
+        found = super().next()
+        self.used_s += time.thread_time() - began_s
+        self.n_next += found is not None
+        return found
+
+    def done(self, done: Slice, outcome: RemovalSliceResult) -> list[FinishedDirectory]:
+        """See SlicePlan."""
+        began_s = time.thread_time()
+        found = super().done(done, outcome)
+        self.used_s += time.thread_time() - began_s
+        return found
+
+
+def throughput(model: Model, n_nodes: int, n_threads: int, n_entries: int, seed: int = 0) -> Throughput:
+    """Of a tree by ranks on so many machines: from when all are busy for some slices' time, or to its end."""
+    clock = SimulatedClock()
+    server = MetadataServer(clock, model, seed)
+    tree = Tree(project_tree, n_entries, seed)
+    crew = Crew(tuple(range(n_nodes)), n_threads)
+    slice_s = max(least_slice_s(crew.n_workers), SLICE_S, model.unlink_s())
+    begins_s, lasts_s = _BEGINS * slice_s, _LASTS * slice_s
+    if model.n_slots:
+        begins_s, lasts_s = max(begins_s, _BEGINS_S), max(lasts_s, _LASTS_S)
+    else:
+        lasts_s = max(lasts_s, _LEAST_S)
+    ends_s = begins_s + lasts_s
+    reap = SimulatedReap(server, tree, crew, is_stopped=lambda: clock.now_s >= ends_s, plan_of=WatchedPlan)
+    watched = _Watched(reap)
+    for number in range(_N_LOOKS + 1):
+        clock.after(begins_s + number * lasts_s / _N_LOOKS, watched.look)
+    clock.act(reap.drive)
+    clock.run()
+    return watched.told(n_nodes, n_threads, n_entries)
+
+
+class _Watched:
+    """A reap, looked at now and then."""
+
+    def __init__(self, reap: SimulatedReap) -> None:
+        self._reap = reap
+        self._looks = list[tuple[float, int, int]]()
+        self._plan_bytes = self._n_begun = 0
+
+    def look(self) -> None:
+        reap = self._reap
+        self._looks.append((reap.clock.now_s, reap.tree.n_gone, reap.n_slices))
+        self._plan_bytes = max(self._plan_bytes, size_of(reap.plan))
+        self._n_begun = max(self._n_begun, reap.n_begun)
+
+    def told(self, n_nodes: int, n_threads: int, n_entries: int) -> Throughput:
+        (began_s, before, slices_before), *_, (ended_s, after, slices_after) = self._looks
+        seconds, n_slices = ended_s - began_s, max(slices_after - slices_before, 1)
+        plan, model = self._reap.plan, self._reap.server.model
+        assert isinstance(plan, WatchedPlan)
+        return Throughput(
+            n_nodes,
+            n_threads,
+            n_entries,
+            (after - before) / seconds,
+            seconds,
+            after,
+            self._plan_bytes,
+            self._n_begun,
+            seconds * n_nodes * n_threads / n_slices,
+            n_slices * model.planning_s / seconds,
+            plan.used_s / max(plan.n_next, 1) * 1e6,
+        )
+
+
+def size_of(what: object) -> int:
+    """Bytes of a value and of all that it refers to, but for code."""
+    seen, ahead, n_bytes = set[int](), [what], 0
+    while ahead:
+        one = ahead.pop()
+        if id(one) in seen or isinstance(one, _NO_PART):
+            continue
+        seen.add(id(one))
+        n_bytes += sys.getsizeof(one)
+        ahead += gc.get_referents(one)
+    return n_bytes
