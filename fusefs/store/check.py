@@ -66,7 +66,7 @@ _BY_KILLED_KEEP = bytes(RECORD_NEW)
 def _lacks_note(store: Store) -> bool:
     """Whether root could note on a store of his that he made it, and nothing is."""
     is_told = store.is_roots_to_keep() and store.made is StoreMaker.BY_ROOT
-    return is_told and not is_noted(store.kernel, store.fd) and could_be_noted(store.fd)
+    return is_told and not is_noted(store.kernel, store.fd) and could_be_noted(store.kernel, store.fd)
 
 
 def check_store(store: Store) -> Iterator[AdoptionProblem]:

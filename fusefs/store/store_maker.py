@@ -60,12 +60,15 @@ def is_noted(kernel: Kernel, fd: Fd) -> bool:
     return noted is not None and compare(noted, kernel.identify(fd)) is not Likelihood.OTHER
 
 
-def could_be_noted(fd: Fd) -> bool:
-    """Whether the filesystem of an opened `.trashd` keeps the attribute, for a root who may set it."""
+def could_be_noted(kernel: Kernel, fd: Fd) -> bool:
+    """Whether the filesystem of an opened `.trashd` keeps the attribute, for a root who may set it.
+
+    A server's, or one in user space, may say that there is none, and take none: of it nobody knows before he tries.
+    """
     try:
         os.getxattr(fd, XATTR)
     except OSError as error:
-        return error.errno == errno.ENODATA
+        return error.errno == errno.ENODATA and kernel.is_local(fd)
     return True
 
 

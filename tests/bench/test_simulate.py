@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from random import Random
+from statistics import fmean
 
 import pytest
 
@@ -103,7 +104,8 @@ def test_a_directory_that_many_machines_change_is_changed_by_one_at_a_time() -> 
 
 
 def test_more_nodes_are_faster_up_to_what_the_server_can_do() -> None:
-    rates = [throughput(SLOW, n, 4, 10**9).entries_per_s for n in (1, 2, 16)]
+    # At a dozen entries a second a run sees few directories: several trees tell.
+    rates = [fmean(throughput(SLOW, n, 4, 10**9, seed).entries_per_s for seed in range(4)) for n in (1, 2, 16)]
     assert rates[1] == pytest.approx(2 * rates[0], rel=0.25)
     assert 1.2 * rates[1] < rates[2] < SLOW.most_unlinks_per_s()
 

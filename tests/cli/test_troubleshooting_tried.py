@@ -123,10 +123,19 @@ def test_a_store(volume: Path, tree: Path) -> None:
     swapped(tree / "below")
     told = refused("That is, or holds, a trash store", f"trashd rm {tree}", volume, 3)
     assert f"trashd list --volume {tree}" in told
-    assert "below" in PAGE.typed("trashd list --volume DIR", volume, DIR=tree)
-    in_bash(f"trashd reap --all --now --yes --volume {tree}", volume)
+    assert PAGE.typed("trashd list --volume DIR", volume, DIR=tree) == "no orphans\n"  # what went is in the volume's
     PAGE.typed("rm -r DIR/.trashd", volume, DIR=tree)
     swapped(tree)
+
+
+def test_a_broken_store(volume: Path, tree: Path) -> None:
+    orphan = swapped(tree)
+    (volume / ".trashd/volume.json").write_text("{")
+    refused("The trash store there is broken", f"trashd swap {tree}", volume, 6)
+    PAGE.typed("trashd init VOLUME", volume, VOLUME=volume)
+    assert in_bash(f"trashd restore {orphan['id']}", volume).code == 0
+    assert (tree / "file").exists()
+    assert_silent(volume)
 
 
 def test_not_alike(volume: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.errors import IsMountPoint, IsStore, NoStore, NotADirectory, NotFound, Refused
+from fusefs.core.errors import BrokenStore, IsMountPoint, IsStore, NotADirectory, NotFound, Refused
 from fusefs.core.identity import Likelihood, compare
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S, State
 from fusefs.core.record import Method
@@ -75,15 +75,16 @@ def test_store_is_made_on_first_use() -> None:
         assert_silent(path)
 
 
-def test_store_without_its_magic_file_is_none_and_is_not_made_again() -> None:
+def test_store_without_its_magic_file_is_broken_and_is_not_made_again() -> None:
     with tmpfs_volume() as path:
         init(path)
         swapped = swap(victim_in(path))
         magic = (path / ".trashd/volume.json").rename(path / "aside")
-        assert entries(path) == []
-        with pytest.raises(NotFound):
+        with pytest.raises(BrokenStore):
+            entries(path)
+        with pytest.raises(BrokenStore):
             restore(path, swapped.id)
-        with pytest.raises(NoStore):
+        with pytest.raises(BrokenStore):
             swap(path / "job")
         magic.rename(path / ".trashd/volume.json")
         restore(path, swapped.id)

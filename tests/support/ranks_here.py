@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Collection, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import cycle
 from typing import Any, cast
@@ -12,6 +11,7 @@ from typing import Any, cast
 from fusefs.core.slice_budget import SliceBudget
 from fusefs.engine.mpi_ranks import Look, MpiJob, UnseenHere
 from fusefs.engine.slice_runners import RankRunner, Recipe
+from fusefs.engine.worker_threads import WorkerThreads, worker_threads
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.remove_by_ranks import RemovalByRanks
 
@@ -24,23 +24,14 @@ class _CrewHere:
         self.n_workers = self.n_ranks = len(others)
         self._others = cycle(others)
 
-    @contextmanager
-    def pool(self) -> Iterator[_CrewHere]:
-        with ThreadPoolExecutor(self.n_workers) as self._threads:
-            yield self
+    def pool(self) -> AbstractContextManager[WorkerThreads[Any, Any]]:
+        return worker_threads(self.n_workers, self)
 
-    def submit(self, work: Any, budget: SliceBudget) -> Future[Any]:
-        return self._threads.submit(self._run, next(self._others), pickle.dumps(work), work, budget)
-
-    def _run(self, runner: RankRunner[Any, Any], sent: bytes, work: Any, budget: SliceBudget) -> Any:
+    def run(self, work: Any, budget: SliceBudget) -> Any:
         try:
-            return pickle.loads(pickle.dumps(runner.run(pickle.loads(sent), budget)))
+            return pickle.loads(pickle.dumps(next(self._others).run(pickle.loads(pickle.dumps(work)), budget)))
         except UnseenHere:
             return self.ours.run(work, budget)
-
-    @staticmethod
-    def finished(running: Collection[Future[Any]], most_s: float) -> set[Future[Any]]:
-        return wait(running, most_s, FIRST_COMPLETED).done
 
 
 class JobHere:
