@@ -44,7 +44,8 @@ class _SliceRun:
         self._slice = work
         self._budget = budget
         self._frames = [_Frame("", work.path, self._tree.at[work.path], work.work)]
-        self._per_look = NamesPerLook(budget.seconds)
+        self._per_look = NamesPerLook()
+        self._per_look.begin(budget.seconds)
         self._began_s = self._clock.now_s
         self._removed = 0
         self._hoisted: list[str] = []

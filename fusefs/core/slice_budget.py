@@ -18,6 +18,8 @@ _FEW_AT_ONCE = 128
 _LOOK_S = SLICE_S / 10
 """By so much a slice may be longer than it is to be, if its entries cost what they did so far."""
 _GROWS = 4
+_STEP_BACK = 8
+"""A slice begins with that part of what the last one came to: its entries may take longer."""
 CUT_BYTES = 64 << 20
 """A large file is cut by as much at a time when paced (RocksDB and Pebble found the same step)."""
 
@@ -39,11 +41,20 @@ class SliceBudget(NamedTuple):
 
 
 class NamesPerLook:
-    """How many entries one slice takes between two looks at the clock: few where each is a server's answer."""
+    """How many entries a worker takes between two looks at the clock: few where each is a server's answer.
 
-    def __init__(self, slice_s: float) -> None:
-        """slice_s: of the slice; in a small one the number of its entries is what ends it"""
-        self.n, self._most = (1, NAMES_AT_ONCE) if slice_s > SMALL_SLICE_S else (_FEW_AT_ONCE, _FEW_AT_ONCE)
+    It lasts from slice to slice: each begun with one entry would go several times around before it has found its size.
+    """
+
+    def __init__(self) -> None:
+        self.n, self._most = 1, NAMES_AT_ONCE
+
+    def begin(self, slice_s: float) -> None:
+        """A slice of that length begins; in a small one the number of its entries is what ends it."""
+        if slice_s > SMALL_SLICE_S:
+            self.n, self._most = max(1, self.n // _STEP_BACK), NAMES_AT_ONCE
+        else:
+            self.n = self._most = _FEW_AT_ONCE
 
     def took(self, n: int, seconds: float) -> None:
         """So many took so long."""

@@ -202,6 +202,32 @@ def choose_all(kernel: Kernel, dir_fd: int, names: list[str], bounds: bytes | No
     return ChosenByStat(names, FileSizes(lengths, spaces), unsure)
 
 
+class UnlinkedByStat(NamedTuple):
+    """What came of names of which those were to go that bounds choose.
+
+    n_gone, n_bytes, taken_bytes  how many went, with what lengths and space
+    refused  chosen, and still there
+    unsure   to be looked at closely; the others are not chosen
+    """
+
+    n_gone: int
+    n_bytes: int
+    taken_bytes: int
+    refused: Refused
+    unsure: list[str]
+
+
+def unlink_chosen(kernel: Kernel, look_fd: int, unlink_fd: int, names: list[str], bounds: bytes) -> UnlinkedByStat:
+    """statx of each name, and unlinkat at once of each that bounds choose: no later than that it was looked at.
+
+    look_fd    the directory as its filesystem has it, which must need no server
+    unlink_fd  the same as names are changed in it
+    """
+    if _bulk is None or kernel.is_watched:
+        return UnlinkedByStat(0, 0, 0, [], names)
+    return UnlinkedByStat(*_bulk.unlink_chosen(look_fd, unlink_fd, names, bounds))
+
+
 def look_at_all(
     kernel: Kernel, dir_fd: int, names: Iterable[str], *, asks_birth: bool = False, at_once: bool | None = None
 ) -> tuple[list[StatxResult], Refused]:

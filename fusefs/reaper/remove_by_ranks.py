@@ -15,7 +15,7 @@ from fusefs.core.names import ContainerId, VolumeId, join
 from fusefs.core.printable_names import printable
 from fusefs.core.record import Failure, Record
 from fusefs.core.report import CAME_IN
-from fusefs.core.slice_budget import SliceBudget
+from fusefs.core.slice_budget import NamesPerLook, SliceBudget
 from fusefs.core.slices import RemovalSliceResult, Slice, SliceWork, raw
 from fusefs.engine.mpi_ranks import Look, MpiJob, RankCrew, UnseenHere
 from fusefs.engine.open_by_path import DirectoriesByPath
@@ -104,6 +104,7 @@ class RemovalRecipe(NamedTuple):
                 owned.enter_context(AllocationGroups(kernel, None)),
                 given,
                 InnerStores(kernel, container, with_stores=self.with_stores),
+                NamesPerLook(),
                 self.by_force,
                 has_server=may_be_away(kernel, container),
                 by_paths=True,

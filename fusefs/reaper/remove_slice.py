@@ -56,7 +56,8 @@ T = TypeVar("T")
 
 
 class SliceRemover(NamedTuple):
-    """Runs slices of one container's removal; in whatever process or thread, as it keeps nothing between them.
+    """Runs slices of one container's removal; in whatever process or thread, as it keeps nothing between them but a
+    habit.
 
     groups        the filesystem's allocation groups, where workers had better not meet in one
     inner_stores  which directories of it are stores that stay
@@ -72,6 +73,7 @@ class SliceRemover(NamedTuple):
     groups: AllocationGroups
     given: LateArrivals
     inner_stores: InnerStores
+    per_look: NamesPerLook
     by_force: bool = False
     has_server: bool = False
     by_paths: bool = False
@@ -111,7 +113,8 @@ class _RemovalRun:
         self._large = LargeFiles(remover.kernel, budget) if budget.is_paced() else None
         self._frames = [_Frame("", Fd(work.fd), work.path, work.work, is_listed_by_fd=True)]
         self._looks_ahead = work.is_shared and self._strategy.looks_ahead and self._large is None
-        self._per_look = NamesPerLook(budget.seconds)
+        self._per_look = remover.per_look
+        self._per_look.begin(budget.seconds)
         self._began_at = time.monotonic()
         self._ends_at = self._began_at + budget.seconds
         self._removed = 0

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from fusefs.core.freed_space import Survey
 from fusefs.core.record import Entered
 from fusefs.core.report import Progress, Report, Stops
+from fusefs.core.slice_budget import NamesPerLook
 from fusefs.core.slices import RemovalSliceResult, Slice, SlicePlan, SliceWork
 from fusefs.engine.run_slices import SliceRunner
 from fusefs.engine.slice_pace import FULL_SPEED, SetsSpeed, SlicePace
@@ -155,9 +156,16 @@ class _Removal:
         kernel, container, wishes = self._kernel, self._container, self._wishes
         groups = self._owned.enter_context(AllocationGroups(kernel, self._strategy.group_shift))
         inner_stores = InnerStores(kernel, container, with_stores=wishes.with_stores)
-        has_server = may_be_away(kernel, container)
         return SliceRemover(
-            kernel, container, self._strategy, groups, self._given, inner_stores, wishes.by_force, has_server=has_server
+            kernel,
+            container,
+            self._strategy,
+            groups,
+            self._given,
+            inner_stores,
+            NamesPerLook(),
+            wishes.by_force,
+            has_server=may_be_away(kernel, container),
         )
 
     def run(self) -> tuple[Report, tuple[Entered, ...]]:

@@ -12,7 +12,7 @@ from fusefs.core.names import join
 from fusefs.core.selection import Matcher
 from fusefs.core.stat_bounds import StatBounds
 from fusefs.core.sweep_result import ANOTHER, SweepSums
-from fusefs.linux.batched_calls import FileSizes, StatxResult, choose_all, look_at_all
+from fusefs.linux.batched_calls import FileSizes, StatxResult, UnlinkedByStat, choose_all, look_at_all, unlink_chosen
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel, Refused
 from fusefs.store.backing_and_mount import BackingAndMount
@@ -121,6 +121,13 @@ class Chooser:
         sizes.spaces.extend(map(_taken, looked))
         n = len(names) if n_bytes is None else _fitting(sizes.lengths, n_bytes)
         return ChosenFiles(names[:n], sizes.first(n), names[n:])
+
+    def unlink_files(self, upper: bytes, sides: BackingAndMount, names: list[str]) -> UnlinkedByStat:
+        """Unlink those of some names of a directory that are chosen, as far as their stats are plain."""
+        names = self._without_mounts(upper, names)
+        if self._bounds is None or not self._matcher.needs_stat or not self._way.is_at_once:
+            return UnlinkedByStat(0, 0, 0, [], names)
+        return unlink_chosen(self._kernel, sides.fd, sides.names(), names, self._bounds)
 
     def choose_dirs(
         self, upper: bytes, sides: BackingAndMount, names: list[str], *, are_listed: bool = False

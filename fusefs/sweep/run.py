@@ -10,6 +10,7 @@ from fusefs.core.errors import from_os
 from fusefs.core.lean import TYPE_CHECKING, ExitStack, contextmanager
 from fusefs.core.listed_names import Listed, ListedTogether
 from fusefs.core.selection import Matcher
+from fusefs.core.slice_budget import NamesPerLook
 from fusefs.core.sweep_result import OUTSIDE, Swept
 from fusefs.engine.run_slices import SliceRunner
 from fusefs.engine.slice_pace import SlicePace
@@ -127,7 +128,8 @@ def _walk(kernel: Kernel, top: SweepRoot, request: Request, action: Action, dirs
         sides = BackingAndMount(root, top.sides.mounted)
         groups = owned.enter_context(AllocationGroups(kernel, strategy.group_shift))
         matcher = Matcher(request.selection)
-        worker = SweepWorker(kernel, sides, matcher, action, way, groups, request.guard, _StopFlag(wishes).is_asked)
+        stops = _StopFlag(wishes).is_asked
+        worker = SweepWorker(kernel, sides, matcher, action, way, groups, request.guard, stops, NamesPerLook())
         queue = DeviceQueue(root)
         owned.callback(queue.close)
         pace = SlicePace(wishes.pacer, queue.is_busy, strategy.afterwork)

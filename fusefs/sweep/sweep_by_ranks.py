@@ -13,7 +13,7 @@ from fusefs.core.errors import Refused
 from fusefs.core.lean import NamedTuple
 from fusefs.core.printable_names import printable
 from fusefs.core.selection import Matcher, Selection
-from fusefs.core.slice_budget import SliceBudget
+from fusefs.core.slice_budget import NamesPerLook, SliceBudget
 from fusefs.engine.mpi_ranks import MpiJob, RankCrew
 from fusefs.engine.patience import seen_in_time
 from fusefs.engine.strategy import Strategy, choose_for_rank
@@ -98,7 +98,8 @@ class SweepRecipe(NamedTuple):
             groups = owned.enter_context(AllocationGroups(kernel, None))
             matcher = Matcher(self.selection)
             yield RankSweeper(
-                SweepWorker(kernel, sides, matcher, DeleteMatches(), way, groups, None, lambda: False), strategy
+                SweepWorker(kernel, sides, matcher, DeleteMatches(), way, groups, None, lambda: False, NamesPerLook()),
+                strategy,
             )
 
     def _check(self, kernel: Kernel, root: Fd) -> None:

@@ -23,6 +23,7 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import READABLE, BackingAndMount
 from fusefs.store.deep_path import DeepOpeners
+from fusefs.sweep.actions import DeleteMatches
 from fusefs.sweep.agenda import Job, JobKind, SliceCounts, SweepSlice, SweepSliceResult
 from fusefs.sweep.chooser import GONE, Chooser, Dirs, SweepStrategy, missing
 from fusefs.sweep.list_and_match import MatchedEntries, read_window, stripped_in, wanted_in
@@ -35,7 +36,7 @@ _BUNDLE = 2048
 
 
 class SweepWorker(NamedTuple):
-    """Runs slices of one sweep; in whatever process or thread, as it keeps nothing between them.
+    """Runs slices of one sweep; in whatever process or thread, as it keeps nothing between them but a habit.
 
     root    the sweep's directory
     groups  the filesystem's allocation groups, where workers had better not meet in one
@@ -49,6 +50,7 @@ class SweepWorker(NamedTuple):
     groups: AllocationGroups
     guard: DirectoryGuard | None
     is_stopped: Stops
+    per_look: NamesPerLook
 
     def run(self, work: SweepSlice, budget: SliceBudget) -> SweepSliceResult:
         """Do a slice. Raises nothing for an entry: what the kernel refuses is in the outcome."""
@@ -74,9 +76,13 @@ class _SweepRun:
         self._budget = budget
         self._began_at = time.monotonic()
         self._ends_at = self._began_at + budget.seconds
-        self._per_look = NamesPerLook(budget.seconds)
+        self._per_look = worker.per_look
+        self._per_look.begin(budget.seconds)
         self._tally = SliceCounts(work.most)
         self._chooser = Chooser(worker.kernel, worker.root, worker.matcher, worker.action, worker.way, self._tally)
+        # Where no limit is to be met exactly, and nobody has put something of his own around the action.
+        is_limited = budget.is_paced() or work.most is not None
+        self._unlinks_at_once = isinstance(worker.action, DeleteMatches) and not is_limited
         self._ways = owned.enter_context(DeepOpeners(worker.kernel))
 
     def run(self) -> SweepSliceResult:
@@ -312,6 +318,10 @@ class _SweepRun:
         if are_dirs and job.inode is not None and self._way.dirs is Dirs.WHOLE:
             names = self._chooser.chosen_still(sides, names)
         if not are_dirs:
+            if self._unlinks_at_once and not job.strips:
+                names = self._unlink(job.upper, sides, names)
+                if not names:
+                    return []
             n_bytes = None if self._budget.n_bytes is None else self._budget.n_bytes - tally.sums.n_bytes
             names, sizes, again = self._chooser.choose_files(job.upper, sides, names, n_bytes, strips=job.strips)
         is_reserved = are_dirs and self._way.dirs is Dirs.STRIPPED
@@ -334,6 +344,15 @@ class _SweepRun:
             lengths, spaces = [*compress(lengths, is_done)], [*compress(spaces, is_done)]
         tally.count(SweepSums(n_bytes=sum(lengths), taken_bytes=sum(spaces)))
         return names[n_tried:] + again
+
+    def _unlink(self, upper: bytes, sides: BackingAndMount, names: list[str]) -> list[str]:
+        """Delete those that are chosen; those of which that is not sure."""
+        with self._groups.alone_in(sides.fd):
+            done = self._chooser.unlink_files(upper, sides, names)
+        n_chosen = done.n_gone + len(done.refused)
+        self._tally.take(upper, n_chosen, ActionResult(done.refused, "unlink"), are_matches=True, has_left=True)
+        self._tally.count(SweepSums(n_bytes=done.n_bytes, taken_bytes=done.taken_bytes))
+        return done.unsure
 
     def _offer(self, here: ActionPlace, names: Sequence[str]) -> ActionResult:
         try:

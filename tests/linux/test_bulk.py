@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ from fusefs.linux.batched_calls import (
     rename_all_free,
     rmdir_all,
     unlink_all,
+    unlink_chosen,
 )
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel, Refused
@@ -123,6 +125,26 @@ def test_each_look_is_seen_by_who_watches(odd_tree: Path) -> None:
 def test_where_a_server_would_be_asked_nothing_is_told_at_a_glance(odd_tree: Path) -> None:
     with opened(odd_tree) as fd:
         assert choose_all(Kernel(), fd, ["f0"], Matcher(Selection()).bounds.packed([8]), at_once=False).unsure == ["f0"]
+
+
+def test_what_is_chosen_goes_at_once_and_nothing_else_does(tmp_path: Path) -> None:
+    for n, name in enumerate([*ODD, *(f"f{n}" for n in range(40))]):
+        (tmp_path / name).touch()
+        os.truncate(tmp_path / name, SIZES[n % len(SIZES)])
+    (tmp_path / "directory").mkdir()
+    names = [*os.listdir(tmp_path), "gone"]
+    bounds = Matcher(Selection(sizes=(SizeBound(512),))).bounds.packed([8])
+    assert bounds is not None
+    with opened(tmp_path) as fd, opened(tmp_path / "directory") as elsewhere:
+        chosen = choose_all(Kernel(), fd, names, bounds, at_once=True)
+        assert unlink_chosen(Kernel(lambda _call: None), fd, fd, names, bounds).unsure == names
+        refused = unlink_chosen(Kernel(), fd, elsewhere, names, bounds)
+        assert (refused.n_gone, refused.n_bytes) == (0, 0)
+        assert refused.refused == [(name, errno.ENOENT) for name in chosen.names]
+        done = unlink_chosen(Kernel(), fd, fd, names, bounds)
+    assert (done.n_gone, done.refused, done.unsure) == (len(chosen.names), [], ["gone"])
+    assert (done.n_bytes, done.taken_bytes) == (sum(chosen.sizes.lengths), sum(chosen.sizes.spaces))
+    assert {*os.listdir(tmp_path)} == {*names} - {*chosen.names, "gone"}
 
 
 def test_it_lists_what_python_lists(odd_tree: Path) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.report import Reaped, Report
-from fusefs.core.slice_budget import CUT_BYTES, SliceBudget, Speed
+from fusefs.core.slice_budget import CUT_BYTES, NamesPerLook, SliceBudget, Speed
 from fusefs.core.slices import RemovalSliceResult, Slice, SlicePlan, SliceWork
 from fusefs.engine.slice_pace import ConstantSpeed
 from fusefs.engine.slice_runners import SlicePool
@@ -69,7 +69,9 @@ def remover_of(container: Fd, strategy: Strategy) -> SliceRemover:
     """What removes slices of a container."""
     kernel = Kernel()
     given, inner_stores = all_given(kernel, container), InnerStores(kernel, container)
-    return SliceRemover(kernel, container, strategy, AllocationGroups(kernel, None), given, inner_stores)
+    return SliceRemover(
+        kernel, container, strategy, AllocationGroups(kernel, None), given, inner_stores, NamesPerLook()
+    )
 
 
 def reap_with(volume: Path, identifier: str, wishes: RemovalWishes, kernel: Kernel | None = None) -> Reaped:
@@ -419,7 +421,6 @@ def test_large_file_is_left_whole_where_there_are_no_leases(monkeypatch: pytest.
 
 
 def test_slice_ends_at_its_deadline_and_leaves_the_rest(volume: Path) -> None:
-    from fusefs.core.slice_budget import SliceBudget
     from fusefs.core.slices import SliceWork
 
     with container(volume) as (path, fd):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.slice_budget import AT_ONCE, SLICE_S, SliceBudget, Speed
+from fusefs.core.slice_budget import AT_ONCE, SLICE_S, NamesPerLook, SliceBudget, Speed
 from fusefs.core.slices import SlicePlan, SliceWork
 from fusefs.engine.strategy import Workers, choose
 from fusefs.engine.xfs_groups import AllocationGroups
@@ -123,7 +123,7 @@ def test_listing_in_parts_that_tells_names_which_nothing_has_comes_to_an_end() -
         with kernel.open_path(os.fsencode(volume / "container"), os.O_RDONLY | os.O_DIRECTORY) as fd:
             strategy = choose(kernel, fd, 1)._replace(workers=Workers.THREADS)
             given, stores = all_given(kernel, fd), InnerStores(kernel, fd)
-            remover = SliceRemover(kernel, fd, strategy, AllocationGroups(kernel, None), given, stores)
+            remover = SliceRemover(kernel, fd, strategy, AllocationGroups(kernel, None), given, stores, NamesPerLook())
             plan = SlicePlan(1, splits_names=False)
             plan.add(fd, b"", SliceWork(names=["tree"]))
             while work := plan.next():

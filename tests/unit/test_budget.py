@@ -90,21 +90,37 @@ def test_sizes_are_told_in_three_digits(size: int, text: str) -> None:
 
 
 def test_clock_is_looked_at_after_each_entry_that_takes_long() -> None:
-    per_look = NamesPerLook(SLICE_S)
+    per_look = NamesPerLook()
+    per_look.begin(SLICE_S)
     for _ in range(10):
         per_look.took(per_look.n, per_look.n * 0.014)
     assert per_look.n == 1
 
 
 def test_clock_is_looked_at_seldom_where_entries_cost_little() -> None:
-    per_look = NamesPerLook(SLICE_S)
+    per_look = NamesPerLook()
+    per_look.begin(SLICE_S)
     for _ in range(5):
         per_look.took(per_look.n, per_look.n * 8e-6)
     assert per_look.n == NAMES_AT_ONCE
 
 
+def test_the_next_slice_begins_with_less_than_the_last_came_to_and_not_with_one() -> None:
+    per_look = NamesPerLook()
+    per_look.begin(SLICE_S)
+    for _ in range(5):
+        per_look.took(per_look.n, per_look.n * 8e-6)
+    per_look.begin(SLICE_S)
+    assert 1 < per_look.n < NAMES_AT_ONCE / 4
+    for _ in range(10):
+        per_look.took(per_look.n, per_look.n * 0.014)
+    per_look.begin(SLICE_S)
+    assert per_look.n == 1
+
+
 def test_slice_that_meets_a_slow_stretch_looks_sooner_at_once() -> None:
-    per_look = NamesPerLook(SMALL_SLICE_S)
+    per_look = NamesPerLook()
+    per_look.begin(SMALL_SLICE_S)
     n = per_look.n
     assert 1 < n < NAMES_AT_ONCE
     per_look.took(n, n * 0.001)

@@ -43,6 +43,7 @@ int append(PyObject *list, PyObject *one);
 PyObject *bulk_read(PyObject *module, PyObject *args);
 PyObject *bulk_look(PyObject *module, PyObject *args);
 PyObject *bulk_unlink(PyObject *module, PyObject *args);
+PyObject *bulk_unlink_chosen(PyObject *module, PyObject *args);
 PyObject *bulk_rename(PyObject *module, PyObject *args);
 PyObject *bulk_window(PyObject *module, PyObject *args);
 

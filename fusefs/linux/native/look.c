@@ -1,19 +1,8 @@
 /* statx of many names: which of them are chosen by what it tells. */
-#include "bulk.h"
-
-/* As core/stat_bounds.py packs them; all bounds are included, and INT64_MAX is without end. */
-struct bounds {
-    int64_t least_size, most_size;
-    struct {
-        int64_t from_ns, to_ns;
-    } times[4]; /* modified, read, changed, made */
-    int64_t uid, gid; /* -1: whoever's */
-    uint32_t kinds;   /* bits: of a mode's type */
-    uint8_t asks_birth, must_be_empty;
-} __attribute__((packed));
+#include "look.h"
 
 enum { SYNC = AT_STATX_DONT_SYNC, FLAGS = AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT | SYNC };
-enum { BLOCK = 512, UNSURE = 1, CHOSEN = 2 };
+enum { BLOCK = 512 };
 
 static bool is_in(const struct statx_timestamp *time, int64_t from_ns, int64_t to_ns) {
     __int128 ns = (__int128)time->tv_sec * 1000000000 + time->tv_nsec;
@@ -38,12 +27,7 @@ static bool takes(const struct bounds *bounds, const struct statx *told) {
            is_in(&told->stx_ctime, bounds->times[2].from_ns, bounds->times[2].to_ns);
 }
 
-struct size {
-    uint64_t length, taken;
-};
-
-/* What is mounted on a name is not looked at, and what a kernel does not say of that is unsure. */
-static int look(int fd, const char *name, const struct bounds *bounds, struct size *size) {
+int look(int fd, const char *name, const struct bounds *bounds, struct size *size) {
     struct statx told;
     if (statx(fd, name, FLAGS, STATX_BASIC_STATS | STATX_BTIME, &told) < 0 ||
         !(told.stx_attributes_mask & STATX_ATTR_MOUNT_ROOT) || told.stx_attributes & STATX_ATTR_MOUNT_ROOT)
@@ -80,6 +64,15 @@ end:
     return result;
 }
 
+int take_bounds(struct bounds *bounds, const char *packed, Py_ssize_t size) {
+    if (size != sizeof *bounds) {
+        PyErr_SetString(PyExc_ValueError, "bounds have another size");
+        return -1;
+    }
+    memcpy(bounds, packed, sizeof *bounds);
+    return 0;
+}
+
 PyObject *bulk_look(PyObject *module, PyObject *args) {
     (void)module;
     int fd;
@@ -88,13 +81,8 @@ PyObject *bulk_look(PyObject *module, PyObject *args) {
     Py_ssize_t n_packed;
     struct bounds bounds;
     struct names names;
-    if (!PyArg_ParseTuple(args, "iOy#", &fd, &list, &packed, &n_packed))
+    if (!PyArg_ParseTuple(args, "iOy#", &fd, &list, &packed, &n_packed) || take_bounds(&bounds, packed, n_packed) < 0)
         return NULL;
-    if (n_packed != sizeof bounds) {
-        PyErr_SetString(PyExc_ValueError, "bounds have another size");
-        return NULL;
-    }
-    memcpy(&bounds, packed, sizeof bounds);
     struct size *sizes = NULL;
     if (take_names(&names, list) == 0) {
         sizes = PyMem_Calloc(names.n ? (size_t)names.n : 1, sizeof *sizes);

@@ -5,6 +5,8 @@ static PyMethodDef methods[] = {
     {"read", bulk_read, METH_VARARGS, "Some entries of a directory: names joined by slashes, inode numbers, kinds."},
     {"look", bulk_look, METH_VARARGS, "Names that bounds choose, their lengths, their spaces, and names to be looked at."},
     {"unlink", bulk_unlink, METH_VARARGS, "unlinkat of each name: those that it refused, with the errno."},
+    {"unlink_chosen", bulk_unlink_chosen, METH_VARARGS,
+     "unlinkat of each name that bounds choose: how many went, their length and space, those refused, those unsure."},
     {"rename", bulk_rename, METH_VARARGS, "renameat2 of each name to the same elsewhere: those that it refused."},
     {"window", bulk_window, METH_VARARGS, "The first entries of a directory: names in bundles, subdirectories, if all."},
     {NULL, NULL, 0, NULL},
