@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 
 from fusefs.core.errors import BrokenStore, NoBacking, NotPermitted, TrashdError, Untrusted
+from fusefs.core.lean import TypeVar
 from fusefs.core.names import STORE
 from fusefs.core.printable_names import printable
 from fusefs.linux.answer_timeout import ask_each
@@ -25,6 +26,8 @@ _NO_VOLUMES = frozenset(
     b"binfmt_misc configfs fusectl rpc_pipefs nsfs squashfs erofs iso9660".split()
 )
 _FOUND = b"found"
+
+Place = TypeVar("Place")
 
 
 def discover(kernel: Kernel, paths: Iterable[bytes] = (), silent: list[bytes] | None = None) -> Iterator[Store]:
@@ -57,16 +60,23 @@ def discover(kernel: Kernel, paths: Iterable[bytes] = (), silent: list[bytes] | 
 def _named(kernel: Kernel, asked: list[bytes]) -> Iterator[Store]:
     mounts = read_mounts()
     broken: list[BrokenStore] = []
-    for path in dict.fromkeys(asked):
+    yield from _unbroken(lambda path: _nearest(kernel, path, mounts), dict.fromkeys(asked), broken)
+    if broken:
+        raise broken[0]
+
+
+def _unbroken(
+    opened: Callable[[Place], Store | None], places: Iterable[Place], broken: list[BrokenStore]
+) -> Iterator[Store]:
+    """The stores at some places, each had by `opened`; what is wrong with the others is kept for later."""
+    for place in places:
         try:
-            store = _nearest(kernel, path, mounts)
+            store = opened(place)
         except BrokenStore as error:
             broken.append(error)
             continue
         if store is not None:
             yield store
-    if broken:
-        raise broken[0]
 
 
 def _nearest(kernel: Kernel, path: bytes, mounts: list[Mount]) -> Store | None:
@@ -106,14 +116,7 @@ def _everywhere(kernel: Kernel, silent: list[bytes]) -> Iterator[Store]:
                 if store.owner == 0 == os.geteuid():
                     users |= named_users(store)
                 yield store
-    for word in _words(kernel, mounts, users):
-        try:
-            store = open_registered(kernel, word, mounts)
-        except BrokenStore as error:
-            broken.append(error)
-            continue
-        if store is not None:
-            yield store
+    yield from _unbroken(lambda word: open_registered(kernel, word, mounts), _words(kernel, mounts, users), broken)
     if broken:
         raise broken[0]
 

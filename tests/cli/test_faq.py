@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,14 +31,6 @@ NOT_TYPED_HERE = {
 
 def make_job(volume: Path) -> Path:
     return make_tree(volume / "job", {"file": b"x" * (1 << 20), "results": {"a.csv": "1"}, "a.conf": "kept"})
-
-
-@pytest.fixture
-def ext4() -> Iterator[Path]:
-    with loop_volume("ext4", 64) as volume:
-        init(volume)
-        yield volume
-        assert_silent(volume)
 
 
 def only(volume: Path) -> str:

@@ -7,14 +7,13 @@ import errno
 import fcntl
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.make_trees import IMMUTABLE, make_tree, set_flags
 from tests.support.open_files import held
-from tests.support.real_filesystems import bind_mount, full, loop_volume, overlay_volume, tmpfs_volume, unmount
+from tests.support.real_filesystems import bind_mount, full, overlay_volume, tmpfs_volume, unmount
 from tests.support.seccomp import CALLS, without
 from tests.support.store_calls import assert_silent, init
 from tests.support.trashd_command import TRASHD, done_well, environment, swapped
@@ -261,14 +260,6 @@ def test_a_registry_that_others_can_write(volume: Path, tree: Path) -> None:
     finally:
         registry.chmod(before & 0o7777)
     PAGE.typed("trashd doctor VOLUME", volume, VOLUME=volume)
-
-
-@pytest.fixture
-def ext4() -> Iterator[Path]:
-    with loop_volume("ext4", 64) as volume:
-        init(volume)
-        yield volume
-        assert_silent(volume)
 
 
 def test_a_full_volume(ext4: Path) -> None:
