@@ -122,11 +122,14 @@ class Chooser:
         n = len(names) if n_bytes is None else _fitting(sizes.lengths, n_bytes)
         return ChosenFiles(names[:n], sizes.first(n), names[n:])
 
+    def chooses_at_once(self) -> bool:
+        """Whether files are chosen by their stats, and these need neither a server nor Python."""
+        return self._bounds is not None and self._matcher.needs_stat and self._way.is_at_once
+
     def unlink_files(self, upper: bytes, sides: BackingAndMount, names: list[str]) -> UnlinkedByStat:
-        """Unlink those of some names of a directory that are chosen, as far as their stats are plain."""
+        """Unlink those of some names of a directory that are chosen (chooses_at_once), as far as they are plain."""
+        assert self._bounds is not None
         names = self._without_mounts(upper, names)
-        if self._bounds is None or not self._matcher.needs_stat or not self._way.is_at_once:
-            return UnlinkedByStat(0, 0, 0, [], names)
         return unlink_chosen(self._kernel, sides.fd, sides.names(), names, self._bounds)
 
     def choose_dirs(

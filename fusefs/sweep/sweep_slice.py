@@ -81,8 +81,8 @@ class _SweepRun:
         self._tally = SliceCounts(work.most)
         self._chooser = Chooser(worker.kernel, worker.root, worker.matcher, worker.action, worker.way, self._tally)
         # Where no limit is to be met exactly, and nobody has put something of his own around the action.
-        is_limited = budget.is_paced() or work.most is not None
-        self._unlinks_at_once = isinstance(worker.action, DeleteMatches) and not is_limited
+        deletes = isinstance(worker.action, DeleteMatches) and not budget.is_paced() and work.most is None
+        self._unlinks_at_once = deletes and self._chooser.chooses_at_once()
         self._ways = owned.enter_context(DeepOpeners(worker.kernel))
 
     def run(self) -> SweepSliceResult:
