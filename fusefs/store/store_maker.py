@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 
-from fusefs.core.identity import Likelihood, compare, from_words, in_words
+from fusefs.core.identity import Identity, Likelihood, compare, from_words, in_words
 from fusefs.core.lean import TYPE_CHECKING, Enum
 from fusefs.core.printable_names import shell_word
 from fusefs.linux.fd import Fd
@@ -56,8 +56,15 @@ def note_made(kernel: Kernel, fd: Fd) -> bool:
 
 def is_noted(kernel: Kernel, fd: Fd) -> bool:
     """Whether it is noted on an opened `.trashd` that root made this very one. Raises  OSError"""
+    return _by_note(kernel, fd, kernel.identify(fd)) is StoreMaker.BY_ROOT
+
+
+def _by_note(kernel: Kernel, fd: Fd, found: Identity) -> StoreMaker:
+    """Which user made a store, by what is noted on it alone. found: its identity"""
     noted = from_words(kernel.get_xattr(fd, XATTR) or b"")
-    return noted is not None and compare(noted, kernel.identify(fd)) is not Likelihood.OTHER
+    if noted is None:
+        return StoreMaker.UNKNOWN
+    return StoreMaker.COPY if compare(noted, found) is Likelihood.OTHER else StoreMaker.BY_ROOT
 
 
 def could_be_noted(kernel: Kernel, fd: Fd) -> bool:
@@ -89,13 +96,13 @@ def who_made(kernel: Kernel, fd: Fd, places: Collection[bytes] = ()) -> StoreMak
     Raises  OSError
     """
     found = kernel.identify(fd)
-    noted = from_words(kernel.get_xattr(fd, XATTR) or b"")
-    if noted is not None and compare(noted, found) is not Likelihood.OTHER:
-        return StoreMaker.BY_ROOT
+    by_note = _by_note(kernel, fd, found)
+    if by_note is StoreMaker.BY_ROOT:
+        return by_note
     named = (line.identity for line in (registered() if places else ()) if line.path in places)
     if any(compare(one, found) is not Likelihood.OTHER for one in named):
         return StoreMaker.BY_ROOT
-    return StoreMaker.UNKNOWN if noted is None else StoreMaker.COPY
+    return by_note
 
 
 def way_out(base_path: bytes) -> str:
