@@ -21,6 +21,7 @@ from fusefs.cli.sweep_fast_lane import SweepOptions
 from fusefs.cli.typed_selection import SelectionOptions
 from fusefs.core.record import NOTE_MAX_CHARS
 from tests.support.make_trees import make_tree
+from tests.support.real_filesystems import bind_mount
 from tests.support.trashd_command import Done, environment, trashd
 from tests.unit.test_import_cost import HEAVY
 
@@ -137,11 +138,12 @@ def test_a_plain_swap_imports_nothing_of_ours_once_it_is_under_way(volume: Path)
 
 @needs_root
 def test_a_swap_with_options_imports_nothing_heavy(volume: Path) -> None:
-    victim = make_tree(volume / "victim", {"file": "content"})
+    victim, spaced = make_tree(volume / "victim", {"file": "content"}), make_tree(volume / "a mount\\'s", {})
     trashd("swap", victim)
     bare = list_imports(trashd("--version", PYTHONPROFILEIMPORTTIME="1"))
     before_ours = bare[: bare.index("fusefs.cli")]
-    imported = list_imports(trashd("swap", *EVERY_OPTION, victim, PYTHONPROFILEIMPORTTIME="1"))
+    with bind_mount(spaced, spaced):  # anybody's mount anywhere
+        imported = list_imports(trashd("swap", *EVERY_OPTION, victim, PYTHONPROFILEIMPORTTIME="1"))
     assert HEAVY & {*imported} - {*before_ours} == set()
 
 

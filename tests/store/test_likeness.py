@@ -270,7 +270,9 @@ def test_a_base_with_a_default_acl_and_setgid_leaks_nothing(
     os.chown(base, uid, TEAM)
     xattrs(DEFAULT, ACCESS, value=acl((2, 7, BOB), (8, 7, TEAM)))(base)
     base.chmod(0o2775)
-    if is_first:
+    if is_first and uid == 0:
+        init(base)  # a root without capabilities could not note that it was root
+    elif is_first:
         as_user(uid, partial(init, base))
     as_user(uid, partial(swap, base / "job"))
     assert looks(base / "job") == before
