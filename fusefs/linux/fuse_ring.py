@@ -135,6 +135,8 @@ class FuseRing(IoUring):
         self._answering: Answering | None = None
         self._woken = ctypes.create_string_buffer(8)
         self._wakes = Fd(os.eventfd(0, os.EFD_CLOEXEC))
+        self._is_woken = False
+        """Whether it was, and no `wait` has returned since: a `flush` may hear of it first."""
         self._is_open, self._waking = True, threading.Lock()
         self._await_wake()
 
@@ -210,14 +212,15 @@ class FuseRing(IoUring):
         Raises  ConnectionGone; OSError: an entry was not taken: EAGAIN before the connection has begun, EINVAL if its
                 payload is too short, EOPNOTSUPP if the administrator has forbidden it meanwhile
         """
-        if self._come:
-            come, self._come = self._come, []
+        if self._come or self._is_woken:
+            come, self._come, self._is_woken = self._come, [], False
             return come
         enter = self.enter if self._answering is None else self._answering.enter
         found = enter(1, _REST_S if self._large else inf)
         if not found:
             self._give_back()
-        return self._sorted(found)
+        come, self._is_woken = self._sorted(found), False
+        return come
 
     def _sorted(self, found: list[tuple[int, int]]) -> list[RingEntry]:
         come = []
@@ -227,6 +230,7 @@ class FuseRing(IoUring):
                 entry.is_ours = True
                 come.append(entry)
             elif token == _WAKE:
+                self._is_woken = True
                 self._await_wake()
             elif -result in _GONE:
                 raise ConnectionGone

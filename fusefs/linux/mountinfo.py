@@ -113,7 +113,7 @@ def _owner(super_options: bytes) -> int:
 
 
 def _plain(field: bytes) -> bytes:
-    """Without the kernel's escapes, such as `\\040`. By hand: one mount with a space would have each start load `re`."""
+    """Without the kernel's escapes, `\\040` and such. By hand: a mount with a space would have each start load `re`."""
     first, *others = field.split(b"\\")
     return first + b"".join(
         b"\\" + part if len(part) < 3 or part[:3].strip(b"01234567") else bytes((int(part[:3], 8),)) + part[3:]

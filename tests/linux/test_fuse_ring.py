@@ -26,3 +26,15 @@ def test_who_wakes_a_closed_ring_writes_into_nothing_that_was_opened_since() -> 
         finally:
             for file in files:
                 file.close()
+
+
+def test_a_ring_that_was_woken_waits_for_nothing_though_a_flush_has_heard_of_it() -> None:
+    with Fd(os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)) as device:
+        ring = FuseRing(device, 1 << 13)
+        try:
+            ring.flush()
+            ring.wake()
+            ring.flush()
+            assert ring.wait() == []
+        finally:
+            ring.close()
