@@ -5,6 +5,7 @@ import os
 import signal
 from collections import Counter, defaultdict
 from collections.abc import Generator, Iterable
+from itertools import islice
 from pathlib import Path
 from random import Random
 
@@ -114,6 +115,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.stash[N_LEFT_OUT] = len(left_out)
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
+    items[:] = _long_first(items, getattr(config, "workerinput", {}).get("workercount", 1))
     for item in items:
         if _group_of(item.nodeid) in QUICK_GROUPS:
             item.add_marker("quick")
@@ -136,6 +138,21 @@ def _left_out(items: Iterable[pytest.Item], most: int, seed: object) -> set[pyte
         if len(those) > most
         for item in Random(f"{seed} {test}").sample(those, len(those) - most)
     }
+
+
+def _long_first(items: list[pytest.Item], n_workers: int) -> list[pytest.Item]:
+    """Alike in each worker: what takes longest is begun first, or one worker would be at it when all others are done.
+
+    Source  xdist's worksteal deals its workers one equal part each, of tests that follow each other
+    """
+    long = [item for item in items if item.get_closest_marker("long")]
+    others = iter([item for item in items if not item.get_closest_marker("long")])
+    dealt: list[pytest.Item] = []
+    for worker in range(n_workers):
+        n_dealt = (len(items) - len(dealt)) // (n_workers - worker)
+        first = long[worker::n_workers]
+        dealt += [*first, *islice(others, max(n_dealt - len(first), 0))]
+    return [*dealt, *others]
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

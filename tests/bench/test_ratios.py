@@ -17,6 +17,7 @@ pytestmark = pytest.mark.needs("root")
 N_ROUNDS = 3
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)  # seconds on an idle machine
 def test_no_ratio_is_far_beyond_what_is_stored(record_property: Callable[[str, object], None]) -> None:
     rounds = take(cost.BENCHMARK, cost.CASE, N_ROUNDS).rounds

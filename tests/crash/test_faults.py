@@ -30,6 +30,7 @@ CASES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "number"), CASES, ids=lambda value: errno.errorcode.get(value, value))
 def test_nothing_is_lost_when_any_call_fails(volume: Path, name: str, number: int) -> None:
     scene = SCENES[name]

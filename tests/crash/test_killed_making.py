@@ -45,6 +45,7 @@ def entries_of(volume: Path) -> list[str]:
     return sorted(path.name for path in volume.iterdir())
 
 
+@pytest.mark.long
 def test_init_killed_before_any_call_is_finished_by_the_next_init(volume: Path) -> None:
     wipe(volume)
     for n in changing(numbered_calls(partial(init, volume))):
@@ -57,6 +58,7 @@ def test_init_killed_before_any_call_is_finished_by_the_next_init(volume: Path) 
     assert code == 0
 
 
+@pytest.mark.long
 def test_first_swap_without_a_store_killed_before_any_call_loses_nothing(volume: Path) -> None:
     def set_up() -> None:
         wipe(volume)

@@ -130,6 +130,7 @@ def test_a_takeover_that_was_killed_is_taken_over_in_turn(volume: Path, name: st
             nothing_is_lost(scene, volume, before)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", TAKEN_OVER)
 def test_nothing_is_lost_when_a_frozen_node_wakes_after_it_was_taken_over(
     volume: Path, name: str, monkeypatch: pytest.MonkeyPatch

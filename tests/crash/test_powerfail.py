@@ -94,6 +94,7 @@ class ThreeRenames(Kernel):
                 self.syncfs(fd)
 
 
+@pytest.mark.long
 @on_each_fs
 @pytest.mark.parametrize("verb", SCENARIOS)
 def test_power_cut_loses_nothing(verb: str, fstype: str) -> None:
@@ -127,6 +128,7 @@ def flush_in_the_background(cut: Cut, k: int) -> bool:
     return number < meddler.n_in_a_round
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("verb", "fstype"), [pytest.param(verb, *fstype.values, marks=fstype.marks) for verb, fstype in MEDDLED_IN]
 )

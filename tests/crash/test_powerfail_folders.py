@@ -12,6 +12,7 @@ ALL = [(verb, kind) for verb in FOLDERS for kind in (Kernel, FlushedHere, Flushe
 SOME = [("registration", Kernel), ("upgrade", Kernel), ("taking over", FlushedHere)]
 
 
+@pytest.mark.long
 @on_some_fs
 @pytest.mark.parametrize(("verb", "kind"), ALL if IS_EVERYWHERE else SOME)
 def test_power_cut_strands_nothing_and_proves_nothing_planted(verb: str, kind: type[Kernel], fstype: str) -> None:

@@ -180,6 +180,7 @@ def use(volume: Path) -> None:
         pass
 
 
+@pytest.mark.long
 def test_two_first_commands_of_a_user_share_one_folder(volume: Path) -> None:
     scene = Scene(make_victim, lambda where, kernel: swap(home(where), kernel), uid=USER, is_gapless=True)
 

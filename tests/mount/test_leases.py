@@ -133,6 +133,7 @@ def test_umount_force_lets_who_waits_go(how: str) -> None:
         assert ends(client) in DAEMON_GONE
 
 
+@pytest.mark.long
 @pytest.mark.rests_on("direct-requests")
 def test_many_who_wait_all_have_it_in_the_end() -> None:
     """No more of one user's than some take a thread of the daemon's; the others wait for their turn."""
@@ -147,6 +148,7 @@ def test_many_who_wait_all_have_it_in_the_end() -> None:
         assert {ends(pid) for pid in pids} == {0}
 
 
+@pytest.mark.long
 def test_who_waits_very_often_without_direct_requests_is_told_so_and_stops_nobody() -> None:
     """No more of one user's than some take a thread and a worker of the daemon's; others may still wait, too."""
     with (

@@ -272,6 +272,7 @@ def volume_of(fs_type: str) -> Iterator[Path]:
                 yield path
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_mount_agrees_over_any_history(case: Case) -> None:

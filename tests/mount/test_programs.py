@@ -226,6 +226,7 @@ def test_fio_reads_back_what_it_wrote(here: Path) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_stress_of_every_kind_finds_no_fault_and_the_daemon_goes_on(here: Path) -> None:
     """Four kinds at a time: each has its second, however much else there is to do."""

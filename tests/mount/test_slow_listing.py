@@ -127,6 +127,7 @@ def test_who_wants_names_and_then_attributes_has_them_once() -> None:
         assert one.asked() - before < N * 1.2 + N_LATE + N_SPARE
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("n_in_flight", [1, 8, N_IN_FLIGHT])
 @BOTH_WAYS
 def test_no_more_are_in_flight_than_allowed(n_in_flight: int, *, has_uring: bool) -> None:
@@ -267,6 +268,7 @@ def lists_for_ever(top: Path) -> None:
                     entry.stat(follow_symlinks=False)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", [[EXCLUSIVE], [EXCLUSIVE, "cache_size=8K"], [EXCLUSIVE, "timeout=0"]], ids=str)
 @BOTH_WAYS
 def test_who_changed_something_sees_it_however_many_look(options: Sequence[str], *, has_uring: bool) -> None:

@@ -19,7 +19,7 @@ from tests.support.trashd_command import done_well, swapped, trashd
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop", "prune")
 
-N_DIRECTORIES, N_FILES = 300, 20
+N_DIRECTORIES, N_FILES = 100, 20
 LARGE_BYTES = 4 << 20
 N_LARGE, NAME_BYTES = 3000, 200
 """So many names, so long, make a directory that `--wait` misses."""

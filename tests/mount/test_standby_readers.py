@@ -35,7 +35,7 @@ from tests.support.trashd_command import trashd
 pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.rests_on("direct-requests")]
 
 N_FILES = 12
-N_MANY = 300
+N_MANY = 200
 N_OF_ONE = 120
 ANOTHER = 4711
 FS_IOC_GETFLAGS = 0x80086601
@@ -202,6 +202,7 @@ def are_asking(place: Place, n: int) -> bool:
     return until(lambda: place.mounted.fuse.n_waiting() >= n, LIMIT_S)
 
 
+@pytest.mark.long
 @pytest.mark.rests_on("parallel-lookups")
 def test_many_who_wait_take_no_more_than_their_share_and_are_all_served_in_the_end() -> None:
     with served() as place:
@@ -216,6 +217,7 @@ def test_many_who_wait_take_no_more_than_their_share_and_are_all_served_in_the_e
         in_time(partial(work, place.top / "stuck"))
 
 
+@pytest.mark.long
 @pytest.mark.rests_on("parallel-lookups")
 def test_who_is_killed_while_he_waits_for_his_turn_ends_at_once() -> None:
     """Who is in a call below ends with that, as natively."""

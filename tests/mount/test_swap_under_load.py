@@ -101,6 +101,7 @@ def clients(top: Path, victim: Path) -> list[Callable[[], None]]:
     return [lists, creates, renames, appends, reads, walks, holds, beside]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_swap_and_restore_under_load() -> None:
     with loop_volume("ext4", 512) as volume:

@@ -91,6 +91,7 @@ def reap_on(killer: Killer, volume: Path, identifier: str, canary: Canary) -> in
         assert code != DONE
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900 if N_KILLS > 100 else 120)
 def test_reap_killed_at_any_time_is_finished_by_the_next_and_touches_nothing_outside(
     roomy: Path, request: pytest.FixtureRequest

@@ -69,6 +69,7 @@ def sound() -> Iterator[tuple[Path, Path]]:
 # Errors
 
 
+@pytest.mark.long
 @pytest.mark.needs("fuse")
 def test_errors_in_many_orphans_give_the_volume_a_rest_and_the_reason_is_told() -> None:
     with sound() as (well, base), broken_volume() as broken:
@@ -279,6 +280,7 @@ def daemon_of(mount_point: Path) -> int:
     raise LookupError(mount_point)
 
 
+@pytest.mark.long
 @pytest.mark.needs("fuse")
 def test_volume_that_hangs_in_the_middle_of_a_reap_holds_nothing_else_up() -> None:
     with sound() as (well, base), broken_volume() as hung:

@@ -69,6 +69,7 @@ def mount_canary_in(volume: Path, canary: Canary) -> str:
     return swap(tree, options=EXPIRED).id
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120 + 8 * N_KILLS if N_KILLS > 10 else 120)
 @pytest.mark.parametrize("filesystem", ALL_FILESYSTEMS)
 def test_service_killed_at_any_time_loses_nothing_and_touches_nothing_outside(filesystem: str) -> None:

@@ -106,6 +106,7 @@ def assert_flat(samples: Sequence[Sample]) -> None:
     assert max(one.n_children for one in samples) <= 2 * len(USERS)
 
 
+@pytest.mark.long
 def test_memory_and_fds_stay_what_they_are_and_nothing_is_lost() -> None:
     random = Random("soak")
     with roomy_volume("ext4", 60_000) as volume, places() as base:

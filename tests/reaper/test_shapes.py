@@ -54,6 +54,7 @@ def test_special_files_are_unlinked_and_never_opened(volume: Path) -> None:
         assert_reaped(volume, job, 1 + 12 + 1 + 12 + 1 + 12 + 1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("n_levels", [63, 64, 65, 100, 101, 1000, 100_000])
 def test_chain_of_any_depth_is_reaped_whole(volume: Path, n_levels: int) -> None:
     assert_reaped(volume, deep_chain(volume / "job", n_levels), n_levels + 2)

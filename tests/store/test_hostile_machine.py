@@ -216,6 +216,7 @@ def bare() -> Iterator[tuple[Path, Path]]:
         yield first, plain
 
 
+@pytest.mark.long
 def test_no_history_does_to_a_file_what_its_people_could_not(bare: tuple[Path, Path]) -> None:
     class Histories(HostileMachine):
         volumes = bare

@@ -390,6 +390,7 @@ def bare() -> Iterator[Path]:
         yield path
 
 
+@pytest.mark.long
 def test_no_history_loses_a_file_or_breaks_the_store(bare: Path) -> None:
     class Histories(StoreMachine):
         volume = bare

@@ -128,6 +128,7 @@ def test_what_was_planted_and_chmodded_is_told_and_reaped_by_nobody(
         assert any("when root first saw it" in problem.what for problem in problems(volume))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("act", [recover_all, init], ids=["tend", "init"])
 def test_killed_at_any_call_it_is_finished_by_the_next_command(act: object) -> None:
     assert callable(act)
@@ -273,6 +274,7 @@ def test_until_its_owner_comes_list_and_doctor_tell_of_what_was_set_aside(capfd:
         assert "waits" not in "".join(capfd.readouterr())
 
 
+@pytest.mark.long
 def test_taking_over_killed_at_any_call_strands_nothing() -> None:
     with tmpfs_volume(options=("mode=1777",)) as volume:
 

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict, Unpack
 
 from fusefs.linux.kernel import Kernel
 from fusefs.store.find_orphans import find_container
@@ -88,17 +88,23 @@ def _is_python(pid: int) -> bool:
     return False
 
 
-def start_ranks(
-    mpi: str,
-    n: int,
-    *words: str | Path,
-    uid: int = USER,
-    nodes: Sequence[Path] = (),
-    at: Path | None = None,
-    first: Sequence[str | Path] = (),
-) -> Ranks:
-    """`mpiexec -n N trashd WORDS`; the rest as for `start_job`."""
-    return start_job(mpi, n, [PYTHON, "-m", "fusefs.cli.main", *words], uid=uid, nodes=nodes, at=at, first=first)
+class RanksAs(TypedDict, total=False):
+    """What `start_job` may be told of its ranks, and so whoever calls it."""
+
+    uid: int
+    nodes: Sequence[Path]
+    at: Path
+    first: Sequence[str | Path]
+
+
+def run_ranks(mpi: str, n: int, *words: str | Path, **told: Unpack[RanksAs]) -> Done:
+    """`mpiexec -n N trashd WORDS`, to its end."""
+    return start_ranks(mpi, n, *words, **told).wait()
+
+
+def start_ranks(mpi: str, n: int, *words: str | Path, **told: Unpack[RanksAs]) -> Ranks:
+    """`mpiexec -n N trashd WORDS`."""
+    return start_job(mpi, n, [PYTHON, "-m", "fusefs.cli.main", *words], **told)
 
 
 def start_job(
@@ -141,19 +147,6 @@ def start_job(
         start_new_session=True,
     )
     return Ranks(process)
-
-
-def run_ranks(
-    mpi: str,
-    n: int,
-    *words: str | Path,
-    uid: int = USER,
-    nodes: Sequence[Path] = (),
-    at: Path | None = None,
-    first: Sequence[str | Path] = (),
-) -> Done:
-    """`mpiexec -n N trashd WORDS`, to its end; arguments as for `start_ranks`."""
-    return start_ranks(mpi, n, *words, uid=uid, nodes=nodes, at=at, first=first).wait()
 
 
 def store_of_user(volume: Path) -> None:

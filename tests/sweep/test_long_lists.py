@@ -15,11 +15,12 @@ import pytest
 
 from tests.support.trashd_command import TRASHD
 
-pytestmark = pytest.mark.needs("root")
-
-N_NAMES = int(os.environ.get("TRASHD_TEST_NAMES", "200000"))
+N_USUAL = 200_000
+N_NAMES = int(os.environ.get("TRASHD_TEST_NAMES", N_USUAL))
 N_FEW = 20_000
 GROWTH_MAX_KIB = 8 * 1024  # less than half of what the names would take; two runs differ by a MiB or two
+
+pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(600 if N_NAMES <= N_USUAL else 0)]
 
 WRITERS = {
     "in-order": ("nul", 'b"%b/d%06d/f%06d\\0" % (top, n // 1000, n)'),
