@@ -6,9 +6,8 @@ import os
 import pwd
 import signal
 import socket
-from collections.abc import Callable
 
-from fusefs.core.lean import NamedTuple
+from fusefs.core.lean import Callable, NamedTuple
 from fusefs.linux import syscalls
 from fusefs.linux.child_channel import ChildLost, die_with_parent, receive, send, watch
 

@@ -6,13 +6,14 @@ import os
 import select
 import signal
 import socket
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import suppress
-from typing import TypeVar
 
+from fusefs.core.lean import TYPE_CHECKING, Callable, TypeVar, suppress
 from fusefs.linux.act_as_user import UserCredentials, become
 from fusefs.linux.child_channel import die_with_parent, receive, send
 from fusefs.linux.fd import Fd
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterator, Sequence
 
 T = TypeVar("T")
 

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from functools import partial
-from typing import Any, TypeVar
 
 from fusefs.core.errors import BrokenStore, NotFound, TrashdError, Untrusted, UsageError, from_os
-from fusefs.core.lean import NamedTuple
+from fusefs.core.lean import TYPE_CHECKING, Callable, NamedTuple, TypeVar, contextmanager, partial, suppress
 from fusefs.core.names import STORE, join
 from fusefs.core.orphan_age import Clock
 from fusefs.core.orphan_sums import KeyedSum, OrphanSums, OrphanToSum
@@ -30,6 +26,10 @@ from fusefs.store.swap_for_owner import give_what_is_left
 from fusefs.store.tidy_folder import prepared, tend, told
 from fusefs.store.user_folders import FolderRefusal
 from fusefs.store.victim_rename import DirectRename, VisibleRename
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from typing import Any
 
 ID_LEAST_CHARS = 4
 """Of an id that is cut short: what a script's empty variable begins is every orphan, perhaps the only one."""
