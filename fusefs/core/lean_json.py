@@ -41,7 +41,7 @@ _INFINITE = (float("inf"), float("-inf"))
 
 
 class _AsStandardsRead(_AsJsonReads):
-    """The same without numbers that no JSON could say again."""
+    """What that says, without numbers that no JSON could say again."""
 
     @staticmethod
     def parse_float(text: str) -> float:
@@ -63,7 +63,7 @@ def loads(text: bytes) -> Any:
 
 
 def loads_of_others(text: bytes) -> Any:
-    """The same of what a user may have written: as RFC 8259 has it, and nothing that could not be written or printed.
+    """JSON that a user may have written: as RFC 8259 has it, and nothing that could not be written or printed again.
 
     So not in UTF-16, without NaN, infinity, numbers above what a float holds, and halves of characters.
     Raises  ValueError, RecursionError

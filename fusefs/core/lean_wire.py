@@ -1,6 +1,6 @@
 """Messages between our own processes, as msgspec writes them: it knows no Enum of core/lean.py.
 
-It is loaded with the first of them, as a command that acts for nobody else has none.
+A command that acts for nobody else has none, and does not load it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 T = TypeVar("T")
+
+
+def load() -> None:
+    """Have it loaded before processes are forked that need it too, each of which would do so by itself."""
+    import msgspec.json  # noqa: F401
 
 
 def encode(message: object) -> bytes:

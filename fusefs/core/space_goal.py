@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 
 from fusefs.core import freed_space
 from fusefs.core.freed_space import SpaceCourse, SpaceKeeper, SpaceKept, Survey, Waited, WaitStep
@@ -72,6 +71,8 @@ def parse_goal(text: str) -> SpaceGoal:
     typed = text.strip().lower()
     if typed == "done":
         return ALL
+    import re  # who waits for all has no need of it
+
     if share := re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,6})?)%", typed, re.ASCII):
         percent = float(share[1])
         if not 0 < percent <= 100:

@@ -11,7 +11,6 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, join
 from fusefs.core.record import MAX_ENTERED, Entered, Failure, Record, quote
 from fusefs.core.report import Reaped, Report, ours_first
-from fusefs.engine.count_tree import survey
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.late_arrivals import LateArrivals
@@ -122,6 +121,8 @@ class _ReapRun:
                 report = _with_known_size(_retire(held, report), held.record, is_whole=self._is_whole)
             if report.n_failed:
                 if wishes.waits:
+                    from fusefs.engine.count_tree import survey
+
                     left_bytes = survey(self._kernel, held.fd).n_bytes
                 _set_aside(held, report, entered)
         restock(folder)
@@ -175,6 +176,8 @@ def _survey(kernel: Kernel, container: Fd, wishes: RemovalWishes) -> Survey | No
     """What is in a container, if that is asked for; stopped it is less than that, and nothing is removed then."""
     if wishes.counted is None and not wishes.waits:
         return None
+    from fusefs.engine.count_tree import survey  # hardly a reap is counted
+
     seen = survey(kernel, container, wishes.counting, with_shared=wishes.waits, stops=wishes.stops)
     if wishes.counted is not None:
         wishes.counted(seen)

@@ -11,7 +11,6 @@ import errno
 import os
 import stat
 import time
-from dataclasses import dataclass
 from itertools import islice
 
 from fusefs.core.lean import TYPE_CHECKING, Callable, ExitStack, NamedTuple, TypeVar, suppress
@@ -84,17 +83,21 @@ class SliceRemover(NamedTuple):
         return _RemovalRun(self, work, budget).run()
 
 
-@dataclass(slots=True)
 class _Frame:
     """An open directory on the way down, or a large file that is being cut. is_bound: nobody else can go on with it"""
 
-    name: str
-    fd: Fd
-    path: bytes
-    work: SliceWork
-    is_bound: bool = False
-    is_opened_up: bool = False
-    is_listed_by_fd: bool = False
+    __slots__ = ("fd", "is_bound", "is_listed_by_fd", "is_opened_up", "name", "path", "work")
+
+    def __init__(
+        self, name: str, fd: Fd, path: bytes, work: SliceWork, *, is_bound: bool = False, is_listed_by_fd: bool = False
+    ) -> None:
+        self.name = name
+        self.fd = fd
+        self.path = path
+        self.work = work
+        self.is_bound = is_bound
+        self.is_opened_up = False
+        self.is_listed_by_fd = is_listed_by_fd
 
 
 class _RemovalRun:
@@ -293,7 +296,7 @@ class _RemovalRun:
         work = SliceWork(is_listed=False, n_passes=n_passes)
         path = join(frame.path, raw(name))
         is_bound = frame.is_bound or (self._by_paths and not self._given.is_lasting(fd, path))
-        self._frames.append(_Frame(name, fd, path, work, is_bound))
+        self._frames.append(_Frame(name, fd, path, work, is_bound=is_bound))
 
     def _is_held_store(self, frame: _Frame, name: str) -> bool:
         """Whether a directory stays as a store that holds something; told, if it does."""

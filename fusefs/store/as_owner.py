@@ -15,7 +15,6 @@ from fusefs.store.layout import Store, UserFolder
 from fusefs.store.make_folder import make_roots
 from fusefs.store.root_rename import ITS_OWNERS, RenameAnswer, RenameQuestion, RootRename
 from fusefs.store.stage import restock
-from fusefs.store.swap_path import own_folder
 from fusefs.store.user_folders import open_user
 from fusefs.store.victim_rename import DirectRename, VisibleRename
 from fusefs.store.visible_move import VisibleMove
@@ -63,6 +62,7 @@ def make_folder_of(store: Store, uid: int) -> UserFolder:
     completed or undone.
     Raises  AuthorityLost, or what making it met
     """
+    from fusefs.store.swap_path import own_folder  # before there is a child, who may not read where it lies
 
     if store.is_roots_to_keep():
         with suppress(OSError, NoStore):
@@ -81,6 +81,7 @@ def make_folder_of(store: Store, uid: int) -> UserFolder:
 
 def ask_owner(uid: int, body: Callable[[Ask], T], kind: Any, answer: Ask) -> T:
     """The result of `body`, run in a process of a user's by root, which it may ask something; kind, Raises as above."""
+    lean_wire.load()
     try:
         message = call_as(uid, lambda ask: _run(body, ask), answer)
     except ChildLost as error:

@@ -7,8 +7,6 @@ leaves alone; and it removes by rmdir, which refuses where the reasoning was wro
 from __future__ import annotations
 
 import os
-import re
-from typing import assert_never
 
 from fusefs.core.errors import WAY_OUT, TrashdError
 from fusefs.core.identity import Identity, Likelihood, compare
@@ -42,6 +40,7 @@ from fusefs.store.visible_move import VisibleMove
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+    from typing import Never
 
 _BOOT = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 
@@ -249,6 +248,8 @@ def may_be_alive(held: HeldContainer, ended: Collection[str]) -> KeptContainer |
 
 def _way_out_of(record: Record, volume: bytes, *first: str) -> str:
     """The hint that names a boot; first: what else helps"""
+    import re  # there is seldom anything to tell
+
     if not re.fullmatch(_BOOT, record.boot):
         return WAY_OUT  # no id of a boot, and not to be typed into a shell
     ends = f"if nothing of that boot does any more: trashd doctor --repair --ended {record.boot} {shell_word(volume)}"
@@ -304,7 +305,7 @@ def _settle_staged(held: HeldContainer, origin: Origin) -> str:
             move(held, State.ORPHANS)
             return "what its sweep had taken: adopted"
         case _:
-            assert_never(action)
+            raise _forgotten(action)
 
 
 def _remove_prepared(held: HeldContainer, name: Name) -> None:
@@ -398,4 +399,9 @@ def settle_restoring(held: HeldContainer, origin: Origin, back_to: State = State
             move(held, back_to)
             return "what was not back yet: an orphan again"
         case _:
-            assert_never(action)
+            raise _forgotten(action)
+
+
+def _forgotten(action: Never) -> AssertionError:
+    """For an action that is not handled, of which a type checker tells; as `assert_never`, which would load typing."""
+    return AssertionError(action)
