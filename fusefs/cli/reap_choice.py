@@ -8,7 +8,6 @@ from itertools import groupby
 
 from fusefs.cli import output
 from fusefs.cli.early_question import line_of
-from fusefs.cli.json_objects import RestorableFor
 from fusefs.core.lean import TYPE_CHECKING, NamedTuple
 from fusefs.core.lifecycle import State
 from fusefs.core.printable_names import printable, shell_word
@@ -117,6 +116,8 @@ def _waits(entry: ListedContainer) -> bool:
 
 def tell_would_go(due: Sequence[ListedContainer], *, as_json: bool) -> None:
     """Print what a reap would take, as `trashd list` has it."""
+    from fusefs.cli.json_objects import RestorableFor
+
     now_ns = time.time_ns()
     for entry in due:
         if as_json:

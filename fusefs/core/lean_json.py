@@ -8,7 +8,6 @@ from __future__ import annotations
 from fusefs.core.lean import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
 try:
@@ -25,7 +24,12 @@ class _AsJsonReads:
 
     strict = True
     object_hook = object_pairs_hook = None
-    parse_float, parse_int = float, int
+    parse_int = int
+
+    @staticmethod
+    def parse_float(text: str) -> float:
+        """Its value, or infinity."""
+        return float(text)
 
     @staticmethod
     def parse_constant(name: str) -> float:
@@ -33,24 +37,75 @@ class _AsJsonReads:
         raise ValueError(name)
 
 
-_scan: Callable[[str, int], tuple[Any, int]] | None = (
-    None if make_scanner is None else make_scanner(_AsJsonReads)  # type: ignore[arg-type]
-)
+_INFINITE = (float("inf"), float("-inf"))
+
+
+class _AsStandardsRead(_AsJsonReads):
+    """What that says, without numbers that no JSON could say again."""
+
+    @staticmethod
+    def parse_float(text: str) -> float:
+        """Its value."""
+        number = float(text)
+        if number in _INFINITE:
+            raise ValueError(f"{text} is too large")
+        return number
 
 
 def loads(text: bytes) -> Any:
     """As json.loads of UTF-8. Raises  ValueError, RecursionError"""
     try:
-        plain = text.decode().strip(" \t\n\r")
-        if _scan is not None:
-            found, end = _scan(plain, 0)
-            if end == len(plain):
-                return found
-    except (ValueError, StopIteration, SystemError):
-        pass  # the last: the scanner means json's error, and as long as nobody has loaded json it has none to raise
-    import json  # which says what is wrong with it, or reads what no writer of ours wrote
+        return _scanned(text.decode(), _AsJsonReads)
+    except _NOT_TAKEN:
+        import json  # which says what is wrong with it, or reads what no writer of ours wrote
 
-    return json.loads(text)
+        return json.loads(text)
+
+
+def loads_of_others(text: bytes) -> Any:
+    """JSON that a user may have written: as RFC 8259 has it, and nothing that could not be written or printed again.
+
+    So not in UTF-16, without NaN, infinity, numbers above what a float holds, and halves of characters.
+    Raises  ValueError, RecursionError
+    """
+    plain = text.decode()
+    try:
+        found = _scanned(plain, _AsStandardsRead)
+    except _NOT_TAKEN:
+        import json
+
+        how = _AsStandardsRead
+        found = json.loads(plain, parse_float=how.parse_float, parse_constant=how.parse_constant)
+    if "\\u" in plain:
+        _refuse_halves(found)
+    return found
+
+
+_NOT_TAKEN = (ValueError, StopIteration, SystemError)
+"""The last: the scanner means json's error, and as long as nobody has loaded json it has none to raise."""
+
+
+def _scanned(plain: str, how: type[_AsJsonReads]) -> Any:
+    """Raises  _NOT_TAKEN, RecursionError"""
+    if make_scanner is None:
+        raise ValueError
+    plain = plain.strip(" \t\n\r")
+    found, end = make_scanner(how)(plain, 0)  # type: ignore[arg-type]
+    if end != len(plain):
+        raise ValueError
+    return found
+
+
+def _refuse_halves(value: Any) -> None:
+    """Raises  ValueError for a string with half of a character that takes two in UTF-16"""
+    if isinstance(value, str):
+        value.encode()
+    elif isinstance(value, dict):
+        for pair in value.items():
+            _refuse_halves(pair)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            _refuse_halves(one)
 
 
 def dumps(value: Any, indent: int | None = None) -> str:

@@ -1,7 +1,7 @@
 """The record of a container: what a person or recovery must know about the tree beside it.
 
 Written with little of the standard library, since `trashd swap` has no time for more (docs/decisions/0045);
-read back, and distrusted, in `core.wire`.
+read back, and distrusted, in `core.record_decoding`.
 """
 
 from __future__ import annotations
@@ -274,9 +274,8 @@ def unquote(text: str) -> bytes:
 
     Raises  ValueError for anything that `quote` never writes
     """
-    import re  # a swap is spared it
-
-    raw = re.sub(rb"%([0-9A-F]{2})", lambda m: bytes.fromhex(m[1].decode()), text.encode("ascii"))
+    first, *others = text.encode("ascii").split(b"%")
+    raw = first + b"".join(bytes.fromhex(one[:2].decode()) + one[2:] for one in others)
     if quote(raw) != text:
         raise ValueError("not a quoted path")
     return raw

@@ -1,14 +1,16 @@
-"""Records read back: bytes that a user may have written, turned into a Record or an error."""
+"""Records read back: bytes that a user may have written, turned into a Record or an error.
+
+Each value is held against what its key may have, by the checks below: a reap has no time to load msgspec, which does
+the same (docs/decisions/0045). tests/unit/test_wire.py holds this against it.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
-import msgspec
-
 from fusefs.core.errors import BadRecord
 from fusefs.core.identity import Identity
-from fusefs.core.names import ContainerId, Name, RelPath, VolumeId, is_container_id, is_volume_id, join, split
+from fusefs.core.lean import TYPE_CHECKING, partial
+from fusefs.core.lean_json import loads_of_others
+from fusefs.core.names import Name, RelPath, is_container_id, is_volume_id, join, split
 from fusefs.core.record import (
     FORMAT,
     MAX_ENTERED,
@@ -26,76 +28,15 @@ from fusefs.core.record import (
     unquote,
 )
 
-_Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-_Ino = Annotated[int, msgspec.Meta(ge=0)]
-_Mode = Annotated[int, msgspec.Meta(ge=0, le=0o7777)]
-_Word = Annotated[str, msgspec.Meta(max_length=400)]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
+    Check = Callable[[Any], Any]
+    """The value that a key's value stands for. Raises  ValueError for any other"""
 
-class _Identity(msgspec.Struct):
-    handle: _Word
-    ino: _Ino
-    btime_ns: int
-
-
-class _Heir(msgspec.Struct):
-    uid: _Count
-    retention_s: _Count | None
-
-
-class _Failure(msgspec.Struct):
-    name: str
-    errno: _Count
-    call: _Word
-
-
-class _Invocation(msgspec.Struct):
-    id: _Word
-    session: _Word
-
-
-class _Size(msgspec.Struct):
-    n_entries: _Count | None
-    n_bytes: _Count
-    linked_bytes: _Count
-    shared_bytes: _Count | None
-    is_at_least: bool
-    source: _Word
-    at_ns: _Count
-
-
-class _Record(msgspec.Struct):
-    format: int
-    id: _Word
-    volume: _Word
-    method: _Word
-    origin: str | None
-    parent: _Identity | None
-    fresh: _Identity | None
-    victim: _Identity | None
-    host: _Word
-    boot: _Word
-    created_ns: _Count
-    retention_s: _Count | None
-    superblock: _Word = ""
-    boot_ns: _Count | None = None
-    note: Annotated[str, msgspec.Meta(max_length=NOTE_MAX_CHARS)] = ""
-    lent_mode: _Mode | None = None
-    lent_fresh: _Mode | None = None
-    target: str | None = None
-    heir: _Heir | None = None
-    kept: dict[str, _Ino] | None = None
-    moved_ns: _Count | None = None
-    taken_from: _Count | None = None
-    entered: Annotated[dict[_Word, _Count], msgspec.Meta(max_length=MAX_ENTERED)] = {}
-    partial: bool = False
-    failures: Annotated[list[_Failure], msgspec.Meta(max_length=MAX_FAILURES)] = []
-    invocation: _Invocation | None = None
-    size: _Size | None = None
-
-
-class _Version(msgspec.Struct):
-    format: int
+_WORD_CHARS = 400
+_COUNT_MAX = (1 << 63) - 1
 
 
 def decode(text: bytes) -> Record:
@@ -106,64 +47,153 @@ def decode(text: bytes) -> Record:
     if len(text) > RECORD_MAX_BYTES:
         raise BadRecord("larger than 64 KiB")
     try:
-        version = msgspec.json.decode(text, type=_Version)
-        if version.format != FORMAT:
-            raise BadRecord(f"format {version.format}, this trashd knows {FORMAT}", "use a newer trashd")
-        raw: dict[str, Any] = msgspec.json.decode(text)
-        wire = msgspec.convert(raw, type=_Record)
-        return _record(wire, raw)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raw = loads_of_others(text)
+        version = _fields(raw, {"format": _number}, {})["format"]
+        if version != FORMAT:
+            raise BadRecord(f"format {version}, this trashd knows {FORMAT}", "use a newer trashd")
+        told = _fields(raw, _NEEDED, _OTHERS)
+        # Only a sweep may have been of the directory itself that holds the store.
+        if told["origin"] == b"" and told["method"] is not Method.SWEEP:
+            raise ValueError("origin: not a plain relative path")
+        known = {"format", *_NEEDED, *_OTHERS}
+        return Record(**told, unknown=tuple((key, value) for key, value in raw.items() if key not in known))
+    except (ValueError, RecursionError) as error:
         raise BadRecord(str(error)) from error
 
 
-def _record(wire: _Record, raw: dict[str, Any]) -> Record:
-    if not is_container_id(wire.id):
-        raise ValueError("the id has not the form of an id")
-    if not is_volume_id(wire.volume):
-        raise ValueError("the volume's id has not the form of one")
-    known, method = _Record.__struct_fields__, Method(wire.method)
-    return Record(
-        id=ContainerId(wire.id),
-        volume=VolumeId(wire.volume),
-        method=method,
-        # Only a sweep may have been of the directory itself that holds the store.
-        origin=RelPath(b"") if wire.origin == "" and method is Method.SWEEP else _path(wire.origin),
-        parent=_identity(wire.parent),
-        fresh=_identity(wire.fresh),
-        victim=_identity(wire.victim),
-        host=wire.host,
-        boot=wire.boot,
-        superblock=wire.superblock,
-        boot_ns=wire.boot_ns,
-        created_ns=wire.created_ns,
-        retention_s=wire.retention_s,
-        note=wire.note,
-        lent_mode=wire.lent_mode,
-        lent_fresh=wire.lent_fresh,
-        target=_path(wire.target),
-        heir=None if wire.heir is None else NewOwner(wire.heir.uid, wire.heir.retention_s),
-        kept=None if wire.kept is None else tuple(KeptDirectory(_name(n), ino) for n, ino in wire.kept.items()),
-        moved_ns=wire.moved_ns,
-        taken_from=wire.taken_from,
-        entered=tuple(Entered(*one) for one in wire.entered.items()),
-        partial=wire.partial,
-        failures=tuple(Failure(unquote(f.name), f.errno, f.call) for f in wire.failures),
-        invocation=None if wire.invocation is None else Invocation(wire.invocation.id, wire.invocation.session),
-        size=None if wire.size is None else TreeSize(*msgspec.structs.astuple(wire.size)),
-        unknown=tuple((key, value) for key, value in raw.items() if key not in known),
-    )
+def _fields(value: Any, needed: dict[str, Check], others: dict[str, Check]) -> dict[str, Any]:
+    """What an object says: all that is needed, and of others what is there. Further keys are not looked at."""
+    if type(value) is not dict:
+        raise ValueError("it is no object")
+    if missing := needed.keys() - value.keys():
+        raise ValueError(f"{min(missing)} is missing")
+    told = {}
+    for key, check in (needed | others).items():
+        if key in value:
+            try:
+                told[key] = check(value[key])
+            except ValueError as error:
+                raise ValueError(f"{key}: {error}") from None
+    return told
 
 
-def _path(text: str | None) -> RelPath | None:
-    return None if text is None else join(*split(unquote(text)))
+def _made_of(kind: Callable[..., Any], needed: dict[str, Check], value: Any) -> Any:
+    """A value with such fields, of an object that has all of them."""
+    return kind(**_fields(value, needed, {}))
 
 
-def _name(text: str) -> Name:
-    names = split(unquote(text))
+def _or_none(check: Check, value: Any) -> Any:
+    return None if value is None else check(value)
+
+
+def _number(value: Any, least: int | None = None, most: int | None = None) -> int:
+    if type(value) is not int:  # a bool is none
+        raise ValueError("it is no whole number")
+    if (least is not None and value < least) or (most is not None and value > most):
+        raise ValueError("the number is out of range")
+    return value
+
+
+_ino = partial(_number, least=0)
+_count = partial(_number, least=0, most=_COUNT_MAX)
+_mode = partial(_number, least=0, most=0o7777)
+
+
+def _text(value: Any, most: int = RECORD_MAX_BYTES) -> str:
+    if type(value) is not str:
+        raise ValueError("it is no text")
+    if len(value) > most:
+        raise ValueError("the text is too long")
+    return value
+
+
+_word = partial(_text, most=_WORD_CHARS)
+
+
+def _id(has_form: Callable[[str], bool], value: Any) -> str:
+    if not has_form(_word(value)):
+        raise ValueError("it has not the form of an id")
+    return str(value)
+
+
+def _truth(value: Any) -> bool:
+    if type(value) is not bool:
+        raise ValueError("it is neither true nor false")
+    return value
+
+
+def _pairs(kind: Callable[..., Any], key: Check, content: Check, most: int, value: Any) -> tuple[Any, ...]:
+    """One value of each key of an object and what it has."""
+    if type(value) is not dict or len(value) > most:
+        raise ValueError("it is no object, or has too many keys")
+    return tuple([kind(key(one), content(its)) for one, its in value.items()])
+
+
+def _several(check: Check, most: int, value: Any) -> tuple[Any, ...]:
+    if type(value) is not list or len(value) > most:
+        raise ValueError("it is no list, or too long")
+    return tuple([check(one) for one in value])
+
+
+def _bytes(value: Any) -> bytes:
+    return unquote(_text(value))
+
+
+def _path(value: Any) -> RelPath:
+    return join(*split(_bytes(value)))
+
+
+def _origin(value: Any) -> RelPath:
+    return RelPath(b"") if value == "" else _path(value)
+
+
+def _name(value: Any) -> Name:
+    names = split(_bytes(value))
     if len(names) != 1:
         raise ValueError("what is kept lies in the top of the tree")
     return names[0]
 
 
-def _identity(wire: _Identity | None) -> Identity | None:
-    return None if wire is None else Identity(wire.handle, wire.ino, wire.btime_ns)
+_identity = partial(_or_none, partial(_made_of, Identity, {"handle": _word, "ino": _ino, "btime_ns": _number}))
+_heir = partial(_made_of, NewOwner, {"uid": _count, "retention_s": partial(_or_none, _count)})
+_failure = partial(_made_of, Failure, {"name": _bytes, "errno": _count, "call": _word})
+_invocation = partial(_made_of, Invocation, {"id": _word, "session": _word})
+_SIZE: dict[str, Check] = {
+    "n_entries": partial(_or_none, _count),
+    "n_bytes": _count,
+    "linked_bytes": _count,
+    "shared_bytes": partial(_or_none, _count),
+    "is_at_least": _truth,
+    "source": _word,
+    "at_ns": _count,
+}
+_NEEDED: dict[str, Check] = {
+    "id": partial(_id, is_container_id),
+    "volume": partial(_id, is_volume_id),
+    "method": lambda value: Method(_word(value)),
+    "origin": partial(_or_none, _origin),
+    "parent": _identity,
+    "fresh": _identity,
+    "victim": _identity,
+    "host": _word,
+    "boot": _word,
+    "created_ns": _count,
+    "retention_s": partial(_or_none, _count),
+}
+_OTHERS: dict[str, Check] = {
+    "superblock": _word,
+    "boot_ns": partial(_or_none, _count),
+    "note": partial(_text, most=NOTE_MAX_CHARS),
+    "lent_mode": partial(_or_none, _mode),
+    "lent_fresh": partial(_or_none, _mode),
+    "target": partial(_or_none, _path),
+    "heir": partial(_or_none, _heir),
+    "kept": partial(_or_none, partial(_pairs, KeptDirectory, _name, _ino, RECORD_MAX_BYTES)),
+    "moved_ns": partial(_or_none, _count),
+    "taken_from": partial(_or_none, _count),
+    "entered": partial(_pairs, Entered, _word, _count, MAX_ENTERED),
+    "partial": _truth,
+    "failures": partial(_several, _failure, MAX_FAILURES),
+    "invocation": partial(_or_none, _invocation),
+    "size": partial(_or_none, partial(_made_of, TreeSize, _SIZE)),
+}

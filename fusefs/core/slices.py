@@ -7,14 +7,15 @@ open at a time whatever the tree's shape.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from typing import NamedTuple
 
+from fusefs.core.lean import TYPE_CHECKING, Callable, NamedTuple
 from fusefs.core.names import join
 from fusefs.core.record import MAX_ENTERED, Entered, Failure
 from fusefs.core.report import Report, add_failures
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 MAX_FDS = 100
 """Directories that a plan and its running slices hold open together, about; each worker has as many at most."""
@@ -50,7 +51,6 @@ def unpack(bundle: bytes) -> list[str]:
     return bundle.decode("utf-8", "surrogateescape").split("/")
 
 
-@dataclass(slots=True)
 class SliceWork:
     """What is to be done in one directory, or with one large file.
 
@@ -66,16 +66,35 @@ class SliceWork:
     cut_bytes      a file that is unlinked already: what is left to cut off; None for a directory
     """
 
-    names: list[str] = field(default_factory=list)
-    bundles: list[bytes] = field(default_factory=list)
-    subdirs: list[str] = field(default_factory=list)
-    emptied: list[tuple[str, int]] = field(default_factory=list)
-    is_listed: bool = True
-    failed: set[str] = field(default_factory=set)
-    n_failed: int = 0
-    n_passes: int = 0
-    is_productive: bool = False
-    cut_bytes: int | None = None
+    __slots__ = (
+        "bundles", "cut_bytes", "emptied", "failed", "is_listed", "is_productive", "n_failed", "n_passes", "names",
+        "subdirs",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        names: list[str] | None = None,
+        bundles: list[bytes] | None = None,
+        subdirs: list[str] | None = None,
+        emptied: list[tuple[str, int]] | None = None,
+        *,
+        is_listed: bool = True,
+        failed: set[str] | None = None,
+        n_failed: int = 0,
+        n_passes: int = 0,
+        is_productive: bool = False,
+        cut_bytes: int | None = None,
+    ) -> None:
+        self.names = [] if names is None else names
+        self.bundles = [] if bundles is None else bundles
+        self.subdirs = [] if subdirs is None else subdirs
+        self.emptied = [] if emptied is None else emptied
+        self.is_listed = is_listed
+        self.failed = set[str]() if failed is None else failed
+        self.n_failed = n_failed
+        self.n_passes = n_passes
+        self.is_productive = is_productive
+        self.cut_bytes = cut_bytes
 
     def fail(self, name: str) -> None:
         """Pass over an entry from now on."""
@@ -193,18 +212,22 @@ class FinishedDirectory(NamedTuple):
     has_failed: bool
 
 
-@dataclass(slots=True)
 class _Node:
     """A directory that is begun: its work that no slice has, and how much of it is under way."""
 
-    parent: int | None
-    name: str
-    fd: int
-    path: bytes
-    work: SliceWork
-    is_hoisted: bool
-    n_running: int = 0
-    n_children: int = 0
+    __slots__ = ("fd", "is_hoisted", "n_children", "n_running", "name", "parent", "path", "work")
+
+    def __init__(
+        self, parent: int | None, name: str, fd: int, path: bytes, work: SliceWork, *, is_hoisted: bool
+    ) -> None:
+        self.parent = parent
+        self.name = name
+        self.fd = fd
+        self.path = path
+        self.work = work
+        self.is_hoisted = is_hoisted
+        self.n_running = 0
+        self.n_children = 0
 
 
 def _can_run(node: _Node) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Sequence
 
 from fusefs.core import freed_space
 from fusefs.core.freed_space import SpaceCourse, SpaceKeeper, SpaceKept, Survey, Waited, WaitStep
-from fusefs.core.lean import NamedTuple
+from fusefs.core.lean import TYPE_CHECKING, NamedTuple
 from fusefs.core.sizes import format_size, parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _THOUSANDS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3}
 _SETTLE_S = 3.0
@@ -70,6 +71,8 @@ def parse_goal(text: str) -> SpaceGoal:
     typed = text.strip().lower()
     if typed == "done":
         return ALL
+    import re  # who waits for all has no need of it
+
     if share := re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,6})?)%", typed, re.ASCII):
         percent = float(share[1])
         if not 0 < percent <= 100:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import pwd
-import signal
-import socket
-from collections.abc import Callable
+from _socket import socketpair
 
-from fusefs.core.lean import NamedTuple
+from fusefs.core.lean import SIGKILL, TYPE_CHECKING, Callable, NamedTuple
 from fusefs.linux import syscalls
 from fusefs.linux.child_channel import ChildLost, die_with_parent, receive, send, watch
+
+if TYPE_CHECKING:
+    from _socket import socket
 
 Ask = Callable[[bytes], bytes]
 """Puts a question to the process that we act for, and returns its answer."""
@@ -75,7 +76,7 @@ def call_as(uid: int, body: Callable[[Ask], bytes], answer: Ask) -> bytes:
             could hold up an administrator's command for all. What `body` raises must be in its result.
     """
     wanted = person(uid)
-    ours, theirs = socket.socketpair()
+    ours, theirs = socketpair()
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
@@ -85,11 +86,11 @@ def call_as(uid: int, body: Callable[[Ask], bytes], answer: Ask) -> bytes:
         return _serve(pid, ours, answer)
     finally:
         ours.close()
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, SIGKILL)
         os.waitpid(pid, 0)
 
 
-def _child(wanted: UserCredentials, parent: int, channel: socket.socket, body: Callable[[Ask], bytes]) -> None:
+def _child(wanted: UserCredentials, parent: int, channel: socket, body: Callable[[Ask], bytes]) -> None:
     code = 1
     try:
         if not become(wanted, parent):
@@ -105,7 +106,7 @@ def _child(wanted: UserCredentials, parent: int, channel: socket.socket, body: C
         os._exit(code)
 
 
-def _serve(pid: int, channel: socket.socket, answer: Ask) -> bytes:
+def _serve(pid: int, channel: socket, answer: Ask) -> bytes:
     wait = watch(pid, channel)
     while True:
         try:

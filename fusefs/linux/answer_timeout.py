@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import select
-import signal
-import socket
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import suppress
-from typing import TypeVar
+from _socket import socketpair
 
+from fusefs.core.lean import SIGKILL, TYPE_CHECKING, Callable, TypeVar, suppress
 from fusefs.linux.act_as_user import UserCredentials, become
 from fusefs.linux.child_channel import die_with_parent, receive, send
 from fusefs.linux.fd import Fd
+
+if TYPE_CHECKING:
+    from _socket import socket
+    from collections.abc import Hashable, Iterator, Sequence
 
 T = TypeVar("T")
 
@@ -77,7 +78,7 @@ class _AskingChild:
         limit_s: float | None,
     ) -> None:
         self._limit_s = limit_s
-        self._channel, theirs = socket.socketpair()
+        self._channel, theirs = socketpair()
         parent = os.getpid()
         self._pid = os.fork()
         if self._pid == 0:
@@ -105,7 +106,7 @@ class _AskingChild:
         self._channel.close()
         with suppress(ChildProcessError, ProcessLookupError):
             with Fd(os.pidfd_open(self._pid)) as pidfd:
-                os.kill(self._pid, signal.SIGKILL)
+                os.kill(self._pid, SIGKILL)
                 _wait_for(pidfd, _END_S if self._limit_s is None else 0)
             os.waitpid(self._pid, os.WNOHANG)
 
@@ -119,7 +120,7 @@ def _wait_for(fd: Fd, seconds: float) -> None:
 
 def _live(
     parent: int,
-    channel: socket.socket,
+    channel: socket,
     questions: Sequence[T],
     ask: Callable[[T], bytes],
     person: UserCredentials | None,

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 
 from fusefs.core.errors import BadRecord
 from fusefs.core.freed_space import Survey
+from fusefs.core.lean import TYPE_CHECKING, Callable, suppress
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, join
 from fusefs.core.record import MAX_ENTERED, Entered, Failure, Record, quote
 from fusefs.core.report import Reaped, Report, ours_first
-from fusefs.engine.count_tree import survey
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.late_arrivals import LateArrivals
@@ -25,6 +23,9 @@ from fusefs.store.mounted_paths import refuse_mounted
 from fusefs.store.origin import Origin
 from fusefs.store.spare_space import FOR_REAPER, with_room
 from fusefs.store.stage import restock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 _NAME_MAX_BYTES = 4000
 _NAMES_MAX_BYTES = 16_000
@@ -120,6 +121,8 @@ class _ReapRun:
                 report = _with_known_size(_retire(held, report), held.record, is_whole=self._is_whole)
             if report.n_failed:
                 if wishes.waits:
+                    from fusefs.engine.count_tree import survey
+
                     left_bytes = survey(self._kernel, held.fd).n_bytes
                 _set_aside(held, report, entered)
         restock(folder)
@@ -173,6 +176,8 @@ def _survey(kernel: Kernel, container: Fd, wishes: RemovalWishes) -> Survey | No
     """What is in a container, if that is asked for; stopped it is less than that, and nothing is removed then."""
     if wishes.counted is None and not wishes.waits:
         return None
+    from fusefs.engine.count_tree import survey  # hardly a reap is counted
+
     seen = survey(kernel, container, wishes.counting, with_shared=wishes.waits, stops=wishes.stops)
     if wishes.counted is not None:
         wishes.counted(seen)

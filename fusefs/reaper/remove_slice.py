@@ -11,12 +11,9 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple, TypeVar
 
+from fusefs.core.lean import TYPE_CHECKING, Callable, ExitStack, NamedTuple, TypeVar, suppress
 from fusefs.core.names import join
 from fusefs.core.record import MAX_ENTERED, Entered, Failure
 from fusefs.core.report import CAME_IN, add_failures
@@ -44,6 +41,9 @@ from fusefs.reaper.late_arrivals import LateArrivals
 from fusefs.reaper.server_outage import CUT_OFF, DOUBTFUL, asked
 from fusefs.store.backing_and_mount import DIRECTORY
 from fusefs.store.layout import HOISTED
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
 
 _CHUNK, _SERVERS_CHUNK = 1024, 128
 _MOST_FRAMES = 400
@@ -83,17 +83,21 @@ class SliceRemover(NamedTuple):
         return _RemovalRun(self, work, budget).run()
 
 
-@dataclass(slots=True)
 class _Frame:
     """An open directory on the way down, or a large file that is being cut. is_bound: nobody else can go on with it"""
 
-    name: str
-    fd: Fd
-    path: bytes
-    work: SliceWork
-    is_bound: bool = False
-    is_opened_up: bool = False
-    is_listed_by_fd: bool = False
+    __slots__ = ("fd", "is_bound", "is_listed_by_fd", "is_opened_up", "name", "path", "work")
+
+    def __init__(
+        self, name: str, fd: Fd, path: bytes, work: SliceWork, *, is_bound: bool = False, is_listed_by_fd: bool = False
+    ) -> None:
+        self.name = name
+        self.fd = fd
+        self.path = path
+        self.work = work
+        self.is_bound = is_bound
+        self.is_opened_up = False
+        self.is_listed_by_fd = is_listed_by_fd
 
 
 class _RemovalRun:
@@ -292,7 +296,7 @@ class _RemovalRun:
         work = SliceWork(is_listed=False, n_passes=n_passes)
         path = join(frame.path, raw(name))
         is_bound = frame.is_bound or (self._by_paths and not self._given.is_lasting(fd, path))
-        self._frames.append(_Frame(name, fd, path, work, is_bound))
+        self._frames.append(_Frame(name, fd, path, work, is_bound=is_bound))
 
     def _is_held_store(self, frame: _Frame, name: str) -> bool:
         """Whether a directory stays as a store that holds something; told, if it does."""

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, suppress
-from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from fusefs.core.freed_space import Survey
+from fusefs.core.lean import TYPE_CHECKING, Callable, ExitStack, NamedTuple, Protocol, suppress
 from fusefs.core.record import Entered
 from fusefs.core.report import Progress, Report, Stops
 from fusefs.core.slice_budget import NamesPerLook
@@ -28,6 +26,8 @@ from fusefs.reaper.server_outage import CUT_OFF, OutageWishes, ServerOutage, Ser
 from fusefs.store.layout import HOISTED, TREE
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from fusefs.engine.mpi_ranks import RankCrew
     from fusefs.store.container import HeldContainer
     from fusefs.store.layout import UserFolder

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
 
 from fusefs.core.errors import ELSEWHERE, WAY_OUT, TrashdError, from_os
-from fusefs.core.lean import NamedTuple
+from fusefs.core.lean import ExitStack, NamedTuple
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S, State
 from fusefs.core.names import ContainerId, Name, RelPath
 from fusefs.core.printable_names import printable

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
-from contextlib import suppress
-from typing import Any, TypeVar
-
-import msgspec
 
 from fusefs.core import lean_wire
 from fusefs.core.errors import BY_NAME, AuthorityLost, KernelRefused, NoStore, NotPermitted, Refused, TrashdError
-from fusefs.core.lean import NamedTuple
+from fusefs.core.lean import TYPE_CHECKING, Callable, NamedTuple, TypeVar, suppress
 from fusefs.linux.act_as_user import Ask, call_as, user_name
 from fusefs.linux.child_channel import ChildLost
 from fusefs.store.container import HeldContainer
@@ -20,18 +15,19 @@ from fusefs.store.layout import Store, UserFolder
 from fusefs.store.make_folder import make_roots
 from fusefs.store.root_rename import ITS_OWNERS, RenameAnswer, RenameQuestion, RootRename
 from fusefs.store.stage import restock
-from fusefs.store.swap_path import own_folder
 from fusefs.store.user_folders import open_user
 from fusefs.store.victim_rename import DirectRename, VisibleRename
 from fusefs.store.visible_move import VisibleMove
 
+if TYPE_CHECKING:
+    from typing import Any
+
 T = TypeVar("T")
 
 
-class _ChildResult(msgspec.Struct):
-    """What comes back from the child: a result, or an error to be raised here as what it was there."""
+class _ChildsError(NamedTuple):
+    """An error of the child's, to be raised here as what it was there; none if it has no name."""
 
-    result: msgspec.Raw = msgspec.Raw(b"null")
     error: str = ""
     detail: str = ""
     hint: str = ""
@@ -66,6 +62,7 @@ def make_folder_of(store: Store, uid: int) -> UserFolder:
     completed or undone.
     Raises  AuthorityLost, or what making it met
     """
+    from fusefs.store.swap_path import own_folder  # before there is a child, who may not read where it lies
 
     if store.is_roots_to_keep():
         with suppress(OSError, NoStore):
@@ -84,29 +81,33 @@ def make_folder_of(store: Store, uid: int) -> UserFolder:
 
 def ask_owner(uid: int, body: Callable[[Ask], T], kind: Any, answer: Ask) -> T:
     """The result of `body`, run in a process of a user's by root, which it may ask something; kind, Raises as above."""
+    lean_wire.load()
     try:
         message = call_as(uid, lambda ask: _run(body, ask), answer)
     except ChildLost as error:
         raise AuthorityLost(user_name(uid)) from error
-    outcome = msgspec.json.decode(message, type=_ChildResult)
+    told, _, result = message.partition(b"\n")
+    outcome = lean_wire.decode(told, _ChildsError)
     if outcome.error == "OSError":
         raise OSError(outcome.errno, os.strerror(outcome.errno), outcome.detail)
     if outcome.error == KernelRefused.__name__:
         raise KernelRefused(outcome.detail, outcome.hint, outcome.errno)
     if outcome.error:
         raise BY_NAME[outcome.error](outcome.detail, outcome.hint)
-    result: T = lean_wire.decode(outcome.result, kind)
-    return result
+    wanted: T = lean_wire.decode(result, kind)
+    return wanted
 
 
 def _run(body: Callable[[Ask], T], ask: Ask) -> bytes:
+    """What a child says: its error in a line, then what it was asked for."""
+    result, outcome = b"", _ChildsError()
     try:
-        outcome = _ChildResult(msgspec.Raw(lean_wire.encode(body(ask))))
+        result = lean_wire.encode(body(ask))
     except TrashdError as error:
-        outcome = _ChildResult(error=type(error).__name__, detail=error.detail, hint=error.hint, errno=error.errno)
+        outcome = _ChildsError(type(error).__name__, detail=error.detail, hint=error.hint, errno=error.errno)
     except OSError as error:
-        outcome = _ChildResult(error="OSError", detail=str(error.filename or ""), errno=error.errno or errno.EIO)
-    return msgspec.json.encode(outcome)
+        outcome = _ChildsError("OSError", detail=str(error.filename or ""), errno=error.errno or errno.EIO)
+    return lean_wire.encode(outcome) + b"\n" + result
 
 
 class _RenameThroughRoot(NamedTuple):
@@ -128,7 +129,7 @@ class _RenameThroughRoot(NamedTuple):
         self._put(RenameQuestion("refresh", held.state, held.name().decode()))
 
     def _put(self, question: RenameQuestion) -> RenameAnswer:
-        answer = msgspec.json.decode(self.ask(lean_wire.encode(question)), type=RenameAnswer)
+        answer = lean_wire.decode(self.ask(lean_wire.encode(question)), RenameAnswer)
         if answer.refused:
             raise Refused(answer.refused, ITS_OWNERS)
         if answer.errno:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from functools import partial
-from typing import Any, TypeVar
 
 from fusefs.core.errors import BrokenStore, NotFound, TrashdError, Untrusted, UsageError, from_os
-from fusefs.core.lean import NamedTuple
+from fusefs.core.lean import TYPE_CHECKING, Callable, NamedTuple, TypeVar, contextmanager, partial, suppress
+from fusefs.core.lifecycle import State
 from fusefs.core.names import STORE, join
 from fusefs.core.orphan_age import Clock
 from fusefs.core.orphan_sums import KeyedSum, OrphanSums, OrphanToSum
@@ -26,10 +23,13 @@ from fusefs.store.list_orphans import ListedContainer, entries, entries_in_no_or
 from fusefs.store.pointers import lower_stores
 from fusefs.store.set_aside import waiting
 from fusefs.store.silence import Waits
-from fusefs.store.swap_for_owner import give_what_is_left
 from fusefs.store.tidy_folder import prepared, tend, told
 from fusefs.store.user_folders import FolderRefusal
 from fusefs.store.victim_rename import DirectRename, VisibleRename
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from typing import Any
 
 ID_LEAST_CHARS = 4
 """Of an id that is cut short: what a script's empty variable begins is every orphan, perhaps the only one."""
@@ -171,7 +171,7 @@ def tend_all(
     def act(folder: UserFolder) -> list[str]:
         if not _is_tended(folder, asker):
             return []  # below one that is
-        return [*tend(folder, ended, waits), *give_what_is_left(folder)]
+        return [*tend(folder, ended, waits), *_given(folder)]
 
     settled = [
         line
@@ -181,6 +181,15 @@ def tend_all(
     passed_over = (f"{printable(path)} does not answer: passed over" for path in dict.fromkeys(silent))
     errors = (f"{error.message()} ({error.hint})" for error in lost if not isinstance(error, BrokenStore))
     return [*settled, *errors, *map(told, refused), *passed_over]
+
+
+def _given(folder: UserFolder) -> list[str]:
+    """See give_what_is_left; there is hardly ever anything."""
+    if folder.uid or os.geteuid() or not folder.list(State.STAGE):
+        return []
+    from fusefs.store.swap_for_owner import give_what_is_left
+
+    return give_what_is_left(folder)
 
 
 def _with_lower_prepared(store: Store, lost: list[TrashdError]) -> Store:

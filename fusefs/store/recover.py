@@ -7,14 +7,10 @@ leaves alone; and it removes by rmdir, which refuses where the reasoning was wro
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Collection
-from contextlib import suppress
-from typing import assert_never
 
 from fusefs.core.errors import WAY_OUT, TrashdError
 from fusefs.core.identity import Identity, Likelihood, compare
-from fusefs.core.lean import NamedTuple
+from fusefs.core.lean import TYPE_CHECKING, NamedTuple, suppress
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, Name, is_container_id, join
 from fusefs.core.printable_names import printable, shell_word, show
@@ -41,6 +37,10 @@ from fusefs.store.restore_leftovers import keep_as_orphan, rescue_fresh, retire_
 from fusefs.store.silence import Waits, left_to_wait_s
 from fusefs.store.stage import identify_at, unmake
 from fusefs.store.visible_move import VisibleMove
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from typing import Never
 
 _BOOT = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 
@@ -248,6 +248,8 @@ def may_be_alive(held: HeldContainer, ended: Collection[str]) -> KeptContainer |
 
 def _way_out_of(record: Record, volume: bytes, *first: str) -> str:
     """The hint that names a boot; first: what else helps"""
+    import re  # there is seldom anything to tell
+
     if not re.fullmatch(_BOOT, record.boot):
         return WAY_OUT  # no id of a boot, and not to be typed into a shell
     ends = f"if nothing of that boot does any more: trashd doctor --repair --ended {record.boot} {shell_word(volume)}"
@@ -303,7 +305,7 @@ def _settle_staged(held: HeldContainer, origin: Origin) -> str:
             move(held, State.ORPHANS)
             return "what its sweep had taken: adopted"
         case _:
-            assert_never(action)
+            raise _forgotten(action)
 
 
 def _remove_prepared(held: HeldContainer, name: Name) -> None:
@@ -397,4 +399,9 @@ def settle_restoring(held: HeldContainer, origin: Origin, back_to: State = State
             move(held, back_to)
             return "what was not back yet: an orphan again"
         case _:
-            assert_never(action)
+            raise _forgotten(action)
+
+
+def _forgotten(action: Never) -> AssertionError:
+    """For an action that is not handled, of which a type checker tells; as `assert_never`, which would load typing."""
+    return AssertionError(action)

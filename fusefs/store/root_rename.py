@@ -9,13 +9,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from contextlib import suppress
-
-import msgspec
 
 from fusefs.core import lean_wire
 from fusefs.core.identity import Identity, Likelihood, compare
-from fusefs.core.lean import NamedTuple
+from fusefs.core.lean import NamedTuple, suppress
 from fusefs.core.lifecycle import State
 from fusefs.core.names import Name, is_container_id, join
 from fusefs.core.record import Method
@@ -40,7 +37,7 @@ ITS_OWNERS = "look at it with ls; its owner can restore it himself: trashd resto
 """A hint for what root does not put into place."""
 
 
-class RenameQuestion(msgspec.Struct):
+class RenameQuestion(NamedTuple):
     """What a child asks of root: that its tree gets the name, what has that, or that the mount looks at it again.
 
     wanted, method  of the record: the tree's identity, and how it came
@@ -53,7 +50,7 @@ class RenameQuestion(msgspec.Struct):
     method: Method = Method.EXCHANGE
 
 
-class RenameAnswer(msgspec.Struct):
+class RenameAnswer(NamedTuple):
     """What became of it; `refused` is root's own word, `errno` the kernel's."""
 
     errno: int = 0
@@ -82,9 +79,9 @@ class RootRename(NamedTuple):
             answer = RenameAnswer(refused=str(refused))
         except OSError as error:
             answer = RenameAnswer(errno=error.errno or errno.EIO)
-        except (msgspec.MsgspecError, KeyError):
+        except (ValueError, KeyError):
             answer = RenameAnswer(errno=errno.EINVAL)
-        return msgspec.json.encode(answer)
+        return lean_wire.encode(answer)
 
     def _obey(self, visible: DirectRename, question: RenameQuestion) -> RenameAnswer:
         if question.what == "found":

@@ -8,14 +8,11 @@ until they ask for its end by name: that it lay there is no word of theirs, and 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 
 from fusefs.core.errors import BadRecord, TrashdError
+from fusefs.core.lean import TYPE_CHECKING, ExitStack, contextmanager, partial, suppress
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, Name, is_container_id, join
-from fusefs.core.node_beats import is_beat_name
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.adopt import take_in
@@ -40,9 +37,11 @@ from fusefs.store.layout import (
     open_areas,
 )
 from fusefs.store.make_folder import discard_folder, make_user
-from fusefs.store.make_store import remove_folder
 from fusefs.store.spare_space import FOR_USER, with_room
 from fusefs.store.user_folders import FolderRefusal, find_user, names_in, open_user
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 WAITS = "it waits for its owner's next command"
 STAYS = "root's name in it proves nothing: whoever made that store could put it there"
@@ -80,7 +79,12 @@ def take_own(store: Store) -> None:
     Raises  OSError
     """
     uid = os.geteuid()
-    for old in old_stores(store) if uid else []:
+    olds = old_stores(store) if uid else []
+    if not olds:
+        return
+    from fusefs.store.make_store import remove_folder  # hardly a store has any
+
+    for old in olds:
         with _own_in(store, old, uid) as found:
             if found is not None:
                 with open_user(store, uid) or make_user(store) as folder:
@@ -151,8 +155,12 @@ def _keep(held: HeldContainer, folder: UserFolder) -> bool:
 
 def discard_emptied(store: Store) -> None:
     """Remove the old stores in which no user has anything left, as far as it is ours; needs root. Raises  OSError"""
-    kernel = store.kernel
-    for old in old_stores(store):
+    kernel, olds = store.kernel, old_stores(store)
+    if not olds:
+        return
+    from fusefs.core.node_beats import is_beat_name  # hardly a store has any
+
+    for old in olds:
         with suppress(OSError), kernel.open_dir(store.fd, old) as fd:
             for area in (USERS, NEW):
                 with suppress(FileNotFoundError):

@@ -10,11 +10,9 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from functools import partial
-
-import msgspec
 
 from fusefs.core.errors import TrashdError, from_os
+from fusefs.core.lean import partial
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, RelPath, is_container_id, join
 from fusefs.core.record import Method, Record
@@ -125,7 +123,7 @@ def _take(his: UserFolder, record: Record, ask: Ask) -> None:
 
     with stage_as(his, name, Method.REMOVED, draft) as staged:
         held = staged.held
-        number = msgspec.json.decode(ask(held.id.encode()), type=int)
+        number = int(ask(held.id.encode()))
         if number:
             dissolve(held)
             raise OSError(number, os.strerror(number))

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import stat
-from contextlib import ExitStack, suppress
 
+from fusefs.core.lean import ExitStack, suppress
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import DIRECTORY, FULL, suppress_errno
@@ -26,7 +26,6 @@ from fusefs.store.layout import (
     read_volume,
 )
 from fusefs.store.make_folder import take_registry
-from fusefs.store.make_store import make_area, prove, take_store, write_volume
 from fusefs.store.set_aside import discard_emptied
 from fusefs.store.store_registry import vouch
 from fusefs.store.user_folders import plain_name, why_not_deep
@@ -86,6 +85,8 @@ def bring_up_to_date(store: Store) -> None:
 
     Raises  OSError
     """
+    from fusefs.store.make_store import make_area, prove, take_store, write_volume  # most stores have today's format
+
     if store.owner != 0:
         _close_own(store)
         return
@@ -124,6 +125,8 @@ def is_first(kernel: Kernel, fd: Fd, volume: Volume) -> bool:
 
 def _divide(kernel: Kernel, fd: Fd, areas: Areas) -> None:
     """`u/` gets the name `new`, and root's own the name `u`: by one exchange, where there is one."""
+    from fusefs.store.make_store import make_area
+
     if areas.u_fd is not None:
         make_area(kernel, fd, NEW, SHARED)
         return
@@ -142,6 +145,8 @@ def _divide(kernel: Kernel, fd: Fd, areas: Areas) -> None:
 
 def _close_own(store: Store) -> None:
     """Let no other user make names in the `u/` of a user's own store any more, if the folder is the user's alone."""
+    from fusefs.store.make_store import prove, take_store, write_volume
+
     kernel, fd = store.kernel, store.fd
     with kernel.open_dir(fd, USERS) as users:
         with suppress(FileNotFoundError), kernel.open_beneath(users, plain_name(store.owner), DIRECTORY) as folder:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import ExitStack, suppress
 
-from fusefs.core.lean import NamedTuple
+from fusefs.core.lean import ExitStack, NamedTuple, suppress
 from fusefs.core.names import Name
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel

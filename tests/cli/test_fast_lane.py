@@ -22,7 +22,7 @@ from fusefs.cli.typed_selection import SelectionOptions
 from fusefs.core.record import NOTE_MAX_CHARS
 from tests.support.make_trees import make_tree
 from tests.support.real_filesystems import bind_mount
-from tests.support.trashd_command import Done, environment, trashd
+from tests.support.trashd_command import Done, environment, swapped, trashd
 from tests.unit.test_import_cost import HEAVY
 
 needs_root = pytest.mark.needs("root")
@@ -158,6 +158,20 @@ def test_a_sweep_loads_nothing_heavy(volume: Path, words: tuple[str, ...]) -> No
     before_ours = list_imports(trashd("--version", PYTHONPROFILEIMPORTTIME="1"))
     done = trashd("sweep", volume / "top", *words, PYTHONPROFILEIMPORTTIME="1")
     assert HEAVY & {*list_imports(done)} - {*before_ours[: before_ours.index("fusefs.cli")]} == set()
+
+
+@needs_root
+@pytest.mark.parametrize(
+    "words", [(), ("--json",), ("--all", "--now"), ("--now", "--threads=1", "--with-stores", "ID")]
+)
+def test_a_reap_loads_nothing_heavy(volume: Path, words: tuple[str, ...]) -> None:
+    made = swapped(make_tree(volume / "victim", {"a": {"file": "content"}}))["id"]
+    before_ours = list_imports(trashd("--version", PYTHONPROFILEIMPORTTIME="1"))
+    words = tuple(made if word == "ID" else word for word in words)
+    done = trashd("reap", "--volume", volume, *words, PYTHONPROFILEIMPORTTIME="1")
+    imported = [line.rpartition("|")[2].strip() for line in done.err.splitlines()]
+    assert HEAVY & {*imported} - {*before_ours[: before_ours.index("fusefs.cli")]} == set()
+    assert ("fusefs.reaper.remove_slice" in imported) == ("--now" in words)
 
 
 @needs_root

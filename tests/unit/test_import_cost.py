@@ -62,8 +62,9 @@ def test_rm_starts_without_heavy_modules() -> None:
     assert list_heavy_imports("import fusefs.cli.main, fusefs.cli.rm_fast_lane") == set()
 
 
-def test_a_reap_starts_without_click() -> None:
-    assert "click" not in list_heavy_imports("import fusefs.cli.main, fusefs.cli.reap_fast_lane")
+def test_a_reap_starts_without_heavy_modules() -> None:
+    on_the_way = "fusefs.cli.main, fusefs.cli.reap_fast_lane, fusefs.engine.foreground_pacing, fusefs.reaper.reap"
+    assert list_heavy_imports(f"import {on_the_way}, fusefs.service.clock_file") == set()
 
 
 def test_a_mounts_options_are_told_without_its_daemon() -> None:

@@ -70,7 +70,7 @@ orphans = st.builds(
 )
 
 
-@given(st.sampled_from(SumBy), st.lists(orphans), st.integers(0, 20))
+@given(st.sampled_from([*SumBy]), st.lists(orphans), st.integers(0, 20))
 def test_parts_that_are_put_together_are_the_whole(by: SumBy, some: list[OrphanToSum], at: int) -> None:
     whole, first, second = (OrphanSums(by) for _ in range(3))
     for one in some:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from fusefs.core.record import (
     encode,
 )
 from fusefs.core.record_decoding import decode
+from tests.support.record_by_msgspec import decode_by_msgspec
 from tests.unit.test_lifecycle import record_of
 
 SAMPLE = Path(__file__).parent / "samples/record-1.json"
@@ -80,6 +82,45 @@ RECORD = st.builds(
     unknown=UNKNOWN.map(lambda fields: tuple(fields.items())),
 )
 FIELDS: dict[str, Any] = json.loads(encode(record_of()))
+FULL: dict[str, Any] = {
+    **FIELDS,
+    "victim": {"handle": "1:a", "ino": 1, "btime_ns": -1},
+    "superblock": "8:1",
+    "boot_ns": 1,
+    "target": "a/b",
+    "heir": {"uid": 1, "retention_s": None},
+    "kept": {"a": 1},
+    "moved_ns": 1,
+    "taken_from": 1,
+    "entered": {"1:a": 1},
+    "failures": [{"name": "a", "errno": 1, "call": "unlink"}],
+    "invocation": {"id": "a", "session": ""},
+    "size": dict(zip(TreeSize._fields, (None, 1, 1, None, False, "count", 1), strict=True)),
+}
+VALUES = st.one_of(
+    JSON,
+    st.sampled_from([-1, 0, 0o7777, 0o10000, 2**63 - 1, 2**63, 2**64, 10**30, 1.0, -0.0, True, False, None]),
+    st.sampled_from(["", "a", "a/b", "..", "%00", "%FF", "%ff", "%", "%4", "% 1", "é", "\ud800", "\U0001f600"]),
+    st.sampled_from([399, 400, 401, 2000, 2001]).map("x".__mul__),
+    st.sampled_from([49, 50, 51, 100, 101]).map(lambda n: [FULL["failures"][0]] * n),
+    st.sampled_from([99, 100, 101]).map(lambda n: {str(one): one for one in range(n)}),
+    st.sampled_from([FULL["failures"], FULL["victim"], FULL["size"], FULL["heir"], FULL["invocation"], "sweep"]),
+)
+TOKENS = [
+    "1e999",
+    "-1e400",
+    "NaN",
+    "Infinity",
+    "01",
+    "-0",
+    "1.",
+    "1e2",
+    '"\\ud83d\\ude00"',
+    '"\\udc00"',
+    '"\t"',
+    "[1,]",
+    "",
+]
 
 
 def changed(**fields: Any) -> bytes:
@@ -130,6 +171,52 @@ def test_decoding_any_value_in_any_field_raises_nothing_but_bad_record(key: str,
     except BadRecord:
         return
     assert decode(encode(record)) == record
+
+
+def read_by(reader: Callable[[bytes], Record], text: bytes) -> Record | None:
+    try:
+        return reader(text)
+    except BadRecord:
+        return None
+
+
+def check_as_strict_as_msgspec(text: bytes) -> None:
+    assert read_by(decode, text) == read_by(decode_by_msgspec, text)
+
+
+@given(st.data())
+def test_any_value_anywhere_in_a_record_is_taken_or_refused_as_by_msgspec(data: st.DataObject) -> None:
+    fields = json.loads(json.dumps(FULL))
+    at = fields
+    key = data.draw(st.sampled_from(sorted(FULL)) | TEXT)
+    while isinstance(inner := at.get(key), dict | list) and data.draw(st.booleans()):
+        at = inner[0] if isinstance(inner, list) else inner
+        key = data.draw(st.sampled_from(sorted(at)) | TEXT)
+    if data.draw(st.booleans()):
+        at.pop(key, None)
+    else:
+        at[key] = data.draw(VALUES)
+    check_as_strict_as_msgspec(json.dumps(fields).encode())
+
+
+@given(st.sampled_from(["later", *sorted(FULL)]), st.sampled_from(TOKENS))
+def test_any_token_in_a_record_is_taken_or_refused_as_by_msgspec(key: str, token: str) -> None:
+    check_as_strict_as_msgspec(json.dumps({**FULL, key: "HERE"}).replace('"HERE"', token).encode())
+
+
+@given(st.data())
+def test_a_scratched_record_is_taken_or_refused_as_by_msgspec(data: st.DataObject) -> None:
+    text = bytearray(json.dumps(FULL, ensure_ascii=False).encode())
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(text) - 1))
+        text[at : at + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=2))
+    check_as_strict_as_msgspec(bytes(text))
+
+
+@pytest.mark.parametrize("n_levels", [1, 100, 900, 30_000])
+def test_a_deep_record_raises_nothing_but_bad_record(n_levels: int) -> None:
+    text = b'{"format": 1, "\\u0061": ' + b"[" * n_levels + b"]" * n_levels + b"}"
+    assert read_by(decode, text) is read_by(decode_by_msgspec, text) is None
 
 
 @given(st.data())
