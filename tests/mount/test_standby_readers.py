@@ -35,7 +35,7 @@ from tests.support.trashd_command import trashd
 pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.rests_on("direct-requests")]
 
 N_FILES = 12
-N_MANY = 200
+N_MANY = 300
 N_OF_ONE = 120
 ANOTHER = 4711
 FS_IOC_GETFLAGS = 0x80086601
