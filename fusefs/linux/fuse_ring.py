@@ -212,14 +212,13 @@ class FuseRing(IoUring):
         Raises  ConnectionGone; OSError: an entry was not taken: EAGAIN before the connection has begun, EINVAL if its
                 payload is too short, EOPNOTSUPP if the administrator has forbidden it meanwhile
         """
-        if self._come or self._is_woken:
-            come, self._come, self._is_woken = self._come, [], False
-            return come
-        enter = self.enter if self._answering is None else self._answering.enter
-        found = enter(1, _REST_S if self._large else inf)
-        if not found:
-            self._give_back()
-        come, self._is_woken = self._sorted(found), False
+        if not self._come and not self._is_woken:
+            enter = self.enter if self._answering is None else self._answering.enter
+            found = enter(1, _REST_S if self._large else inf)
+            if not found:
+                self._give_back()
+            self._come = self._sorted(found)
+        come, self._come, self._is_woken = self._come, [], False
         return come
 
     def _sorted(self, found: list[tuple[int, int]]) -> list[RingEntry]:
