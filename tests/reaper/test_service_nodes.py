@@ -184,6 +184,6 @@ def test_a_beat_that_is_a_link_is_not_believed(base: Path, machines: Machines) -
 @pytest.mark.parametrize("n_nodes", [1, 4])
 def test_a_rate_is_divided_by_the_number_of_nodes(base: Path, machines: Machines, n_nodes: int) -> None:
     with node(base, "alpha", machines.a, SLOWLY + f"nodes = {n_nodes}\n") as alpha:
-        begin_large(alpha.running, machines.a, 2000)
-        told = alpha.running.volume(machines.a).tempo_entries_per_s
-    assert told == 1000 // n_nodes
+        begin_large(alpha.running, machines.a)
+        # Now and then it rests, and may nothing: not each look shows it.
+        alpha.running.until(lambda: alpha.running.volume(machines.a).tempo_entries_per_s == 1000 // n_nodes)
