@@ -160,25 +160,30 @@ class KeptLinks(NamedTuple):
 
         Nothing is removed for it: the two names change places, or one moves.
         """
-        matching = _matching(self.kernel, self.tree.fd, _matchers(self.staying.globs))
-        inos = {os.fsencode(one.name): one.inode() for one in matching if not one.is_dir(follow_symlinks=False)}
+        came, replaced, gone = [], [], dict(self.inos)
+        for one in _matching(self.kernel, self.tree.fd, _matchers(self.staying.globs)):
+            if not one.is_dir(follow_symlinks=False):
+                name = os.fsencode(one.name)
+                ino = gone.pop(name, None)
+                if ino is None:
+                    came.append(name)
+                elif ino != one.inode():
+                    replaced.append(name)
         tree, fresh = between(self.tree, self.fresh)
         left = []
-        for name in inos.keys() - self.inos.keys():
+        for name in came:
             with suppress(FileExistsError, FileNotFoundError):
                 self.kernel.link(tree, name, fresh, name)
-        for name in self.inos.keys() - inos.keys():
-            if self._is_still_linked(name):
-                with suppress(FileExistsError, FileNotFoundError):
-                    self.kernel.rename_free(fresh, name, tree, name)
-        for name in inos.keys() & self.inos.keys():
-            if inos[name] != self.inos[name] and self._is_still_linked(name):
-                try:
-                    self.kernel.exchange(tree, name, fresh, name)
-                except OSError as error:
-                    if error.errno not in (*NO_EXCHANGE, errno.ENOENT):
-                        raise
-                    left.append(f"{printable(name)} (the one that replaced it at that moment)")
+        for name in filter(self._is_still_linked, gone):
+            with suppress(FileExistsError, FileNotFoundError):
+                self.kernel.rename_free(fresh, name, tree, name)
+        for name in filter(self._is_still_linked, replaced):
+            try:
+                self.kernel.exchange(tree, name, fresh, name)
+            except OSError as error:
+                if error.errno not in (*NO_EXCHANGE, errno.ENOENT):
+                    raise
+                left.append(f"{printable(name)} (the one that replaced it at that moment)")
         return left
 
     def _is_still_linked(self, name: bytes) -> bool:
