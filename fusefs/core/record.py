@@ -7,6 +7,7 @@ read back, and distrusted, in `core.record_decoding`.
 from __future__ import annotations
 
 from fusefs.core import lean_json
+from fusefs.core.escaped_bytes import unescape
 from fusefs.core.identity import Identity
 from fusefs.core.lean import TYPE_CHECKING, Enum, NamedTuple
 from fusefs.core.names import ContainerId, Name, RelPath, VolumeId
@@ -274,8 +275,7 @@ def unquote(text: str) -> bytes:
 
     Raises  ValueError for anything that `quote` never writes
     """
-    first, *others = text.encode("ascii").split(b"%")
-    raw = first + b"".join(bytes.fromhex(one[:2].decode()) + one[2:] for one in others)
+    raw = unescape(text.encode("ascii"), b"%", 2, 16)
     if quote(raw) != text:
         raise ValueError("not a quoted path")
     return raw

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
+from fusefs.core.escaped_bytes import unescape
 from fusefs.core.lean import TYPE_CHECKING, NamedTuple
 from fusefs.linux.kernel import Kernel
 
@@ -113,12 +114,8 @@ def _owner(super_options: bytes) -> int:
 
 
 def _plain(field: bytes) -> bytes:
-    """Without the kernel's escapes, `\\040` and such. By hand: a mount with a space would have each start load `re`."""
-    first, *others = field.split(b"\\")
-    return first + b"".join(
-        b"\\" + part if len(part) < 3 or part[:3].strip(b"01234567") else bytes((int(part[:3], 8),)) + part[3:]
-        for part in others
-    )
+    """Without the kernel's escapes, `\\040` and such."""
+    return unescape(field, b"\\", 3, 8)
 
 
 def find_mount(kernel: Kernel, fd: int, mounts: Iterable[Mount]) -> Mount | None:

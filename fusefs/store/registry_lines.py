@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 
+from fusefs.core.escaped_bytes import unescape
 from fusefs.core.identity import Identity, from_words, in_words, is_marked
 from fusefs.core.lean import NamedTuple
 from fusefs.core.names import VolumeId, is_hex, is_volume_id, split
@@ -64,13 +65,7 @@ def _decode_line(line: bytes) -> RegistryLine | None:
 
 def _unquoted(text: str) -> bytes | None:
     """The path in a line; None for what has a character in it that is in no line."""
-    if not text.isprintable():
-        return None
-    if "%" not in text:
-        return text.encode()
-    import re  # most paths are spared it
-
-    return re.sub(rb"%([0-9A-F]{2})", lambda byte: bytes([int(byte[1], 16)]), text.encode())
+    return unescape(text.encode(), b"%", 2, 16) if text.isprintable() else None
 
 
 def _is_plain(path: bytes) -> bool:

@@ -12,8 +12,8 @@ HEAVY = {
 
 OURS = {
     "cli.main", "cli.output", "cli.plain_line", "cli.swap_fast_lane",
-    "core.durations", "core.errors", "core.identity", "core.lean", "core.lean_json", "core.lifecycle", "core.names",
-    "core.printable_names", "core.record",
+    "core.durations", "core.errors", "core.escaped_bytes", "core.identity", "core.lean", "core.lean_json",
+    "core.lifecycle", "core.names", "core.printable_names", "core.record",
     "linux.boot_id", "linux.directory_metadata", "linux.fd", "linux.identity_xattr", "linux.invocation", "linux.kernel",
     "linux.mountinfo", "linux.runtime_directories", "linux.syscalls",
     "store.backing_and_mount", "store.container", "store.folder_registry", "store.layout", "store.locate",
