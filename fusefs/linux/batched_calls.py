@@ -10,6 +10,7 @@ import errno
 import os
 import sys
 
+from fusefs.core.glob import ANY_ENDS, NameEnds
 from fusefs.core.lean import TYPE_CHECKING, Callable, NamedTuple
 from fusefs.linux import getdents, syscalls
 from fusefs.linux.fd import Fd
@@ -90,16 +91,19 @@ class StatxResult(NamedTuple):
         return self.btime_s * _NANO + self.btime_rest_ns if self.has & _BTIME else 0
 
 
-def read_on(kernel: Kernel, fd: int) -> getdents.DirentBlock | None:
-    """Some entries of a directory from where its fd is; None at the end."""
+def read_on(kernel: Kernel, fd: int, ends: NameEnds = ANY_ENDS) -> getdents.DirentBlock | None:
+    """Some entries of a directory from where its fd is; None at the end.
+
+    ends  of others than directories no more is wanted than names that begin and end so; but those may come too
+    """
     kernel.reach("getdents")
     if _bulk is None:
         return getdents.read_on(fd)
-    told = _bulk.read(fd)
+    told = _bulk.read(fd, *ends)
     if told is None:
         return None
-    text, inos, kinds = told
-    return getdents.DirentBlock(text, text.split("/") if inos else [], inos, kinds)
+    text, inos, kinds, n_seen = told
+    return getdents.DirentBlock(text, text.split("/") if inos else [], inos, kinds, n_seen)
 
 
 class DirectoryWindow(NamedTuple):
