@@ -70,7 +70,7 @@ class Matcher:
     needs_emptiness  a directory that is chosen must have no entry: its reader looks
     types            the kinds that are meant, all of them named
     bounds           what `takes` asks for
-    ends             of all names that are chosen, quick to look at; of what is told by paths, and without case, nothing
+    ends             those of each name that is chosen, as far as globs that heed case tell them
     takes            whether an entry is chosen, as far as its stat tells: size, times, owner; not: of a directory if
                      empty. With its birth time; None or 0: the filesystem has none, and nothing that asks for it
                      takes the entry

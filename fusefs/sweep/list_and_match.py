@@ -88,7 +88,9 @@ def wanted_in(matcher: Matcher, upper: bytes) -> WantedEntries:
     depth = depth_in(upper)
     path = os.fsdecode(upper)
     kinds = kinds_of(matcher) if matcher.has_depth(depth) else frozenset()
-    return WantedEntries(matcher.names_in(path), matcher.pruned_in(path), kinds, matcher.goes_below(depth), matcher.ends)
+    return WantedEntries(
+        matcher.names_in(path), matcher.pruned_in(path), kinds, matcher.goes_below(depth), matcher.ends
+    )
 
 
 def stripped_in(matcher: Matcher, upper: bytes) -> WantedEntries:

@@ -9,6 +9,7 @@ struct ends {
     Py_ssize_t n_first, n_last;
 };
 
+/* Of directories, and of what is of no kind, Python says that: they may be entered. */
 static bool is_wanted(const struct entry *entry, size_t length, const struct ends *ends) {
     size_t n_first = (size_t)ends->n_first, n_last = (size_t)ends->n_last;
     if (entry->kind == DT_DIR || entry->kind == DT_UNKNOWN)
@@ -17,10 +18,11 @@ static bool is_wanted(const struct entry *entry, size_t length, const struct end
            !memcmp(entry->name + length - n_last, ends->last, n_last);
 }
 
-/* The names that are wanted joined by slashes, their inode numbers, their kinds; how many entries there were in all. */
+/* The names that are wanted joined by slashes, their inode numbers, their kinds; how many there were in all. */
 static PyObject *told(const char *entries, long size, const struct ends *ends) {
     static _Thread_local char text[ROOM], kinds[ROOM / sizeof(struct entry)];
-    size_t n_text = 0, n = 0, n_all = 0;
+    size_t n_text = 0, n = 0;
+    Py_ssize_t n_all = 0;
     PyObject *inos = PyList_New(0);
     for (long at = 0; inos != NULL && at < size;) {
         const struct entry *entry = (const struct entry *)(entries + at);
@@ -42,7 +44,9 @@ static PyObject *told(const char *entries, long size, const struct ends *ends) {
     if (inos == NULL)
         return NULL;
     PyObject *joined = PyUnicode_DecodeFSDefaultAndSize(text, (Py_ssize_t)n_text);
-    PyObject *result = joined == NULL ? NULL : Py_BuildValue("OOy#n", joined, inos, kinds, (Py_ssize_t)n, (Py_ssize_t)n_all);
+    PyObject *result = NULL;
+    if (joined != NULL)
+        result = Py_BuildValue("OOy#n", joined, inos, kinds, (Py_ssize_t)n, n_all);
     Py_XDECREF(joined);
     Py_DECREF(inos);
     return result;
