@@ -122,11 +122,10 @@ def read_window(
             block, refused = _told(kernel, fd, block)
             untold += (one for one in refused if wanted.enters or is_chosen is None or is_chosen(one[0]))
         files = _of_kinds(block, wanted.kinds)
-        if is_chosen is not None:
-            files = _filtered(files, [*map(is_chosen, files.names)])
-        names += files.names
+        keeps = None if is_chosen is None else [*map(is_chosen, files.names)]
+        names += files.names if keeps is None else compress(files.names, keeps)
         if by_inode:
-            inos += files.inos
+            inos += files.inos if keeps is None else compress(files.inos, keeps)
         if DIRECTORY_KIND in block.kinds:
             found = [name for name, kind in zip(block.names, block.kinds, strict=True) if kind == DIRECTORY_KIND]
             if wanted.enters:
