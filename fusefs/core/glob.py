@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 from fusefs.core.lean import TYPE_CHECKING, Callable, Enum, NamedTuple, cache
 
 if TYPE_CHECKING:
@@ -10,6 +12,16 @@ if TYPE_CHECKING:
 
 Matches = Callable[[str], bool]
 """Whether a name, or a path, is one of those that are meant; invalid UTF-8 in it as os.fsdecode has it."""
+
+
+class NameEnds(NamedTuple):
+    """How each name begins and ends that a glob matches; there may be others that do."""
+
+    first: bytes
+    last: bytes
+
+
+ANY_ENDS = NameEnds(b"", b"")
 
 
 class _Wild(Enum):
@@ -52,6 +64,18 @@ def compile_glob(pattern: str, *, ignores_case: bool = False) -> Matches:
     tokens = _read(pattern, folds if ignores_case else None)
     matches = _by_text(pattern, tokens, ignores_case) or _by_regex(pattern, tokens, ignores_case)
     return (lambda name: matches(folds(name))) if ignores_case else matches
+
+
+def name_ends(pattern: str) -> NameEnds:
+    """What a glob that heeds case says of its names' ends; what is no UTF-8 stands for itself, as in names."""
+    tokens = _read(pattern, None)
+    first, last = (_text_before(some) for some in (tokens, tokens[::-1]))
+    return NameEnds(*(text.encode("utf-8", "surrogateescape") for text in (first, last[::-1])))
+
+
+def _text_before(tokens: Sequence[_Token]) -> str:
+    """The characters that stand before all others."""
+    return "".join(map(str, takewhile(lambda token: isinstance(token, str), tokens)))
 
 
 def _read(pattern: str, folds: _Fold | None) -> list[_Token]:

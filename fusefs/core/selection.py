@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import stat
 
-from fusefs.core.glob import Matches, compile_glob
+from fusefs.core.glob import Matches, NameEnds, compile_glob, name_ends
 from fusefs.core.lean import TYPE_CHECKING, NamedTuple
 from fusefs.core.stat_bounds import Check, SizeBound, TimeBound, stat_bounds
 
@@ -70,6 +70,7 @@ class Matcher:
     needs_emptiness  a directory that is chosen must have no entry: its reader looks
     types            the kinds that are meant, all of them named
     bounds           what `takes` asks for
+    ends             those of each name that is chosen, as far as globs that heed case tell them
     takes            whether an entry is chosen, as far as its stat tells: size, times, owner; not: of a directory if
                      empty. With its birth time; None or 0: the filesystem has none, and nothing that asks for it
                      takes the entry
@@ -82,6 +83,8 @@ class Matcher:
         paths = [compile_glob(text) for text in selection.paths]
         paths += [_whole(text) for text in selection.regexes]
         pruned = [(text, compile_glob(text)) for text in selection.excludes]
+        ends = [name_ends(text) for text in selection.names]
+        self.ends = NameEnds(*(max((one[at] for one in ends), key=len, default=b"") for at in range(2)))
         self._by_name, self._by_path = _all(names), _all(paths)
         self._pruned_name = _any([matches for text, matches in pruned if "/" not in text])
         self._pruned_path = _any([matches for text, matches in pruned if "/" in text])

@@ -90,16 +90,19 @@ class StatxResult(NamedTuple):
         return self.btime_s * _NANO + self.btime_rest_ns if self.has & _BTIME else 0
 
 
-def read_on(kernel: Kernel, fd: int) -> getdents.DirentBlock | None:
-    """Some entries of a directory from where its fd is; None at the end."""
+def read_on(kernel: Kernel, fd: int, first: bytes = b"", last: bytes = b"") -> getdents.DirentBlock | None:
+    """Some entries of a directory from where its fd is; None at the end.
+
+    first, last  of others than directories no more is wanted than names that begin and end so; but those may come too
+    """
     kernel.reach("getdents")
     if _bulk is None:
         return getdents.read_on(fd)
-    told = _bulk.read(fd)
+    told = _bulk.read(fd, first, last)
     if told is None:
         return None
-    text, inos, kinds = told
-    return getdents.DirentBlock(text, text.split("/") if inos else [], inos, kinds)
+    text, inos, kinds, n_seen = told
+    return getdents.DirentBlock(text, text.split("/") if inos else [], inos, kinds, n_seen)
 
 
 class DirectoryWindow(NamedTuple):

@@ -36,13 +36,15 @@ _DOT_LENGTH = 24
 class DirentBlock(NamedTuple):
     """Some entries of a directory, without `.` and `..`: names as os.fsdecode has them, inode numbers, types.
 
-    text  the names again, joined by slashes: quick to look through
+    text    the names again, joined by slashes: quick to look through
+    n_seen  how many entries there were, with those that were left out
     """
 
     text: str
     names: list[str]
     inos: list[int]
     kinds: Sequence[int]
+    n_seen: int
 
 
 def read_on(fd: int) -> DirentBlock | None:
@@ -70,7 +72,7 @@ def read_on(fd: int) -> DirentBlock | None:
         inos.append(ino)
         kinds.append(kind)
     text = os.fsdecode(b"/".join(names))
-    return DirentBlock(text, text.split("/") if names else [], inos, kinds)
+    return DirentBlock(text, text.split("/") if names else [], inos, kinds, len(names))
 
 
 def _call(act: Callable[[int, int], list[Dirent]], offset: int, size: int) -> list[Dirent]:

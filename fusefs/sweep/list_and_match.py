@@ -8,7 +8,7 @@ import stat
 import time
 from itertools import compress
 
-from fusefs.core.glob import Matches
+from fusefs.core.glob import ANY_ENDS, Matches, NameEnds
 from fusefs.core.lean import NamedTuple
 from fusefs.core.names import STORE
 from fusefs.core.selection import FORMATS, Matcher
@@ -50,12 +50,14 @@ class WantedEntries(NamedTuple):
     is_pruned  by name: neither chosen nor entered; None: none is
     kinds      of what is chosen
     enters     directories are found too
+    ends       of the names that is_chosen means
     """
 
     is_chosen: Matches | None
     is_pruned: Matches | None
     kinds: frozenset[int]
     enters: bool
+    ends: NameEnds = ANY_ENDS
 
 
 class MatchedEntries(NamedTuple):
@@ -86,7 +88,9 @@ def wanted_in(matcher: Matcher, upper: bytes) -> WantedEntries:
     depth = depth_in(upper)
     path = os.fsdecode(upper)
     kinds = kinds_of(matcher) if matcher.has_depth(depth) else frozenset()
-    return WantedEntries(matcher.names_in(path), matcher.pruned_in(path), kinds, matcher.goes_below(depth))
+    return WantedEntries(
+        matcher.names_in(path), matcher.pruned_in(path), kinds, matcher.goes_below(depth), matcher.ends
+    )
 
 
 def stripped_in(matcher: Matcher, upper: bytes) -> WantedEntries:
@@ -110,18 +114,18 @@ def read_window(
     untold: Refused = []
     is_chosen = wanted.is_chosen
     n_seen = 0
-    while (block := read_on(kernel, fd)) is not None:
-        n_seen += len(block.names)
+    while (block := read_on(kernel, fd, *wanted.ends)) is not None:
+        n_seen += block.n_seen
         if _OWN in block.text or wanted.is_pruned is not None:
             block = _without(block, wanted)
         if 0 in block.kinds:
             block, refused = _told(kernel, fd, block)
             untold += (one for one in refused if wanted.enters or is_chosen is None or is_chosen(one[0]))
         files = _of_kinds(block, wanted.kinds)
-        if by_inode:
-            pairs = zip(files.names, files.inos, strict=True)
-            inos += files.inos if is_chosen is None else (ino for name, ino in pairs if is_chosen(name))
-        names += files.names if is_chosen is None else filter(is_chosen, files.names)
+        if is_chosen is not None:
+            files = _filtered(files, [*map(is_chosen, files.names)])
+        names += files.names
+        inos += files.inos
         if DIRECTORY_KIND in block.kinds:
             found = [name for name, kind in zip(block.names, block.kinds, strict=True) if kind == DIRECTORY_KIND]
             if wanted.enters:
@@ -162,4 +166,4 @@ def _of_kinds(block: DirentBlock, kinds: frozenset[int]) -> DirentBlock:
 def _filtered(block: DirentBlock, keeps: list[bool]) -> DirentBlock:
     """What is kept of a block; its text stays."""
     names, inos, kinds = compress(block.names, keeps), compress(block.inos, keeps), compress(block.kinds, keeps)
-    return DirentBlock(block.text, list(names), list(inos), list(kinds))
+    return block._replace(names=list(names), inos=list(inos), kinds=list(kinds))

@@ -156,6 +156,34 @@ def test_it_lists_what_python_lists(odd_tree: Path) -> None:
         assert read_on(Kernel(), fd) is None
 
 
+ENDS = [
+    (b"f", b""),
+    (b"", b"e"),
+    (b"fi", b"le"),
+    (b"file", b"file"),
+    (b"", b"\xff"),
+    (b"n" * 255, b""),
+    (b"n" * 256, b"n"),
+]
+
+
+@pytest.mark.parametrize(("first", "last"), ENDS)
+def test_it_leaves_out_names_with_other_ends_but_no_directory(odd_tree: Path, first: bytes, last: bytes) -> None:
+    def is_wanted(name: str, kind: int) -> bool:
+        raw = os.fsencode(name)
+        return kind == stat.S_IFDIR >> 12 or (raw.startswith(first) and raw.endswith(last))
+
+    with opened(odd_tree) as fd, opened(odd_tree) as other:
+        found, whole = read_on(Kernel(), fd, first, last), getdents.read_on(other)
+        assert found is not None
+        assert whole is not None
+        expected = [one for one in zip(whole.names, whole.inos, whole.kinds, strict=True) if is_wanted(one[0], one[2])]
+        assert [*zip(found.names, found.inos, found.kinds, strict=True)] == expected
+        assert found.text == "/".join(found.names)
+        assert found.n_seen == len(whole.names)
+        assert read_on(Kernel(), fd, first, last) is None
+
+
 def test_it_lists_many_block_by_block(tmp_path: Path) -> None:
     names = {f"{n:0200d}" for n in range(2000)}
     for name in names:

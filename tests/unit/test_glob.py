@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from fusefs.core.glob import compile_glob
+from fusefs.core.glob import compile_glob, name_ends
 from fusefs.core.glob_classes import ASCII
 from tests.support.libc_fnmatch import PLAIN, UTF_8, fnmatch
 
@@ -108,6 +108,27 @@ def test_what_is_no_utf_8_matches_byte_by_byte(
     pattern, name = (text + end for text, end in zip(pair, ends, strict=True))
     theirs = fnmatch(os.fsencode(pattern), os.fsencode(name), locale, ignores_case=ignores_case)
     assert matches(pattern, name, ignores_case=ignores_case) in (theirs, None)
+
+
+@given(PAIRS | ODD_PAIRS | st.tuples(texts(*WELL_FORMED).filter(bool), texts(*PARTS, *BYTES)))
+@example(("a*a", "a"))
+@example((r"\**[", "*["))
+@example(("\udcc3*", "é"))
+def test_what_matches_has_the_ends_that_the_pattern_has(pair: tuple[str, str]) -> None:
+    pattern, name = pair
+    with suppress(ValueError):
+        if compile_glob(pattern)(name):
+            ends = name_ends(pattern)
+            assert os.fsencode(name).startswith(ends.first)
+            assert os.fsencode(name).endswith(ends.last)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "first", "last"),
+    [("*.log", "", ".log"), ("a*b", "a", "b"), ("é?[x]*\udcff", "é", "\udcff"), ("abc", "abc", "abc"), ("?", "", "")],
+)
+def test_ends_are_what_stands_before_and_behind_all_else(pattern: str, first: str, last: str) -> None:
+    assert name_ends(pattern) == (os.fsencode(first), os.fsencode(last))
 
 
 @given(texts(*WELL_FORMED).filter(bool), st.booleans())

@@ -2,7 +2,7 @@
 #include "bulk.h"
 
 static PyMethodDef methods[] = {
-    {"read", bulk_read, METH_VARARGS, "Some entries of a directory: names joined by slashes, inode numbers, kinds."},
+    {"read", bulk_read, METH_VARARGS, "Some of a directory: names with such ends joined by slashes, inode numbers, kinds, n."},
     {"look", bulk_look, METH_VARARGS, "Names that bounds choose, their lengths, their spaces, and names to be looked at."},
     {"unlink", bulk_unlink, METH_VARARGS, "unlinkat of each name: those that it refused, with the errno."},
     {"unlink_chosen", bulk_unlink_chosen, METH_VARARGS,

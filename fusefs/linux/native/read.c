@@ -1,17 +1,38 @@
 /* getdents64: some entries of a directory. */
 #include "bulk.h"
 
-/* None at the end; else all names joined by slashes, their inode numbers, their kinds. */
-static PyObject *told(const char *entries, long size) {
+#include <dirent.h>
+
+/* How names begin and end that are wanted. */
+struct ends {
+    const char *first, *last;
+    Py_ssize_t n_first, n_last;
+};
+
+/* Of directories, and of what is of no kind, Python says that: they may be entered. */
+static bool is_wanted(const struct entry *entry, size_t length, const struct ends *ends) {
+    size_t n_first = (size_t)ends->n_first, n_last = (size_t)ends->n_last;
+    if (entry->kind == DT_DIR || entry->kind == DT_UNKNOWN)
+        return true;
+    return length >= n_first && length >= n_last && !memcmp(entry->name, ends->first, n_first) &&
+           !memcmp(entry->name + length - n_last, ends->last, n_last);
+}
+
+/* The names that are wanted joined by slashes, their inode numbers, their kinds; how many there were in all. */
+static PyObject *told(const char *entries, long size, const struct ends *ends) {
     static _Thread_local char text[ROOM], kinds[ROOM / sizeof(struct entry)];
     size_t n_text = 0, n = 0;
+    Py_ssize_t n_all = 0;
     PyObject *inos = PyList_New(0);
     for (long at = 0; inos != NULL && at < size;) {
         const struct entry *entry = (const struct entry *)(entries + at);
         at += entry->length;
         if (is_dots(entry->name))
             continue;
+        n_all++;
         size_t length = strlen(entry->name);
+        if (!is_wanted(entry, length, ends))
+            continue;
         if (n)
             text[n_text++] = '/';
         memcpy(text + n_text, entry->name, length);
@@ -23,7 +44,9 @@ static PyObject *told(const char *entries, long size) {
     if (inos == NULL)
         return NULL;
     PyObject *joined = PyUnicode_DecodeFSDefaultAndSize(text, (Py_ssize_t)n_text);
-    PyObject *result = joined == NULL ? NULL : Py_BuildValue("OOy#", joined, inos, kinds, (Py_ssize_t)n);
+    PyObject *result = NULL;
+    if (joined != NULL)
+        result = Py_BuildValue("OOy#n", joined, inos, kinds, (Py_ssize_t)n, n_all);
     Py_XDECREF(joined);
     Py_DECREF(inos);
     return result;
@@ -33,8 +56,9 @@ PyObject *bulk_read(PyObject *module, PyObject *args) {
     (void)module;
     static _Thread_local char entries[ROOM] __attribute__((aligned(8)));
     int fd;
+    struct ends ends;
     long size;
-    if (!PyArg_ParseTuple(args, "i", &fd))
+    if (!PyArg_ParseTuple(args, "iy#y#", &fd, &ends.first, &ends.n_first, &ends.last, &ends.n_last))
         return NULL;
     do {
         Py_BEGIN_ALLOW_THREADS
@@ -45,5 +69,5 @@ PyObject *bulk_read(PyObject *module, PyObject *args) {
         return PyErr_Occurred() ? NULL : PyErr_SetFromErrno(PyExc_OSError);
     if (size == 0)
         Py_RETURN_NONE;
-    return told(entries, size);
+    return told(entries, size, &ends);
 }
