@@ -30,7 +30,7 @@ from fusefs.engine.slice_pace import FULL_SPEED, SlicePace
 from fusefs.engine.strategy import Strategy, choose_for_rank
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.reap import reap
-from fusefs.reaper.remove_by_ranks import RemovalByRanks
+from fusefs.reaper.remove_by_ranks import RemovalByRanks, SharedRemoval
 from fusefs.reaper.remove_tree import RemovalWishes
 from fusefs.store.find_orphans import act_on, find_container
 
@@ -83,9 +83,10 @@ def reap_by(job: MpiJob, volume: Path, identifier: str, n_threads: int) -> None:
 
 
 class Nothing(NamedTuple):
-    """Runs slices of directories that are not there, in no time."""
+    """Runs slices of directories that are not there, in no time. n_names: of each"""
 
     strategy: Strategy
+    n_names: int
 
     def run(self, work: Slice, _budget: SliceBudget) -> RemovalSliceResult:
         """Say that a slice did some: it lists a directory, or unlinks some of its names."""
@@ -95,10 +96,21 @@ class Nothing(NamedTuple):
         elif rest.names:
             n_removed = len(rest.names[-_NAMES_A_SLICE:])
             del rest.names[-_NAMES_A_SLICE:]
+        elif self.n_names <= _NAMES_A_SLICE:
+            rest.subdirs.pop()
+            n_removed = self.n_names + 1
         else:
-            begun = SliceWork(names=[f"file{number:07}" for number in range(_NAMES - _NAMES_A_SLICE)], n_passes=1)
+            begun = SliceWork(names=[f"file{number:07}" for number in range(self.n_names - _NAMES_A_SLICE)], n_passes=1)
             left, n_removed = (UnfinishedDirectory(rest.subdirs.pop(), -1, begun),), _NAMES_A_SLICE
         return RemovalSliceResult(n_removed, 0, (), 0, rest, left)
+
+    def may_share(self, work: Slice) -> bool:
+        """See RankRunner."""
+        return SharedRemoval.takes(work)
+
+    def shared(self, work: Slice) -> SharedRemoval:
+        """See RankRunner."""
+        return SharedRemoval(work, self.strategy)
 
 
 class NothingRecipe(NamedTuple):
@@ -108,27 +120,26 @@ class NothingRecipe(NamedTuple):
     def opened(self, kernel: Kernel, n_ranks: int) -> Iterator[Nothing]:
         """The runner."""
         with kernel.open_path(b"/", os.O_RDONLY | os.O_DIRECTORY) as fd:
-            yield Nothing(choose_for_rank(kernel, fd, _THREADS, n_ranks))
+            yield Nothing(choose_for_rank(kernel, fd, _THREADS, n_ranks), _NAMES_A_SLICE)
 
 
-def plan_of(n_workers: int, n_slices: int, n_machines: int) -> SlicePlan:
-    """Directories that are not there, enough for so many slices."""
+def plan_of(n_workers: int, n_directories: int, n_machines: int) -> tuple[SlicePlan, int]:
+    """So many directories that are not there; and the key of what they are in."""
     plan = SlicePlan(n_workers, splits_names=True, n_machines=n_machines)
-    n_directories = n_workers + n_slices // (_NAMES // _NAMES_A_SLICE)
-    plan.add(-1, b"", SliceWork(subdirs=[f"dir{number:07}" for number in range(n_directories)]))
-    return plan
+    return plan, plan.add(-1, b"", SliceWork(subdirs=[f"dir{number:07}" for number in range(n_directories)]))
 
 
 def plan_by(job: MpiJob, n_slices: int) -> None:
-    """Be the first rank of a job that does nothing, as fast as it can."""
+    """Be the first rank of a job that does nothing, as fast as it can: a slice is one directory."""
     kernel, recipe = Kernel(), NothingRecipe()
     with job.crew(recipe.opened(kernel, job.n_ranks), recipe) as crew:
-        plan, n_done = plan_of(crew.n_workers, n_slices, crew.n_ranks), 0
+        (plan, top), n_done = plan_of(crew.n_workers, crew.n_workers, crew.n_ranks), 0
 
         def done(work: Slice, outcome: RemovalSliceResult) -> None:
             nonlocal n_done
             plan.done(work, outcome)
             n_done += 1
+            plan.push(top, (f"more{n_done:07}",))
 
         strategy = crew.ours.strategy._replace(n_workers=crew.n_workers)
         before = Used.so_far()
@@ -140,9 +151,12 @@ def plan_by(job: MpiJob, n_slices: int) -> None:
 def plan_alone(n_workers: int, n_slices: int) -> float:
     """Seconds of processor time of a slice: the plan, and what is pickled both ways; workers elsewhere do nothing.
 
+    One of ten comes back when one directory is begun in it; the others are of such a directory's names.
+
     n_workers  so many slices are under way; those end first that began first
     """
-    plan, running = plan_of(n_workers, n_workers + n_slices, n_workers), deque[Slice]()
+    n_directories = n_workers + (n_workers + n_slices) // (_NAMES // _NAMES_A_SLICE)
+    (plan, _top), running = plan_of(n_workers, n_directories, n_workers), deque[Slice]()
 
     def pass_on(n: int) -> None:
         for _ in range(n):
@@ -153,7 +167,7 @@ def plan_alone(n_workers: int, n_slices: int) -> float:
             plan.done(work, pickle.loads(pickle.dumps(runner.run(given, SliceBudget()))))
 
     with Kernel().open_path(b"/", os.O_RDONLY | os.O_DIRECTORY) as fd:
-        runner = Nothing(choose_for_rank(Kernel(), fd, 1, 1))
+        runner = Nothing(choose_for_rank(Kernel(), fd, 1, 1), _NAMES)
     pass_on(n_workers)
     began_s = time.process_time()
     pass_on(n_slices)

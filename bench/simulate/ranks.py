@@ -1,8 +1,8 @@
 """One reap by the engine's own plan and drive, with workers on simulated machines."""
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 from bench.simulate.clock import Signal, SimulatedClock
@@ -11,11 +11,12 @@ from bench.simulate.server import MetadataServer
 from bench.simulate.tree import Tree
 from fusefs.core.slice_budget import SliceBudget
 from fusefs.core.slices import RemovalSliceResult, Slice, SlicePlan, SliceWork
-from fusefs.engine.mpi_ranks import in_turn, least_slice_s
+from fusefs.engine.rank_slices import GivenSlice, LeftSlice, SlicesOfRanks, SlicesOfThreads, ToldSlice
 from fusefs.engine.run_slices import SliceRunner
 from fusefs.engine.slice_pace import FULL_SPEED, KeepsTime, SetsSpeed, SlicePace
 from fusefs.engine.slice_runners import EndedSlice
 from fusefs.engine.strategy import Strategy, Workers, ranks_window
+from fusefs.reaper.remove_by_ranks import SharedRemoval
 from fusefs.store.layout import HOISTED, TREE
 
 LEAST_SHARE = 8
@@ -79,6 +80,7 @@ class SimulatedReap:
         self.crew = crew
         self.clock = server.clock
         self.n_slices = self.n_begun = 0
+        self.planned_s = 0.0
         self._gone = gone
         strategy = crew.strategy()
         n_machines = len(crew.machines) if crew.is_job else 0
@@ -110,11 +112,11 @@ class SimulatedReap:
         return found[0]
 
     @contextmanager
-    def _opens(self) -> Iterator["_SimulatedPool"]:
-        yield _SimulatedPool(self)
+    def _opens(self) -> Iterator["_PoolOfRanks | _PoolOfThreads"]:
+        yield _PoolOfRanks(self) if self.crew.is_job else _PoolOfThreads(self)
 
     def _done(self, work: Slice, outcome: RemovalSliceResult) -> None:
-        self.n_slices += 1
+        self.n_slices += not outcome.goes_on
         self.n_begun += len(outcome.left) - len(self.plan.done(work, outcome))
         if outcome.hoisted:
             if self._hoisted is None:
@@ -126,37 +128,27 @@ class SimulatedReap:
 _LONG_S = 1e6
 
 
-class _SimulatedPool:
-    """See SlicePool; as engine/mpi_ranks.py has it."""
+class _PoolOfThreads:
+    """See SlicePool; as engine/worker_threads.py has it."""
 
     def __init__(self, reap: SimulatedReap) -> None:
         self._reap = reap
-        self._clock: SimulatedClock = reap.clock
-        crew = reap.crew
-        n_slices = [crew.n_threads] * len(crew.machines)
-        self._least_s = least_slice_s(crew.n_workers) if crew.is_job else 0.0
-        self._free = deque(in_turn(n_slices))
         self._ended: list[EndedSlice[Slice, RemovalSliceResult]] = []
-        self._came = Signal(self._clock)
+        self._came = Signal(reap.clock)
 
     def submit(self, work: Slice, budget: SliceBudget) -> None:
         """See SlicePool."""
-        if not budget.is_paced():
-            budget = budget._replace(seconds=max(budget.seconds, self._least_s))
-        model, rank = self._reap.server.model, self._free.popleft()
-        away_s = model.handover_s if rank else 0.0
-        steps = self._reap.remover.steps(self._reap.crew.machines[rank], work, budget)
+        reap = self._reap
 
-        def come(result: RemovalSliceResult) -> None:
-            self._free.append(rank)
+        def end(result: RemovalSliceResult) -> None:
             self._ended.append(EndedSlice(work, budget, result))
             self._came.set()
 
-        def end(result: RemovalSliceResult) -> None:
-            self._clock.after(away_s / 4, lambda: come(result))
+        reap.clock.sleep(reap.server.model.planning_s)
+        reap.clock.start(reap.remover.steps(reap.crew.machines[0], work, budget), end)
 
-        self._clock.sleep(model.planning_s)
-        self._clock.after(away_s, lambda: self._clock.start(steps, end))
+    def hasten(self) -> None:
+        """See SlicePool: none is."""
 
     def ended(self, most_s: float) -> list[EndedSlice[Slice, RemovalSliceResult]]:
         """See SlicePool."""
@@ -164,3 +156,94 @@ class _SimulatedPool:
             self._came.wait(most_s)
         ended, self._ended = self._ended, []
         return ended
+
+
+class _PoolOfRanks:
+    """See SlicePool; as engine/mpi_ranks.py has it, with the engine's own rules of who gets and tells what."""
+
+    def __init__(self, reap: SimulatedReap) -> None:
+        self._reap = reap
+        self._clock: SimulatedClock = reap.clock
+        crew = reap.crew
+        self._slices = SlicesOfRanks[Slice, RemovalSliceResult](
+            [crew.n_threads] * len(crew.machines), SharedRemoval.takes
+        )
+        strategy = crew.strategy()._replace(n_workers=crew.n_threads)
+        self._ranks = [_Rank(self, reap, machine, strategy) for machine in crew.machines]
+        self.first = self._ranks[0]
+        self._ended: list[EndedSlice[Slice, RemovalSliceResult]] = []
+        self._came = Signal(self._clock)
+
+    def submit(self, work: Slice, budget: SliceBudget) -> None:
+        """See SlicePool."""
+        self._send(*self._slices.give(work, budget, self._clock.now_s))
+
+    def _send(self, rank: int, message: GivenSlice[Slice] | LeftSlice) -> None:
+        model = self._reap.server.model
+        self._plan(model.planning_s / 2)
+        self._clock.after(model.handover_s if rank else 0.0, lambda: self._ranks[rank].take(message))
+
+    def _plan(self, seconds: float) -> None:
+        self._reap.planned_s += seconds
+        self._clock.sleep(seconds)
+
+    def hasten(self) -> None:
+        """See SlicePool."""
+        self._ask(each=True)
+
+    def _ask(self, *, each: bool) -> None:
+        for rank, left in self._slices.to_be_left(self._clock.now_s, each=each):
+            self._send(rank, left)
+
+    def come(self, told: list[ToldSlice[RemovalSliceResult]]) -> None:
+        """A rank's message."""
+        self._ended += map(self._slices.told, told)
+        self._came.set()
+
+    def ended(self, most_s: float) -> list[EndedSlice[Slice, RemovalSliceResult]]:
+        """See SlicePool."""
+        self._ask(each=False)
+        if not self._ended:
+            self._came.wait(most_s)
+        ended, self._ended = self._ended, []
+        model = self._reap.server.model
+        n_left = sum(len(one.outcome.left) for one in ended if one.outcome is not None)
+        self._plan(len(ended) * model.planning_s / 2 + n_left * model.left_s)
+        return ended
+
+
+class _Rank:
+    """See RankThreads; and RankRunner, but for what a thread does."""
+
+    def __init__(self, pool: _PoolOfRanks, reap: SimulatedReap, machine: int, strategy: Strategy) -> None:
+        self.strategy = strategy
+        self._pool = pool
+        self._reap = reap
+        self._machine = machine
+        self._slices = SlicesOfThreads[Slice, RemovalSliceResult](self)
+
+    def shared(self, work: Slice) -> SharedRemoval:
+        """See RankRunner."""
+        return SharedRemoval(work, self.strategy)
+
+    def take(self, message: GivenSlice[Slice] | LeftSlice) -> None:
+        """See RankThreads."""
+        now_s = self._reap.clock.now_s
+        if isinstance(message, LeftSlice):
+            self._slices.leave(message, now_s)
+        else:
+            self._slices.give(message, now_s)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Have threads do what there is to do, and tell what there is to tell."""
+        clock, remover = self._reap.clock, self._reap.remover
+        while (part := self._slices.next()) is not None:
+            clock.start(remover.steps(self._machine, part.work, part.budget), partial(self._end, part))
+        if told := self._slices.told():
+            away_s = self._reap.server.model.handover_s / 4 if self is not self._pool.first else 0.0
+            clock.after(away_s, lambda: self._pool.come(told))
+
+    def _end(self, part: GivenSlice[Slice], outcome: RemovalSliceResult) -> None:
+        self._slices.done(part, outcome, self._reap.clock.now_s)
+        self._go_on()

@@ -81,7 +81,7 @@ class _SliceRun:
             (),
             0,
             bottom.work,
-            tuple(UnfinishedDirectory(frame.name, -1, frame.work) for frame in above_it),
+            tuple(UnfinishedDirectory(one.name, -1, one.work, at) for at, one in enumerate(above_it, -1)),
             tuple(self._hoisted),
             busy_s=self._clock.now_s - self._began_s,
         )

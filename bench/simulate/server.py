@@ -27,7 +27,8 @@ class Model(NamedTuple):
     looks_in_lock
     looks_a_directory    messages for each directory beside its rmdir: opening, asking, listing
     handover_s    from the first rank to another one, and back
-    planning_s    of the first rank's processor for each slice
+    planning_s    of the first rank's processor for each slice, half of it when it goes and half when it comes back
+    left_s        and for each directory that comes back with it
     cpu_s         of a processor for a message, where all machines are one with n_processors; 0: they are not
     """
 
@@ -43,6 +44,7 @@ class Model(NamedTuple):
     looks_a_directory: float = 5.0
     handover_s: float = 0.002
     planning_s: float = 0.00015
+    left_s: float = 0.000015
     cpu_s: float = 0.0
     n_processors: int = 0
 

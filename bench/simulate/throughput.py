@@ -12,14 +12,14 @@ from bench.simulate.server import MetadataServer, Model
 from bench.simulate.tree import Tree, project_tree
 from fusefs.core.slice_budget import SLICE_S
 from fusefs.core.slices import FinishedDirectory, RemovalSliceResult, Slice, SlicePlan
-from fusefs.engine.mpi_ranks import least_slice_s
+from fusefs.engine.rank_slices import least_slice_s
 
-_BEGINS, _LASTS = 6, 8
+_BEGINS, _LASTS = 2, 1
 """Slices, one after the other, before which a reap is not at its full rate; and in which what is told is measured."""
 _BEGINS_S, _LASTS_S = 30.0, 60.0
 """The same where the server is the limit, at the least: slices take longer there."""
-_LEAST_S = 4.0
-"""That is looked at, wherever."""
+_LEAST_S = 6.0
+"""That each of the two is, wherever."""
 _N_LOOKS = 5
 _NO_PART = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
 
@@ -31,9 +31,9 @@ class Throughput(NamedTuple):
     simulated_s    of which that is the average
     plan_bytes     the most that the plan had, in Python's memory
     n_begun        directories, at the same time
-    slice_s        seconds of a slice, on the average
+    told_per_s     slices that the first rank is told of, at their end or while they go on
     planner_busy   part of the time in which the first rank plans, with the model's planning_s
-    plan_us        processor time of this machine in the plan, for each slice; it is not simulated
+    plan_us        processor time of this machine in the plan, each time that it is told of a slice; not simulated
     """
 
     n_nodes: int
@@ -44,7 +44,7 @@ class Throughput(NamedTuple):
     n_simulated: int
     plan_bytes: int
     n_begun: int
-    slice_s: float
+    told_per_s: float
     planner_busy: float
     plan_us: float
 
@@ -58,14 +58,13 @@ class WatchedPlan(SlicePlan):
     """The engine's own, with a look at the clock around what it does."""
 
     used_s = 0.0
-    n_next = 0
+    n_done = 0
 
     def next(self) -> Slice | None:
         """See SlicePlan."""
         began_s = time.thread_time()
         found = super().next()
         self.used_s += time.thread_time() - began_s
-        self.n_next += found is not None
         return found
 
     def done(self, done: Slice, outcome: RemovalSliceResult) -> list[FinishedDirectory]:
@@ -73,6 +72,7 @@ class WatchedPlan(SlicePlan):
         began_s = time.thread_time()
         found = super().done(done, outcome)
         self.used_s += time.thread_time() - began_s
+        self.n_done += 1
         return found
 
 
@@ -87,10 +87,11 @@ def throughput(model: Model, n_nodes: int, n_threads: int, n_entries: int, seed:
     if model.n_slots:
         begins_s, lasts_s = max(begins_s, _BEGINS_S), max(lasts_s, _LASTS_S)
     else:
-        lasts_s = max(lasts_s, _LEAST_S)
+        begins_s, lasts_s = max(begins_s, _LEAST_S), max(lasts_s, _LEAST_S)
     ends_s = begins_s + lasts_s
     reap = SimulatedReap(server, tree, crew, is_stopped=lambda: clock.now_s >= ends_s, plan_of=WatchedPlan)
-    watched = _Watched(reap)
+    assert isinstance(reap.plan, WatchedPlan)
+    watched = _Watched(reap, reap.plan)
     for number in range(_N_LOOKS + 1):
         clock.after(begins_s + number * lasts_s / _N_LOOKS, watched.look)
     clock.act(reap.drive)
@@ -101,22 +102,21 @@ def throughput(model: Model, n_nodes: int, n_threads: int, n_entries: int, seed:
 class _Watched:
     """A reap, looked at now and then."""
 
-    def __init__(self, reap: SimulatedReap) -> None:
+    def __init__(self, reap: SimulatedReap, plan: WatchedPlan) -> None:
         self._reap = reap
-        self._looks = list[tuple[float, int, int]]()
+        self._plan = plan
+        self._looks = list[tuple[float, int, int, float]]()
         self._plan_bytes = self._n_begun = 0
 
     def look(self) -> None:
         reap = self._reap
-        self._looks.append((reap.clock.now_s, reap.tree.n_gone, reap.n_slices))
-        self._plan_bytes = max(self._plan_bytes, size_of(reap.plan))
+        self._looks.append((reap.clock.now_s, reap.tree.n_gone, self._plan.n_done, reap.planned_s))
+        self._plan_bytes = max(self._plan_bytes, size_of(self._plan))
         self._n_begun = max(self._n_begun, reap.n_begun)
 
     def told(self, n_nodes: int, n_threads: int, n_entries: int) -> Throughput:
-        (began_s, before, slices_before), *_, (ended_s, after, slices_after) = self._looks
-        seconds, n_slices = ended_s - began_s, max(slices_after - slices_before, 1)
-        plan, model = self._reap.plan, self._reap.server.model
-        assert isinstance(plan, WatchedPlan)
+        (began_s, before, told_before, planned_before_s), *_, (ended_s, after, told_after, planned_s) = self._looks
+        seconds = ended_s - began_s
         return Throughput(
             n_nodes,
             n_threads,
@@ -126,9 +126,9 @@ class _Watched:
             after,
             self._plan_bytes,
             self._n_begun,
-            seconds * n_nodes * n_threads / n_slices,
-            n_slices * model.planning_s / seconds,
-            plan.used_s / max(plan.n_next, 1) * 1e6,
+            (told_after - told_before) / seconds,
+            (planned_s - planned_before_s) / seconds,
+            self._plan.used_s / max(self._plan.n_done, 1) * 1e6,
         )
 
 

@@ -12,16 +12,18 @@ import signal
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from queue import Empty, Queue  # SimpleQueue may take a timeout that has just passed for none, and wait for ever
 from typing import TYPE_CHECKING, Any, Self
 
 from fusefs.core.errors import Exit, Refused, TrashdError, from_os
 from fusefs.core.lean import Generic, NamedTuple
 from fusefs.core.slice_budget import SliceBudget
-from fusefs.engine.slice_runners import Done, EndedSlice, RankRunner, Recipe, RunsSlices, Work
+from fusefs.engine.rank_slices import GivenSlice, LeftSlice, SlicesOfRanks, SlicesOfThreads, ToldSlice
+from fusefs.engine.slice_runners import Done, EndedSlice, RankRunner, Recipe, Work
 from fusefs.linux.kernel import Kernel
 
 if TYPE_CHECKING:
@@ -30,42 +32,15 @@ if TYPE_CHECKING:
 _POLL_S, _LONGEST_POLL_S = 0.0005, 0.004
 """Between two looks whether something came: of one that just had something to do, and of one that has not."""
 _BUSY_POLL_S = 0.05
-"""Of a rank whose threads all have a slice: it is sent nothing before it has told of one."""
+"""Of a rank whose threads all have something to do: nothing that it is sent is in haste."""
 _SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 """Where mpiexec or srun say how many ranks there are."""
-_SLICE_S = 0.25
-"""Of a slice, at least: beside that its messages, and its directory opened anew, cost little. With 50 ms 16 ranks of 4
-threads on a server of 10 ms a call had half the rate on two cores (measured: bench/nodes.py).
-"""
-PLANNING_S = 0.0004
-"""Of the first rank for a slice, about twice: slices are as much longer as there are workers, so that it keeps up."""
-
-
-class UnseenHere(Exception):
-    """A rank does not find a directory on its mount: the first rank is to look."""
-
-
-class _GivenSlice(NamedTuple):
-    """A slice for a rank."""
-
-    number: int
-    work: Any
-    budget: SliceBudget
 
 
 class _Ready(NamedTuple):
     """A rank has its runner, or why not."""
 
     n_slices: int
-    problem: str = ""
-
-
-class _Did(NamedTuple):
-    """What a slice did; is_unseen: nothing, the rank does not see it; problem: it ended by a mistake of ours."""
-
-    number: int
-    outcome: Any = None
-    is_unseen: bool = False
     problem: str = ""
 
 
@@ -172,36 +147,34 @@ class MpiJob:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         with ExitStack() as owned:
-            did = Queue[_Did]()
-            runner: Any = None
-            threads: ThreadPoolExecutor | None = None
-            pause_s, n_slices, n_running = _POLL_S, 0, 0
+            threads: RankThreads[Any, Any] | None = None
+            pause_s = _POLL_S
             while True:
                 while (came := self.received()) is not None:
                     pause_s = _POLL_S
                     _rank, message = came
                     if message is None:
                         return 0
-                    if isinstance(message, _GivenSlice):
+                    if isinstance(message, GivenSlice | LeftSlice):
                         assert threads is not None
-                        _submit(threads, runner, message, did)
-                        n_running += 1
-                        continue
-                    owned.close()
-                    runner, ready = self._made(kernel, message, owned)
-                    n_slices = ready.n_slices
-                    if runner is not None:
-                        threads = owned.enter_context(ThreadPoolExecutor(runner.strategy.n_workers))
-                    self.send(ready, 0)
-                try:
-                    self.send(did.get(timeout=pause_s), 0)
-                    pause_s, n_running = _POLL_S, n_running - 1
-                except Empty:
-                    is_busy = n_running == n_slices > 0 and not self._sending
-                    pause_s = _BUSY_POLL_S if is_busy else min(1.5 * pause_s, _LONGEST_POLL_S)
-                    self._settle()
+                        threads.take(message)
+                    else:
+                        owned.close()
+                        threads, ready = self._made(kernel, message, owned)
+                        self.send(ready, 0)
+                if threads is None:
+                    time.sleep(pause_s)
+                elif told := threads.told(pause_s):
+                    self.send(told, 0)
+                    pause_s = _POLL_S
+                    continue
+                is_busy = threads is not None and threads.is_busy() and not self._sending
+                pause_s = _BUSY_POLL_S if is_busy else min(1.5 * pause_s, _LONGEST_POLL_S)
+                self._settle()
 
-    def _made(self, kernel: Kernel, recipe: Recipe[Any, Any] | Look, owned: ExitStack) -> tuple[Any, _Ready]:
+    def _made(
+        self, kernel: Kernel, recipe: Recipe[Any, Any] | Look, owned: ExitStack
+    ) -> tuple[RankThreads[Any, Any] | None, _Ready]:
         try:
             if isinstance(recipe, Look):
                 recipe.act(kernel)
@@ -210,34 +183,54 @@ class MpiJob:
         except (TrashdError, OSError) as error:
             told = from_os(error, "the volume")
             return None, _Ready(0, f"{os.uname().nodename}: {told.message()}")
-        return runner, _Ready(runner.strategy.n_workers)
+        n_slices = runner.strategy.n_workers
+        return RankThreads(runner, owned.enter_context(ThreadPoolExecutor(n_slices))), _Ready(n_slices)
 
 
-def _submit(threads: ThreadPoolExecutor, runner: RunsSlices[Any, Any], given: _GivenSlice, did: Queue[_Did]) -> None:
-    """Have a thread run a slice; what it did, or how it failed, comes into a queue."""
+class RankThreads(Generic[Work, Done]):
+    """The threads of a rank, at its slices."""
 
-    def tell(done: Future[Any]) -> None:
-        error = done.exception()
-        if error is None:
-            did.put(_Did(given.number, done.result()))
+    def __init__(self, runner: RankRunner[Work, Done], threads: ThreadPoolExecutor) -> None:
+        self._slices = SlicesOfThreads(runner)
+        self._runner = runner
+        self._threads = threads
+        self._ended = Queue[tuple[GivenSlice[Work], Future[Done]]]()
+
+    def is_busy(self) -> bool:
+        """Whether each has something to do."""
+        return self._slices.is_busy()
+
+    def take(self, message: GivenSlice[Work] | LeftSlice) -> None:
+        """What the first rank says."""
+        now_s = time.monotonic()
+        if isinstance(message, LeftSlice):
+            self._slices.leave(message, now_s)
         else:
-            is_unseen = isinstance(error, UnseenHere)
-            did.put(_Did(given.number, None, is_unseen, "" if is_unseen else repr(error)))
+            self._slices.give(message, now_s)
 
-    threads.submit(runner.run, given.work, given.budget).add_done_callback(tell)
+    def told(self, most_s: float) -> list[ToldSlice[Done]]:
+        """What there is to tell; waits for a thread, but no longer than that."""
+        self._begin()
+        try:
+            self._end(*(self._ended.get(timeout=most_s) if most_s else self._ended.get_nowait()))
+            while True:
+                self._end(*self._ended.get_nowait())
+        except Empty:
+            pass
+        self._begin()
+        return self._slices.told()
 
+    def _begin(self) -> None:
+        while (part := self._slices.next()) is not None:
+            running = self._threads.submit(self._runner.run, part.work, part.budget)
+            running.add_done_callback(partial(lambda part, running: self._ended.put((part, running)), part))
 
-def least_slice_s(n_workers: int) -> float:
-    """Seconds that a slice takes at least, so that the first rank keeps up with so many workers."""
-    return max(_SLICE_S, PLANNING_S * n_workers)
-
-
-def in_turn(n_slices: Sequence[int]) -> Iterator[int]:
-    """Each rank as often as it runs slices beside each other; all of them before any comes again.
-
-    So those that share a directory are on as many machines as there are.
-    """
-    return (rank for turn in range(max(n_slices)) for rank, n in enumerate(n_slices) if turn < n)
+    def _end(self, part: GivenSlice[Work], running: Future[Done]) -> None:
+        error, now_s = running.exception(), time.monotonic()
+        if error is None:
+            self._slices.done(part, running.result(), now_s)
+        else:
+            self._slices.failed(part, error, now_s)
 
 
 class RankCrew(Generic[Work, Done]):
@@ -254,66 +247,57 @@ class RankCrew(Generic[Work, Done]):
     def pool(self) -> Iterator[_RankPool[Work, Done]]:
         """See SliceRunner; nothing may be under way when it ends."""
         with ThreadPoolExecutor(self._n_slices[0]) as threads:
-            yield _RankPool(self._job, self.ours, threads, self._n_slices)
+            slices = SlicesOfRanks[Work, Done](self._n_slices, self.ours.may_share)
+            yield _RankPool(self._job, RankThreads(self.ours, threads), slices)
 
 
 class _RankPool(Generic[Work, Done]):
     """See SlicePool."""
 
-    def __init__(
-        self, job: MpiJob, ours: RankRunner[Work, Done], threads: ThreadPoolExecutor, n_slices: list[int]
-    ) -> None:
+    def __init__(self, job: MpiJob, here: RankThreads[Work, Done], slices: SlicesOfRanks[Work, Done]) -> None:
         self._job = job
-        self._ours = ours
-        self._threads = threads
-        self._least_s = least_slice_s(sum(n_slices))
-        self._free = deque(in_turn(n_slices))
-        self._given: dict[int, tuple[int, Work, SliceBudget]] = {}
-        self._n_given = 0
-        self._here = Queue[_Did]()
+        self._here = here
+        self._slices = slices
         self._ended: list[EndedSlice[Work, Done]] = []
 
     def submit(self, work: Work, budget: SliceBudget) -> None:
         """See SlicePool."""
-        if not budget.is_paced():
-            budget = budget._replace(seconds=max(budget.seconds, self._least_s))
-        rank, number = self._free.popleft(), self._n_given
-        self._n_given += 1
-        self._given[number] = rank, work, budget
-        if rank:
-            self._job.send(_GivenSlice(number, work, budget), rank)
-        else:
-            self._run_here(number, work, budget)
+        self._send(*self._slices.give(work, budget, time.monotonic()))
 
-    def _run_here(self, number: int, work: Work, budget: SliceBudget) -> None:
-        _submit(self._threads, self._ours, _GivenSlice(number, work, budget), self._here)
+    def _send(self, rank: int, message: GivenSlice[Work] | LeftSlice) -> None:
+        if rank:
+            self._job.send(message, rank)
+        else:
+            self._here.take(message)
+
+    def hasten(self) -> None:
+        """See SlicePool."""
+        self._ask(each=True)
+
+    def _ask(self, *, each: bool) -> None:
+        for rank, left in self._slices.to_be_left(time.monotonic(), each=each):
+            self._send(rank, left)
 
     def ended(self, most_s: float) -> list[EndedSlice[Work, Done]]:
-        """See SlicePool."""
+        """See SlicePool. There is nothing to hand out now: those that lack work get of others'."""
+        self._ask(each=False)
         until_s = time.monotonic() + most_s
         while True:
             while (came := self._job.received()) is not None:
                 self._take(came[1])
-            try:
-                wait_s = 0.0 if self._ended else _POLL_S
-                self._take(self._here.get(timeout=wait_s) if wait_s else self._here.get_nowait())
-                continue
-            except Empty:
-                pass
+            self._take(self._here.told(0.0 if self._ended else _POLL_S))
             if self._ended or time.monotonic() >= until_s:
                 ended, self._ended = self._ended, []
                 return ended
 
-    def _take(self, did: _Did) -> None:
-        rank, work, budget = self._given[did.number]
-        if did.is_unseen:
-            self._run_here(did.number, work, budget)
-            return
-        if did.problem:
-            raise RuntimeError(f"rank {rank}: {did.problem}")
-        del self._given[did.number]
-        self._free.append(rank)
-        self._ended.append(EndedSlice(work, budget, did.outcome))
+    def _take(self, told: list[ToldSlice[Done]]) -> None:
+        for one in told:
+            if one.problem:
+                raise RuntimeError(f"rank {self._slices.rank_of(one.number)}: {one.problem}")
+            if one.is_unseen:
+                self._here.take(self._slices.unseen(one, time.monotonic()))
+            else:
+                self._ended.append(self._slices.told(one))
 
 
 def joined() -> MpiJob:

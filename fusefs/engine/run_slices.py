@@ -103,8 +103,10 @@ class SliceRunner(NamedTuple, Generic[Work, Done]):
                 pool.submit(*begun)
                 n_running += 1
             if n_running:
+                if not goes_on:
+                    pool.hasten()
                 for work, budget, outcome in pool.ended(GLANCE_S):
-                    n_running -= 1
+                    n_running -= outcome is None or not outcome.goes_on
                     if outcome is None:
                         is_whole = False
                         self.plan.lost(work)

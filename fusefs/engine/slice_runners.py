@@ -28,6 +28,10 @@ class HasFds(Protocol):
 class SliceOutcome(HasFds, SliceDone, Protocol):
     """What comes back of a slice."""
 
+    @property
+    def goes_on(self) -> bool:
+        """It is not over: this is what it did since it was told of last."""
+
 
 Work = TypeVar("Work", bound=HasFds)
 Done = TypeVar("Done", bound=SliceOutcome)
@@ -59,16 +63,51 @@ class SlicePool(Protocol[Work, Done]):
     def ended(self, most_s: float) -> list[EndedSlice[Work, Done]]:
         """Those that have ended since; waits for the first, but no longer than that. Raises  mistakes of ours"""
 
+    def hasten(self) -> None:
+        """Have those end soon that are longer than others; what is left of them comes back."""
 
-class RankRunner(RunsSlices[_Work_contra, _Done_co], Protocol[_Work_contra, _Done_co]):
-    """What runs slices in a rank of an MPI job. strategy: the rank's own, so many slices beside each other"""
+
+class SharedSlice(Protocol[Work, Done]):
+    """A slice that several threads do: the plan of what is in it."""
+
+    def is_dry(self) -> bool:
+        """See SliceSource."""
+
+    def is_crowded(self) -> bool:
+        """Whether what `next` gives is in a directory where others are at work, who are slower for it."""
+
+    def next(self) -> Work | None:
+        """See SliceSource."""
+
+    def lost(self, lost: Work) -> None:
+        """See SliceSource."""
+
+    def done(self, part: Work, outcome: Done) -> None:
+        """Take in what a part of it did."""
+
+    def told(self, *, goes_on: bool) -> Done:
+        """What was done since it was told of last; unless it goes on, with what is left of it."""
+
+
+class SharesSlices(Protocol[Work, Done]):
+    """A rank of an MPI job whose threads share slices. strategy: the rank's own, so many threads"""
 
     @property
     def strategy(self) -> Strategy: ...
 
+    def shared(self, work: Work) -> SharedSlice[Work, Done]:
+        """A slice as all of them do it."""
 
-class Recipe(Protocol[_Work_contra, _Done_co]):
+
+class RankRunner(SharesSlices[Work, Done], RunsSlices[Work, Done], Protocol[Work, Done]):
+    """What runs slices in a rank of an MPI job."""
+
+    def may_share(self, work: Work) -> bool:
+        """Whether a slice is for all threads of a rank, and not for one of them; of the first rank."""
+
+
+class Recipe(Protocol[Work, Done]):
     """What a rank makes its runner of; it pickles."""
 
-    def opened(self, kernel: Kernel, n_ranks: int) -> AbstractContextManager[RankRunner[_Work_contra, _Done_co]]:
+    def opened(self, kernel: Kernel, n_ranks: int) -> AbstractContextManager[RankRunner[Work, Done]]:
         """The runner. Raises  TrashdError, OSError: the rank does not see what is to be worked on"""

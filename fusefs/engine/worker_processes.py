@@ -80,6 +80,9 @@ class WorkerProcesses(Generic[Work, Done]):
         heard = [fd for fd, _events in self._heard.poll(most_s * 1000)]
         return [self._end_slice(fd) for fd in heard or self._stopped()]
 
+    def hasten(self) -> None:
+        """See SlicePool: none is."""
+
     def _stopped(self) -> list[int]:
         return [fd for fd, (pid, _work, _budget) in self._running.items() if is_stopped(pid)]
 

@@ -34,3 +34,6 @@ class WorkerThreads(Generic[Work, Done]):
         """See SlicePool."""
         done = wait(self._running, most_s, FIRST_COMPLETED).done
         return [EndedSlice(*self._running.pop(future), future.result()) for future in done]
+
+    def hasten(self) -> None:
+        """See SlicePool: none is."""

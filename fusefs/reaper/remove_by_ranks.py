@@ -16,10 +16,11 @@ from fusefs.core.printable_names import printable
 from fusefs.core.record import Failure, Record
 from fusefs.core.report import CAME_IN
 from fusefs.core.slice_budget import NamesPerLook, SliceBudget
-from fusefs.core.slices import RemovalSliceResult, Slice, SliceWork, raw
-from fusefs.engine.mpi_ranks import Look, MpiJob, RankCrew, UnseenHere
+from fusefs.core.slices import RemovalSliceResult, Slice, SlicePlan, SliceWork, raw
+from fusefs.engine.mpi_ranks import Look, MpiJob, RankCrew
 from fusefs.engine.open_by_path import DirectoriesByPath
 from fusefs.engine.patience import seen_in_time
+from fusefs.engine.rank_slices import UnseenHere
 from fusefs.engine.strategy import Strategy, choose_for_rank
 from fusefs.engine.xfs_groups import AllocationGroups
 from fusefs.linux.fd import Fd, closed_on_error
@@ -175,12 +176,20 @@ class PathRemover(NamedTuple):
             return self._not_opened(work, error)
         with fd:
             outcome = self.remover.run(work._replace(fd=fd), budget)
-        left, path = [], work.path
+        left, paths = [], [work.path]
         for one in outcome.left:
-            path = join(path, raw(one.name))
-            self.directories.keep(path, Fd(one.fd))
+            paths.append(join(paths[one.above + 1], raw(one.name)))
+            self.directories.keep(paths[-1], Fd(one.fd))
             left.append(one._replace(fd=-1))
         return outcome._replace(left=tuple(left))
+
+    def may_share(self, work: Slice) -> bool:
+        """See RankRunner."""
+        return SharedRemoval.takes(work)
+
+    def shared(self, work: Slice) -> SharedRemoval:
+        """See RankRunner."""
+        return SharedRemoval(work, self.strategy)
 
     def _not_opened(self, work: Slice, error: OSError) -> RemovalSliceResult:
         number = error.errno or errno.EIO
@@ -197,3 +206,58 @@ class PathRemover(NamedTuple):
         call = CAME_IN if number == errno.EPERM else "open"
         failure = Failure(os.fspath(error.filename or work.path), number, call)
         return RemovalSliceResult(0, 0, (failure,), 1, SliceWork(n_failed=1), doubts=doubts)
+
+
+class SharedRemoval:
+    """Directories that all threads of a rank empty: a plan within the first rank's (slice_runners.SharedSlice)."""
+
+    def __init__(self, work: Slice, strategy: Strategy) -> None:
+        """Begin with that. strategy: of the rank"""
+        self._plan = SlicePlan(
+            strategy.n_workers, splits_names=strategy.splits, least_share=strategy.least_share, n_machines=1
+        )
+        self._plan.add(work.fd, work.path, work.work, is_hoisted=work.is_hoisted)
+        self._hoisted: list[str] = []
+        self._made_hoisted = False
+        self._busy_s = 0.0
+        self._away = 0
+
+    @staticmethod
+    def takes(work: Slice) -> bool:
+        """Slices of directories; at one directory's names there are as many threads as the first plan says."""
+        return bool(work.work.subdirs) and work.max_depth > 0
+
+    def is_dry(self) -> bool:
+        """See SharedSlice; nor does it go on when the server is away."""
+        return self._away != 0 or self._plan.is_dry()
+
+    def is_crowded(self) -> bool:
+        """See SharedSlice."""
+        return not self._plan.has_free()
+
+    def next(self) -> Slice | None:
+        """See SharedSlice."""
+        return None if self._away else self._plan.next()
+
+    def lost(self, lost: Slice) -> None:
+        """See SharedSlice."""
+        self._plan.lost(lost)
+
+    def done(self, part: Slice, outcome: RemovalSliceResult) -> None:
+        """See SharedSlice."""
+        self._plan.done(part, outcome)
+        self._hoisted += outcome.hoisted
+        self._made_hoisted |= outcome.made_hoisted
+        self._busy_s += outcome.busy_s
+        self._away = self._away or outcome.away
+
+    def told(self, *, goes_on: bool) -> RemovalSliceResult:
+        """See SharedSlice."""
+        told = self._plan.told()._replace(
+            hoisted=tuple(self._hoisted), made_hoisted=self._made_hoisted, busy_s=self._busy_s, away=self._away
+        )
+        self._hoisted, self._made_hoisted, self._busy_s = [], False, 0.0
+        if goes_on:
+            return told
+        rest, left = self._plan.left()
+        return told._replace(rest=rest, left=left, goes_on=False)

@@ -23,7 +23,7 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import FUSE_MAGIC, Kernel
 from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.sweep.actions import DeleteMatches
-from fusefs.sweep.agenda import Job, SweepSlice, SweepSliceResult
+from fusefs.sweep.agenda import Agenda, Job, JobKind, SliceCounts, SweepSlice, SweepSliceResult
 from fusefs.sweep.chooser import Dirs, SweepStrategy
 from fusefs.sweep.sweep_root import open_top
 from fusefs.sweep.sweep_slice import SweepWorker
@@ -128,6 +128,57 @@ class RankSweeper(NamedTuple):
         jobs = [_seen_from(job, device) for job in work.jobs]
         outcome = self.worker.run(work._replace(jobs=tuple(jobs)), budget)
         return outcome._replace(rest=_for_all(outcome.rest, numbers_last=numbers_last))
+
+    def may_share(self, work: SweepSlice) -> bool:
+        """See RankRunner: directories to enter."""
+        return work.jobs[-1].kind is JobKind.ENTER
+
+    def shared(self, work: SweepSlice) -> SharedSweep:
+        """See RankRunner."""
+        return SharedSweep(work, self.strategy)
+
+
+class SharedSweep:
+    """Directories that all threads of a rank sweep: an agenda within the first rank's (slice_runners.SharedSlice)."""
+
+    def __init__(self, work: SweepSlice, strategy: Strategy) -> None:
+        """Begin with that. strategy: of the rank"""
+        jobs = reversed(work.jobs)
+        self._agenda = Agenda(jobs, strategy.n_workers, None, splits=strategy.splits, lists_whole=True)
+        self._counts = SliceCounts(None)
+        self._why = ""
+        self._busy_s = 0.0
+
+    def is_dry(self) -> bool:
+        """See SharedSlice; nor does it go on where that is useless."""
+        return self._why != "" or self._agenda.is_dry()
+
+    def is_crowded(self) -> bool:
+        """See SharedSlice: an agenda does not tell."""
+        return False
+
+    def next(self) -> SweepSlice | None:
+        """See SharedSlice."""
+        return None if self._why else self._agenda.next()
+
+    def lost(self, lost: SweepSlice) -> None:
+        """See SharedSlice."""
+        self._agenda.lost(lost)
+
+    def done(self, part: SweepSlice, outcome: SweepSliceResult) -> None:
+        """See SharedSlice."""
+        self._agenda.done(part, outcome)
+        self._counts.add(outcome.sums, outcome.failures, outcome.spared)
+        self._why = self._why or outcome.why
+        self._busy_s += outcome.busy_s
+
+    def told(self, *, goes_on: bool) -> SweepSliceResult:
+        """See SharedSlice."""
+        counts, busy_s = self._counts, self._busy_s
+        self._counts, self._busy_s = SliceCounts(None), 0.0
+        rest = () if goes_on else self._agenda.left()
+        failures, spared = tuple(counts.failures), tuple(counts.spared)
+        return SweepSliceResult(counts.sums, failures, spared, rest, self._why, busy_s=busy_s, goes_on=goes_on)
 
 
 def _seen_from(job: Job, device: int) -> Job:

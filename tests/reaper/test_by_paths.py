@@ -44,7 +44,11 @@ pytestmark = pytest.mark.needs("root")
 
 SMALL_SLICES = ConstantSpeed(Speed(entries_per_s=1000))
 """Of fifty entries at most, so that much is left begun."""
-WISHES = (RemovalWishes(job=job_here()), RemovalWishes(job=job_here(), pace=SMALL_SLICES))
+WISHES = (
+    RemovalWishes(job=job_here()),
+    RemovalWishes(job=job_here(), n_workers=4),
+    RemovalWishes(job=job_here(), pace=SMALL_SLICES),
+)
 
 
 @pytest.fixture
@@ -55,7 +59,7 @@ def team() -> Iterator[Path]:
         assert_silent(path)
 
 
-@pytest.fixture(params=WISHES, ids=["fast", "in small slices"])
+@pytest.fixture(params=WISHES, ids=["fast", "by threads", "in small slices"])
 def wishes(request: pytest.FixtureRequest) -> RemovalWishes:
     """Ranks, and what a slice may do."""
     given: RemovalWishes = request.param
