@@ -217,12 +217,23 @@ class FinishedDirectory(NamedTuple):
 
 
 class _Node:
-    """A directory that is begun: its work that no slice has, and how much of it is under way."""
+    """A directory that is begun: its work that no slice has, and how much of it is under way.
 
-    __slots__ = ("fd", "is_hoisted", "n_children", "n_running", "name", "parent", "path", "work")
+    is_whole  all that is in it is this plan's to remove, what is not known of yet too
+    """
+
+    __slots__ = ("fd", "is_hoisted", "is_whole", "n_children", "n_running", "name", "parent", "path", "work")
 
     def __init__(
-        self, parent: int | None, name: str, fd: int, path: bytes, work: SliceWork, *, is_hoisted: bool
+        self,
+        parent: int | None,
+        name: str,
+        fd: int,
+        path: bytes,
+        work: SliceWork,
+        *,
+        is_hoisted: bool = False,
+        is_whole: bool = True,
     ) -> None:
         self.parent = parent
         self.name = name
@@ -230,6 +241,7 @@ class _Node:
         self.path = path
         self.work = work
         self.is_hoisted = is_hoisted
+        self.is_whole = is_whole
         self.n_running = 0
         self.n_children = 0
 
@@ -303,9 +315,12 @@ class SlicePlan:
         self._doubts: frozenset[int] = frozenset()
         self._entered: dict[str, Entered] = {}
 
-    def add(self, fd: int, path: bytes, work: SliceWork, *, is_hoisted: bool = False) -> int:
-        """A directory to begin with, whose fd stays its owner's; its key."""
-        return self._add(_Node(None, "", fd, path, work, is_hoisted=is_hoisted))
+    def add(self, fd: int, path: bytes, work: SliceWork, *, is_hoisted: bool = False, is_whole: bool = False) -> int:
+        """A directory to begin with, whose fd stays its owner's; its key.
+
+        is_whole  it may be listed again; otherwise something in it is not to go, or another plan's
+        """
+        return self._add(_Node(None, "", fd, path, work, is_hoisted=is_hoisted, is_whole=is_whole))
 
     def _add(self, node: _Node) -> int:
         key = self._n_added
@@ -410,7 +425,7 @@ class SlicePlan:
             node = self._nodes[key]
             node.n_children += 1
             path = join(node.path, raw(name))
-            keys.append(self._add(_Node(key, name, fd, path, work, is_hoisted=False)))
+            keys.append(self._add(_Node(key, name, fd, path, work)))
         finished: list[FinishedDirectory] = []
         for key in reversed(keys):
             if key in self._nodes:
@@ -431,7 +446,8 @@ class SlicePlan:
             node = self._nodes[key]
             if node.n_running or node.n_children or node.work.has_rest():
                 return finished
-            node.work.look_again()
+            if node.is_whole:
+                node.work.look_again()
             if node.parent is None or node.work.has_rest():
                 return finished
             del self._nodes[key]

@@ -210,7 +210,8 @@ class _Removal:
                 fd = self._owned.enter_context(self._kernel.open_dir(self._container, HOISTED))
                 if not self._given.takes(fd, HOISTED):
                     raise OSError(errno.EPERM, os.strerror(errno.EPERM))  # put there while it was moved up
-                self._hoisted = self._plan.add(fd, HOISTED, SliceWork(is_listed=False), is_hoisted=True)
+                work = SliceWork(is_listed=False)
+                self._hoisted = self._plan.add(fd, HOISTED, work, is_hoisted=True, is_whole=True)
 
     def _is_stopped(self) -> bool:
         """Whether it is to end here."""

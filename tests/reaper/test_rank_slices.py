@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fusefs.core.slice_budget import SliceBudget
@@ -48,6 +48,16 @@ def names(n: int) -> Slice:
     return directories()._replace(work=SliceWork(names=[f"f{number}" for number in range(n)]))
 
 
+STUCK_IN_TWO: dict[str, object] = {
+    **dict.fromkeys("abcd"),
+    "e": dict.fromkeys("ab"),
+    "f": dict.fromkeys([*"abcde", "stuck"]),
+    "g": {},
+    "h": dict.fromkeys(["a", "stuck"]),
+}
+
+
+@example(57550, STUCK_IN_TWO, 1, 1, 3).via("a slice's directory was listed again, without what others failed at")
 @given(st.integers(0, 2**32), trees, st.integers(1, 3), st.integers(1, 3), st.integers(1, 4))
 def test_whatever_is_left_when_and_to_whom_all_goes_and_is_counted_once(
     seed: int, tree: dict[str, object], n_ranks: int, n_threads: int, window: int

@@ -218,6 +218,17 @@ def test_few_are_at_one_directory_whose_lock_lets_one_unlink_on_each_machine(n_m
     assert n_begun == most
 
 
+def test_of_a_container_goes_what_was_named_and_its_record_stays() -> None:
+    plan = SlicePlan(1, splits_names=True)
+    plan.add(ROOT_FD, b"", SliceWork(names=["tree", "hoisted"]))
+    part = plan.next()
+    assert part is not None
+    rest = SliceWork(is_productive=True)
+    rest.fail("tree")
+    plan.done(part, RemovalSliceResult(1, 0, (), 1, rest))
+    assert plan.is_dry()
+
+
 def test_directory_is_not_listed_while_others_are_at_its_entries() -> None:
     plan = SlicePlan(2, splits_names=True)
     plan.add(ROOT_FD, b"", SliceWork(names=["a"], is_listed=False))
