@@ -33,7 +33,7 @@ class OtherCommands:
     def __init__(self, trashd: Sequence[str]) -> None:
         """trashd: the words by which it is started."""
         self._trashd = trashd
-        self._runs: dict[asyncio.Future[tuple[bytes, bytes]], _Run] = {}
+        self._runs: dict[asyncio.Future[tuple[int, bytes, bytes]], _Run] = {}
         self._is_ending = False
 
     def doing(self) -> list[str]:
@@ -57,19 +57,17 @@ class OtherCommands:
 
     async def _run(self, words: Sequence[str | bytes], doing: str) -> tuple[int, bytes, bytes]:
         """Raises  CancelledError when the program ends"""
-        process = await asyncio.create_subprocess_exec(*self._trashd, *words, stdin=DEVNULL, stdout=PIPE, stderr=PIPE)
-        run = _Run(process, doing)
-        talk = asyncio.ensure_future(process.communicate())
+        self._check_ending()
+        run = _Run(doing)
+        talk = asyncio.ensure_future(run.talk(*self._trashd, *words))
         self._runs[talk] = run
         talk.add_done_callback(self._runs.pop)
         try:
-            self._check_ending()
-            out, err = await asyncio.shield(talk)
+            code, out, err = await asyncio.shield(talk)
             self._check_ending()
         except asyncio.CancelledError:  # nobody wants to know any more; its pipes are closed all the same
             run.stop()
             raise
-        code = process.returncode or 0
         return code, out, err if code >= 0 else err + f"it was ended by signal {-code}\n".encode()
 
     def _check_ending(self) -> None:
@@ -86,16 +84,29 @@ class OtherCommands:
             await asyncio.wait(self._runs, timeout=_PATIENCE_S)  # one may wait for a dead disk
 
 
-class _Run(NamedTuple):
-    """A command that runs. doing: what it changes, in words; empty: it only looks"""
+class _Run:
+    """A command that runs, or is about to. doing: what it changes, in words; empty: it only looks"""
 
-    process: Process
-    doing: str
+    def __init__(self, doing: str) -> None:
+        self.doing = doing
+        self._process: Process | None = None
+        self._is_stopped = False
+
+    async def talk(self, *words: str | bytes) -> tuple[int, bytes, bytes]:
+        """Its exit code, or the negative of the signal that ended it, and what it told."""
+        process = await asyncio.create_subprocess_exec(*words, stdin=DEVNULL, stdout=PIPE, stderr=PIPE)
+        self._process = process
+        if self._is_stopped:
+            self.stop()
+        out, err = await process.communicate()
+        return process.returncode or 0, out, err
 
     def stop(self) -> None:
         """As systemd and shells ask for it."""
-        with suppress(ProcessLookupError):
-            self.process.terminate()
+        self._is_stopped = True
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                self._process.terminate()
 
 
 def _lines(text: bytes) -> list[str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
 import pytest
 
+from fusefs.browse.other_commands import OtherCommands
 from tests.support.browse_pilot import Reader, browse
 from tests.support.make_trees import make_tree
 from tests.support.other_users import as_user
@@ -246,6 +248,20 @@ def test_names_of_all_kinds_are_shown_plainly_and_restored_by_the_byte(volume: P
     browse(person, volume, size=(80, 24))
     assert set(os.listdir(os.fsencode(job))) == set(taken)
     assert_silent(volume)
+
+
+def test_a_command_that_is_just_being_started_ends_with_the_program() -> None:
+    async def program() -> None:
+        commands = OtherCommands(["sleep"])
+        begun = asyncio.ensure_future(commands.act("sleeping", "600"))
+        await asyncio.sleep(0)
+        assert commands.doing() == ["sleeping"]
+        await commands.end()
+        assert commands.doing() == []
+        with pytest.raises(asyncio.CancelledError):
+            await begun
+
+    asyncio.run(program())
 
 
 def test_a_hostile_path_that_it_came_from_is_no_markup_either(volume: Path) -> None:
