@@ -11,9 +11,10 @@ def unescape(text: bytes, mark: bytes, n_digits: int, base: int) -> bytes:
     By hand: one mount or store with an odd path would have each start of a command load `re`, which takes longer than
     a swap.
     """
-    plain, *others = text.split(mark)
+    first, *others = text.split(mark)
+    plain = bytearray(first)
     for part in others:
         digits = part[:n_digits]
         is_byte = len(digits) == n_digits and not digits.strip(_DIGITS[base]) and int(digits, base) < 256
         plain += bytes((int(digits, base),)) + part[n_digits:] if is_byte else mark + part
-    return plain
+    return bytes(plain)

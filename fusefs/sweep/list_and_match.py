@@ -125,7 +125,8 @@ def read_window(
         if is_chosen is not None:
             files = _filtered(files, [*map(is_chosen, files.names)])
         names += files.names
-        inos += files.inos
+        if by_inode:
+            inos += files.inos
         if DIRECTORY_KIND in block.kinds:
             found = [name for name, kind in zip(block.names, block.kinds, strict=True) if kind == DIRECTORY_KIND]
             if wanted.enters:
