@@ -228,11 +228,7 @@ class _Rank:
 
     def take(self, message: GivenSlice[Slice] | LeftSlice) -> None:
         """See RankThreads."""
-        now_s = self._reap.clock.now_s
-        if isinstance(message, LeftSlice):
-            self._slices.leave(message, now_s)
-        else:
-            self._slices.give(message, now_s)
+        self._slices.take(message, self._reap.clock.now_s)
         self._go_on()
 
     def _go_on(self) -> None:

@@ -202,11 +202,7 @@ class RankThreads(Generic[Work, Done]):
 
     def take(self, message: GivenSlice[Work] | LeftSlice) -> None:
         """What the first rank says."""
-        now_s = time.monotonic()
-        if isinstance(message, LeftSlice):
-            self._slices.leave(message, now_s)
-        else:
-            self._slices.give(message, now_s)
+        self._slices.take(message, time.monotonic())
 
     def told(self, most_s: float) -> list[ToldSlice[Done]]:
         """What there is to tell; waits for a thread, but no longer than that."""

@@ -199,20 +199,18 @@ class SlicesOfThreads(Generic[Work, Done]):
         """Whether each thread has something to do."""
         return self._n_running == self._n_threads
 
-    def give(self, given: GivenSlice[Work], now_s: float) -> None:
-        """A slice of the first rank's."""
-        if given.is_shared:
-            shared = _Shared(given, self._rank.shared(given.work), now_s + given.budget.seconds)
-            self._shared[given.number] = shared
+    def take(self, message: GivenSlice[Work] | LeftSlice, now_s: float) -> None:
+        """What the first rank says: a slice, or to end one soon, unless it is over."""
+        if isinstance(message, LeftSlice):
+            shared = self._shared.get(message.number)
+            if shared is not None:
+                shared.is_left = True
+                self._look(shared, now_s)
+        elif message.is_shared:
+            plan = self._rank.shared(message.work)
+            self._shared[message.number] = _Shared(message, plan, now_s + message.budget.seconds)
         else:
-            self._alone.append(given)
-
-    def leave(self, left: LeftSlice, now_s: float) -> None:
-        """End a slice soon, unless it is over."""
-        shared = self._shared.get(left.number)
-        if shared is not None:
-            shared.is_left = True
-            self._look(shared, now_s)
+            self._alone.append(message)
 
     def next(self) -> GivenSlice[Work] | None:
         """Something for a thread; None if there is nothing at the moment, or no thread."""

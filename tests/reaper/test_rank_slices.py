@@ -161,19 +161,19 @@ def test_slices_are_told_of_soon_while_a_rank_has_none_and_as_often_as_the_first
 
 def test_all_threads_of_a_rank_are_at_a_slice_of_directories_and_one_at_others() -> None:
     threads = threads_of(4)
-    threads.give(GivenSlice(0, directories(n=8), BUDGET, is_shared=True), 0.0)
+    threads.take(GivenSlice(0, directories(n=8), BUDGET, is_shared=True), 0.0)
     parts = [threads.next() for _ in range(5)]
     assert [part and part.number for part in parts] == [0, 0, 0, 0, None]
     threads = threads_of(4)
-    threads.give(GivenSlice(1, names(2), BUDGET), 0.0)
-    threads.give(GivenSlice(2, directories(), BUDGET), 0.0)
+    threads.take(GivenSlice(1, names(2), BUDGET), 0.0)
+    threads.take(GivenSlice(2, directories(), BUDGET), 0.0)
     assert [part and part.number for part in (threads.next(), threads.next(), threads.next())] == [1, 2, None]
 
 
 def test_threads_begin_another_slice_before_they_crowd_in_a_directory() -> None:
     threads = threads_of(4)
     for number in range(2):
-        threads.give(GivenSlice(number, directories(n=1), BUDGET, is_shared=True), 0.0)
+        threads.take(GivenSlice(number, directories(n=1), BUDGET, is_shared=True), 0.0)
     first = threads.next()
     assert first is not None
     assert first.number == 0
@@ -185,8 +185,8 @@ def test_threads_begin_another_slice_before_they_crowd_in_a_directory() -> None:
 
 def test_a_slice_that_is_asked_for_before_it_is_begun_comes_back_whole() -> None:
     threads = threads_of(1)
-    threads.give(GivenSlice(7, directories(), BUDGET, is_shared=True), 0.0)
-    threads.leave(LeftSlice(7), 0.0)
+    threads.take(GivenSlice(7, directories(), BUDGET, is_shared=True), 0.0)
+    threads.take(LeftSlice(7), 0.0)
     (told,) = threads.told()
     assert told.outcome is not None
     assert (told.is_unseen, told.outcome.rest.subdirs, told.outcome.goes_on) == (
@@ -198,7 +198,7 @@ def test_a_slice_that_is_asked_for_before_it_is_begun_comes_back_whole() -> None
 
 def test_a_directory_that_a_rank_does_not_see_is_the_firsts_once_it_is_all_of_a_slice() -> None:
     threads = threads_of(2)
-    threads.give(GivenSlice(0, directories(), BUDGET, is_shared=True), 0.0)
+    threads.take(GivenSlice(0, directories(), BUDGET, is_shared=True), 0.0)
     one, other = threads.next(), threads.next()
     assert one is not None
     assert other is not None
@@ -207,7 +207,7 @@ def test_a_directory_that_a_rank_does_not_see_is_the_firsts_once_it_is_all_of_a_
     (told,) = threads.told()
     assert told.outcome is not None
     assert (told.is_unseen, told.outcome.removed, told.outcome.rest.subdirs) == (False, 1, ["d0", "d1"])
-    threads.give(GivenSlice(1, directories(n=1), BUDGET, is_shared=True), 0.0)
+    threads.take(GivenSlice(1, directories(n=1), BUDGET, is_shared=True), 0.0)
     again = threads.next()
     assert again is not None
     threads.failed(again, UnseenHere(), 0.0)

@@ -65,12 +65,12 @@ class ModelJob(Generic[Work, Done]):
         while True:
             while n_under_way < self._n_workers and (work := self._plan.next()) is not None:
                 rank, given = self._ranks.give(work, BUDGET, self._now_s)
-                self._threads[rank].give(given, self._now_s)
+                self._threads[rank].take(given, self._now_s)
                 n_under_way += 1
             if not n_under_way:
                 return
             for rank, left in self._ranks.to_be_left(self._now_s, each=self._chance.random() < 0.1):
-                self._threads[rank].leave(left, self._now_s)
+                self._threads[rank].take(left, self._now_s)
                 self.n_asked += 1
             self._step()
             for threads in self._threads:
