@@ -36,7 +36,7 @@ from bench.support import PYTHON, TRASHD, make_files, program, time_command
 from bench.verdicts import Figure, Round, Target, times, times_best
 from fusefs.engine.rank_slices import PLANNING_S
 from tests.support.fuse_slow import SlowVolume, slow_volume
-from tests.support.mpi_jobs import give_to_user, is_gone, orphan_of_user, start_job, store_of_user, why_no_mpi
+from tests.support.mpi_jobs import give_to_user, is_gone, start_job, store_of_user, swap_by_user, why_no_mpi
 from tests.support.proc_stat import stat_of
 from tests.support.real_filesystems import tmpfs_volume
 
@@ -80,6 +80,11 @@ class Mounts(NamedTuple):
         """Seconds of processor time of those that serve them."""
         ticks = sum(int(found) for one in self.each for found in stat_of(one.fuse.pid)[11:13])
         return ticks / os.sysconf("SC_CLK_TCK")
+
+    def orphan(self) -> str:
+        """The id of what becomes of the tree. Its files are given away below: a mount has each open that it knows."""
+        give_to_user(self.source / VICTIM)
+        return swap_by_user(self.at / VICTIM)
 
     def start(self, n_ranks: int, command: Command) -> str:
         """What a job's ranks say, one on each mount in turn. Raises  Unable: it failed"""
@@ -149,7 +154,7 @@ def by_ranks(make: MakesTree, n_files: int, n_ranks: int, n_threads: int, ms: fl
         raise Unable("missing", why)
     with mounts(n_ranks) as made:
         make(made.source / VICTIM, n_files)
-        identifier = orphan_of_user(made.at / VICTIM)
+        identifier = made.orphan()
         made.slow(ms)
         before_s = made.daemons_s()
         said = made.start(n_ranks, [*_RANK, "reap", made.at, identifier, str(n_threads)])
@@ -280,7 +285,7 @@ def whole_job(command: Callable[[Mounts], Command], n_ranks: int, n_files: int, 
 
 def reap_job(made: Mounts) -> Command:
     """What is to reap it."""
-    identifier = orphan_of_user(made.at / VICTIM)
+    identifier = made.orphan()
     words = ("reap", "--mpi", "--now", "--threads", str(THREADS), "--volume", made.at, identifier)
     return [PYTHON, "-m", "fusefs.cli.main", *words]
 

@@ -137,6 +137,7 @@ class Slice(NamedTuple):
     path        of the directory, below the container, for failures
     max_depth   directories that may be open below this one; 0: what is in it is too deep
     is_hoisted  it is the directory that takes what is too deep
+    is_below    it is for what is below directories in this one, and unlinks nothing beside them
     is_shared   others unlink in the same directory
     """
 
@@ -146,6 +147,7 @@ class Slice(NamedTuple):
     work: SliceWork
     max_depth: int
     is_hoisted: bool
+    is_below: bool = False
     is_shared: bool = False
 
     def fds(self) -> Sequence[int]:
@@ -219,10 +221,13 @@ class FinishedDirectory(NamedTuple):
 class _Node:
     """A directory that is begun: its work that no slice has, and how much of it is under way.
 
-    is_whole  all that is in it is this plan's to remove, what is not known of yet too
+    is_whole     all that is in it is this plan's to remove, what is not known of yet too
+    n_unlinking  of the slices that run, how many unlink in it
     """
 
-    __slots__ = ("fd", "is_hoisted", "is_whole", "n_children", "n_running", "name", "parent", "path", "work")
+    __slots__ = (
+        "fd", "is_hoisted", "is_whole", "n_children", "n_running", "n_unlinking", "name", "parent", "path", "work",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -243,16 +248,32 @@ class _Node:
         self.is_hoisted = is_hoisted
         self.is_whole = is_whole
         self.n_running = 0
+        self.n_unlinking = 0
         self.n_children = 0
 
+    def begins(self, share: SliceWork) -> bool:
+        """A slice has a share of it; whether it is for what is below directories alone."""
+        is_below = bool(share.subdirs or share.emptied)
+        self.n_running += 1
+        self.n_unlinking += not is_below
+        return is_below
 
-def _can_run(node: _Node) -> bool:
-    """Whether a slice may run there as if it were alone."""
-    work = node.work
-    if work.subdirs or work.emptied:
-        return True
+    def ends(self, ended: Slice, rest: SliceWork) -> None:
+        """A slice ended, and left that of its share."""
+        self.n_running -= 1
+        self.n_unlinking -= not ended.is_below
+        self.work.put_back(rest)
+
+
+def _can_clear(node: _Node) -> bool:
+    """Whether a slice may remove what is known by name there, and nobody is at it."""
+    return bool(node.work.emptied) or (_has_names(node.work) and not node.n_unlinking)
+
+
+def _can_descend(node: _Node) -> bool:
+    """Whether a slice may look there for more that is to go."""
     # A listing would find again what others are at.
-    return not node.n_running and (_has_names(work) or (not node.n_children and work.has_rest()))
+    return bool(node.work.subdirs) or (not node.n_running and not node.n_children and node.work.has_rest())
 
 
 def _has_names(work: SliceWork) -> bool:
@@ -304,9 +325,10 @@ class SlicePlan:
         self._most_begun = MAX_FDS if not n_machines else MAX_FDS + _BEGUN_BY_EACH * n_workers
         self._least_share = least_share
         self._nodes: dict[int, _Node] = {}
-        self._free = _LastBegun(_can_run, self._nodes)
+        # Names first, wherever they are: they take memory, and each directory that is listed has more of them.
+        self._free = _LastBegun(_can_clear, self._nodes), _LastBegun(_can_descend, self._nodes)
         n_sharing = self._n_sharing
-        self._shared = _LastBegun(lambda node: _has_names(node.work) and node.n_running < n_sharing, self._nodes)
+        self._shared = _LastBegun(lambda node: _has_names(node.work) and node.n_unlinking < n_sharing, self._nodes)
         self._n_added = 0
         self._removed = 0
         self._n_bytes = 0
@@ -331,8 +353,8 @@ class SlicePlan:
 
     def _changed(self, key: int) -> None:
         """There may be more to do in a directory, or fewer who do it."""
-        self._free.changed(key)
-        self._shared.changed(key)
+        for some in (*self._free, self._shared):
+            some.changed(key)
 
     def push(self, key: int, subdirs: tuple[str, ...]) -> None:
         """More directories to remove in one that was added; it is kept for that until the end."""
@@ -345,7 +367,7 @@ class SlicePlan:
 
     def has_free(self) -> bool:
         """Whether `next` gives work in a directory where no other slice is in the way."""
-        return self._free.find() is not None
+        return any(some.find() is not None for some in self._free)
 
     def is_cutting(self) -> bool:
         """Whether a large file has lost its name and is not gone yet."""
@@ -357,26 +379,28 @@ class SlicePlan:
         if key is None:
             return None
         node = self._nodes[key]
-        node.n_running += 1
         n_free = self._most_begun - len(self._nodes)
         depth = max(n_free // self._n_workers, MIN_DEPTH)
         if (n_free <= 0 or node.path.count(b"/") > MAX_FDS) and node.parent is not None:
             depth = 0  # a slice that ends early leaves open what it has entered: others of them went as deep
-        share = self._cut(node.work)
-        is_shared = self._n_sharing > 1 and (node.n_running > 1 or _has_names(node.work))
-        return Slice(key, node.fd, node.path, share, depth, node.is_hoisted, is_shared)
+        share = self._cut(node)
+        is_below = node.begins(share)
+        is_shared = self._n_sharing > 1 and not is_below and (node.n_unlinking > 1 or _has_names(node.work))
+        return Slice(key, node.fd, node.path, share, depth, node.is_hoisted, is_below, is_shared)
 
     def _find(self) -> int | None:
         """The last begun directory where a slice can run; if others unlink in it, only where there is nothing else."""
-        key = self._free.find()
-        return self._shared.find() if key is None else key
+        return next((key for some in (*self._free, self._shared) if (key := some.find()) is not None), None)
 
-    def _cut(self, work: SliceWork) -> SliceWork:
-        """A share of a directory's work, taken from it."""
+    def _cut(self, node: _Node) -> SliceWork:
+        """A share of a directory's work, taken from it; names that others are at only if there is nothing else."""
+        work = node.work
         if work.emptied:
             share = SliceWork(emptied=work.emptied)
             work.emptied = []
             return share
+        if work.subdirs and node.n_unlinking:
+            return self._cut_subdirs(work)
         if not work.names and 0 < len(work.bundles) < self._n_sharing:
             work.names = unpack(work.bundles.pop())
         if work.names:
@@ -389,10 +413,7 @@ class SlicePlan:
         if work.bundles:
             return SliceWork(bundles=[work.bundles.pop()])
         if work.subdirs:
-            n = min(-(-len(work.subdirs) // self._n_workers), _MAX_SUBDIRS)
-            share = SliceWork(subdirs=work.subdirs[-n:])
-            del work.subdirs[-n:]
-            return share
+            return self._cut_subdirs(work)
         share = SliceWork(
             is_listed=work.is_listed,
             failed=work.failed,
@@ -405,6 +426,12 @@ class SlicePlan:
         work.is_productive = False
         return share
 
+    def _cut_subdirs(self, work: SliceWork) -> SliceWork:
+        n = min(-(-len(work.subdirs) // self._n_workers), _MAX_SUBDIRS)
+        share = SliceWork(subdirs=work.subdirs[-n:])
+        del work.subdirs[-n:]
+        return share
+
     def done(self, done: Slice, outcome: RemovalSliceResult) -> list[FinishedDirectory]:
         """Take in what a slice did; the directories that are done with now."""
         self.note(outcome.entered)
@@ -415,9 +442,7 @@ class SlicePlan:
         self._doubts |= outcome.doubts
         if outcome.goes_on:
             return []
-        node = self._nodes[done.key]
-        node.n_running -= 1
-        node.work.put_back(outcome.rest)
+        self._nodes[done.key].ends(done, outcome.rest)
         self._changed(done.key)
         keys = [done.key]
         for name, fd, work, above in outcome.left:
@@ -434,9 +459,7 @@ class SlicePlan:
 
     def lost(self, lost: Slice) -> None:
         """A slice ended with its worker, it is not known how far: all of it is to be done again."""
-        node = self._nodes[lost.key]
-        node.n_running -= 1
-        node.work.put_back(lost.work)
+        self._nodes[lost.key].ends(lost, lost.work)
         self._changed(lost.key)
 
     def _finish(self, key: int) -> list[FinishedDirectory]:

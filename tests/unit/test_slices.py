@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fusefs.core.names import join
 from fusefs.core.record import MAX_FAILURES, Failure
 from fusefs.core.report import STORE, keeps_for_its_owner
 from fusefs.core.slices import (
@@ -23,6 +24,7 @@ from fusefs.core.slices import (
     SliceWork,
     UnfinishedDirectory,
     pack,
+    raw,
     unpack,
 )
 
@@ -206,6 +208,39 @@ def test_names_are_shared_only_where_there_is_nothing_else_to_do() -> None:
     plan.add(ROOT_FD, b"", SliceWork(names=[str(number) for number in range(3000)]))
     slices = [plan.next() for _ in range(4)]
     assert [bool(one and one.work.subdirs) for one in slices] == [False, True, True, False]
+
+
+@pytest.mark.parametrize("splits", [True, False])
+def test_one_is_at_a_directorys_names_while_others_are_below_it(splits: bool) -> None:
+    plan = SlicePlan(4, splits_names=splits)
+    work = SliceWork(names=[str(number) for number in range(3000)], subdirs=["a", "b", "c", "d", "e"])
+    plan.add(ROOT_FD, b"", work)
+    slices = [slice_ for _ in range(4) if (slice_ := plan.next())]
+    assert [slice_.work.subdirs for slice_ in slices] == [[], ["d", "e"], ["c"], ["b"]]
+    assert slices[0].work.names
+    plan.done(slices[0], RemovalSliceResult(0, 0, (), 0, slices[0].work))
+    again = plan.next()
+    assert again is not None
+    assert (again.work.names, again.work.subdirs) == (slices[0].work.names, [])
+
+
+@pytest.mark.parametrize("n_workers", [1, 2, 16])
+def test_names_are_waiting_in_few_directories_however_many_below_each_other_have_some(n_workers: int) -> None:
+    """Each slice ends in a directory that it has just listed, or with half of its names."""
+    plan = SlicePlan(n_workers, splits_names=False)
+    plan.add(ROOT_FD, b"", SliceWork(subdirs=["top"]))
+    waiting = set[bytes]()
+    for _ in range(300):
+        for slice_ in [slice_ for _ in range(n_workers) if (slice_ := plan.next())]:
+            rest = SliceWork(names=slice_.work.names[1:])
+            if slice_.work.names and not rest.names:
+                waiting.remove(slice_.path)
+            left = tuple(
+                UnfinishedDirectory(name, 7, SliceWork(names=["x", "y"], subdirs=["d"])) for name in slice_.work.subdirs
+            )
+            plan.done(slice_, RemovalSliceResult(0, 0, (), 0, rest, left))
+            waiting |= {join(slice_.path, raw(one.name)) for one in left}
+            assert len(waiting) <= 2 * n_workers
 
 
 @pytest.mark.parametrize(("n_machines", "most"), [(0, 8), (2, 8), (8, 32)])
