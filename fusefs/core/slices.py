@@ -325,10 +325,14 @@ class SlicePlan:
         self._most_begun = MAX_FDS if not n_machines else MAX_FDS + _BEGUN_BY_EACH * n_workers
         self._least_share = least_share
         self._nodes: dict[int, _Node] = {}
-        # Names first, wherever they are: they take memory, and each directory that is listed has more of them.
-        self._free = _LastBegun(_can_clear, self._nodes), _LastBegun(_can_descend, self._nodes)
         n_sharing = self._n_sharing
-        self._shared = _LastBegun(lambda node: _has_names(node.work) and node.n_unlinking < n_sharing, self._nodes)
+        # Names first, wherever they are: they take memory, and each directory that is listed has more of them.
+        self._choices = (
+            _LastBegun(_can_clear, self._nodes),
+            _LastBegun(_can_descend, self._nodes),
+            _LastBegun(lambda node: _has_names(node.work) and node.n_unlinking < n_sharing, self._nodes),
+        )
+        """The last is where others unlink."""
         self._n_added = 0
         self._removed = 0
         self._n_bytes = 0
@@ -353,8 +357,8 @@ class SlicePlan:
 
     def _changed(self, key: int) -> None:
         """There may be more to do in a directory, or fewer who do it."""
-        for some in (*self._free, self._shared):
-            some.changed(key)
+        for choice in self._choices:
+            choice.changed(key)
 
     def push(self, key: int, subdirs: tuple[str, ...]) -> None:
         """More directories to remove in one that was added; it is kept for that until the end."""
@@ -367,7 +371,7 @@ class SlicePlan:
 
     def has_free(self) -> bool:
         """Whether `next` gives work in a directory where no other slice is in the way."""
-        return any(some.find() is not None for some in self._free)
+        return any(choice.find() is not None for choice in self._choices[:-1])
 
     def is_cutting(self) -> bool:
         """Whether a large file has lost its name and is not gone yet."""
@@ -390,7 +394,7 @@ class SlicePlan:
 
     def _find(self) -> int | None:
         """The last begun directory where a slice can run; if others unlink in it, only where there is nothing else."""
-        return next((key for some in (*self._free, self._shared) if (key := some.find()) is not None), None)
+        return next((key for choice in self._choices if (key := choice.find()) is not None), None)
 
     def _cut(self, node: _Node) -> SliceWork:
         """A share of a directory's work, taken from it; names that others are at only if there is nothing else."""
@@ -399,8 +403,11 @@ class SlicePlan:
             share = SliceWork(emptied=work.emptied)
             work.emptied = []
             return share
-        if work.subdirs and node.n_unlinking:
-            return self._cut_subdirs(work)
+        if work.subdirs and (node.n_unlinking or not _has_names(work)):
+            n = min(-(-len(work.subdirs) // self._n_workers), _MAX_SUBDIRS)
+            share = SliceWork(subdirs=work.subdirs[-n:])
+            del work.subdirs[-n:]
+            return share
         if not work.names and 0 < len(work.bundles) < self._n_sharing:
             work.names = unpack(work.bundles.pop())
         if work.names:
@@ -412,8 +419,6 @@ class SlicePlan:
             return share
         if work.bundles:
             return SliceWork(bundles=[work.bundles.pop()])
-        if work.subdirs:
-            return self._cut_subdirs(work)
         share = SliceWork(
             is_listed=work.is_listed,
             failed=work.failed,
@@ -424,12 +429,6 @@ class SlicePlan:
         )
         work.is_listed, work.failed, work.n_failed, work.cut_bytes = True, set(), 0, None
         work.is_productive = False
-        return share
-
-    def _cut_subdirs(self, work: SliceWork) -> SliceWork:
-        n = min(-(-len(work.subdirs) // self._n_workers), _MAX_SUBDIRS)
-        share = SliceWork(subdirs=work.subdirs[-n:])
-        del work.subdirs[-n:]
         return share
 
     def done(self, done: Slice, outcome: RemovalSliceResult) -> list[FinishedDirectory]:
