@@ -429,7 +429,7 @@ def test_slice_ends_at_its_deadline_and_leaves_the_rest(volume: Path) -> None:
         outcome = remover.run(Slice(0, fd, b"", SliceWork(names=["tree"]), 10, False), SliceBudget(seconds=0.0))
         assert outcome.removed == 0
         assert outcome.rest.subdirs == ["tree"]
-        outcome = remover.run(Slice(0, fd, b"", outcome.rest, 10, False), SliceBudget(n_entries=100))
+        outcome = remover.run(Slice(0, fd, b"", outcome.rest, 10, False), SliceBudget(seconds=60.0, n_entries=100))
         assert outcome.removed == 100
         (left,) = outcome.left
         assert left.name == "tree"
