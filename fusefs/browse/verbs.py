@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
 
+from fusefs.browse.command_app import CommandApp
 from fusefs.browse.dialogs import LineTyped, Notice, YesOrNo
 from fusefs.browse.table_rows import OrphanRow
 from fusefs.core.printable_names import printable
 from fusefs.core.sizes import format_size
-
-if TYPE_CHECKING:
-    from fusefs.browse.command_app import CommandApp
 
 
 async def restore(app: CommandApp, row: OrphanRow, inside: bytes | None = None) -> None:

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import NamedTuple
 
 from fusefs.cli import output
 from fusefs.core.errors import TrashdError, from_os
 from fusefs.core.freed_space import AskedSize
-from fusefs.core.lean import NamedTuple
 from fusefs.core.lifecycle import State
 from fusefs.core.record import TreeSize
 from fusefs.core.report import Stops

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 
 from fusefs.cli import output
 from fusefs.cli.confirm import is_confirmed
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import Refused
-from fusefs.core.lean import TYPE_CHECKING
 from fusefs.linux.act_as_user import user_name
 from fusefs.store.list_orphans import ListedContainer
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _SHOWN_MAX = 10
 

@@ -5,22 +5,19 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import islice
 
 from fusefs.cli import output
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import BadConfig, TrashdError
-from fusefs.core.lean import TYPE_CHECKING, suppress
 from fusefs.core.lifecycle import State
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.runtime_directories import lasting_dir, make_dir
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from fusefs.store.layout import UserFolder
-    from fusefs.store.list_orphans import ListedContainer
+from fusefs.store.layout import UserFolder
+from fusefs.store.list_orphans import ListedContainer
 
 _EVERY_S = 6 * 3600.0
 _SOON_S, _LAST_PART = 86_400, 4

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from fusefs.cli.options import ParamType, PathBytes
 from fusefs.core.names import ID_RANDOM_CHARS
-
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
 
 _LIMIT_S = 0.15
 

@@ -5,7 +5,8 @@ An object has the keys of several of these types, and of others: fusefs/cli/json
 
 from __future__ import annotations
 
-from fusefs.core.lean import NamedTuple
+from typing import NamedTuple
+
 from fusefs.core.names import ContainerId
 
 

@@ -7,16 +7,12 @@ import gc
 import io
 import os
 import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 
-from fusefs.core.lean import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from importlib.machinery import ModuleSpec
-    from types import ModuleType
-
-    from fusefs.cli.plain_line import FastLane
-    from fusefs.core.errors import TrashdError
+from fusefs.cli.plain_line import FastLane
+from fusefs.core.errors import TrashdError
 
 _GC_THRESHOLD = 20_000
 
@@ -25,7 +21,7 @@ def main() -> None:
     """Run the command line of this process and exit with its code.
 
     Without the interpreter's own tidying up, and without a search for garbage while modules load: a swap's
-    process is too short to have any, and each costs more than the swap itself (docs/decisions/0002).
+    process is too short to have any, and each costs more than the swap itself (docs/decisions/0045).
     """
     gc.disable()
     if sys.flags.no_site:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+from collections.abc import Sequence
+from typing import Any
 
-from fusefs.core import lean_json
 from fusefs.core.errors import ConfigProblem, Incomplete, TrashdError
-from fusefs.core.lean import TYPE_CHECKING
 from fusefs.core.names import ContainerId
 from fusefs.core.printable_names import printable, shell_word, show
 from fusefs.core.record import Method
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
-
-    from fusefs.store.swap import Swapped
+from fusefs.store.swap import Swapped
 
 _NAMED_MAX = 5
 _LEAST_ROOM = 8
@@ -34,7 +30,7 @@ def failed(error: TrashdError, *, as_json: bool = False) -> int:
         from fusefs.cli.json_objects import ErrorTold
 
         told = ErrorTold(type(error).__name__, error.message(), error.hint, error.exit_code)
-        print(lean_json.dumps(plain(told)), file=sys.stderr)
+        print(json.dumps(plain(told)), file=sys.stderr)
     else:
         print(f"trashd: {show(error.message())}", file=sys.stderr)  # it may have words as they were typed, or a glob's
         if error.hint:
@@ -87,7 +83,7 @@ def as_json(*parts: Any, without: str = "") -> None:
     for part in parts:
         told |= fields(part)
     told.pop(without, None)
-    print(lean_json.dumps(told))
+    print(json.dumps(told))
 
 
 def aligned(rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
@@ -156,7 +152,7 @@ def tell_outage(number: int | None, limit_s: float) -> None:
 def tell_problem(problem: ConfigProblem, *, as_json: bool) -> None:
     """Print what is wrong in a file, and what to write instead."""
     if as_json:
-        print(lean_json.dumps(plain(problem)))
+        print(json.dumps(plain(problem)))
         return
     print(problem._replace(fix=""))
     if problem.fix:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import click
 
@@ -16,12 +15,10 @@ from fusefs.core.durations import format_duration
 from fusefs.core.errors import NotPermitted, TrashdError
 from fusefs.core.names import STORE
 from fusefs.core.printable_names import printable
+from fusefs.core.service_status import VolumeStatus
 from fusefs.linux.act_as_user import user_name
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import is_inside, read_mounts
-
-if TYPE_CHECKING:
-    from fusefs.core.service_status import VolumeStatus
 
 _PATIENCE_S, _GLANCE_S = 3.0, 0.05
 

@@ -7,15 +7,12 @@ else a command line has, and all that is wrong, is left to click (docs/decisions
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from fusefs.core.lean import TYPE_CHECKING, Callable, NamedTuple, Protocol
 from fusefs.core.record import NOTE_MAX_CHARS
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any, TypeVar
-
-    T = TypeVar("T")
+T = TypeVar("T")
 
 MOST_WORKERS = 64
 """What --threads may say."""

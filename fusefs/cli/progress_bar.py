@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 from fusefs.core.durations import format_duration
 from fusefs.core.freed_space import Survey
-from fusefs.core.lean import TYPE_CHECKING, Callable, Protocol
 from fusefs.core.sizes import format_size
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-    from typing import Any
 
 _REDRAW_S = 0.1
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from itertools import groupby
+from typing import NamedTuple
 
 from fusefs.cli import output
 from fusefs.cli.early_question import line_of
-from fusefs.core.lean import TYPE_CHECKING, NamedTuple
 from fusefs.core.lifecycle import State
 from fusefs.core.printable_names import printable, shell_word
 from fusefs.core.report import Reaped, Report
 from fusefs.store.list_orphans import ListedContainer
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 class Choice(NamedTuple):

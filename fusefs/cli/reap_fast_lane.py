@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
+from functools import partial
+from typing import Any, NamedTuple
 
 from fusefs.cli import output
 from fusefs.cli.confirm import can_be_asked
@@ -16,15 +18,11 @@ from fusefs.cli.settle_first import tended
 from fusefs.cli.typed_paths import existing
 from fusefs.cli.wall_clock import tell_kept_by_clock, watched
 from fusefs.core.errors import BrokenStore, Incomplete, TrashdError, UsageError
-from fusefs.core.lean import TYPE_CHECKING, NamedTuple, partial
 from fusefs.core.lifecycle import State
 from fusefs.core.sizes import parse_size
 from fusefs.core.slice_budget import Speed
 from fusefs.store.find_orphans import all_entries, find_container
 from fusefs.store.list_orphans import ListedContainer
-
-if TYPE_CHECKING:
-    from typing import Any
 
 _REAPABLE = (State.ORPHANS, State.REAPING)
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 from fusefs.cli import output
 from fusefs.cli.progress_bar import ProgressSink, bar
@@ -12,7 +15,6 @@ from fusefs.cli.reap_wait import SpaceWait
 from fusefs.cli.stop_signals import StopSignals
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import SETTLE, Incomplete, Refused, ServerAway, TrashdError, from_os
-from fusefs.core.lean import TYPE_CHECKING, Callable, NamedTuple, partial
 from fusefs.core.lifecycle import State
 from fusefs.core.orphan_age import Clock
 from fusefs.core.printable_names import printable
@@ -27,10 +29,6 @@ from fusefs.store.find_orphans import act_on, find_container
 from fusefs.store.layout import UserFolder
 from fusefs.store.list_orphans import ListedContainer, explain_failure
 from fusefs.store.victim_rename import VisibleRename
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
 
 _TOLD_FAILURES = 10
 _WHY_LOST = {

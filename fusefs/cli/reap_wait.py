@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import NamedTuple, Self
 
 from fusefs.cli import output
 from fusefs.cli.json_objects import ReapedVolume
 from fusefs.cli.stop_signals import StopSignals
 from fusefs.core.errors import Incomplete
 from fusefs.core.freed_space import Survey, Waited, tolerance_bytes, total
-from fusefs.core.lean import TYPE_CHECKING, ExitStack, NamedTuple
 from fusefs.core.names import ContainerId
 from fusefs.core.printable_names import printable
 from fusefs.core.report import Reaped
@@ -21,10 +23,6 @@ from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import DIRECTORY
 from fusefs.store.list_orphans import ListedContainer
 from fusefs.store.mounted_paths import open_shown
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Self
 
 
 class _WaitedVolume(NamedTuple):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import stat
 import sys
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
+from typing import Any, NamedTuple
 
 from fusefs.cli import output
 from fusefs.cli.confirm import is_confirmed
@@ -16,7 +18,6 @@ from fusefs.cli.swap_fast_lane import SwapBatch, swap_all
 from fusefs.cli.typed_paths import every_path
 from fusefs.core.durations import plain_duration
 from fusefs.core.errors import Refused, TrashdError, Unsettled, UsageError
-from fusefs.core.lean import TYPE_CHECKING, NamedTuple
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
 from fusefs.core.printable_names import printable, shell_word
 from fusefs.core.record import Method
@@ -28,10 +29,6 @@ from fusefs.linux.mountinfo import below
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap import Swapped, base_of
 from fusefs.store.swap_path import remove_path
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from typing import Any
 
 _MOST_TOLD = 10
 

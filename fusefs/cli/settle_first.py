@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
 from fusefs.cli import output
-from fusefs.core.lean import TYPE_CHECKING
 from fusefs.linux.kernel import Kernel
 from fusefs.store.find_orphans import tend_all
 from fusefs.store.silence import Waits
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
 
 
 def tended(

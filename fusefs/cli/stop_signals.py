@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import mmap
 import os
+import signal
+from types import FrameType
+from typing import Self
 
 from fusefs.core.errors import Exit
-from fusefs.core.lean import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import signal
-    from types import FrameType
-    from typing import Self
-else:
-    import _signal as signal  # which needs no enum, and is all of it
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
 from fusefs.cli.output import exit_code, failed, tell_swapped
 from fusefs.cli.plain_line import PlainLine, PlainOption, note, some_paths
 from fusefs.core.durations import plain_duration
 from fusefs.core.errors import Exit, TrashdError, Unsettled, UsageError
-from fusefs.core.lean import TYPE_CHECKING, Callable, NamedTuple
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
 from fusefs.linux.invocation import invocation
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap import Swapped
 from fusefs.store.swap_path import swap_path
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from typing import Any
 
 SwapVerb = Callable[[Kernel, bytes, SwapOptions], Swapped]
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
+from typing import Any, NamedTuple
 
 from fusefs.cli import output, sweep_text
 from fusefs.cli.confirm import can_be_asked, is_confirmed
 from fusefs.cli.plain_line import MOST_WORKERS, PlainLine, PlainOption, note, number, one_of, one_path
 from fusefs.cli.progress_bar import bar
 from fusefs.cli.stop_signals import StopSignals
+from fusefs.cli.sweep_list import ListReader
 from fusefs.cli.typed_selection import typed
 from fusefs.core.durations import plain_duration
 from fusefs.core.errors import Incomplete, Refused, Unsettled, UsageError, errors_about
-from fusefs.core.lean import TYPE_CHECKING, Callable, ExitStack, NamedTuple, partial
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
 from fusefs.core.listed_names import Listed, ListFormat
 from fusefs.core.names import join
@@ -30,13 +34,6 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.invocation import invocation
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.user_names import gid_of, uid_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from contextlib import AbstractContextManager
-    from typing import Any
-
-    from fusefs.cli.sweep_list import ListReader
 
 _NotTold = list[tuple[str, int]]
 """Names, each with its errno."""

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from itertools import chain
 
 from fusefs.cli.typed_paths import standard_input
 from fusefs.core.errors import UsageError, errors_about, from_os
-from fusefs.core.lean import TYPE_CHECKING, Callable, ExitStack, contextmanager
 from fusefs.core.listed_names import Listed, ListedName, ListFormat
 from fusefs.linux.kernel import Kernel
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 STDIN = b"-"
 _CHUNK = 1 << 20

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
 
 from fusefs.cli import output
-from fusefs.core.lean import TYPE_CHECKING
+from fusefs.cli.json_objects import PlannedRule, SweepAction
 from fusefs.core.printable_names import printable
 from fusefs.core.record import Failure
 from fusefs.core.sizes import format_size
 from fusefs.core.sweep_result import OUTSIDE, UNCLEAR, Match, Swept
 from fusefs.core.timestamps import in_calendar
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from fusefs.cli.json_objects import PlannedRule, SweepAction
 
 _TOLD = 10
 _LAST_DAY = "after 9999"

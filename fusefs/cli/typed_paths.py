@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 
 from fusefs.core.errors import UsageError, errors_about
-from fusefs.core.lean import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _CHUNK = 1 << 16
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from fusefs.core.errors import UsageError, errors_about
-from fusefs.core.lean import TYPE_CHECKING, NamedTuple
 from fusefs.core.selection import Selection
 from fusefs.core.selection_syntax import common_depths, common_types
 from fusefs.core.stat_bounds import Field, SizeBound, TimeBound
 from fusefs.core.timestamps import is_path, parse_when
 from fusefs.linux.kernel import Kernel
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
 
 
 class SelectionOptions(NamedTuple):

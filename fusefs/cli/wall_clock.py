@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
+
 from fusefs.cli import output
 from fusefs.core.durations import format_duration
-from fusefs.core.lean import TYPE_CHECKING, suppress
 from fusefs.core.orphan_age import STEP_NS, Clock
 from fusefs.linux.clocks import moment
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.runtime_directories import state_dir
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from fusefs.store.list_orphans import ListedContainer
+from fusefs.store.list_orphans import ListedContainer
 
 
 def watched(*, notes: bool = True) -> tuple[Clock, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 """The units that are shown."""
 _YEAR_S = 31_557_600
@@ -24,8 +26,6 @@ def parse_duration(text: str) -> int:
     Another number alone is refused: 3 as a retention may mean days.
     Raises  ValueError with a message for the person who typed it
     """
-    import re  # a swap is spared it
-
     if re.fullmatch(r"0*[1-9][0-9]*", text, re.ASCII):
         short = text[:_DIGITS_MAX]
         raise ValueError(f"{short!r} of what? Write {short}s for seconds, {short}m, {short}h, {short}d for days")

@@ -6,12 +6,9 @@ The docstring's first line is the message; `detail` says what it was about.
 from __future__ import annotations
 
 import errno as _errno
+from typing import NamedTuple
 
-from fusefs.core.lean import TYPE_CHECKING, NamedTuple
 from fusefs.core.printable_names import printable
-
-if TYPE_CHECKING:
-    pass
 
 
 class Exit:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from fusefs.core.lean import TYPE_CHECKING, Enum, NamedTuple
-from fusefs.core.record import TreeSize
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+from fusefs.core.record import TreeSize
 
 STAT_BLOCK_BYTES = 512
 """What st_blocks counts in, whatever the filesystem's own blocks are."""

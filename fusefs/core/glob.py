@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
+from functools import cache
 from itertools import takewhile
-
-from fusefs.core.lean import TYPE_CHECKING, Callable, Enum, NamedTuple, cache
-
-if TYPE_CHECKING:
-    import re
-    from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 Matches = Callable[[str], bool]
 """Whether a name, or a path, is one of those that are meant; invalid UTF-8 in it as os.fsdecode has it."""

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Callable
+from functools import cache
 from itertools import groupby
-
-from fusefs.core.lean import TYPE_CHECKING, cache
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ASCII = {
     "alnum": "0-9A-Za-z",

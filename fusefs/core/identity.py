@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fusefs.core.lean import Enum, NamedTuple
+from enum import Enum
+from typing import NamedTuple
+
 from fusefs.core.names import is_hex
 
 _BTRFS_KIND = "77"

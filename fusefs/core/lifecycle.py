@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusefs.core.lean import Enum
+from enum import Enum
 
 DEFAULT_RETENTION_S = 24 * 3600
 """How long an orphan can be restored unless told otherwise: a night to notice a mistake."""

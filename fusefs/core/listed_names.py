@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fusefs.core.lean import Enum, NamedTuple
+from enum import Enum
+from typing import NamedTuple
 
 
 class ListedName(NamedTuple):

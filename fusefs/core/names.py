@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusefs.core.lean import NewType
+from typing import NewType
 
 Name = NewType("Name", bytes)
 """One path component; never empty, `.`, `..`, and without `/` or NUL."""

@@ -7,11 +7,8 @@ wrong.
 
 from __future__ import annotations
 
-from fusefs.core import lean_json
-from fusefs.core.lean import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from typing import Any
+import json
+from typing import Any, NamedTuple
 
 STEP_NS = 1_000_000_000
 """A difference below a second is no jump: the two clocks are not read at the same moment, and NTP corrects a little."""
@@ -201,13 +198,13 @@ def cutoff_ns(clock: Clock, span_ns: int) -> int:
 
 def encode(clock: Clock) -> bytes:
     """The clock as a service saves it for the next one: a small JSON object."""
-    return lean_json.dumps(clock._asdict()).encode("ascii") + b"\n"
+    return json.dumps(clock._asdict()).encode("ascii") + b"\n"
 
 
 def decode(text: bytes) -> Clock | None:
     """The clock that `encode` wrote; None for anything else: without it the wall clock is believed."""
     try:
-        found = lean_json.loads(text)
+        found = json.loads(text)
     except (ValueError, RecursionError):
         return None
     if not isinstance(found, dict) or found.keys() != set(Clock._fields) or not isinstance(found["boot"], str):

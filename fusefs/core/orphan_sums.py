@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from fusefs.core.lean import TYPE_CHECKING, Enum, NamedTuple
-from fusefs.core.record import TreeSize
+from collections.abc import Iterable, Iterator
+from enum import Enum
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+from fusefs.core.record import TreeSize
 
 _HOUR_S, _DAY_S = 3600, 86_400
 _AGES_S = (0, _HOUR_S, _DAY_S, 7 * _DAY_S, 30 * _DAY_S, 90 * _DAY_S)

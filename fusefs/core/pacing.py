@@ -13,9 +13,10 @@ Pure: engine/pressure_pacer.py measures.
 
 from __future__ import annotations
 
+from enum import Enum
 from math import exp, floor
+from typing import NamedTuple
 
-from fusefs.core.lean import Enum, NamedTuple
 from fusefs.core.slice_budget import HOLD, Speed
 
 TICK_S = 0.1

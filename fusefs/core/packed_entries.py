@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from sys import getsizeof
-
-from fusefs.core.lean import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 Dirent = tuple[bytes, int, int, int]
 """Name, inode number, offset of the next entry, type (DT_DIR and so on; DT_UNKNOWN where the filesystem won't say)."""

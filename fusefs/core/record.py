@@ -1,21 +1,18 @@
 """The record of a container: what a person or recovery must know about the tree beside it.
 
-Written with little of the standard library, since `trashd swap` has no time for more (docs/decisions/0045);
-read back, and distrusted, in `core.record_decoding`.
+It is read back, and distrusted, in `core.record_decoding`.
 """
 
 from __future__ import annotations
 
-from fusefs.core import lean_json
+import json
+from enum import Enum
+from typing import Any, NamedTuple
+
 from fusefs.core.escaped_bytes import unescape
 from fusefs.core.identity import Identity
-from fusefs.core.lean import TYPE_CHECKING, Enum, NamedTuple
 from fusefs.core.names import ContainerId, Name, RelPath, VolumeId
-
-if TYPE_CHECKING:
-    from typing import Any
-
-    from fusefs.core.orphan_age import Now
+from fusefs.core.orphan_age import Now
 
 FORMAT = 1
 RECORD_MAX_BYTES = 64 * 1024
@@ -256,7 +253,7 @@ def encode(record: Record) -> bytes:
     else:
         del fields["entered"]
     fields["failures"] = [{**f._asdict(), "name": quote(f.name)} for f in record.failures]
-    text = lean_json.dumps(fields, indent=1).encode("ascii") + b"\n"
+    text = json.dumps(fields, indent=1).encode("ascii") + b"\n"
     if len(text) > RECORD_MAX_BYTES:
         raise ValueError(f"a record of {len(text)} bytes is too large (at most {RECORD_MAX_BYTES})")
     return text

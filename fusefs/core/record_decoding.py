@@ -6,10 +6,14 @@ the same (docs/decisions/0045). tests/unit/test_wire.py holds this against it.
 
 from __future__ import annotations
 
+import json
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 from fusefs.core.errors import BadRecord
 from fusefs.core.identity import Identity
-from fusefs.core.lean import TYPE_CHECKING, partial
-from fusefs.core.lean_json import loads_of_others
 from fusefs.core.names import Name, RelPath, is_container_id, is_volume_id, join, split
 from fusefs.core.record import (
     FORMAT,
@@ -28,12 +32,8 @@ from fusefs.core.record import (
     unquote,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    Check = Callable[[Any], Any]
-    """The value that a key's value stands for. Raises  ValueError for any other"""
+Check = Callable[[Any], Any]
+"""The value that a key's value stands for. Raises  ValueError for any other"""
 
 _WORD_CHARS = 400
 _COUNT_MAX = (1 << 63) - 1
@@ -47,7 +47,7 @@ def decode(text: bytes) -> Record:
     if len(text) > RECORD_MAX_BYTES:
         raise BadRecord("larger than 64 KiB")
     try:
-        raw = loads_of_others(text)
+        raw = _loads(text)
         version = _fields(raw, {"format": _number}, {})["format"]
         if version != FORMAT:
             raise BadRecord(f"format {version}, this trashd knows {FORMAT}", "use a newer trashd")
@@ -59,6 +59,41 @@ def decode(text: bytes) -> Record:
         return Record(**told, unknown=tuple((key, value) for key, value in raw.items() if key not in known))
     except (ValueError, RecursionError) as error:
         raise BadRecord(str(error)) from error
+
+
+def _loads(text: bytes) -> Any:
+    """Parse JSON that a user may have written, as RFC 8259 defines it.
+
+    Only UTF-8 is read, and nothing is taken that could not be written or printed again: NaN, infinity, numbers above
+    what a float holds, half of a surrogate pair. Raises  ValueError, RecursionError
+    """
+    plain = text.decode()
+    fields = json.loads(plain, parse_float=_parse_float, parse_constant=_refuse_constant)
+    if "\\u" in plain:
+        _refuse_half_surrogates(fields)
+    return fields
+
+
+def _parse_float(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text} is too large")
+    return number
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _refuse_half_surrogates(value: Any) -> None:
+    if isinstance(value, str):
+        value.encode()
+    elif isinstance(value, dict):
+        for pair in value.items():
+            _refuse_half_surrogates(pair)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            _refuse_half_surrogates(one)
 
 
 def _fields(value: Any, needed: dict[str, Check], others: dict[str, Check]) -> dict[str, Any]:

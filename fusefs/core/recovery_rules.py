@@ -5,8 +5,9 @@ Every crash window of docs/crash.md is a row of a table here.
 
 from __future__ import annotations
 
+from enum import Enum
+
 from fusefs.core.identity import Identity, Likelihood, compare, is_marked
-from fusefs.core.lean import Enum
 from fusefs.core.record import Method, Record
 
 

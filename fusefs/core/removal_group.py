@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterator
 from itertools import chain
-
-from fusefs.core.lean import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
+from typing import NamedTuple
 
 
 class ListedDirectory(NamedTuple):

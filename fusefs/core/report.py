@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
 from fusefs.core.freed_space import Survey
-from fusefs.core.lean import TYPE_CHECKING, Callable, NamedTuple
 from fusefs.core.names import ContainerId
 from fusefs.core.record import MAX_FAILURES, Failure
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 Progress = Callable[[int, int], None]
 """Called with the entries removed and the bytes freed since the last call (bytes: as far as they were looked at)."""

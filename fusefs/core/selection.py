@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import stat
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 from fusefs.core.glob import Matches, NameEnds, compile_glob, name_ends
-from fusefs.core.lean import TYPE_CHECKING, NamedTuple
 from fusefs.core.stat_bounds import Check, SizeBound, TimeBound, stat_bounds
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Final
 
 FORMATS: Final = {
     "f": stat.S_IFREG, "d": stat.S_IFDIR, "l": stat.S_IFLNK, "p": stat.S_IFIFO, "s": stat.S_IFSOCK, "b": stat.S_IFBLK,
@@ -120,7 +118,6 @@ class Matcher:
 
 
 def _whole(text: str) -> Matches:
-    import re  # most sweeps are spared it
 
     fullmatch = re.compile(text, re.DOTALL).fullmatch
     return lambda path: fullmatch(path) is not None

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+
 from fusefs.core.glob import compile_glob
-from fusefs.core.lean import TYPE_CHECKING
 from fusefs.core.selection import KINDS
 from fusefs.core.sizes import parse_size
 from fusefs.core.stat_bounds import SizeBound
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _DEPTH_DIGITS_MAX = 9
 
@@ -50,7 +49,6 @@ def check_regex(text: str) -> str:
     """A regular expression (Python's), as it is. Raises  ValueError with a message for the person who typed it"""
     if not text:
         raise ValueError("an empty regular expression matches nothing")
-    import re  # most sweeps are spared it
     import warnings
 
     try:

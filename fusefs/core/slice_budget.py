@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-
-from fusefs.core.lean import NamedTuple
+from typing import NamedTuple
 
 SLICE_S = 0.05
 """Of work in one slice: short enough to stop and step back at once, long enough that handing it out costs nothing."""

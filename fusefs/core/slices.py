@@ -7,15 +7,13 @@ open at a time whatever the tree's shape.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
+from typing import NamedTuple
 
-from fusefs.core.lean import TYPE_CHECKING, Callable, NamedTuple
 from fusefs.core.names import join
 from fusefs.core.record import MAX_ENTERED, Entered, Failure
 from fusefs.core.report import Report, add_failures
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 MAX_FDS = 100
 """Directories that a plan and its running slices hold open together, about; each worker has as many at most."""

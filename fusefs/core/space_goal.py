@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from fusefs.core import freed_space
 from fusefs.core.freed_space import SpaceCourse, SpaceKeeper, SpaceKept, Survey, Waited, WaitStep
-from fusefs.core.lean import TYPE_CHECKING, NamedTuple
 from fusefs.core.sizes import format_size, parse_size
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _THOUSANDS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3}
 _SETTLE_S = 3.0

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import stat
 import struct
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Literal, NamedTuple, Protocol
 
-from fusefs.core.lean import TYPE_CHECKING, Callable, NamedTuple, Protocol
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from typing import Final, Literal
-
-    Field = Literal["mtime", "atime", "ctime", "btime"]
-else:
-    Field = str
+Field = Literal["mtime", "atime", "ctime", "btime"]
 
 _MOST: Final = 1 << 100
 _LEAST: Final = -_MOST

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from fusefs.core.durations import is_duration, parse_duration, plain_duration
-from fusefs.core.lean import TYPE_CHECKING
+import re
+from collections.abc import Callable
 
-if TYPE_CHECKING:
-    import re
-    from collections.abc import Callable
+from fusefs.core.durations import is_duration, parse_duration, plain_duration
 
 SECOND_NS = 10**9
 CivilTime = tuple[int, int, int, int, int, int, int, int, int]
@@ -51,8 +49,6 @@ def parse_when(
 
 def _told_ns(text: str, local_s: Callable[[CivilTime], float]) -> int | None:
     """A moment that is not told by how long ago it was; None for one that is. Raises  ValueError"""
-    import re  # for `7d` a sweep is spared it, and the calendar
-
     if found := re.fullmatch(_SECONDS, text, re.ASCII):
         sign, whole, part = found.groups(default="")
         return int(sign + "1") * (int(whole) * SECOND_NS + int(part.ljust(9, "0")))

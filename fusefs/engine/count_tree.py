@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from heapq import nsmallest
 
 from fusefs.core.freed_space import INLINE_MAX_BYTES, Survey, taken_bytes
-from fusefs.core.lean import TYPE_CHECKING, Callable
 from fusefs.core.names import Name
 from fusefs.core.report import Progress, Stops
 from fusefs.linux.fd import Fd
@@ -24,9 +24,6 @@ from fusefs.linux.kernel import BTRFS_MAGIC, Kernel
 from fusefs.linux.shared_extents import may_share, shared_bytes
 from fusefs.store.deep_path import Descent
 from fusefs.store.layout import HOISTED, TREE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 WINDOW = 32_768
 """Subdirectories of one directory that are remembered at a time; twice as many in all."""

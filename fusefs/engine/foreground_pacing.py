@@ -6,18 +6,15 @@ The latter needs no privilege: every user can read the pressure, and the probe i
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-from fusefs.core.lean import TYPE_CHECKING, Callable, contextmanager
 from fusefs.core.pacing import Backlog, RateCaps, WorkDone
 from fusefs.core.slice_budget import Speed
+from fusefs.engine.pressure_pacer import PressurePacer
 from fusefs.engine.slice_pace import ConstantSpeed, SetsSpeed
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from fusefs.engine.pressure_pacer import PressurePacer
 
 
 @contextmanager

@@ -17,17 +17,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from queue import Empty, Queue  # SimpleQueue may take a timeout that has just passed for none, and wait for ever
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Generic, NamedTuple, Self
+
+from mpi4py import MPI
 
 from fusefs.core.errors import Exit, Refused, TrashdError, from_os
-from fusefs.core.lean import Generic, NamedTuple
 from fusefs.core.slice_budget import SliceBudget
 from fusefs.engine.rank_slices import GivenSlice, LeftSlice, SlicesOfRanks, SlicesOfThreads, ToldSlice
 from fusefs.engine.slice_runners import Done, EndedSlice, RankRunner, Recipe, Work
 from fusefs.linux.kernel import Kernel
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 _POLL_S, _LONGEST_POLL_S = 0.0005, 0.004
 """Between two looks whether something came: of one that just had something to do, and of one that has not."""

@@ -6,9 +6,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from typing import NamedTuple
 
 from fusefs.core import pacing
-from fusefs.core.lean import NamedTuple
 from fusefs.core.pacing import (
     FIRST_LOOK_S,
     SETTLE_S,

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Generic, NamedTuple
 
-from fusefs.core.lean import Generic, NamedTuple
 from fusefs.core.slice_budget import SliceBudget
 from fusefs.engine.slice_runners import Done, EndedSlice, SharedSlice, SharesSlices, Work
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from fusefs.core.lean import TYPE_CHECKING, Callable, Generic, NamedTuple, Protocol
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Generic, NamedTuple, Protocol
+
 from fusefs.core.report import Stops
 from fusefs.core.slice_budget import SliceBudget
 from fusefs.engine.slice_pace import GLANCE_S, SlicePace
 from fusefs.engine.slice_runners import Done, RunsSlices, SlicePool, Work
 from fusefs.engine.strategy import Strategy, Workers
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
 
 
 class SliceSource(Protocol[Work]):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
-from fusefs.core.lean import Callable, NamedTuple, Protocol
 from fusefs.core.pacing import rest_at
 from fusefs.core.slice_budget import AT_ONCE, SLICE_S, SMALL_SLICE_S, SliceBudget, Speed, TokenBucket
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from fusefs.core.lean import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Generic, NamedTuple, Protocol, Self, TypeVar
+
 from fusefs.core.slice_budget import SliceBudget
 from fusefs.engine.slice_pace import SliceDone
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from contextlib import AbstractContextManager
-    from typing import Self
-
-    from fusefs.engine.strategy import Strategy
-    from fusefs.linux.kernel import Kernel
+from fusefs.engine.strategy import Strategy
+from fusefs.linux.kernel import Kernel
 
 
 class HasFds(Protocol):

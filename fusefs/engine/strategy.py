@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from enum import Enum
+from typing import NamedTuple
 
-from fusefs.core.lean import Enum, NamedTuple
 from fusefs.engine.xfs_groups import group_shift
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import BTRFS_MAGIC, EXT_MAGIC, FUSE_MAGIC, XFS_MAGIC, Kernel, is_at_once

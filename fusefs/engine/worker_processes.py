@@ -9,19 +9,16 @@ from __future__ import annotations
 import gc
 import os
 import select
-from _socket import socketpair
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pickle import dumps, loads
+from signal import SIG_IGN, SIGINT, SIGKILL, signal
+from socket import socket, socketpair
+from typing import Generic
 
-from fusefs.core.lean import SIG_IGN, SIGINT, SIGKILL, TYPE_CHECKING, Generic, contextmanager, signal
 from fusefs.core.slice_budget import SliceBudget
 from fusefs.engine.slice_runners import Done, EndedSlice, RunsSlices, Work
 from fusefs.linux.child_channel import ChildLost, die_with_parent, is_stopped, receive, send, watch
-
-if TYPE_CHECKING:
-    from _socket import socket
-    from collections.abc import Iterator
-    from pickle import dumps, loads
-else:
-    from _pickle import dumps, loads  # pickle.py takes as long to load as the interpreter
 
 
 @contextmanager

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from typing import Generic
 
-from fusefs.core.lean import Generic
 from fusefs.core.slice_budget import SliceBudget
 from fusefs.engine.slice_runners import Done, EndedSlice, RunsSlices, Work
 

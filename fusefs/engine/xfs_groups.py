@@ -9,14 +9,12 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Self
 
-from fusefs.core.lean import TYPE_CHECKING, contextmanager
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import Self
 
 _XFS_IOC_FSGEOMETRY_V1 = 0x80705864
 _GEOMETRY_BYTES = 112

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import pwd
-from _socket import socketpair
+from collections.abc import Callable
+from signal import SIGKILL
+from socket import socket, socketpair
+from typing import NamedTuple
 
-from fusefs.core.lean import SIGKILL, TYPE_CHECKING, Callable, NamedTuple
 from fusefs.linux import syscalls
 from fusefs.linux.child_channel import ChildLost, die_with_parent, receive, send, watch
-
-if TYPE_CHECKING:
-    from _socket import socket
 
 Ask = Callable[[bytes], bytes]
 """Puts a question to the process that we act for, and returns its answer."""

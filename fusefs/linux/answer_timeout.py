@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import select
-from _socket import socketpair
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import suppress
+from signal import SIGKILL
+from socket import socket, socketpair
+from typing import TypeVar
 
-from fusefs.core.lean import SIGKILL, TYPE_CHECKING, Callable, TypeVar, suppress
 from fusefs.linux.act_as_user import UserCredentials, become
 from fusefs.linux.child_channel import die_with_parent, receive, send
 from fusefs.linux.fd import Fd
-
-if TYPE_CHECKING:
-    from _socket import socket
-    from collections.abc import Hashable, Iterator, Sequence
 
 T = TypeVar("T")
 

@@ -9,15 +9,13 @@ import ctypes
 import errno
 import os
 import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
-from fusefs.core.lean import TYPE_CHECKING, Callable, NamedTuple
 from fusefs.linux import getdents, syscalls
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import NO_NOREPLACE, Kernel, Refused
 from fusefs.linux.native import load_bulk
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 _bulk = load_bulk.load()
 _statx = syscalls.statx_held

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-
-from fusefs.core.lean import cache
+from functools import cache
 
 
 def host_id() -> str:

@@ -1,21 +1,16 @@
-"""Between a process and its child: messages with fds, waiting for them, and that the child dies with its parent.
-
-Sweeps have it at their start: `socket` and `signal`, which take longer to load than to be used, are not loaded here.
-"""
+"""Between a process and its child: messages with fds, waiting for them, and that the child dies with its parent."""
 
 from __future__ import annotations
 
 import os
 import select
 import struct
-from _socket import CMSG_SPACE, SCM_RIGHTS, SOL_SOCKET, socket
+from collections.abc import Callable, Sequence
+from signal import SIGKILL
+from socket import CMSG_SPACE, SCM_RIGHTS, SOL_SOCKET, socket
 
-from fusefs.core.lean import SIGKILL, TYPE_CHECKING, Callable
 from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _MESSAGE_MAX = 256 * 1024 * 1024
 _HEAD = struct.Struct("=QI")

@@ -6,14 +6,14 @@ import errno
 import os
 import stat
 import struct
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple
 
-from fusefs.core.lean import TYPE_CHECKING, NamedTuple, partial, suppress
 from fusefs.linux import identity_xattr, syscalls
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 _NOT_COPIED = ("security.evm", "security.ima", identity_xattr.XATTR)
 _NOT_COPIED_PREFIXES = ("trusted.overlay.", "trusted.SGI_ACL_")

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
-from fusefs.core.lean import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-    from types import TracebackType
-    from typing import Any, Self, TypeVar
-
-    T = TypeVar("T", bound=AbstractContextManager[object])
+T = TypeVar("T", bound=AbstractContextManager[object])
 
 
 class Fd(int):

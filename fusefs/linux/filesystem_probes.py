@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import ExitStack, suppress
 
-from fusefs.core.lean import ExitStack, suppress
 from fusefs.core.names import Name
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel

@@ -11,17 +11,14 @@ from __future__ import annotations
 import errno
 import os
 import struct
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
-from fusefs.core.lean import TYPE_CHECKING, Callable, NamedTuple
+from fusefs.core.packed_entries import Dirent  # which needs arrays
 from fusefs.linux.fd import Fd
 from fusefs.linux.syscalls import getdents64
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from fusefs.core.packed_entries import Dirent  # which needs arrays
-
-    Call = Callable[[Callable[[int, int], list[Dirent]], int, int], list[Dirent]]
+Call = Callable[[Callable[[int, int], list[Dirent]], int, int], list[Dirent]]
 
 _SIZE, _LEAST_SIZE = 32768, 512
 _HEAD = struct.Struct("=QqHB")

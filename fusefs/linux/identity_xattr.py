@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 from fusefs.core.identity import MARK, Identity, Likelihood, compare
-from fusefs.core.lean import suppress
 from fusefs.core.names import is_hex
 
 XATTR = "user.trashd.fresh"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 
-from fusefs.core.lean import cache
 from fusefs.core.record import Invocation
 from fusefs.linux.boot_id import boot_id
 

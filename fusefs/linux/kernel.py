@@ -11,16 +11,15 @@ import fcntl
 import os
 import stat
 import time
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, suppress
+from signal import SIGURG
 
 from fusefs.core.identity import Identity
-from fusefs.core.lean import TYPE_CHECKING, Callable, ExitStack, suppress
 from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd
+from fusefs.linux.getdents import Dirents
 from fusefs.linux.identity_xattr import mark, read_mark, unmark
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator
-    from contextlib import AbstractContextManager
 
 CallHook = Callable[[str], None]
 Refused = list[tuple[str, int]]
@@ -246,7 +245,6 @@ class Kernel:
     def tells_types(self, dir_fd: int) -> bool:
         """Whether a listing tells the type of each entry (d_type), judged by this directory's first ones."""
         self._hook("getdents")
-        from fusefs.linux.getdents import Dirents  # a swap is spared it
 
         with self.open_dir(dir_fd) as fd:
             return all(kind for *_, kind in Dirents(fd).block(0, _FEW_BYTES))
@@ -455,8 +453,6 @@ class Kernel:
         An open of the file then waits for us; the signal that tells us so is one that does nothing.
         Source  fcntl(2), F_SETLEASE, F_SETSIG
         """
-        from signal import SIGURG  # a swap is spared it
-
         self._hook("lease")
         fcntl.fcntl(fd, syscalls.F_SETSIG, SIGURG)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
-
-from fusefs.core.lean import suppress
+from contextlib import suppress
 
 _FLOCK = struct.Struct("@hhqqi4x")
 """struct flock: kind, whence, begin, length (0: to the end), pid. Source  fcntl(2)"""

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Container, Iterable, Iterator
+from typing import NamedTuple
 
 from fusefs.core.escaped_bytes import unescape
-from fusefs.core.lean import TYPE_CHECKING, NamedTuple
 from fusefs.linux.kernel import Kernel
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator
 
 OURS = b"fuse.trashd"
 """The type of our own mounts; their source is the path of the backing tree."""

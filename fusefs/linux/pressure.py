@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from typing import NamedTuple, Self
 
-from fusefs.core.lean import TYPE_CHECKING, NamedTuple, suppress
 from fusefs.core.pacing import Requests
 from fusefs.linux.fd import Fd
-
-if TYPE_CHECKING:
-    from typing import Self
 
 PRESSURE = "/proc/pressure"
 _PSI = ("io", "memory", "cpu")

@@ -5,14 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import ExitStack, suppress
+from typing import Self
 
-from fusefs.core.lean import TYPE_CHECKING, ExitStack, suppress
 from fusefs.core.names import Name
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-
-if TYPE_CHECKING:
-    from typing import Self
 
 _ATTEMPTS = 8
 

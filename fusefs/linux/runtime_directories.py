@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-
-from fusefs.core.lean import suppress
+from contextlib import suppress
 
 HOME = b"/run/trashd"
 """Of root's: the directory of the directories of its mounts and its service."""

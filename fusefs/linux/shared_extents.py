@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Iterator
 from itertools import zip_longest
+from typing import NamedTuple
 
-from fusefs.core.lean import TYPE_CHECKING, NamedTuple
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import BTRFS_MAGIC, EXT_MAGIC, TMPFS_MAGIC, XFS_MAGIC, Kernel
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _SHARING = frozenset({BTRFS_MAGIC, XFS_MAGIC, 0xCA451A4E})
 """btrfs, xfs, bcachefs"""

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import pwd
 from bisect import bisect_right
+from collections.abc import Iterable
+from typing import NamedTuple
 
-from fusefs.core.lean import TYPE_CHECKING, NamedTuple
 from fusefs.linux.fd import Fd
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _FILE = b"/etc/subuid"
 _MAX_BYTES = 1 << 20

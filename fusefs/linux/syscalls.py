@@ -9,13 +9,10 @@ import ctypes
 import errno
 import os
 import struct
+from collections.abc import Callable, Sequence
 from ctypes import c_char_p, c_int, c_long, c_size_t, c_uint, c_uint64, c_ulong
-
-from fusefs.core.lean import TYPE_CHECKING, Callable, NamedTuple, partial
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 AT_FDCWD = -100
 AT_EMPTY_PATH = 0x1000

@@ -11,9 +11,8 @@ import errno
 import os
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import NoReturn, ParamSpec, TypeVar
+from typing import NamedTuple, NoReturn, ParamSpec, TypeVar
 
-from fusefs.core.lean import NamedTuple
 from fusefs.linux.capabilities import at_rest, take_up, with_effective
 from fusefs.linux.syscalls import setfsgid, setfsuid, setgroups
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Container, Sequence
 
-from fusefs.core.lean import TYPE_CHECKING
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import OTHERS_WRITE, Kernel
 from fusefs.linux.mountinfo import Mount
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Sequence
 
 _AUTOFS = b"autofs"
 _LINKS_MAX = 40

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import pwd
+from collections.abc import Callable
 
-from fusefs.core.lean import Callable
 from fusefs.core.printable_names import printable
 
 _ID_MAX = (1 << 32) - 2
@@ -16,8 +17,6 @@ def uid_of(text: str) -> int:
 
     Raises  ValueError with a message: there is none
     """
-    import pwd  # most sweeps are spared it
-
     return _number(text, "user", lambda name: pwd.getpwnam(name).pw_uid)
 
 

@@ -7,9 +7,11 @@ make another's orphan last for ever.
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from typing import NamedTuple
 
 from fusefs.core.errors import BadRecord
-from fusefs.core.lean import TYPE_CHECKING, NamedTuple, suppress
 from fusefs.core.lifecycle import State
 from fusefs.core.names import RelPath, join
 from fusefs.core.record import RECORD_MAX_BYTES
@@ -23,9 +25,6 @@ from fusefs.store.backing_and_mount import READABLE
 from fusefs.store.claim import open_record
 from fusefs.store.layout import TREE, is_stores_own
 from fusefs.store.stores_inside import Thing, things_in
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
 
 _BEGINS = ".trashd"
 """What the names of stores begin with: cheaper to ask, for each directory, than `is_stores_own`."""

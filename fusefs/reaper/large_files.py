@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import stat
+from typing import NamedTuple
 
 from fusefs.core.freed_space import STAT_BLOCK_BYTES
-from fusefs.core.lean import NamedTuple
 from fusefs.core.slice_budget import CUT_BYTES, SliceBudget
 from fusefs.core.slices import raw
 from fusefs.linux.batched_calls import StatxResult

@@ -16,18 +16,16 @@ from __future__ import annotations
 import os
 import stat
 import time
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
 
-from fusefs.core.lean import TYPE_CHECKING, suppress
 from fusefs.core.names import join
 from fusefs.core.record import MAX_ENTERED, Entered, Record
 from fusefs.linux.boot_id import boot_id
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import BTRFS_MAGIC, OTHERS_WRITE, Kernel
 from fusefs.store.layout import TREE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from collections.abc import Set as AbstractSet
 
 _SUBVOLUME_INO = 256
 _CLOCK_REALTIME_COARSE = 5

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 
 from fusefs.core.errors import BadRecord
 from fusefs.core.freed_space import Survey
-from fusefs.core.lean import TYPE_CHECKING, Callable, suppress
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, join
 from fusefs.core.record import MAX_ENTERED, Entered, Failure, Record, quote
@@ -23,9 +24,6 @@ from fusefs.store.mounted_paths import refuse_mounted
 from fusefs.store.origin import Origin
 from fusefs.store.spare_space import FOR_REAPER, with_room
 from fusefs.store.stage import restock
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 _NAME_MAX_BYTES = 4000
 _NAMES_MAX_BYTES = 16_000

@@ -7,9 +7,9 @@ import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
+from typing import NamedTuple
 
 from fusefs.core.errors import NotFound
-from fusefs.core.lean import NamedTuple
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, VolumeId, join
 from fusefs.core.printable_names import printable

@@ -11,9 +11,11 @@ import errno
 import os
 import stat
 import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, suppress
 from itertools import islice
+from typing import NamedTuple, TypeVar
 
-from fusefs.core.lean import TYPE_CHECKING, Callable, ExitStack, NamedTuple, TypeVar, suppress
 from fusefs.core.names import join
 from fusefs.core.record import MAX_ENTERED, Entered, Failure
 from fusefs.core.report import CAME_IN, add_failures
@@ -41,9 +43,6 @@ from fusefs.reaper.late_arrivals import LateArrivals
 from fusefs.reaper.server_outage import CUT_OFF, DOUBTFUL, asked
 from fusefs.store.backing_and_mount import DIRECTORY
 from fusefs.store.layout import HOISTED
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
 
 _CHUNK, _SERVERS_CHUNK = 1024, 128
 _MOST_FRAMES = 400

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, suppress
+from typing import NamedTuple, Protocol
 
 from fusefs.core.freed_space import Survey
-from fusefs.core.lean import TYPE_CHECKING, Callable, ExitStack, NamedTuple, Protocol, suppress
 from fusefs.core.record import Entered
 from fusefs.core.report import Progress, Report, Stops
 from fusefs.core.slice_budget import NamesPerLook
 from fusefs.core.slices import RemovalSliceResult, Slice, SlicePlan, SliceWork
+from fusefs.engine.mpi_ranks import RankCrew
 from fusefs.engine.run_slices import SliceRunner
 from fusefs.engine.slice_pace import FULL_SPEED, SetsSpeed, SlicePace
 from fusefs.engine.slice_runners import RunsSlices, SlicePool
@@ -23,16 +26,10 @@ from fusefs.reaper.inner_store_stop import InnerStores
 from fusefs.reaper.late_arrivals import LateArrivals
 from fusefs.reaper.remove_slice import SliceRemover
 from fusefs.reaper.server_outage import CUT_OFF, OutageWishes, ServerOutage, ServerWasAway, may_be_away
-from fusefs.store.layout import HOISTED, TREE
+from fusefs.store.container import HeldContainer
+from fusefs.store.layout import HOISTED, TREE, UserFolder
 
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from fusefs.engine.mpi_ranks import RankCrew
-    from fusefs.store.container import HeldContainer
-    from fusefs.store.layout import UserFolder
-
-    Crew = AbstractContextManager[RankCrew[Slice, RemovalSliceResult]]
+Crew = AbstractContextManager[RankCrew[Slice, RemovalSliceResult]]
 
 
 class SharesRemovals(Protocol):

@@ -14,10 +14,11 @@ from __future__ import annotations
 import errno
 import os
 import time
+from collections.abc import Callable
+from typing import NamedTuple
 
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import ServerAway
-from fusefs.core.lean import Callable, NamedTuple
 from fusefs.core.record import Entered
 from fusefs.core.report import Report, Stops
 from fusefs.engine.slice_pace import GLANCE_S

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 from fusefs.core import orphan_age
-from fusefs.core.lean import suppress
 from fusefs.core.orphan_age import Clock
 from fusefs.linux.atomic_files import replace_file
 from fusefs.linux.boot_id import boot_id

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING
 
 import trio
 
@@ -14,9 +13,7 @@ from fusefs.core.events import Event
 from fusefs.core.service_status import Status
 from fusefs.service.audit_log import Audit, log_event
 from fusefs.service.hooks import HookRunner
-
-if TYPE_CHECKING:
-    from fusefs.service.prometheus import PrometheusMetrics
+from fusefs.service.prometheus import PrometheusMetrics
 
 _LOG = logging.getLogger(__name__)
 

@@ -6,7 +6,6 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from fusefs.core import lean_wire
 from fusefs.core.record import Failure, Method
 from fusefs.core.slice_budget import Speed
 from fusefs.service.due_queue import DueContainer
@@ -179,8 +178,8 @@ ToChild = Order | Park | SetTempo
 Answer = Tended | Page | OrphanEnded | Measured | OrderDone
 FromChild = Answer | Heartbeat
 
-_TO_CHILD: msgspec.json.Decoder[ToChild] = msgspec.json.Decoder(ToChild, dec_hook=lean_wire.member_of)
-_FROM_CHILD: msgspec.json.Decoder[FromChild] = msgspec.json.Decoder(FromChild, dec_hook=lean_wire.member_of)
+_TO_CHILD: msgspec.json.Decoder[ToChild] = msgspec.json.Decoder(ToChild)
+_FROM_CHILD: msgspec.json.Decoder[FromChild] = msgspec.json.Decoder(FromChild)
 
 
 def fits(answer: Answer, order: Order) -> bool:
@@ -243,7 +242,7 @@ class Forked(msgspec.Struct):
 
 def encode(message: ToChild | FromChild) -> bytes:
     """A packet."""
-    return lean_wire.encode(message)
+    return msgspec.json.encode(message)
 
 
 def decode_order(packet: bytes) -> ToChild:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
+from typing import NamedTuple
 
 from fusefs.core.errors import ELSEWHERE, WAY_OUT, TrashdError, from_os
-from fusefs.core.lean import ExitStack, NamedTuple
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S, State
 from fusefs.core.names import ContainerId, Name, RelPath
 from fusefs.core.printable_names import printable

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NamedTuple, TypeVar
 
-from fusefs.core import lean_wire
+import msgspec
+
 from fusefs.core.errors import BY_NAME, AuthorityLost, KernelRefused, NoStore, NotPermitted, Refused, TrashdError
-from fusefs.core.lean import TYPE_CHECKING, Callable, NamedTuple, TypeVar, suppress
 from fusefs.linux.act_as_user import Ask, call_as, user_name
 from fusefs.linux.child_channel import ChildLost
 from fusefs.store.container import HeldContainer
@@ -18,9 +21,6 @@ from fusefs.store.stage import restock
 from fusefs.store.user_folders import open_user
 from fusefs.store.victim_rename import DirectRename, VisibleRename
 from fusefs.store.visible_move import VisibleMove
-
-if TYPE_CHECKING:
-    from typing import Any
 
 T = TypeVar("T")
 
@@ -81,20 +81,19 @@ def make_folder_of(store: Store, uid: int) -> UserFolder:
 
 def ask_owner(uid: int, body: Callable[[Ask], T], kind: Any, answer: Ask) -> T:
     """The result of `body`, run in a process of a user's by root, which it may ask something; kind, Raises as above."""
-    lean_wire.load()
     try:
         message = call_as(uid, lambda ask: _run(body, ask), answer)
     except ChildLost as error:
         raise AuthorityLost(user_name(uid)) from error
     told, _, result = message.partition(b"\n")
-    outcome = lean_wire.decode(told, _ChildsError)
+    outcome = msgspec.json.decode(told, type=_ChildsError)
     if outcome.error == "OSError":
         raise OSError(outcome.errno, os.strerror(outcome.errno), outcome.detail)
     if outcome.error == KernelRefused.__name__:
         raise KernelRefused(outcome.detail, outcome.hint, outcome.errno)
     if outcome.error:
         raise BY_NAME[outcome.error](outcome.detail, outcome.hint)
-    wanted: T = lean_wire.decode(result, kind)
+    wanted: T = msgspec.json.decode(result, type=kind)
     return wanted
 
 
@@ -102,12 +101,12 @@ def _run(body: Callable[[Ask], T], ask: Ask) -> bytes:
     """What a child says: its error in a line, then what it was asked for."""
     result, outcome = b"", _ChildsError()
     try:
-        result = lean_wire.encode(body(ask))
+        result = msgspec.json.encode(body(ask))
     except TrashdError as error:
         outcome = _ChildsError(type(error).__name__, detail=error.detail, hint=error.hint, errno=error.errno)
     except OSError as error:
         outcome = _ChildsError("OSError", detail=str(error.filename or ""), errno=error.errno or errno.EIO)
-    return lean_wire.encode(outcome) + b"\n" + result
+    return msgspec.json.encode(outcome) + b"\n" + result
 
 
 class _RenameThroughRoot(NamedTuple):
@@ -129,7 +128,7 @@ class _RenameThroughRoot(NamedTuple):
         self._put(RenameQuestion("refresh", held.state, held.name().decode()))
 
     def _put(self, question: RenameQuestion) -> RenameAnswer:
-        answer = lean_wire.decode(self.ask(lean_wire.encode(question)), RenameAnswer)
+        answer = msgspec.json.decode(self.ask(msgspec.json.encode(question)), type=RenameAnswer)
         if answer.refused:
             raise Refused(answer.refused, ITS_OWNERS)
         if answer.errno:

@@ -10,18 +10,16 @@ import errno
 import os
 import stat
 import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from typing import NamedTuple, Self, TypeVar
 
-from fusefs.core.lean import TYPE_CHECKING, ExitStack, NamedTuple, suppress
 from fusefs.core.names import Name, RelPath
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import FilesystemPath, Mount, place_below
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Self, TypeVar
-
-    T = TypeVar("T")
+T = TypeVar("T")
 
 DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
 READABLE = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW

@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
+from enum import Enum
 
 from fusefs.core.errors import BadRecord
-from fusefs.core.lean import TYPE_CHECKING, Callable, Enum, ExitStack
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, is_of
 from fusefs.core.record import RECORD_MAX_BYTES, Record
@@ -17,9 +19,6 @@ from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.store.container import HeldContainer, move
 from fusefs.store.layout import BEGUN, RECORD, UserFolder
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
 
 
 class ClaimLost(Enum):

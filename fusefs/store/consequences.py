@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fusefs.core.lean import NamedTuple
+from typing import NamedTuple
+
 from fusefs.store.layout import Volume
 
 SILENCE_S = 90.0

@@ -7,8 +7,11 @@ from __future__ import annotations
 import errno
 import os
 import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from functools import partial
+from typing import NamedTuple, Self
 
-from fusefs.core.lean import TYPE_CHECKING, ExitStack, NamedTuple, partial, suppress
 from fusefs.core.lifecycle import LEGAL_MOVES, State
 from fusefs.core.names import ContainerId, Name, RelPath, join, make_id
 from fusefs.core.record import Record, TreeSize, encode
@@ -27,10 +30,6 @@ from fusefs.store.layout import (
     is_own_file,
     make_unique,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Self
 
 UNFINISHED_PREFIX = FRESH + b"."
 """How the name of a directory begins that is being made for a sweep's tree, or for its origin, beside the tree."""

@@ -7,22 +7,17 @@ of its length: minutes for a chain of 10,000 directories.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, suppress
+from typing import Generic, Self, TypeVar
 
-from fusefs.core.lean import TYPE_CHECKING, Callable, Generic, suppress
 from fusefs.core.names import Name, RelPath, join, split
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.syscalls import WALK_MAX_BYTES
 from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount, check_wholly
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from contextlib import AbstractContextManager
-    from typing import Self, TypeVar
-
-    D = TypeVar("D", bound=AbstractContextManager[object])
-else:
-    D = object
+D = TypeVar("D", bound=AbstractContextManager[object])
 
 _FDS_MAX = 64
 _NEAR_BYTES = 512

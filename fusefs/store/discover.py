@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, suppress
+from typing import TypeVar
 
 from fusefs.core.errors import BrokenStore, NoBacking, NotPermitted, TrashdError, Untrusted
-from fusefs.core.lean import TYPE_CHECKING, Callable, ExitStack, TypeVar, suppress
 from fusefs.core.names import STORE
 from fusefs.core.printable_names import printable
 from fusefs.linux.answer_timeout import ask_each
@@ -18,9 +20,6 @@ from fusefs.store.pointers import lower_stores
 from fusefs.store.registry_lines import registered
 from fusefs.store.registry_targets import LineOf, RegistryTarget, follow, open_registered
 from fusefs.store.user_folders import FolderRefusal, all_users, named_users, open_user, why_refused
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 _NO_VOLUMES = frozenset(
     b"proc sysfs cgroup cgroup2 devpts devtmpfs securityfs debugfs tracefs pstore bpf mqueue hugetlbfs autofs "

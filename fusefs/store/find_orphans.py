@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 from fusefs.core.errors import BrokenStore, NotFound, TrashdError, Untrusted, UsageError, from_os
-from fusefs.core.lean import TYPE_CHECKING, Callable, NamedTuple, TypeVar, contextmanager, partial, suppress
 from fusefs.core.lifecycle import State
 from fusefs.core.names import STORE, join
 from fusefs.core.orphan_age import Clock
@@ -26,10 +29,6 @@ from fusefs.store.silence import Waits
 from fusefs.store.tidy_folder import prepared, tend, told
 from fusefs.store.user_folders import FolderRefusal
 from fusefs.store.victim_rename import DirectRename, VisibleRename
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
-    from typing import Any
 
 ID_LEAST_CHARS = 4
 """Of an id that is cut short: what a script's empty variable begins is every orphan, perhaps the only one."""

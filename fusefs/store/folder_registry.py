@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import errno
+import json
+from contextlib import suppress
+from typing import NamedTuple
 
-from fusefs.core import lean_json
 from fusefs.core.identity import Identity, Likelihood, compare
-from fusefs.core.lean import NamedTuple, suppress
 from fusefs.core.names import Name
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
@@ -65,7 +66,7 @@ def read_registered(kernel: Kernel, registry_fd: Fd | None, uid: int) -> Registe
         return nothing
     try:
         with kernel.open_beneath(registry_fd, _file_of(uid), FILE_TO_READ) as fd:
-            fields = lean_json.loads(kernel.read(fd, _MAX_BYTES))
+            fields = json.loads(kernel.read(fd, _MAX_BYTES))
     except (FileNotFoundError, ValueError, RecursionError):
         return nothing
     if not isinstance(fields, dict) or fields.get("uid") != uid:
@@ -87,7 +88,7 @@ def write_registered(kernel: Kernel, registry_fd: Fd, entry: RegisteredFolder) -
     }
     file = _file_of(entry.uid)
     new = Name(file + _NEW)
-    text = lean_json.dumps(fields).encode() + b"\n"
+    text = json.dumps(fields).encode() + b"\n"
     with suppress(FileNotFoundError):
         kernel.unlink(registry_fd, new)
     try:

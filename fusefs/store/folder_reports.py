@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from itertools import groupby
 
 from fusefs.core.errors import NotProven
-from fusefs.core.lean import TYPE_CHECKING
 from fusefs.core.names import STORE
 from fusefs.core.printable_names import printable, shell_word
 from fusefs.store.adopt import AdoptionProblem
@@ -15,9 +15,6 @@ from fusefs.store.pointers import lower_stores
 from fusefs.store.set_aside import WAITS, waiting
 from fusefs.store.store_maker import way_out
 from fusefs.store.user_folders import MOUNTED, NOT_MADE, NOT_REGISTERED, FolderRefusal, take_census
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _MOST_NAMED = 3
 """Of one owner; any user can make thousands of names."""

@@ -10,15 +10,13 @@ from __future__ import annotations
 import errno
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
-from fusefs.core.lean import TYPE_CHECKING, contextmanager, suppress
 from fusefs.core.names import Name
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.layout import GATE_PREFIX, HIDDEN_PREFIXES, LATE_PREFIX, OLD_CONTAINER, is_own_file, make_unique
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _N_TRIES, _PAUSE_S = 100, 0.01
 

@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from fusefs.core.errors import BrokenStore, Busy, NoStore, Untrusted
 from fusefs.core.identity import Identity, Likelihood, compare
@@ -48,14 +48,12 @@ from fusefs.store.make_store import (
     vouched,
     write_volume,
 )
+from fusefs.store.prove_beside import SecondMount
 from fusefs.store.registry_lines import registered
 from fusefs.store.store_maker import StoreMaker, is_noted, what_unnoted_means, who_made
 from fusefs.store.upgrade_format import OWNERS, SHARED, is_first, tidied
 from fusefs.store.user_folders import MOUNTED, whose
 from fusefs.store.verify_folders import register_again
-
-if TYPE_CHECKING:
-    from fusefs.store.prove_beside import SecondMount
 
 _PLANTED = b".planted-"
 _KEPT_OF_NAME = 200

@@ -10,10 +10,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from typing import NamedTuple
 
 from fusefs.core.errors import NotKept, UsageError
 from fusefs.core.identity import Identity, Likelihood, compare
-from fusefs.core.lean import TYPE_CHECKING, Callable, ExitStack, NamedTuple, suppress
 from fusefs.core.names import Name, join
 from fusefs.core.printable_names import printable
 from fusefs.core.record import KeptDirectory, KeptEntries, Method, quote
@@ -34,9 +36,6 @@ from fusefs.store.layout import FRESH, TREE, is_stores_own
 from fusefs.store.locate import Victim
 from fusefs.store.stage import Staged, identify_at
 from fusefs.store.victim_rename import NO_EXCHANGE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
 
 _NAMES_MAX_BYTES = 48 * 1024
 """What a record has room for, with the longest origin beside it."""

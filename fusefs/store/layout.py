@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
+from contextlib import ExitStack, suppress
+from typing import Any, NamedTuple, Self
 
-from fusefs.core import lean_json
 from fusefs.core.errors import BrokenStore, Untrusted
 from fusefs.core.identity import Identity
-from fusefs.core.lean import TYPE_CHECKING, ExitStack, NamedTuple, suppress
 from fusefs.core.lifecycle import State
 from fusefs.core.names import STORE, Name, RelPath, VolumeId, is_volume_id, join
 from fusefs.core.printable_names import printable, shell_word
@@ -17,9 +18,6 @@ from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel, is_local_kind
 from fusefs.store.backing_and_mount import DIRECTORY, FILE_TO_LOCK, FILE_TO_READ, READABLE, BackingAndMount
 from fusefs.store.store_maker import StoreMaker, who_made
-
-if TYPE_CHECKING:
-    from typing import Any, Self
 
 FORMAT = 2
 FIRST_FORMAT = 1
@@ -325,13 +323,13 @@ def encode_volume(volume: Volume) -> bytes:
     """volume.json's bytes, in today's format."""
     fields: dict[str, Any] = {"magic": MAGIC, **volume._asdict(), "format": FORMAT}
     fields["store"] = None if volume.store is None else volume.store._asdict()
-    return lean_json.dumps(fields, indent=1).encode() + b"\n"
+    return json.dumps(fields, indent=1).encode() + b"\n"
 
 
 def volume_fields(text: bytes) -> dict[str, Any]:
     """What the bytes of a volume.json say, of whatever format; nothing if they are none of ours."""
     with suppress(ValueError, RecursionError):
-        fields = lean_json.loads(text)
+        fields = json.loads(text)
         if isinstance(fields, dict) and fields.get("magic") == MAGIC:
             return fields
     return {}

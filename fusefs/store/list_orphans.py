@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from fusefs.core.errors import BadRecord
-from fusefs.core.lean import TYPE_CHECKING, NamedTuple
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, Name, is_container_id
 from fusefs.core.orphan_age import Now
@@ -21,9 +22,6 @@ from fusefs.linux.lock_holders import flock_holders
 from fusefs.store.claim import open_record
 from fusefs.store.layout import UserFolder
 from fusefs.store.store_registry import is_vouched
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class ListedContainer(NamedTuple):

@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from typing import NamedTuple, Self
 
 from fusefs.core.errors import (
     IsMountPoint,
@@ -19,7 +22,6 @@ from fusefs.core.errors import (
     Untrusted,
     from_os,
 )
-from fusefs.core.lean import TYPE_CHECKING, ExitStack, NamedTuple, suppress
 from fusefs.core.names import STORE, Name, RelPath, join
 from fusefs.core.record import KeptEntries
 from fusefs.linux.fd import Fd, closed_on_error
@@ -27,10 +29,6 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import FilesystemPath, Mount, below, find_mount, place_below, place_of, read_mounts
 from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount, Scope, is_taken, suppress_errno, wholly_beneath
 from fusefs.store.layout import Store, is_stores_own, open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import Self
 
 _OF_A_CALL = frozenset({errno.ENOSYS, errno.EPERM, errno.EACCES, errno.EINVAL})
 """What may be said of a call, and not of what it was asked for; the last by the C library."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 
 from fusefs.core.errors import Busy, NoStore
-from fusefs.core.lean import TYPE_CHECKING, ExitStack, contextmanager, suppress
 from fusefs.core.names import Name
 from fusefs.linux.act_as_user import person
 from fusefs.linux.fd import Fd
@@ -16,9 +17,6 @@ from fusefs.store.backing_and_mount import is_taken
 from fusefs.store.folder_registry import ensure_spare, read_registered, write_registered
 from fusefs.store.layout import FOLDERS, NEW_PART, Store, UserFolder, make_private, open_areas, take_lock
 from fusefs.store.user_folders import N_HEX, not_private, open_user, plain_name, whose, why_not
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _ATTEMPTS = 8
 _TURNS, _FIRST_TURN_S, _MOST_DOUBLED = 30, 0.01, 6

@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 
 from fusefs.core.errors import Untrusted
 from fusefs.core.identity import Identity
-from fusefs.core.lean import TYPE_CHECKING, ExitStack, contextmanager, suppress
 from fusefs.core.names import STORE, Name, VolumeId
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.filesystem_probes import discard_trial, keeps_unnamed, refuses_strangers
@@ -43,9 +44,6 @@ from fusefs.store.spare_space import discard_spare_space
 from fusefs.store.store_maker import StoreMaker, note_made
 from fusefs.store.store_registry import vouch
 from fusefs.store.user_folders import open_user
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PROBE_BESIDE = Name(b"probe-beside")
 """What is tried with a second mount, in an opened `.trashd`."""

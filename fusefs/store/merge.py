@@ -10,9 +10,9 @@ import errno
 import os
 import stat
 from contextlib import ExitStack, suppress
+from typing import NamedTuple
 
 from fusefs.core.errors import NotFound, Occupied, TrashdError
-from fusefs.core.lean import NamedTuple
 from fusefs.core.lifecycle import State
 from fusefs.core.names import Name, RelPath, join, split
 from fusefs.core.record import MAX_FAILURES, Failure

@@ -8,9 +8,9 @@ mount as well.
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack, suppress
 
 from fusefs.core.errors import NoBacking, NotFound, from_os
-from fusefs.core.lean import ExitStack, suppress
 from fusefs.core.names import STORE, RelPath
 from fusefs.core.printable_names import printable
 from fusefs.linux.fd import Fd, closed_on_error

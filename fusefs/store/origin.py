@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Self
 
 from fusefs.core.identity import Identity, Likelihood, compare, is_marked
-from fusefs.core.lean import TYPE_CHECKING, contextmanager, suppress
 from fusefs.core.names import Name, RelPath, join, split
 from fusefs.core.record import Method
 from fusefs.linux.fd import Fd
@@ -17,10 +19,6 @@ from fusefs.store.permission_loan import take_back
 from fusefs.store.stage import identify_at
 from fusefs.store.victim_rename import DirectRename
 from fusefs.store.visible_move import VisibleMove
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import Self
 
 _NOWHERE = (errno.ENAMETOOLONG, *OUT_OF_REACH)
 _MOVED = {VisibleMove.PLACE: FRESH, VisibleMove.BACK: TREE}

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 
 from fusefs.core.errors import TrashdError
-from fusefs.core.lean import TYPE_CHECKING, ExitStack, suppress
 from fusefs.core.names import Name, RelPath, join, split
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import FILE_TO_READ, OUT_OF_REACH
 from fusefs.store.layout import POINTERS, Store, UserFolder, is_regular, open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _POINTER_MAX_BYTES = 64 * 1024
 _MOST_READ = 1000

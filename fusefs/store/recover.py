@@ -7,10 +7,12 @@ leaves alone; and it removes by rmdir, which refuses where the reasoning was wro
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
+from contextlib import suppress
+from typing import NamedTuple, Never
 
 from fusefs.core.errors import WAY_OUT, TrashdError
 from fusefs.core.identity import Identity, Likelihood, compare
-from fusefs.core.lean import TYPE_CHECKING, NamedTuple, suppress
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, Name, is_container_id, join
 from fusefs.core.printable_names import printable, shell_word, show
@@ -37,10 +39,6 @@ from fusefs.store.restore_leftovers import keep_as_orphan, rescue_fresh, retire_
 from fusefs.store.silence import Waits, left_to_wait_s
 from fusefs.store.stage import identify_at, unmake
 from fusefs.store.visible_move import VisibleMove
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-    from typing import Never
 
 _BOOT = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 

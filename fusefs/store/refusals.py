@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterable, Iterator
 
 from fusefs.core.errors import CrossesBoundary, IsMountPoint, IsStore, MountInside, NotADirectory, TrashdError
-from fusefs.core.lean import TYPE_CHECKING
 from fusefs.core.names import STORE, join
 from fusefs.core.printable_names import shell_word
 from fusefs.linux.fd import Fd
@@ -15,9 +15,6 @@ from fusefs.linux.mountinfo import MERGERFS, FilesystemPath, Mount, every_place,
 from fusefs.store.layout import VOLUME, is_stores_own, trusted_owners
 from fusefs.store.locate import Victim
 from fusefs.store.stores_inside import stores_below
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 _MERGED = "it is merged of directories on several branches, and a rename takes one: swap it on each branch itself"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from typing import NamedTuple
 
 from fusefs.core.escaped_bytes import unescape
 from fusefs.core.identity import Identity, from_words, in_words, is_marked
-from fusefs.core.lean import NamedTuple
 from fusefs.core.names import VolumeId, is_hex, is_volume_id, split
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import OTHERS_WRITE

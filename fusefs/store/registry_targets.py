@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Container, Hashable, Iterator, Sequence
+from contextlib import ExitStack
+from enum import Enum
+from typing import NamedTuple
 
 from fusefs.core.errors import BrokenStore, TrashdError
 from fusefs.core.identity import Likelihood, compare
-from fusefs.core.lean import TYPE_CHECKING, Enum, ExitStack, NamedTuple
 from fusefs.core.names import STORE
 from fusefs.linux.answer_timeout import ask_each
 from fusefs.linux.fd import Fd
@@ -18,9 +21,6 @@ from fusefs.store.backing_and_mount import READABLE
 from fusefs.store.layout import Store, open_store, trusted_owners
 from fusefs.store.mounted_paths import shown_of
 from fusefs.store.registry_lines import RegistryLine
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Hashable, Iterator, Sequence
 
 _MISSING = (errno.ENOENT, errno.ENOTDIR)
 

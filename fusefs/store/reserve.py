@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import errno
+from contextlib import ExitStack, suppress
 
-from fusefs.core.lean import ExitStack, suppress
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, Name
 from fusefs.core.record import RECORD_MAX_BYTES

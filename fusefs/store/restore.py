@@ -6,11 +6,10 @@ import os
 import stat
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import Self
+from typing import NamedTuple, Self
 
 from fusefs.core.errors import SETTLE, Busy, NotFound, NotPermitted, Occupied, Refused, TakenOver, TrashdError
 from fusefs.core.identity import Likelihood, compare
-from fusefs.core.lean import NamedTuple
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, Name, RelPath, join, split
 from fusefs.core.printable_names import printable

@@ -9,10 +9,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import suppress
+from typing import NamedTuple
 
-from fusefs.core import lean_wire
+import msgspec
+
 from fusefs.core.identity import Identity, Likelihood, compare
-from fusefs.core.lean import NamedTuple, suppress
 from fusefs.core.lifecycle import State
 from fusefs.core.names import Name, is_container_id, join
 from fusefs.core.record import Method
@@ -71,7 +73,7 @@ class RootRename(NamedTuple):
     def answer(self, message: bytes) -> bytes:
         """Do what a child asks, if it is a move between the name and a container of that user."""
         try:
-            question = lean_wire.decode(message, RenameQuestion)
+            question = msgspec.json.decode(message, type=RenameQuestion)
             if self.visible is None:
                 raise PermissionError(errno.EPERM, "no name was given")
             answer = self._obey(self.visible, question)
@@ -81,7 +83,7 @@ class RootRename(NamedTuple):
             answer = RenameAnswer(errno=error.errno or errno.EIO)
         except (ValueError, KeyError):
             answer = RenameAnswer(errno=errno.EINVAL)
-        return lean_wire.encode(answer)
+        return msgspec.json.encode(answer)
 
     def _obey(self, visible: DirectRename, question: RenameQuestion) -> RenameAnswer:
         if question.what == "found":

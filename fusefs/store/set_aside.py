@@ -8,9 +8,11 @@ until they ask for its end by name: that it lay there is no word of theirs, and 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 
 from fusefs.core.errors import BadRecord, TrashdError
-from fusefs.core.lean import TYPE_CHECKING, ExitStack, contextmanager, partial, suppress
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, Name, is_container_id, join
 from fusefs.linux.fd import Fd
@@ -39,9 +41,6 @@ from fusefs.store.layout import (
 from fusefs.store.make_folder import discard_folder, make_user
 from fusefs.store.spare_space import FOR_USER, with_room
 from fusefs.store.user_folders import FolderRefusal, find_user, names_in, open_user
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 WAITS = "it waits for its owner's next command"
 STAYS = "root's name in it proves nothing: whoever made that store could put it there"

@@ -8,8 +8,10 @@ only tells who may be alive: what keeps live files, should a silent one wake aft
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NamedTuple
 
-from fusefs.core.lean import Callable, NamedTuple, suppress
 from fusefs.core.names import Name
 from fusefs.linux.boot_id import boot_id
 from fusefs.linux.fd import Fd

@@ -8,17 +8,16 @@ able to claim an orphan after a swap has used up the other.
 
 from __future__ import annotations
 
-from fusefs.core.lean import TYPE_CHECKING, suppress
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
 from fusefs.core.names import Name
 from fusefs.linux.kernel import BTRFS_MAGIC
 from fusefs.store.backing_and_mount import FULL
 from fusefs.store.layout import RESERVE, UserFolder
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import TypeVar
-
-    T = TypeVar("T")
+T = TypeVar("T")
 
 FOR_USER = Name(b"ballast-user")
 FOR_REAPER = Name(b"ballast-reaper")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from functools import partial
+from typing import NamedTuple, Self
+
 from fusefs.core.identity import Identity
-from fusefs.core.lean import TYPE_CHECKING, Callable, ExitStack, NamedTuple, partial, suppress
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S, State
 from fusefs.core.names import ContainerId, RelPath, join
 from fusefs.core.record import Invocation, Method, NewOwner, Record
@@ -28,9 +32,6 @@ from fusefs.store.locate import Victim
 from fusefs.store.permission_loan import loan
 from fusefs.store.reserve import SPARE, ensure_reserve, move_to_stage, take_reserve
 from fusefs.store.spare_space import FOR_USER, ensure_spare_space, with_room
-
-if TYPE_CHECKING:
-    from typing import Self
 
 ATTEMPTS = 8
 _NEEDS_FRESH = (Method.EXCHANGE, Method.TWO_RENAME, Method.SWEEP)

@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Collection
+from enum import Enum
 
 from fusefs.core.identity import Identity, Likelihood, compare, from_words, in_words
-from fusefs.core.lean import TYPE_CHECKING, Enum
 from fusefs.core.printable_names import shell_word
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import FULL, suppress_errno
 from fusefs.store.registry_lines import registered
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
 
 XATTR = "security.trashd"
 """Only a process with CAP_SYS_ADMIN in the user namespace that mounted the filesystem can set one in `security.`.

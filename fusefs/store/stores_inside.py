@@ -13,9 +13,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, suppress
 from itertools import chain, islice
+from typing import NamedTuple
 
-from fusefs.core.lean import TYPE_CHECKING, ExitStack, NamedTuple, suppress
 from fusefs.core.lifecycle import State
 from fusefs.core.names import STORE, Name, RelPath, is_container_id, join
 from fusefs.linux.fd import Fd
@@ -24,9 +26,6 @@ from fusefs.store.backing_and_mount import ABSENT, DIRECTORY, FILE_TO_READ, OUT_
 from fusefs.store.layout import DROP, NEW, OLD, POINTERS, USERS, VOLUME, VOLUME_MAX_BYTES, volume_fields
 from fusefs.store.registry_lines import registered
 from fusefs.store.user_folders import plain_name, whose
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
 
 _AREAS = (USERS, NEW)
 """Where users' folders are."""

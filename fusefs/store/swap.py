@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
+from enum import Enum
+from typing import NamedTuple
 
 from fusefs.core.errors import NotAlike, Refused, TakenOver, TrashdError, Unsettled
-from fusefs.core.lean import TYPE_CHECKING, Callable, Enum, NamedTuple
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, Name, RelPath
 from fusefs.core.printable_names import printable
@@ -21,16 +23,13 @@ from fusefs.linux.directory_metadata import (
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.container import HeldContainer, dissolve, is_taken_over, move
+from fusefs.store.keep_entries import KeptLinks
 from fusefs.store.layout import FRESH, TREE, UserFolder
 from fusefs.store.locate import Victim
 from fusefs.store.permission_loan import lend, take_back
 from fusefs.store.stage import ATTEMPTS, Staged, SwapOptions, stage
 from fusefs.store.victim_rename import NO_EXCHANGE, VisibleRename
 from fusefs.store.visible_move import VisibleMove
-
-if TYPE_CHECKING:
-    from fusefs.store.keep_entries import KeptLinks
-
 
 Unlike = tuple[MetadataDifference, ...]
 """What of a victim's likeness its fresh directory could not be given."""

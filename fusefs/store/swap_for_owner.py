@@ -10,9 +10,9 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from functools import partial
 
 from fusefs.core.errors import TrashdError, from_os
-from fusefs.core.lean import partial
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, RelPath, is_container_id, join
 from fusefs.core.record import Method, Record

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from fusefs.core.errors import (
     BrokenStore,
@@ -14,7 +16,6 @@ from fusefs.core.errors import (
     NotPermitted,
     TrashdError,
 )
-from fusefs.core.lean import TYPE_CHECKING, Callable, suppress
 from fusefs.core.lifecycle import State
 from fusefs.core.names import RelPath
 from fusefs.core.printable_names import printable
@@ -32,9 +33,6 @@ from fusefs.store.store_registry import is_remembered, place_of_store, remember
 from fusefs.store.swap import Swapped, swap
 from fusefs.store.user_folders import NOT_MADE, open_user
 from fusefs.store.victim_rename import DirectRename, VisibleRename
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 Transact = Callable[[Store, Victim, RelPath], Swapped]
 """Takes a victim into a store; gets the victim's parent relative to the store's base. Tried store by store."""

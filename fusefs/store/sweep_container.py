@@ -9,9 +9,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from typing import NamedTuple
 
 from fusefs.core.errors import BrokenStore, CrossesBoundary, NoStore, TrashdError, from_os
-from fusefs.core.lean import TYPE_CHECKING, ExitStack, NamedTuple, contextmanager, partial, suppress
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, Name, RelPath
 from fusefs.core.record import Method, Record, TreeSize
@@ -38,9 +41,6 @@ from fusefs.store.pointers import add_pointer
 from fusefs.store.spare_space import FOR_USER, with_room
 from fusefs.store.stage import Staged, SwapOptions, record_now, stage_as
 from fusefs.store.swap_path import own_folder, point_to, shows_another, volume_to_tell
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class SweepContainer(NamedTuple):

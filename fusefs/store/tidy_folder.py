@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 
 from fusefs.core.errors import TrashdError, from_os
-from fusefs.core.lean import TYPE_CHECKING
 from fusefs.store.adopt import AdoptionProblem, adopt_dropped
 from fusefs.store.folder_reports import passed_over_below
 from fusefs.store.layout import Store, UserFolder
@@ -15,9 +15,6 @@ from fusefs.store.set_aside import take_own
 from fusefs.store.silence import Waits
 from fusefs.store.stage import restock
 from fusefs.store.upgrade_format import look_over, renewed
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
 
 
 def tend(folder: UserFolder, ended: Collection[str] = (), waits: Waits | None = None) -> list[str]:

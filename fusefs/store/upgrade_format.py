@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import ExitStack, suppress
 
-from fusefs.core.lean import ExitStack, suppress
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import DIRECTORY, FULL, suppress_errno

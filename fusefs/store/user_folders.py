@@ -13,8 +13,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import NamedTuple
 
-from fusefs.core.lean import TYPE_CHECKING, ExitStack, NamedTuple
 from fusefs.core.lifecycle import State
 from fusefs.core.names import Name, is_container_id
 from fusefs.core.printable_names import printable
@@ -24,9 +26,6 @@ from fusefs.store.backing_and_mount import DIRECTORY, READABLE
 from fusefs.store.folder_registry import RegisteredFolder, read_registered
 from fusefs.store.layout import FIRST_FORMAT, FOLDER_MODE, FOLDERS, USERS, Areas, Store, UserFolder
 from fusefs.store.store_maker import StoreMaker
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _HEX = frozenset(b"0123456789abcdef")
 N_HEX = 12

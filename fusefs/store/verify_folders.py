@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import ExitStack, suppress
+from typing import NamedTuple
 
-from fusefs.core.lean import ExitStack, NamedTuple, suppress
 from fusefs.core.names import Name
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import ExitStack, suppress
+from functools import partial
+from typing import Protocol
 
-from fusefs.core.lean import TYPE_CHECKING, ExitStack, Protocol, partial, suppress
 from fusefs.core.lifecycle import State
 from fusefs.core.names import Name, RelPath, join
 from fusefs.linux.fd import Fd, closed_on_error
@@ -13,11 +15,9 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import DAEMON_GONE
 from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount, is_shown_as, patiently, refresh, suppress_errno
 from fusefs.store.container import HeldContainer
+from fusefs.store.gated_rename import GatedRename
 from fusefs.store.layout import FRESH, TREE, UserFolder
 from fusefs.store.visible_move import VisibleMove
-
-if TYPE_CHECKING:
-    from fusefs.store.gated_rename import GatedRename
 
 NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTEMPTY, errno.EEXIST)
 """What a filesystem says that can't exchange; the last two where it ignores the flag and tries a plain rename."""

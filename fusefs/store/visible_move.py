@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusefs.core.lean import Enum
+from enum import Enum
 
 
 class VisibleMove(Enum):

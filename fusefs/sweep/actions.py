@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from fusefs.core.lean import TYPE_CHECKING, NamedTuple
 from fusefs.core.names import join
 from fusefs.core.selection import Selection
 from fusefs.core.stat_bounds import Field
 from fusefs.core.sweep_result import MATCHES_MAX, Match, SweepSums
 from fusefs.linux.batched_calls import StatxResult, look_at_all, rmdir_all, unlink_all
 from fusefs.sweep.request import ActionEnd, ActionPlace, ActionResult, Identified, ToPrint
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 class DeleteMatches(NamedTuple):

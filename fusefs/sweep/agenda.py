@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import Enum
+from typing import NamedTuple
 
-from fusefs.core.lean import TYPE_CHECKING, Enum, NamedTuple
 from fusefs.core.names import join
 from fusefs.core.record import MAX_FAILURES, Failure
 from fusefs.core.sweep_result import Spared, SweepSums
 from fusefs.sweep.request import ActionResult, Identified
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 _MOST_DIRS = 1024
 _MOST_LISTED = 1024

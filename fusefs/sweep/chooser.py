@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import Enum
+from typing import NamedTuple
 
 from fusefs.core.freed_space import STAT_BLOCK_BYTES
-from fusefs.core.lean import TYPE_CHECKING, Enum, NamedTuple
 from fusefs.core.names import join
 from fusefs.core.selection import Matcher
 from fusefs.core.stat_bounds import StatBounds
@@ -20,9 +22,6 @@ from fusefs.store.layout import is_stores_own
 from fusefs.sweep.agenda import SliceCounts
 from fusefs.sweep.list_and_match import ALL_KINDS, DIRECTORY_KIND, depth_in, is_own, kinds_of, wanted_in
 from fusefs.sweep.request import Action, Identified, identify
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 _FILES = ALL_KINDS - {DIRECTORY_KIND}
 _NONE = SweepSums()

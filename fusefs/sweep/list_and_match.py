@@ -7,9 +7,9 @@ import os
 import stat
 import time
 from itertools import compress
+from typing import NamedTuple
 
 from fusefs.core.glob import ANY_ENDS, Matches, NameEnds
-from fusefs.core.lean import NamedTuple
 from fusefs.core.names import STORE
 from fusefs.core.selection import FORMATS, Matcher
 from fusefs.engine.strategy import in_order

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable, Iterable, Iterator
 
 from fusefs.core.errors import UsageError
-from fusefs.core.lean import TYPE_CHECKING, Callable
 from fusefs.core.listed_names import NO_NAMES, Listed, ListedTogether
 from fusefs.core.names import join, split
 from fusefs.core.sweep_result import OUTSIDE, UNCLEAR
 from fusefs.sweep.agenda import Job, JobKind
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 _TOGETHER = 1024
 _MOST_KNOWN = 1024

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
 
 from fusefs.core.errors import NotFound, Refused
 from fusefs.core.glob import compile_glob
-from fusefs.core.lean import TYPE_CHECKING, Callable, NamedTuple, contextmanager
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import Mount, read_mounts
 from fusefs.linux.untrusted_path import is_trusted_link, link_target
 from fusefs.store.layout import is_stores_own
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
 
 _LINKS_MAX = 40
 _WILD = frozenset(b"*?[\\")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from fusefs.core.lean import TYPE_CHECKING, Callable, Enum, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+from typing import Any, NamedTuple, Protocol
+
 from fusefs.core.listed_names import Listed, ListedTogether
 from fusefs.core.names import ContainerId
 from fusefs.core.report import Stops
@@ -13,12 +16,7 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel, Refused
 from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.deep_path import DeepOpeners
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from typing import Any
-
-    from fusefs.store.stage import SwapOptions
+from fusefs.store.stage import SwapOptions
 
 Identified = tuple[int, int]
 """st_dev and st_ino of a directory that is open as long as this is used."""

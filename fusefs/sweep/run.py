@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Self
 
 from fusefs.core.errors import from_os
-from fusefs.core.lean import TYPE_CHECKING, ExitStack, contextmanager
 from fusefs.core.listed_names import Listed, ListedTogether
 from fusefs.core.selection import Matcher
 from fusefs.core.slice_budget import NamesPerLook
@@ -39,11 +41,6 @@ from fusefs.sweep.request import (
 )
 from fusefs.sweep.sweep_root import open_top
 from fusefs.sweep.sweep_slice import SweepWorker
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from contextlib import AbstractContextManager
-    from typing import Self
 
 NOTHING_SPECIAL = SweepWishes()
 _FIRST_S = 0.005

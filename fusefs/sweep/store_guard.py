@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Sequence
 
-from fusefs.core.lean import TYPE_CHECKING
 from fusefs.core.names import RelPath, join
 from fusefs.linux.kernel import Kernel
 from fusefs.store.locate import find_scope
 from fusefs.store.refusals import holds_store
 from fusefs.store.stores_inside import stores_below
 from fusefs.sweep.request import ActionPlace
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
 
 
 def noted_stores(kernel: Kernel, directory: bytes) -> frozenset[RelPath]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import NamedTuple
 
 from fusefs.core.errors import Refused
-from fusefs.core.lean import NamedTuple
 from fusefs.core.printable_names import printable
 from fusefs.core.selection import Matcher, Selection
 from fusefs.core.slice_budget import NamesPerLook, SliceBudget

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from fusefs.core.errors import NotFound
-from fusefs.core.lean import TYPE_CHECKING, contextmanager
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import below, every_place, mounts_inside, place_of, views
 from fusefs.store.backing_and_mount import Scope
@@ -13,9 +14,6 @@ from fusefs.store.layout import trusted_owners
 from fusefs.store.locate import find_scope
 from fusefs.sweep.open_directories import found_directory
 from fusefs.sweep.request import Identified, SweepRoot, identify
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @contextmanager

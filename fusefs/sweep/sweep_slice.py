@@ -9,9 +9,11 @@ from __future__ import annotations
 import errno
 import os
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 from itertools import compress
+from typing import NamedTuple
 
-from fusefs.core.lean import TYPE_CHECKING, ExitStack, NamedTuple
 from fusefs.core.names import join
 from fusefs.core.report import Stops
 from fusefs.core.selection import Matcher
@@ -28,9 +30,6 @@ from fusefs.sweep.agenda import Job, JobKind, SliceCounts, SweepSlice, SweepSlic
 from fusefs.sweep.chooser import GONE, Chooser, Dirs, SweepStrategy, missing
 from fusefs.sweep.list_and_match import MatchedEntries, read_window, stripped_in, wanted_in
 from fusefs.sweep.request import Action, ActionPlace, ActionResult, DirectoryGuard, Identified, identify
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _BUNDLE = 2048
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 
 from fusefs.core.errors import NotFound
-from fusefs.core.lean import TYPE_CHECKING, Callable, contextmanager, partial
 from fusefs.core.names import Name, RelPath
 from fusefs.core.record import TreeSize
 from fusefs.core.sweep_result import SweepSums
@@ -22,9 +24,6 @@ from fusefs.store.stage import SwapOptions
 from fusefs.store.sweep_container import SweepContainer, open_basket
 from fusefs.sweep.request import Action, ActionEnd, ActionPlace, ActionResult, Identified, SweepRoot, ToTrash
 from fusefs.sweep.store_guard import noted_stores, without_stores
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 
 @contextmanager

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic
 
-from fusefs.core.lean import Generic
 from fusefs.core.slice_budget import SliceBudget
 from fusefs.engine.rank_slices import GivenSlice, SlicesOfRanks, SlicesOfThreads
 from fusefs.engine.run_slices import SliceSource

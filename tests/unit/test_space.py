@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.core import lean_wire
 from fusefs.core.freed_space import (
     SpaceCourse,
     SpaceKeeper,
@@ -154,9 +154,9 @@ def test_total_adds_up(surveys: list[Survey]) -> None:
 
 @given(SURVEYS, BYTES, REASONS)
 def test_values_survive_the_way_through_a_child(survey: Survey, came: int, reasons: list[SpaceKept]) -> None:
-    assert lean_wire.decode(lean_wire.encode(survey), Survey) == survey
+    assert msgspec.json.decode(msgspec.json.encode(survey), type=Survey) == survey
     waited = Waited(came, survey.n_bytes, tuple(reasons), False)
-    assert lean_wire.decode(lean_wire.encode(waited), Waited) == waited
+    assert msgspec.json.decode(msgspec.json.encode(waited), type=Waited) == waited
 
 
 def test_reasons_foreseen_are_those_that_keep_something() -> None:

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-
-from fusefs.core.lean import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from types import ModuleType
+from types import ModuleType
 
 
 def load() -> ModuleType | None:
