@@ -26,6 +26,8 @@ _SAID_ELSEWHERE = {"empty": "reap", "put": "rm"}
 """What other trash cans call it (trash-empty, trash-put)."""
 _OLD_NAMES = {"reaper": ("service", "run")}
 """They work as ever, and are not listed."""
+REMOVED: dict[tuple[str, str], str] = {}
+"""Options that 0.3.0 had, by command and option, with the hint for people who still type them."""
 
 
 class _AskingGroup(click.Group):
@@ -156,14 +158,25 @@ def _tell_wrong(error: click.ClickException) -> None:
     click.echo(f"Error: {show(error.format_message())}", err=True)
 
 
+def _find_hint(error: click.ClickException) -> str:
+    """The hint for an option that an earlier release had; empty for any other error."""
+    if not isinstance(error, click.NoSuchOption) or error.ctx is None:
+        return ""
+    _program, _, command = error.ctx.command_path.partition(" ")
+    return REMOVED.get((command, error.option_name), "")
+
+
 def dispatch(arguments: list[str]) -> int:
     """Run one command; its exit code. Click's own errors come out as click words them, with exit code 2."""
     try:
         code = trashd.main(arguments, prog_name="trashd", standalone_mode=False)
     except click.ClickException as error:
+        hint = _find_hint(error)
         if wants_json(arguments):
-            return failed(UsageError(error.format_message()), as_json=True)
+            return failed(UsageError(error.format_message(), hint), as_json=True)
         _tell_wrong(error)
+        if hint:
+            click.echo(f"  hint: {hint}", err=True)
         return error.exit_code
     except click.exceptions.Exit as error:
         return error.exit_code

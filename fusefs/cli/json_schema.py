@@ -34,7 +34,7 @@ from fusefs.store.restore import Restored
 from fusefs.store.swap import Swapped
 from fusefs.store.tree_holders import HeldTree
 
-JSON_VERSION = 1
+JSON_VERSION = 2
 """Raised when a key goes, when a key that is there means something else, or when its value may be of another kind."""
 ERROR = "error"
 """What any command may print on standard error. No command is called so."""
