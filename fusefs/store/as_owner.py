@@ -8,8 +8,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
-import msgspec
-
 from fusefs.core.errors import BY_NAME, AuthorityLost, KernelRefused, NoStore, NotPermitted, Refused, TrashdError
 from fusefs.linux.act_as_user import Ask, call_as, user_name
 from fusefs.linux.child_channel import ChildLost
@@ -81,32 +79,36 @@ def make_folder_of(store: Store, uid: int) -> UserFolder:
 
 def ask_owner(uid: int, body: Callable[[Ask], T], kind: Any, answer: Ask) -> T:
     """The result of `body`, run in a process of a user's by root, which it may ask something; kind, Raises as above."""
+    from msgspec import json  # late: one's own orphans need no child, and it loads as long as half a `trashd list`
+
     try:
         message = call_as(uid, lambda ask: _run(body, ask), answer)
     except ChildLost as error:
         raise AuthorityLost(user_name(uid)) from error
     told, _, result = message.partition(b"\n")
-    outcome = msgspec.json.decode(told, type=_ChildsError)
+    outcome = json.decode(told, type=_ChildsError)
     if outcome.error == "OSError":
         raise OSError(outcome.errno, os.strerror(outcome.errno), outcome.detail)
     if outcome.error == KernelRefused.__name__:
         raise KernelRefused(outcome.detail, outcome.hint, outcome.errno)
     if outcome.error:
         raise BY_NAME[outcome.error](outcome.detail, outcome.hint)
-    wanted: T = msgspec.json.decode(result, type=kind)
+    wanted: T = json.decode(result, type=kind)
     return wanted
 
 
 def _run(body: Callable[[Ask], T], ask: Ask) -> bytes:
     """What a child says: its error in a line, then what it was asked for."""
+    from msgspec import json  # loaded by the parent: a user may not be able to read where it is installed
+
     result, outcome = b"", _ChildsError()
     try:
-        result = msgspec.json.encode(body(ask))
+        result = json.encode(body(ask))
     except TrashdError as error:
         outcome = _ChildsError(type(error).__name__, detail=error.detail, hint=error.hint, errno=error.errno)
     except OSError as error:
         outcome = _ChildsError("OSError", detail=str(error.filename or ""), errno=error.errno or errno.EIO)
-    return msgspec.json.encode(outcome) + b"\n" + result
+    return json.encode(outcome) + b"\n" + result
 
 
 class _RenameThroughRoot(NamedTuple):
@@ -128,7 +130,9 @@ class _RenameThroughRoot(NamedTuple):
         self._put(RenameQuestion("refresh", held.state, held.name().decode()))
 
     def _put(self, question: RenameQuestion) -> RenameAnswer:
-        answer = msgspec.json.decode(self.ask(msgspec.json.encode(question)), type=RenameAnswer)
+        from msgspec import json  # as in _run
+
+        answer = json.decode(self.ask(json.encode(question)), type=RenameAnswer)
         if answer.refused:
             raise Refused(answer.refused, ITS_OWNERS)
         if answer.errno:

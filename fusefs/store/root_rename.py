@@ -12,8 +12,6 @@ import stat
 from contextlib import suppress
 from typing import NamedTuple
 
-import msgspec
-
 from fusefs.core.identity import Identity, Likelihood, compare
 from fusefs.core.lifecycle import State
 from fusefs.core.names import Name, is_container_id, join
@@ -72,8 +70,10 @@ class RootRename(NamedTuple):
 
     def answer(self, message: bytes) -> bytes:
         """Do what a child asks, if it is a move between the name and a container of that user."""
+        from msgspec import json  # loaded by ask_owner, which alone calls this
+
         try:
-            question = msgspec.json.decode(message, type=RenameQuestion)
+            question = json.decode(message, type=RenameQuestion)
             if self.visible is None:
                 raise PermissionError(errno.EPERM, "no name was given")
             answer = self._obey(self.visible, question)
@@ -83,7 +83,7 @@ class RootRename(NamedTuple):
             answer = RenameAnswer(errno=error.errno or errno.EIO)
         except (ValueError, KeyError):
             answer = RenameAnswer(errno=errno.EINVAL)
-        return msgspec.json.encode(answer)
+        return json.encode(answer)
 
     def _obey(self, visible: DirectRename, question: RenameQuestion) -> RenameAnswer:
         if question.what == "found":
