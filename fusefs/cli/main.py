@@ -158,10 +158,6 @@ def _fast_lane(arguments: list[str]) -> FastLane | None:
             from fusefs.cli import swap_fast_lane
 
             return swap_fast_lane
-        case ["sweep", *_]:
-            from fusefs.cli import sweep_fast_lane
-
-            return sweep_fast_lane
         case ["reap", *_]:
             from fusefs.cli import reap_fast_lane
 

@@ -7,7 +7,7 @@ else a command line has, and all that is wrong, is left to click (docs/decisions
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from fusefs.core.record import NOTE_MAX_CHARS
@@ -117,11 +117,6 @@ def some_paths(words: list[str]) -> tuple[bytes, ...] | None:
     return any_paths(words) or None
 
 
-def one_path(words: list[str]) -> bytes | None:
-    """One alone."""
-    return os.fsencode(words[0]) if len(words) == 1 and words[0] else None
-
-
 def note(text: str) -> str | None:
     """A sentence for readers of the list."""
     told = os.fsencode(text).decode("utf-8", "replace")
@@ -136,8 +131,3 @@ def number(least: int, most: int) -> Reads:
         return int(text) if is_number and least <= int(text) <= most else None
 
     return read
-
-
-def one_of(words: Sequence[str]) -> Reads:
-    """A word that is one of some."""
-    return lambda text: text if text in words else None

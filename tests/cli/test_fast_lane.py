@@ -11,14 +11,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fusefs.cli import reap_fast_lane, rm_fast_lane, swap_fast_lane, sweep_fast_lane
+from fusefs.cli import reap_fast_lane, rm_fast_lane, swap_fast_lane
 from fusefs.cli.group import trashd as commands
 from fusefs.cli.plain_line import FastLane
 from fusefs.cli.reap_fast_lane import ReapLine
 from fusefs.cli.rm_fast_lane import RmLine
 from fusefs.cli.swap_fast_lane import PlainSwap
-from fusefs.cli.sweep_fast_lane import SweepOptions
-from fusefs.cli.typed_selection import SelectionOptions
 from fusefs.core.record import NOTE_MAX_CHARS
 from tests.support.make_trees import make_tree
 from tests.support.real_filesystems import bind_mount
@@ -27,19 +25,15 @@ from tests.unit.test_import_cost import HEAVY
 
 needs_root = pytest.mark.needs("root")
 EVERY_OPTION = ("--json", "--no-fsync", "--unlike", "--keep-for", "3d", "--note=a word")
-LANES: dict[str, FastLane] = {
-    "swap": swap_fast_lane, "sweep": sweep_fast_lane, "reap": reap_fast_lane, "rm": rm_fast_lane,
-}  # fmt: skip
+LANES: dict[str, FastLane] = {"swap": swap_fast_lane, "reap": reap_fast_lane, "rm": rm_fast_lane}
 DEFAULTS: dict[str, dict[str, Any]] = {
     "swap": PlainSwap._field_defaults,
-    "sweep": {**SelectionOptions._field_defaults, **SweepOptions._field_defaults},
     "reap": ReapLine._field_defaults,
     "rm": RmLine._field_defaults,
 }
 VALUES_TYPED = [
     "3d", "0s", "1d12h", "9999w", "99999w", "3", "", "x", "-1d", "3 days", "a note", "n" * (NOTE_MAX_CHARS + 1),
-    "*.log", "[a-c]?", "[", "a/b", "/a", "\\", "é", "\udcff", "f,l", "f,q", "+1G", "-0", "1.5k", "10b", "mtime", "root",
-    "0", "nobody-at-all", "64", "65", "007", "4294967295", "--", "-", ".",
+    "a/b", "/a", "\\", "é", "\udcff", "-0", "1.5k", "10b", "0", "64", "65", "007", "4294967295", "--", "-", ".",
 ]  # fmt: skip
 NOT_OPTIONS = ["--", "-", "--no-such", "--js", "--json=1", "-0n", "-rf", "-rx", "-fv=", "--wait=done"]
 
@@ -84,14 +78,6 @@ def check_alike(name: str, words: list[str]) -> None:
 @example(["-", "a"])
 def test_what_the_fast_lane_of_swap_reads_click_reads_alike(words: list[str]) -> None:
     check_alike("swap", words)
-
-
-@given(words_of("sweep"))
-@example(["a", "--size", "-1G", "--size=+1k", "--by", "atime", "--older=7d"])
-@example(["a", "--from", "-", "-0", "--threads", "4"])
-@example(["a", "-0n"])
-def test_what_the_fast_lane_of_sweep_reads_click_reads_alike(words: list[str]) -> None:
-    check_alike("sweep", words)
 
 
 @given(words_of("reap").filter(lambda words: not any("--volume" in word for word in words)))
@@ -149,19 +135,6 @@ def test_a_swap_with_options_imports_nothing_heavy(volume: Path) -> None:
 
 @needs_root
 @pytest.mark.parametrize(
-    "words",
-    [("--name", "*.log"), ("--size=+0", "--older", "0s", "--delete"), ("--name=x", "--print0"), ("--name=x", "--json")],
-)
-def test_a_sweep_loads_nothing_heavy(volume: Path, words: tuple[str, ...]) -> None:
-    make_tree(volume / "top", {"a.log": "content", "x": "y"})
-    trashd("swap", make_tree(volume / "victim", {}))
-    before_ours = list_imports(trashd("--version", PYTHONPROFILEIMPORTTIME="1"))
-    done = trashd("sweep", volume / "top", *words, PYTHONPROFILEIMPORTTIME="1")
-    assert HEAVY & {*list_imports(done)} - {*before_ours[: before_ours.index("fusefs.cli")]} == set()
-
-
-@needs_root
-@pytest.mark.parametrize(
     "words", [(), ("--json",), ("--all", "--now"), ("--now", "--threads=1", "--with-stores", "ID")]
 )
 def test_a_reap_loads_nothing_heavy(volume: Path, words: tuple[str, ...]) -> None:
@@ -188,10 +161,6 @@ def test_both_lanes_of_a_swap_tell_the_same(volume: Path, words: tuple[str, ...]
 
 BY_CLICK = "from fusefs.cli import main; main._fast_lane = lambda _arguments: None; main.main()"
 WRONG_LINES = [
-    ("sweep", "{}", "--delete", "--note=x", "--name=a"), ("sweep", "{}"), ("sweep", "{}/none", "--name=a"),
-    ("sweep", "{}", "--by", "atime", "--name=a"), ("sweep", "{}", "--older=soon"), ("sweep", "{}", "--name=a/b"),
-    ("sweep", "{}", "--newer={}/none"), ("sweep", "{}", "--from", "{}/none", "-0"),
-    ("sweep", "{}", "--print", "--delete"),
     ("reap", "--now"), ("reap", "--pinned", "--volume", "{}"), ("reap", "none-such", "--volume={}"),
     ("reap", "--volume", "{}/none"), ("reap", "--all", "x"), ("reap", "--free=1G", "--all"), ("reap", "--volume={}"),
     ("rm", "{}/none"), ("rm", "-v"), ("rm", "-f", "{}/none"), ("rm", "--now", "{}/none", "{}/other"),
