@@ -1,4 +1,4 @@
-"""`trashd sweep` without click: what is asked for, a question, a bar, and what became of it."""
+"""What `trashd sweep` does: what is asked for, a question, a bar, and what became of it."""
 
 from __future__ import annotations
 
@@ -6,17 +6,14 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from functools import partial
 from typing import Any, NamedTuple
 
 from fusefs.cli import output, sweep_text
 from fusefs.cli.confirm import can_be_asked, is_confirmed
-from fusefs.cli.plain_line import MOST_WORKERS, PlainLine, PlainOption, note, number, one_of, one_path
 from fusefs.cli.progress_bar import bar
 from fusefs.cli.stop_signals import StopSignals
 from fusefs.cli.sweep_list import ListReader
 from fusefs.cli.typed_selection import typed
-from fusefs.core.durations import plain_duration
 from fusefs.core.errors import Incomplete, Refused, Unsettled, UsageError, errors_about
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
 from fusefs.core.listed_names import Listed, ListFormat
@@ -24,16 +21,13 @@ from fusefs.core.names import join
 from fusefs.core.printable_names import printable
 from fusefs.core.report import Stops
 from fusefs.core.selection import Selection, letter_of
-from fusefs.core.selection_syntax import check_exclude, check_name, check_path, parse_size_bound, parse_types
 from fusefs.core.sizes import format_size
 from fusefs.core.slice_budget import Speed
-from fusefs.core.stat_bounds import TIMES
 from fusefs.core.sweep_result import SweepSums, Swept
 from fusefs.linux.batched_calls import look_at_all
 from fusefs.linux.fd import Fd
 from fusefs.linux.invocation import invocation
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.user_names import gid_of, uid_of
 
 _NotTold = list[tuple[str, int]]
 """Names, each with its errno."""
@@ -137,43 +131,6 @@ class SweepOptions(NamedTuple):
         if self.target is not None:
             return f"moved to {printable(self.target)}"
         return "deleted" if self.delete else "trashed"
-
-
-LINE = PlainLine(
-    "directory",
-    one_path,
-    {
-        "--name": PlainOption("names", check_name, many=True),
-        "--iname": PlainOption("inames", partial(check_name, ignores_case=True), many=True),
-        "--path": PlainOption("paths", check_path, many=True),
-        "--exclude": PlainOption("excludes", check_exclude, many=True),
-        "--type": PlainOption("types", parse_types, many=True),
-        "--size": PlainOption("sizes", parse_size_bound, many=True),
-        "--older": PlainOption("older", str, many=True),
-        "--newer": PlainOption("newer", str, many=True),
-        "--by": PlainOption("by", one_of(TIMES), many=True),
-        "--user": PlainOption("uids", uid_of, many=True),
-        "--group": PlainOption("gids", gid_of, many=True),
-        "--empty": PlainOption("empty"),
-        "--from": PlainOption("source", os.fsencode),
-        "-0": PlainOption("null"),
-        "--null": PlainOption("null"),
-        "--delete": PlainOption("delete"),
-        "--recursive": PlainOption("recursive"),
-        "--move-to": PlainOption("target", os.fsencode),
-        "--flat": PlainOption("flat"),
-        "--print": PlainOption("prints"),
-        "--print0": PlainOption("prints_null"),
-        "--keep-for": PlainOption("keep_for", plain_duration),
-        "--note": PlainOption("note", note),
-        "-n": PlainOption("dry"),
-        "--dry-run": PlainOption("dry"),
-        "--yes": PlainOption("yes"),
-        "--threads": PlainOption("n_workers", number(1, MOST_WORKERS)),
-        "--json": PlainOption("as_json"),
-    },
-)
-"""Without what few need, and what takes longer than click: regular expressions, depths, copies, a tempo, questions."""
 
 
 def run(told: dict[str, Any]) -> int:
