@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from fusefs.cli.plain_line import FastLane
+from fusefs.cli.plain_line import PlainLine
 from fusefs.core.errors import TrashdError
 
 _GC_THRESHOLD = 20_000
@@ -138,34 +138,30 @@ def _refuses(act: Callable[[], object]) -> int | None:
 
 
 def _run(arguments: list[str]) -> int:
-    """A plain line of a command that is often typed goes straight to work: what click takes is more than it takes."""
-    lane = _fast_lane(arguments)
-    told = None if lane is None else lane.LINE.read(arguments[1:])
+    """Run a plain line of `swap` or `rm` without click, whose import takes longer than their work; else use click."""
+    line = _find_plain_line(arguments)
+    values = None if line is None else line.read(arguments[1:])
     # What is looked at by thousands makes no cycles, and a search each 700 of them takes a third of the time.
     gc.set_threshold(_GC_THRESHOLD)
     gc.enable()
-    if lane is not None and told is not None:
-        return lane.run(told)
+    if line is not None and values is not None:
+        return line.run(values)
     from fusefs.cli.group import dispatch
 
     return dispatch(arguments)
 
 
-def _fast_lane(arguments: list[str]) -> FastLane | None:
-    """What a command has beside click; None: nothing."""
+def _find_plain_line(arguments: list[str]) -> PlainLine | None:
+    """Find what a plain line of a command may have; None: click reads every line of it."""
     match arguments:
         case ["swap", *_]:
-            from fusefs.cli import swap_fast_lane
+            from fusefs.cli.swap_paths import LINE
 
-            return swap_fast_lane
-        case ["reap", *_]:
-            from fusefs.cli import reap_fast_lane
+            return LINE
+        case ["rm", *_]:
+            from fusefs.cli.rm_paths import LINE
 
-            return reap_fast_lane
-        case ["rm", _, *_]:  # without a word click tells what it is
-            from fusefs.cli import rm_fast_lane
-
-            return rm_fast_lane
+            return LINE
     return None
 
 

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import click
 
-from fusefs.cli.plain_line import MOST_WORKERS, note
+from fusefs.cli.plain_line import read_note
 from fusefs.cli.typed_paths import existing
 from fusefs.core.durations import parse_duration
-from fusefs.core.record import NOTE_MAX_CHARS
 from fusefs.core.sizes import parse_rate
 
 if TYPE_CHECKING:
@@ -53,6 +52,9 @@ DURATION = ParsedValue("duration", parse_duration)
 """Seconds, typed as 90s, 15m, 24h, 3d, 2w."""
 RATE = ParsedValue("rate", parse_rate)
 """An amount a second."""
+NOTE = ParsedValue("text", read_note)
+"""A sentence that lists show."""
+_MOST_WORKERS = 64
 
 
 class PathBytes(ParamType[bytes]):
@@ -69,19 +71,6 @@ class PathBytes(ParamType[bytes]):
         from click.shell_completion import CompletionItem
 
         return [CompletionItem(incomplete, type="file")]
-
-
-class Note(ParamType[str]):
-    """A sentence for readers of the list later."""
-
-    name = "text"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Check its length."""
-        text = note(str(value))
-        if text is None:
-            self.fail(f"a note has at most {NOTE_MAX_CHARS} characters", param, ctx)
-        return text
 
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -113,7 +102,7 @@ def together(options: Sequence[Decorator]) -> Decorator:
 threads_option: Decorator = click.option(
     "--threads",
     "n_workers",
-    type=click.IntRange(1, MOST_WORKERS),
+    type=click.IntRange(1, _MOST_WORKERS),
     metavar="N",
     help="Work on so many directories at a time; default: what is fastest on the filesystem.",
 )

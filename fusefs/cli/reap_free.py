@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from fusefs.cli import output
 from fusefs.cli.confirm import can_be_asked
 from fusefs.cli.count_orphan import CountOptions, count_orphan
-from fusefs.cli.early_question import ask_about, tell_early
+from fusefs.cli.reap_choice import ask_about, tell_early
 from fusefs.cli.stop_signals import StopSignals
 from fusefs.core.errors import Incomplete, Refused, TrashdError
 from fusefs.core.sizes import format_size

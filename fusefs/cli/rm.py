@@ -1,4 +1,4 @@
-"""trashd rm, as click reads it; cli/rm_fast_lane.py does it."""
+"""trashd rm, as click reads it; cli/rm_paths.py does it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from fusefs.cli.options import DURATION, Note, json_option, null_option, paths_argument
-from fusefs.cli.rm_fast_lane import RmLine, remove_told
+from fusefs.cli.options import DURATION, NOTE, json_option, null_option, paths_argument
+from fusefs.cli.rm_paths import RmLine, remove_told
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
 
 
@@ -20,7 +20,7 @@ from fusefs.core.lifecycle import DEFAULT_RETENTION_S
 @click.option("-d", "--dir", "only_empty", is_flag=True, help="Directories only if they are empty, without -r.")
 @click.option("-v", "--verbose", is_flag=True, help="Name each that is gone, however many.")
 @click.option("--keep-for", type=DURATION, default=DEFAULT_RETENTION_S, help="Restorable that long (24h).")
-@click.option("--note", type=Note(), default="", help="A sentence kept with the orphan.")
+@click.option("--note", type=NOTE, default="", help="A sentence kept with the orphan.")
 @click.option("--no-fsync", is_flag=True, help="Don't flush after the rename; its record is flushed before it.")
 @click.option("--now", is_flag=True, help="Don't keep it: reap it at once, in the foreground.")
 @json_option

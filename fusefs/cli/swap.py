@@ -8,8 +8,8 @@ import click
 
 from fusefs.cli import output
 from fusefs.cli.check import tell_preflight
-from fusefs.cli.options import DURATION, Decorator, Note, ParsedValue, PathBytes, json_option, null_option
-from fusefs.cli.swap_fast_lane import SwapBatch, SwapVerb, ids_with, swap_all
+from fusefs.cli.options import DURATION, NOTE, Decorator, ParsedValue, PathBytes, json_option, null_option
+from fusefs.cli.swap_paths import SwapBatch, SwapVerb, ids_with, swap_all
 from fusefs.cli.typed_paths import every_path
 from fusefs.core.errors import NotPermitted, UsageError
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
@@ -88,7 +88,7 @@ _wait_option: Decorator = click.option(
     "right after the exchange (may be repeated).",
 )
 @click.option("--keep-for", type=DURATION, help="Restorable that long (24h).")
-@click.option("--note", type=Note(), default="", help="A sentence kept with the orphan.")
+@click.option("--note", type=NOTE, default="", help="A sentence kept with the orphan.")
 @click.option("--no-fsync", is_flag=True, help="Don't flush after the exchange; its record is flushed before it.")
 @click.option("--unlike", is_flag=True, help="Accept a fresh directory with another owner, group, ACL or label.")
 @click.option("--for-owner", is_flag=True, help="As root: give the orphan to the directory's owner to restore.")

@@ -13,7 +13,7 @@ import click
 from fusefs.cli import output, sweep_text
 from fusefs.cli.confirm import can_be_asked, is_confirmed
 from fusefs.cli.mpi_option import mpi_option
-from fusefs.cli.options import DURATION, Note, PathBytes, json_option, tempo_options, threads_option
+from fusefs.cli.options import DURATION, NOTE, PathBytes, json_option, tempo_options, threads_option
 from fusefs.cli.progress_bar import bar
 from fusefs.cli.selection_options import selection_options
 from fusefs.cli.stop_signals import StopSignals
@@ -177,7 +177,7 @@ def _by_ranks(job: Any) -> Any:
 @click.option("--print", "prints", is_flag=True, help="Only print their paths; with --json one object for each.")
 @click.option("--print0", "prints_null", is_flag=True, help="The same, each ended by NUL.")
 @click.option("--keep-for", type=DURATION, help="Trashed, they can be restored that long (24h).")
-@click.option("--note", type=Note(), default="", help="A sentence kept with the orphan.")
+@click.option("--note", type=NOTE, default="", help="A sentence kept with the orphan.")
 @click.option("--max-delete", "most", type=click.IntRange(0), metavar="N", help="Act on so many matches at most.")
 @click.option("-n", "--dry-run", "dry", is_flag=True, help="Only count them, and show the largest and the oldest.")
 @click.option("--confirm-above", "limit", type=click.IntRange(0), metavar="N", help="Ask first if more than N match.")

@@ -10,7 +10,7 @@ from fusefs.cli import output
 from fusefs.cli.json_objects import WaitAdvice, WaitGoal
 from fusefs.cli.reap_wait import tell_came
 from fusefs.cli.stop_signals import StopSignals
-from fusefs.cli.swap_fast_lane import SwapBatch, SwapVerb, swap_all
+from fusefs.cli.swap_paths import SwapBatch, SwapVerb, swap_all
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import Incomplete, TrashdError, UsageError, from_os
 from fusefs.core.freed_space import SpaceKeeper, SpaceKept

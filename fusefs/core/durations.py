@@ -17,7 +17,6 @@ _SUM = r"(?:[0-9]+ ?[a-z]+ ?)*[0-9]+ ?[a-z]+"
 DURATION_MAX_S = 1000 * 366 * 86_400
 """A thousand years: what a record holds, and its end in nanoseconds too, whatever the clock says."""
 _DIGITS_MAX = 15
-_PLAIN_DIGITS_MAX = 4
 
 
 def parse_duration(text: str) -> int:
@@ -38,18 +37,8 @@ def parse_duration(text: str) -> int:
     return seconds
 
 
-def plain_duration(text: str) -> int | None:
-    """Seconds from a number and one letter; None for anything else, which may be right all the same."""
-    number, unit = text[:-1], text[-1:]
-    if unit not in SECONDS or not (number.isascii() and number.isdigit()) or len(number) > _PLAIN_DIGITS_MAX:
-        return None
-    return int(number) * SECONDS[unit]
-
-
 def is_duration(text: str) -> bool:
     """Whether a text is numbers with units, however large."""
-    import re
-
     return bool(re.fullmatch(_SUM, text)) and all(unit in _UNITS for unit in re.findall(r"[a-z]+", text))
 
 

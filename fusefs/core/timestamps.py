@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from fusefs.core.durations import is_duration, parse_duration, plain_duration
+from fusefs.core.durations import is_duration, parse_duration
 
 SECOND_NS = 10**9
 CivilTime = tuple[int, int, int, int, int, int, int, int, int]
@@ -37,13 +37,10 @@ def parse_when(
     cutoff_ns  the moment so many nanoseconds ago; None: by `now_ns` alone
     Raises     ValueError with a message for the person who typed it
     """
-    span_s = plain_duration(text)
-    if span_s is None:
-        told_ns = _told_ns(text, local_s)
-        if told_ns is not None:
-            return told_ns
-        span_s = parse_duration(text)
-    span_ns = span_s * SECOND_NS
+    told_ns = _told_ns(text, local_s)
+    if told_ns is not None:
+        return told_ns
+    span_ns = parse_duration(text) * SECOND_NS
     return now_ns - span_ns if cutoff_ns is None else cutoff_ns(span_ns)
 
 

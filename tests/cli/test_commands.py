@@ -305,15 +305,6 @@ def test_init_again_changes_nothing(volume: Path) -> None:
     assert snapshot(volume, with_times=True) == before
 
 
-def test_the_fast_lane_says_what_the_slow_one_says(volume: Path) -> None:
-    def told(*options: str) -> str:
-        done = done_well("swap", *options, make_victim(volume, f"victim{len(options)}"))
-        return done.out.replace(f"victim{len(options)}", "victim")
-
-    fast, slow = (line.splitlines() for line in (told(), told("--no-fsync")))
-    assert [line[:10] for line in fast] == [line[:10] for line in slow]
-
-
 @pytest.mark.parametrize("flag", ["-h", "--help"])
 def test_help_names_every_command(flag: str) -> None:
     done = done_well(flag)

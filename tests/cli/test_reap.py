@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.cli.reap_foreground import ReapOptions, has_expired, is_unpinned, reap_all
-from fusefs.cli.swap_fast_lane import SwapBatch, swap_all
+from fusefs.cli.swap_paths import SwapBatch, swap_all
 from fusefs.linux.kernel import Kernel
 from fusefs.store.find_orphans import find_container
 from fusefs.store.swap_path import remove_path

@@ -25,11 +25,11 @@ def list_heavy_imports(statement: str) -> set[str]:
 
 
 def test_swap_starts_without_heavy_modules() -> None:
-    assert list_heavy_imports("import fusefs.cli.main, fusefs.cli.swap_fast_lane") == set()
+    assert list_heavy_imports("import fusefs.cli.main, fusefs.cli.swap_paths") == set()
 
 
 def test_rm_starts_without_heavy_modules() -> None:
-    assert list_heavy_imports("import fusefs.cli.main, fusefs.cli.rm_fast_lane") == set()
+    assert list_heavy_imports("import fusefs.cli.main, fusefs.cli.rm_paths") == set()
 
 
 def test_a_mounts_options_are_told_without_its_daemon() -> None:

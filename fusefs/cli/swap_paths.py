@@ -1,13 +1,13 @@
-"""`trashd swap` without click and msgspec, and the options that it knows so."""
+"""What `trashd swap` does with its paths, and its plain lines: loaded without click and msgspec."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fusefs.cli.output import exit_code, failed, tell_swapped
-from fusefs.cli.plain_line import PlainLine, PlainOption, note, some_paths
-from fusefs.core.durations import plain_duration
+from fusefs.cli.plain_line import PlainLine, PlainOption, read_note
+from fusefs.core.durations import parse_duration
 from fusefs.core.errors import Exit, TrashdError, Unsettled, UsageError
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
 from fusefs.linux.invocation import invocation
@@ -37,7 +37,7 @@ class SwapBatch(NamedTuple):
 
 
 class PlainSwap(NamedTuple):
-    """What a plain command line says, named as click's parameters in cli/swap.py."""
+    """The values of a plain line, named as click's parameters in cli/swap.py."""
 
     directories: tuple[bytes, ...]
     keep_for: int | None = None
@@ -47,33 +47,27 @@ class PlainSwap(NamedTuple):
     print_id: bool = False
     as_json: bool = False
 
-    def batch(self) -> SwapBatch:
-        """What is to be done."""
+    def run(self) -> int:
+        """Carry it out; the exit code."""
+        if self.print_id and self.as_json:
+            raise ids_with("--json")
         retention_s = DEFAULT_RETENTION_S if self.keep_for is None else self.keep_for
         options = SwapOptions(retention_s, self.note, not self.no_fsync, self.unlike)
-        return SwapBatch(self.directories, options, json_lines=self.as_json, ids_only=self.print_id)
+        return swap_all(SwapBatch(self.directories, options, json_lines=self.as_json, ids_only=self.print_id))
 
 
 LINE = PlainLine(
     "directories",
-    some_paths,
     {
-        "--keep-for": PlainOption("keep_for", plain_duration),
-        "--note": PlainOption("note", note),
+        "--keep-for": PlainOption("keep_for", parse_duration),
+        "--note": PlainOption("note", read_note),
         "--no-fsync": PlainOption("no_fsync"),
         "--unlike": PlainOption("unlike"),
         "--print-id": PlainOption("print_id"),
         "--json": PlainOption("as_json"),
     },
+    lambda values: PlainSwap(**values).run(),
 )
-
-
-def run(told: dict[str, Any]) -> int:
-    """Do what a plain line says; the exit code."""
-    plain = PlainSwap(**told)
-    if plain.print_id and plain.as_json:
-        raise ids_with("--json")
-    return swap_all(plain.batch())
 
 
 def ids_with(other: str) -> UsageError:

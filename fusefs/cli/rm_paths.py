@@ -1,4 +1,4 @@
-"""`trashd rm` without click."""
+"""What `trashd rm` does with its paths, and its plain lines: loaded without click and msgspec."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fusefs.cli import output
 from fusefs.cli.confirm import is_confirmed
 from fusefs.cli.expiry_notice import look_for_soon
-from fusefs.cli.plain_line import PlainLine, PlainOption, any_paths, note
+from fusefs.cli.plain_line import PlainLine, PlainOption, read_note
 from fusefs.cli.stop_signals import StopSignals
-from fusefs.cli.swap_fast_lane import SwapBatch, swap_all
+from fusefs.cli.swap_paths import SwapBatch, swap_all
 from fusefs.cli.typed_paths import every_path
-from fusefs.core.durations import plain_duration
+from fusefs.core.durations import parse_duration
 from fusefs.core.errors import Refused, TrashdError, Unsettled, UsageError
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
 from fusefs.core.printable_names import printable, shell_word
@@ -52,10 +52,7 @@ class RmLine(NamedTuple):
 
 LINE = PlainLine(
     "paths",
-    any_paths,
     {
-        "-0": PlainOption("null"),
-        "--null": PlainOption("null"),
         "-f": PlainOption("force"),
         "--force": PlainOption("force"),
         "-r": PlainOption("recursive"),
@@ -63,18 +60,14 @@ LINE = PlainLine(
         "--recursive": PlainOption("recursive"),
         "-v": PlainOption("verbose"),
         "--verbose": PlainOption("verbose"),
-        "--keep-for": PlainOption("keep_for", plain_duration),
-        "--note": PlainOption("note", note),
+        "--keep-for": PlainOption("keep_for", parse_duration),
+        "--note": PlainOption("note", read_note),
         "--no-fsync": PlainOption("no_fsync"),
         "--now": PlainOption("now"),
         "--json": PlainOption("as_json"),
     },
+    lambda values: remove_told(RmLine(**values)),
 )
-
-
-def run(told: dict[str, Any]) -> int:
-    """Do what a plain line says; the exit code."""
-    return remove_told(RmLine(**told))
 
 
 def remove_told(told: RmLine) -> int:
