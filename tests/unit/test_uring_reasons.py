@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from fusefs.core.mount_options import UringMode
-from fusefs.core.uring_reasons import SWITCH, UringFacts, is_trusted, why_not
+from fusefs.core.uring_reasons import SWITCH, UringFacts, why_not, why_not_trusted
 
 ALL_IS_WELL = UringFacts(release="7.2.0", is_enabled=True, refusal=0, disabled=0, barred=frozenset())
 ASKED = (UringMode.AUTO, UringMode.ON)
@@ -78,7 +78,7 @@ def test_cores_that_the_daemon_may_not_run_on_are_told(mode: UringMode, barred: 
     "release", ["6.18.42", "6.18.44-fc-v657", "6.18.100-1-lts", "7.1.6", "7.2.0-rc1", "7.2", "8.0.1"]
 )
 def test_kernels_with_the_mends_are_trusted(release: str) -> None:
-    assert is_trusted(release)
+    assert why_not_trusted(release) is None
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,6 @@ def test_kernels_with_the_mends_are_trusted(release: str) -> None:
 )
 def test_kernels_without_them_are_left_alone_unless_somebody_says(release: str) -> None:
     facts = ALL_IS_WELL._replace(release=release)
-    assert not is_trusted(release)
     assert "uring=on takes it" in why(UringMode.AUTO, facts)
     assert why_not(UringMode.ON, facts) is None
 
