@@ -60,7 +60,6 @@ enum {
     X(validity)         /* NameValidity */                                                                             \
     X(folding)          /* its dict: by directory */                                                                   \
     X(retries)          /* EstaleRetries' dict */                                                                      \
-    X(unlisted)         /* LookupOperations' dict */                                                                   \
     X(make_room)        /* Opening's method */                                                                         \
     X(opened)           /* Opening's method */                                                                         \
     X(handles)          /* OpenHandles' dict: nodes by handle */                                                       \

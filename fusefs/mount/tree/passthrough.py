@@ -62,7 +62,17 @@ def stack_depth(root: int) -> int:
     return 2 if statfs_type(root) == OVERLAY_MAGIC else 1
 
 
-def reason_of(error: OSError) -> str:
+def why_refused(device: int) -> str | None:
+    """Why the kernel opens no backing file for a mount, tried on a file in memory; None: it does."""
+    with Fd(os.memfd_create("trashd")) as fd:
+        try:
+            close_backing(device, open_backing(device, fd))
+        except OSError as error:
+            return _reason_of(error)
+    return None
+
+
+def _reason_of(error: OSError) -> str:
     """Why the kernel has no backing file for us, for people."""
     return _REASONS.get(error.errno or 0) or os.strerror(error.errno or 0)
 
@@ -210,13 +220,6 @@ class Passthrough:
         """
         return node in self._unbelieved
 
-    def begin_with(self, node: Node, fd: Fd) -> None:
-        """Have a node, of which the caller has a handle, passed through to another file than its own.
-
-        Raises  OSError: see open_backing
-        """
-        self._modes[node] = OpenMode(open_backing(self._device, fd), n_open=1)
-
     def released(self, node: Node, fh: int) -> int:
         """A handle is released; an id to be let go, by `close_id`, or 0."""
         mode = self._modes.get(node)
@@ -281,8 +284,8 @@ class Passthrough:
             number = error.errno or 0
             if number in _REASONS and statx(fh).mnt_id == statx(self._root).mnt_id:
                 self.stop()
-                give_up(reason_of(error))
+                give_up(_reason_of(error))
             elif number not in self._told:
                 self._told.add(number)
-                _log.warning("%s and others alike are not passed through: %s", printable(node.name), reason_of(error))
+                _log.warning("%s and others alike are not passed through: %s", printable(node.name), _reason_of(error))
             return 0

@@ -112,7 +112,7 @@ class Vfs:
             self.nodes, self.cache, self.directories, self.retries, self.prefetch, self.references
         )
         self.lookups = LookupOperations(
-            lock, self.nodes, self.cache, self.handles, self.directories, self.retries, self.prefetch, validity,
+            lock, self.nodes, self.cache, self.directories, self.retries, self.prefetch, validity,
             self.passthrough, drops, self.stored, self.access, self.references, self.reader,
         )  # fmt: skip
         self.names = NameOperations(
@@ -151,7 +151,7 @@ class Vfs:
             "metadata": self.cache.metadata, "forget": self.cache._forget, "unsteady": self.cache.unsteady,
             "timeouts": self.timeouts, "told": self.timeouts._told, "changed_s": self.timeouts._changed_s,
             "validity": validity, "folding": validity._known,
-            "retries": self.retries._retries, "told_stale": self.retries.add, "unlisted": self.lookups.unlisted,
+            "retries": self.retries._retries, "told_stale": self.retries.add,
             "meets": self.lookups.is_steady,
             "make_room": self.opening.make_room, "opened": self.opening.opened,
             "handles": self.handles._nodes, "openers": self.handles._openers, "executed": self.handles._executed,
