@@ -182,8 +182,7 @@ class _MountDaemon(Pyfuse3Handlers):
         if self._states.is_on(FastPath.PASSTHROUGH):
             self._states.decide(FastPath.PASSTHROUGH, why_refused(self._replies.device))
         if self._states.is_on(FastPath.PASSTHROUGH):
-            passes_all = self._options.passthrough is PassthroughMode.ON
-            self._vfs.passthrough.start(_turning_off_soon(self._states), passes_all=passes_all)
+            self._vfs.passthrough.start(_turning_off_soon(self._states))
         elif self._options.passthrough is PassthroughMode.ON:
             why = self._states.why_off(FastPath.PASSTHROUGH)
             self._refusal = Refused(f"passthrough=on: {why}", "passthrough=auto mounts without it")

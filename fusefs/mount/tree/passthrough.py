@@ -38,9 +38,6 @@ _REASONS = {
 }
 """That hold for all files of a filesystem."""
 
-_SMALL_BYTES = 64 << 10
-"""One message brings all of it; and it is in memory twice, as the kernel's pages of ours and of the file below."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -115,10 +112,8 @@ class Passthrough:
         self._writers_of = ContentWriters()
         self._device = -1
         self._give_up: Callable[[str], None] | None = None  # None: nothing is passed through (any more)
-        self._keeps_small = False
         self._modes: dict[Node, OpenMode] = {}
         self._writers: set[int] = set()
-        self._was_written: dict[Node, bool] = {}  # what was open since the kernel knows it: for writing, too?
         self._mapped: set[Node] = set()
         self._unbelieved: set[Node] = set()
         self._told: set[int] = set()
@@ -131,14 +126,12 @@ class Passthrough:
         """Have the session: /dev/fuse, which stays its owner's."""
         self._device = device
 
-    def start(self, give_up: Callable[[str], None], *, passes_all: bool) -> None:
+    def start(self, give_up: Callable[[str], None]) -> None:
         """From now on what is not open yet is passed through when it is opened.
 
-        give_up     told why, when it turns out that nothing can be on this mount; by any thread
-        passes_all  small files, too, that are read again and again
+        give_up  told why, when it turns out that nothing can be on this mount; by any thread
         """
         self._give_up = give_up
-        self._keeps_small = not passes_all and not self._is_shared
 
     def stop(self) -> None:
         """Nothing more from now on; what is open stays as it is."""
@@ -152,12 +145,11 @@ class Passthrough:
                 close_backing(self._device, mode.backing_id)
         self._modes.clear()
 
-    def opened(self, node: Node, fh: Fd, flags: int, size: int | None, writer: int | None) -> int:
+    def opened(self, node: Node, fh: Fd, flags: int, writer: int | None) -> int:
         """How a node is open by one more handle, for the reply: the id of its file; 0: the kernel keeps its pages.
 
         fh      the handle, which is an fd of it
         flags   of the client's open
-        size    of the file just now; None: unknown
         writer  by `writer_of`; None: unknown
         Raises  OSError EINVAL: the filesystem below has no direct I/O (O_DIRECT); then it is not open so
         """
@@ -167,12 +159,9 @@ class Passthrough:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         writes = flags & os.O_ACCMODE != os.O_RDONLY
         if mode is None:
-            passes = is_direct and (writes or not self._is_read_again(node, size))
             written_as = self._writers_of.of(node.source[0], fh, writer)
-            mode = self._modes[node] = OpenMode(self._open(node, fh, written_as) if passes else 0, written_as)
+            mode = self._modes[node] = OpenMode(self._open(node, fh, written_as) if is_direct else 0, written_as)
         mode.n_open += 1
-        if writes or node not in self._was_written:
-            self._was_written[node] = writes
         if not mode.backing_id:
             return 0
         self._cache.pass_by(node.source)
@@ -193,15 +182,6 @@ class Passthrough:
         """Whether what is written to memory comes to us later: the kernel keeps its own pages of what is open."""
         mode = self._modes.get(node)
         return mode is None or not mode.backing_id
-
-    def _is_read_again(self, node: Node, size: int | None) -> bool:
-        """Whether the kernel had better keep the pages of what is opened to be read: that is quicker from then on.
-
-        It is not open, and no process that had it since the kernel knows it could write: a later writer is not
-        passed through as long as a reader has it, which would be a pity where lines are appended to a log.
-        """
-        is_small = size is not None and size <= _SMALL_BYTES
-        return is_small and self._keeps_small and self._was_written.get(node) is False and not self._lock.is_slow
 
     def _may_be_mapped(self, node: Node, *, is_new: bool) -> None:
         """Of what is written to memory the kernel tells itself nothing: it must not believe what it was told before."""
@@ -259,7 +239,6 @@ class Passthrough:
 
     def drop(self, node: Node) -> None:
         """A node has ended: it is not open."""
-        self._was_written.pop(node, None)
         if node in self._mapped:
             self._mapped.discard(node)
             self._settle(node)
