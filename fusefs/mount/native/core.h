@@ -80,9 +80,6 @@ enum {
     X(writers)          /* a dict: credentials by uid */                                                               \
     X(never)            /* 0.0 */                                                                                      \
     X(meets)            /* LookupOperations' method: is_steady */                                                      \
-    X(room_for)         /* ReplySizes' method */                                                                       \
-    X(told_reader)      /* its method */                                                                               \
-    X(DirectoryReader)                                                                                                 \
     X(Node)                                                                                                            \
     X(lost)             /* NameOperations' method */                                                                   \
     X(moved)            /* NameOperations' method */                                                                   \
