@@ -8,7 +8,6 @@ import click
 
 from fusefs.cli import output
 from fusefs.cli.service_install import FileOutcome, FileReport
-from fusefs.core.mount_options import UringMode
 from fusefs.core.uring_reasons import SWITCH, why_not, why_not_trusted
 from fusefs.linux.uring_offer import enable, read_facts
 
@@ -18,7 +17,7 @@ def set_switch() -> None:
     try:
         enable()
         facts = read_facts()
-        why, faults = why_not(UringMode.ON, facts), why_not_trusted(facts.release)
+        why, faults = why_not(facts), why_not_trusted(facts.release)
     except OSError as error:
         why, faults = f"{SWITCH}: {error.strerror}", None
     if why is not None:

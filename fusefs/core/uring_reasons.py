@@ -6,9 +6,6 @@ import errno
 import re
 from typing import Final, NamedTuple
 
-from fusefs.core.fast_paths import FastPath
-from fusefs.core.mount_options import UringMode
-
 SWITCH: Final = "/sys/module/fuse/parameters/enable_uring"
 """The machine's, for every user's FUSE mount."""
 
@@ -37,11 +34,9 @@ class UringFacts(NamedTuple):
     barred: frozenset[int]
 
 
-def why_not(mode: UringMode, facts: UringFacts) -> str | None:
+def why_not(facts: UringFacts) -> str | None:
     """What keeps messages from coming by io_uring before the kernel is asked for it; None: nothing does."""
-    if mode is UringMode.OFF:
-        return f"{FastPath.URING.value}=off"
-    return _why_not_by_kernel(mode, facts) or _why_no_ring(facts) or _why_not_by_cores(facts)
+    return _why_not_by_kernel(facts) or _why_no_ring(facts) or _why_not_by_cores(facts)
 
 
 def why_not_trusted(release: str) -> str | None:
@@ -64,13 +59,11 @@ def _version(release: str) -> tuple[tuple[int, int], int]:
     return (major, minor), patch
 
 
-def _why_not_by_kernel(mode: UringMode, facts: UringFacts) -> str | None:
+def _why_not_by_kernel(facts: UringFacts) -> str | None:
     if facts.is_enabled is None:
         if _version(facts.release)[0] < _SINCE:
             return f"it takes Linux {_SINCE[0]}.{_SINCE[1]}, and this is {facts.release}"
         return f"this kernel is built without it (CONFIG_FUSE_IO_URING): there is no {SWITCH}"
-    if mode is UringMode.AUTO and (faults := why_not_trusted(facts.release)) is not None:
-        return f"{faults}; uring=on takes it"
     if not facts.is_enabled:
         return (
             f"{SWITCH} is N, for every FUSE mount of this machine; root sets it by "

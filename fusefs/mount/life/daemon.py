@@ -347,7 +347,8 @@ def serve(
             vfs.lock.stay_home()  # listings of names alone would be taken for listings with attributes
         states.decide(FastPath.UNOPENED, no_opendir.why_not(root, checks_permissions=options.default_permissions))
         states.decide(FastPath.ROOT_ACL, why_not_apart)
-        states.decide(FastPath.URING, why_not(options.uring, read_facts()))
+        if states.is_on(FastPath.URING):
+            states.decide(FastPath.URING, why_not(read_facts()))
         states.decide(FastPath.PASSTHROUGH, why_not_here(root))
         if not vfs.directories.handle_of(root):
             states.turn_off(FastPath.LINKS, "without file handles a link may change and be taken for the same")
