@@ -1,4 +1,4 @@
-"""What a level of a deep tree costs, and a jump in a listing, through a mount: the table of docs/performance.md.
+"""What a level of a deep tree costs through a mount: the table of docs/performance.md.
 
     python -m bench.depth
 
@@ -10,10 +10,7 @@ mount namespace of its own.
 
 import argparse
 import contextlib
-import ctypes
 import os
-import random
-import struct
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,8 +18,6 @@ from types import MappingProxyType
 
 from bench.listing_million import wait_until_idle
 from bench.subjects import (
-    HP,
-    LL,
     NATIVE,
     OURS,
     SUBJECTS,
@@ -35,32 +30,23 @@ from bench.subjects import (
     take_turns,
 )
 from bench.support import keep, measuring, tell, time_command, volume
-from fusefs.linux.syscalls import checked
 from tests.support.foreground_mount import forget_all
 from tests.support.fuse_watchdog import FuseMount
 from tests.support.mount_namespaces import see_own_mounts_only
 from tests.support.nested_directories import make_chain, walk_chain
 from tests.support.real_filesystems import bind_mount
 
-PEERS = (HP, LL)
-"""They have a file open for each that the kernel knows, and jump only."""
 RESULTS = Path(__file__).with_name("results") / "depth.jsonl"
 BOUND, OWN_ROOT = "native, bind mount", "trashd, its own root"
 """To go up by `..`, the kernel looks at all that is above: where a mount shows no filesystem's root. That of a mount of
 ours is one where it is said to do without kept-root-acl."""
-WORDS = MappingProxyType({**SUBJECTS, OWN_ROOT: (*SUBJECTS[OURS], "--without", "kept-root-acl")})
+WORDS = MappingProxyType({**SUBJECTS, OWN_ROOT: (*SUBJECTS[OURS], "-o", "without=kept-root-acl")})
 MAKE, WALK, AGAIN, REMOVE, DROP = "make", "walk", "walk again", "rm -rf", "drop"
 LEVELS = (MAKE, WALK, AGAIN, REMOVE, DROP)
-STEP, RANDOM = "seekdir, step", "seekdir, random"
-JUMPS = (STEP, RANDOM)
 TARGET = 1.5
 PARTS = 100
-N_NAMES, N_JUMPS = 4000, 3000
-BUFFER_BYTES = 32 << 10
-"""libc's: it fills it after each jump, and hands on one entry."""
 _PATIENCE_S, _LIMIT_S = 300.0, 300.0
 _SETTLE_S = 1.1  # what the kernel is told of a directory lasts if it has not changed for a second
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def used_s(fuse: FuseMount | None) -> float:
@@ -106,32 +92,6 @@ def take_levels(root: Path, fuse: FuseMount | None, n_levels: int, n_chains: int
     return found
 
 
-def take_jumps(directory: Path, fuse: FuseMount | None) -> dict[str, float]:
-    """Seconds of processor time that a jump to an entry takes, in a directory that was not listed to its end."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    buffer = ctypes.create_string_buffer(BUFFER_BYTES)
-
-    def read_at(offset: int) -> int:
-        """Where the entry after that one stands."""
-        os.lseek(fd, offset, os.SEEK_SET)
-        assert checked(_libc.getdents64(fd, buffer, ctypes.c_size_t(BUFFER_BYTES)))
-        following: int = struct.unpack_from("=q", buffer, 8)[0]
-        return following
-
-    try:
-        offsets, began = [0], used_s(fuse)
-        for _ in range(N_JUMPS):
-            offsets.append(read_at(offsets[-1]))
-        stepped = used_s(fuse)
-        chosen = random.Random(1).choices(offsets[1:], k=N_JUMPS)
-        began_again = used_s(fuse)
-        for offset in chosen:
-            read_at(offset)
-        return {STEP: (stepped - began) / N_JUMPS, RANDOM: (used_s(fuse) - began_again) / N_JUMPS}
-    finally:
-        os.close(fd)
-
-
 @contextlib.contextmanager
 def shown(name: str, source: Path) -> Iterator[tuple[Path, FuseMount | None]]:
     """A directory as a subject shows it. Raises  Unable"""
@@ -148,11 +108,10 @@ def shown(name: str, source: Path) -> Iterator[tuple[Path, FuseMount | None]]:
 def take_turn(name: str, source: Path, n_levels: int) -> dict[str, float]:
     """All figures of a subject. Raises  Unable"""
     found: dict[str, float] = {}
-    for n, n_chains in () if name in PEERS else ((n_levels // PARTS, PARTS), (n_levels, 1)):
+    for n, n_chains in ((n_levels // PARTS, PARTS), (n_levels, 1)):
         with shown(name, source) as (path, fuse):
             found |= {_at(what, n): seconds for what, seconds in take_levels(path, fuse, n, n_chains).items()}
-    with shown(name, source) as (path, fuse):
-        return found | take_jumps(path / "listed", fuse)
+    return found
 
 
 def _at(what: str, n_levels: int) -> str:
@@ -160,7 +119,7 @@ def _at(what: str, n_levels: int) -> str:
 
 
 def table(row: Row) -> str:
-    """Microseconds, and how many times those at a hundredth of the depth; the last columns are of a jump."""
+    """Microseconds, and how many times those at a hundredth of the depth."""
     deep = row["n_levels"]
     lines = []
     for name, told in row["subjects"].items():
@@ -169,9 +128,8 @@ def table(row: Row) -> str:
         for what in LEVELS:
             shallow_s, deep_s = (medians.get(_at(what, n)) for n in (deep // PARTS, deep))
             cells.append(f"{deep_s * 1e6:.0f} ({deep_s / shallow_s:.2f})" if deep_s and shallow_s else "-")
-        cells += [f"{medians[what] * 1e6:.0f}" if what in medians else "-" for what in JUMPS]
         lines.append(cells)
-    return markdown(["", *LEVELS, *JUMPS], lines)
+    return markdown(["", *LEVELS], lines)
 
 
 def verdicts(row: Row) -> Iterator[str]:
@@ -193,14 +151,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     see_own_mounts_only()
-    peers = [name for name in PEERS if name in all_subjects()]
     with measuring(Unable), volume(arguments.filesystem) as root:
         source = root / "source"
-        (source / "listed").mkdir(parents=True)
-        for number in range(N_NAMES):
-            (source / "listed" / f"{'x' * random.Random(number).randint(4, 60)}-{number}").touch()
+        source.mkdir()
         subjects = take_turns(
-            [NATIVE, BOUND, OURS, OWN_ROOT, *peers],
+            [NATIVE, BOUND, OURS, OWN_ROOT],
             arguments.rounds,
             _PATIENCE_S,
             lambda name: take_turn(name, source, arguments.levels),

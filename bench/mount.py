@@ -24,7 +24,8 @@ more than --patience seconds gets no more of them; long parts have a multiple. A
 failed, is left out and named. One more mount of each tells what its messages come by, whether the kernel checks
 permissions, whether it answers GETXATTR, and counts what the kernel asks it.
 
-FUSE over io_uring is switched on for the machine meanwhile (enable_uring, as root), and put back; both are said.
+FUSE over io_uring is switched on for the machine meanwhile (enable_uring, as root), and put back; both are said. trashd
+has uring=on then, so that its native core answers; "trashd, /dev/fuse" is what users get as it comes.
 Processor time is that of control groups, made below the benchmark's own and removed at its end.
 
 bindfs and mergerfs are Debian's packages, mergerfs with its caches on. passthroughfs is the example in pyfuse3's

@@ -91,6 +91,8 @@ def all_subjects() -> Words:
     found[SSHFS] = ("sshfs", "-f", "-o", SSHFS_OPTIONS, "localhost:{source}", "{point}")
     if hasattr(MountOptions, "uring"):
         found[DEVICE] = (*SUBJECTS[OURS], "-o", "uring=off")
+        if uring.is_switched_on():  # for the native core, which answers over io_uring only
+            found[OURS] = (*SUBJECTS[OURS], "-o", "uring=on")
     found[SINGLE] = ("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", *SUBJECTS[OURS])
     for name, (variable, words) in _PROGRAMS.items():
         if program := os.environ.get(variable):

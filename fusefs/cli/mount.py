@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
@@ -15,7 +15,7 @@ from fusefs.cli.json_objects import FastPathReason, MountExplained
 from fusefs.cli.options import Decorator, PathBytes, json_option, together
 from fusefs.core.errors import DaemonGone, NotFound, Refused, UsageError
 from fusefs.core.mount_counters import SeenMount
-from fusefs.core.mount_options import LISTED, OPTIONS, Coherence, MountOption, parse_options
+from fusefs.core.mount_options import LISTED, OPTIONS, Coherence, MountOption, parse_options, removed_words
 from fusefs.core.printable_names import printable, show
 
 _FEW_FILES, _MANY_FILES = 1 << 16, 1 << 19
@@ -29,9 +29,9 @@ else mounts for himself, at another directory of his own. Returns as soon as the
 Options for -o: {", ".join(option.word() for option in OPTIONS if option.is_told)}, and ro, nosuid, nodev, noexec,
 noatime, sync as in mount(8). What makes suid programs, devices or writing impossible in SRC does so in MNT.
 
-With --explain PATH nothing is mounted: of the mount that PATH lies in, or that serves PATH, each fast path is
-told, whether it is on, and why not if it is off. It never asks the mount. Exit code 5: there is none, or its
-daemon is gone.
+With --explain PATH nothing is mounted: the command prints what makes the mount fast that PATH lies in, or that
+serves PATH, and why something is off. It never asks the mount. Exit code 5: there is none, or its daemon is
+gone.
 
 \b
 Examples:
@@ -48,15 +48,15 @@ def _command_line(option: MountOption) -> Decorator:
         return click.option(option.switch(), is_flag=True, help=option.help)
     kind = click.Choice(option.choices()) if option.choices() else None
     metavar = option.metavar or (option.value if kind is None else None)
-    return click.option(option.switch(), type=kind, metavar=metavar, multiple=option.adds, help=option.help)
+    return click.option(option.switch(), type=kind, metavar=metavar, help=option.help)
 
 
 def _words(given: Mapping[str, Any]) -> Iterator[str]:
     """What was given of the table's options, as words of `-o`."""
     for option in OPTIONS:
         value = given.get(option.name)
-        values = value or () if option.adds else () if value in (None, False) else (value,)
-        yield from map(option.word, values)
+        if value not in (None, False):
+            yield option.word(value)
 
 
 @click.command(
@@ -68,7 +68,9 @@ def _words(given: Mapping[str, Any]) -> Iterator[str]:
 @click.option("-f", "--foreground", is_flag=True, help="Stay in the foreground, and log to stderr.")
 @click.option("--replace", "replaces", is_flag=True, help="Take the place of a mount of trashd whose daemon died.")
 @together([_command_line(option) for option in LISTED if option.help])
-@click.option("--explain", "explains", is_flag=True, help="Mount nothing; tell what makes a mount fast, and why not.")
+@click.option(
+    "--explain", "explains", is_flag=True, help="Mount nothing; print what makes a mount fast or not, and why."
+)
 @json_option
 def command(
     source: bytes,
@@ -126,7 +128,7 @@ def _explained(seen: SeenMount) -> MountExplained:
 def serve(
     source: bytes,
     target: bytes,
-    words: Iterable[str],
+    words: Sequence[str],
     *,
     in_foreground: bool = False,
     replaces: bool = False,
@@ -139,6 +141,8 @@ def serve(
     source, target = real_path(source), real_path(target)
     usual = Coherence.EXCLUSIVE if source == target else Coherence.SHARED
     options = parse_options(words, as_root=os.geteuid() == 0, is_sloppy=is_sloppy, usual=usual)
+    for word, instead in removed_words(words):
+        output.warn(f"-o {word} has no effect; use {instead}")
 
     def body(ready: Ready) -> int:
         try:

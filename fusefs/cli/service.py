@@ -119,9 +119,8 @@ def install_command(for_user: bool, root: str, prefix: str, uring: bool | None, 
     it is: the new text is put beside it as FILE.new. Where users could not run this trashd, or a package has put the
     units in place, nothing is done.
 
-    With --uring mounts get their messages by io_uring (Linux 6.14), so that no other core is woken for each. That is
-    a switch of the whole machine. First a small mount tries whether this kernel lets clients go when their daemon is
-    killed, was stopped, or is aborted. It stays with each later install, until --no-uring or uninstall.
+    With --uring users' mounts with uring=on can use FUSE over io_uring (Linux 6.14); a mount by root sets that switch
+    itself. It is a switch of the whole machine. It stays with each later install, until --no-uring or uninstall.
 
     \b
     Examples:
@@ -153,8 +152,6 @@ def install_command(for_user: bool, root: str, prefix: str, uring: bool | None, 
     if not as_json and not dry_run and home.is_live():
         what = "--user " if for_user else ""
         click.echo(f"start it: systemctl {what}enable --now trashd-reaper", err=True)
-        if not for_user and not has_uring and service_uring.is_all_that_lacks():
-            click.echo("quicker mounts, by a switch of the whole machine: trashd service install --uring", err=True)
     return Incomplete.exit_code if kept else 0
 
 

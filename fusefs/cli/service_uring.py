@@ -1,4 +1,4 @@
-"""trashd service install --uring: the machine's switch for FUSE over io_uring, and whether this kernel may have it."""
+"""trashd service install --uring: the machine's switch for FUSE over io_uring."""
 
 from __future__ import annotations
 
@@ -8,33 +8,22 @@ import click
 
 from fusefs.cli import output
 from fusefs.cli.service_install import FileOutcome, FileReport
-from fusefs.core.errors import Refused
-from fusefs.core.mount_options import UringMode
-from fusefs.core.uring_reasons import SWITCH, why_not
-from fusefs.linux.uring_offer import enable, read_facts, take_back
+from fusefs.core.uring_reasons import SWITCH, why_not, why_not_trusted
+from fusefs.linux.uring_offer import enable, read_facts
 
 
 def set_switch() -> None:
-    """Set it if this kernel stands the trial; warn where no mount could use it.
-
-    Raises  Refused: what its mounts do wrong; the switch is as it was
-    """
-    from fusefs.mount.life.uring_trial import failures
-
-    wrong: list[str] = []
+    """Set it, and warn where no mount can use it, or where this kernel may have faults in it."""
     try:
-        has_set = enable()
-        why = why_not(UringMode.ON, read_facts())
-        if why is None:
-            wrong = failures()
-        if has_set and wrong:
-            take_back()
+        enable()
+        facts = read_facts()
+        why, faults = why_not(facts), why_not_trusted(facts.release)
     except OSError as error:
-        why = f"{SWITCH}: {error.strerror}"
-    if wrong:
-        raise Refused(f"FUSE over io_uring on this kernel: {'; '.join(wrong)}", "leave out --uring; nothing was done")
+        why, faults = f"{SWITCH}: {error.strerror}", None
     if why is not None:
-        output.warn(f"as things are, no mount gets its messages by io_uring: {why}")
+        output.warn(f"no mount of this machine can use io_uring: {why}")
+    elif faults is not None:
+        output.warn(faults)
 
 
 def tell_what_stays(told: Iterable[FileReport]) -> None:
@@ -42,9 +31,3 @@ def tell_what_stays(told: Iterable[FileReport]) -> None:
     gone = any(one.outcome is FileOutcome.REMOVED and one.path.endswith("/trashd-uring.conf") for one in told)
     if gone and read_facts().is_enabled:
         click.echo(f"FUSE over io_uring stays on until the machine restarts; now: echo N >{SWITCH}", err=True)
-
-
-def is_all_that_lacks() -> bool:
-    """Whether mounts would have their messages by io_uring if the switch were set."""
-    facts = read_facts()
-    return facts.is_enabled is False and why_not(UringMode.AUTO, facts._replace(is_enabled=True)) is None

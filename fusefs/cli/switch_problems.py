@@ -6,7 +6,6 @@ import errno
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from fusefs.core.mount_options import UringMode
 from fusefs.core.uring_reasons import why_not
 from fusefs.linux import fanotify
 from fusefs.linux.fd import Fd
@@ -46,7 +45,7 @@ def _uring(lines: Sequence[MountLine]) -> Iterator[AdoptionProblem]:
     facts = read_facts()._replace(barred=frozenset())  # cores that this very command may not use are a daemon's
     if wanted and facts.is_enabled is False:
         facts = facts._replace(is_enabled=True)
-    why = why_not(UringMode.ON, facts)
+    why = why_not(facts)
     if why is None:
         return
     without = "take uring=on away there" if wanted else "trashd service install --no-uring"
@@ -56,8 +55,8 @@ def _uring(lines: Sequence[MountLine]) -> Iterator[AdoptionProblem]:
         hint = f"sysctl kernel.io_uring_disabled=0, or {without}"
     else:
         hint = without
-    cost = "a mount with uring=on fails" if wanted else "each message of a mount wakes another core"
-    yield AdoptionProblem(place, f"FUSE over io_uring is wanted, and can't be had ({why}): {cost}", hint)
+    what = f"FUSE over io_uring is wanted, and can't be had ({why}): a mount with uring=on fails"
+    yield AdoptionProblem(place, what, hint)
 
 
 def _allow_other(lines: Sequence[MountLine]) -> Iterator[AdoptionProblem]:

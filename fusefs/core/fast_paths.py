@@ -1,4 +1,4 @@
-"""The fast paths of a mount, each of which can be switched off: without one the mount does the same, slower."""
+"""The fast paths of a mount: without one the mount does the same, slower. Each can be switched off by tests."""
 
 from __future__ import annotations
 
@@ -54,6 +54,10 @@ SAVES: Final = {
     FastPath.KILLPRIV: "asking for capabilities at each write",
     FastPath.PASSTHROUGH: "the daemon's part in reads, writes and mmap",
 }
+
+
+ALWAYS: Final = frozenset({FastPath.SEAM, FastPath.REQUESTS, FastPath.PARALLEL, FastPath.KILLPRIV})
+"""Those that every mount has, but for an unusual pyfuse3 or kernel: users read of one only where it is off."""
 
 
 class FastPathState(msgspec.Struct, frozen=True):

@@ -55,8 +55,8 @@ class PassthroughMode(Enum):
 class UringMode(Enum):
     """Whether messages come by io_uring, a queue for each core.
 
-    AUTO  where that can be, and Linux is known to do it well; a switch of the whole machine is left as it is
-    ON    or the mount fails; by root it turns that switch on
+    AUTO  not until the faults are fixed that URING_AUTO names
+    ON    or the mount fails; by root it turns the machine's switch for it on
     OFF   never
     """
 
@@ -64,6 +64,11 @@ class UringMode(Enum):
     ON = "on"
     OFF = "off"
 
+
+URING_AUTO: Final = (
+    "auto uses /dev/fuse until two known faults are fixed that leave a client waiting over io_uring; uring=on uses it"
+)
+"""Source  docs/decisions/0031"""
 
 _OneOf = TypeVar("_OneOf", Coherence, BackingSpeed, PassthroughMode, UringMode, FastPath)
 
@@ -101,6 +106,11 @@ _REFUSED = {
     "allow_root": "allow_other lets root in too",
 }
 
+WITHOUT: Final = tuple(path for path in FastPath if path not in (FastPath.URING, FastPath.PASSTHROUGH))
+"""Those that `without=` switches off."""
+_REMOVED: Final = {"without=uring": "uring=off", "without=passthrough": "passthrough=off"}
+"""Words of earlier versions, which have no effect, and what is there instead."""
+
 
 @dataclass(frozen=True, slots=True)
 class MountOptions:
@@ -110,7 +120,7 @@ class MountOptions:
     cache_bytes          what the daemon may take to remember a slow backing filesystem; 0: it remembers nothing
     has_xattrs           extended attributes, and ACLs with them, are there
     n_in_flight          requests at a time for a slow backing filesystem
-    without              fast paths that are off
+    without              fast paths that are off, for tests
     show_trash           `.trashd` is in the listing of the root
     allow_other          users other than the mounting one may use it
     default_permissions  the kernel checks permissions, not the filesystem below with the daemon's own
@@ -136,20 +146,18 @@ class MountOptions:
         off = {path: f"without={path.value}" for path in self.without}
         if self.passthrough is PassthroughMode.OFF:
             off[FastPath.PASSTHROUGH] = "passthrough=off"
-        if self.uring is UringMode.OFF:
-            off[FastPath.URING] = "uring=off"
-        if FastPath.REQUESTS in off:
-            off.setdefault(FastPath.URING, f"it takes {FastPath.REQUESTS.value}")
-        if FastPath.URING in off:
+        if self.uring is not UringMode.ON:
+            off[FastPath.URING] = "uring=off" if self.uring is UringMode.OFF else URING_AUTO
             off.setdefault(FastPath.NATIVE, f"it takes {FastPath.URING.value}")
         return off
 
 
-def _one_of(kind: type[_OneOf], word: str) -> _OneOf:
+def _one_of(those: Iterable[_OneOf], word: str) -> _OneOf:
+    by_value = {one.value: one for one in those}
     try:
-        return kind(word.partition("=")[2])
-    except ValueError as error:
-        raise UsageError(word, f"it is one of {', '.join(one.value for one in kind)}") from error
+        return by_value[word.partition("=")[2]]
+    except KeyError as error:
+        raise UsageError(word, f"it is one of {', '.join(by_value)}") from error
 
 
 def _seconds(word: str) -> float:
@@ -254,12 +262,10 @@ _OF_ANSWERS: Final = (
     ),
     MountOption(
         "uring", "uring", UringMode.AUTO, partial(_one_of, UringMode), _values(UringMode),
-        "Messages come by io_uring (-o uring=); default: auto, where the machine's switch allows it; on: or fail.",
+        "Messages come by io_uring (-o uring=); default: auto, not until known faults are fixed; on: or fail.",
     ),
     MountOption(
-        "without", "without", frozenset(), partial(_one_of, FastPath), "FAST-PATH",
-        "Do without one of those that --explain lists (-o without=), to find a fault; may be given more than once.",
-        adds=True,
+        "without", "without", frozenset(), partial(_one_of, WITHOUT), "NAME", adds=True, is_told=False
     ),
 )  # fmt: skip
 _OF_ACCESS: Final = (
@@ -287,6 +293,8 @@ def parse_options(texts: Iterable[str], *, as_root: bool, is_sloppy: bool = Fals
     for word in _words(texts):
         key, has_value, _ = word.partition("=")
         option = _BY_NAME.get(key)
+        if word in _REMOVED:
+            continue
         if option is not None and option.read is not None:
             value = option.read(word)
             values[option.field] = values[option.field] | {value} if option.adds else value
@@ -301,7 +309,7 @@ def parse_options(texts: Iterable[str], *, as_root: bool, is_sloppy: bool = Fals
         elif word not in _NOT_OURS and not word.startswith(_NOT_OURS_PREFIXES) and not is_sloppy:
             takes_none = has_value and (option is not None or key in _FLAGS)
             reason = f"the option {key} takes no value" if takes_none else f"there is no option {word}"
-            ours = ", ".join(option.word(option.value) for option in OPTIONS)
+            ours = ", ".join(option.word(option.value) for option in OPTIONS if option.is_told)
             raise UsageError(reason, f"there are {ours}, and mount(8)'s {', '.join(sorted(_FLAGS))}")
     if values["timeout_s"] is None:
         values["timeout_s"] = _TIMEOUTS_S[values["coherence"]]
@@ -320,6 +328,11 @@ def _check_had(options: MountOptions, word: str, *needed: FastPath) -> None:
     for path in needed:
         if path in options.without:
             raise UsageError(f"{word} with without={path.value}", "it is one or the other")
+
+
+def removed_words(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """The words that have no effect any more, each with the one that has."""
+    return ((word, _REMOVED[word]) for word in _words(texts) if word in _REMOVED)
 
 
 def flags_after(texts: Sequence[str], flags: frozenset[str], *, is_sloppy: bool = False) -> frozenset[str] | None:

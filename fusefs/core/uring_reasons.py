@@ -6,9 +6,6 @@ import errno
 import re
 from typing import Final, NamedTuple
 
-from fusefs.core.fast_paths import FastPath
-from fusefs.core.mount_options import UringMode
-
 SWITCH: Final = "/sys/module/fuse/parameters/enable_uring"
 """The machine's, for every user's FUSE mount."""
 
@@ -37,21 +34,23 @@ class UringFacts(NamedTuple):
     barred: frozenset[int]
 
 
-def why_not(mode: UringMode, facts: UringFacts) -> str | None:
+def why_not(facts: UringFacts) -> str | None:
     """What keeps messages from coming by io_uring before the kernel is asked for it; None: nothing does."""
-    if mode is UringMode.OFF:
-        return f"{FastPath.URING.value}=off"
-    return _why_not_by_kernel(mode, facts) or _why_no_ring(facts) or _why_not_by_cores(facts)
+    return _why_not_by_kernel(facts) or _why_no_ring(facts) or _why_not_by_cores(facts)
 
 
-def is_trusted(release: str) -> bool:
-    """Whether a kernel, by its release, is known to be without the faults that its first versions had.
+def why_not_trusted(release: str) -> str | None:
+    """The faults that a kernel, by its release, may have in it; None: it is known to be without them.
 
     A distribution may have mended an older one; that can't be told by its release.
     Source  docs/decisions/0031
     """
     major_minor, patch = _version(release)
-    return major_minor >= _TRUSTED_SINCE or patch >= _TRUSTED.get(major_minor, patch + 1)
+    if major_minor >= _TRUSTED_SINCE or patch >= _TRUSTED.get(major_minor, patch + 1):
+        return None
+    mended = ", ".join(f"{major}.{minor}.{patch}" for (major, minor), patch in _TRUSTED.items())
+    since = f"{_TRUSTED_SINCE[0]}.{_TRUSTED_SINCE[1]}"
+    return f"Linux {release} may have faults in FUSE over io_uring that {mended} and {since} have not"
 
 
 def _version(release: str) -> tuple[tuple[int, int], int]:
@@ -60,15 +59,11 @@ def _version(release: str) -> tuple[tuple[int, int], int]:
     return (major, minor), patch
 
 
-def _why_not_by_kernel(mode: UringMode, facts: UringFacts) -> str | None:
+def _why_not_by_kernel(facts: UringFacts) -> str | None:
     if facts.is_enabled is None:
         if _version(facts.release)[0] < _SINCE:
             return f"it takes Linux {_SINCE[0]}.{_SINCE[1]}, and this is {facts.release}"
         return f"this kernel is built without it (CONFIG_FUSE_IO_URING): there is no {SWITCH}"
-    if mode is UringMode.AUTO and not is_trusted(facts.release):
-        known = ", ".join(f"{major}.{minor}.{patch}" for (major, minor), patch in _TRUSTED.items())
-        since = f"{_TRUSTED_SINCE[0]}.{_TRUSTED_SINCE[1]}"
-        return f"Linux {facts.release} may have faults in it that {known} and {since} have not; uring=on takes it"
     if not facts.is_enabled:
         return (
             f"{SWITCH} is N, for every FUSE mount of this machine; root sets it by "

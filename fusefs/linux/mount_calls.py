@@ -27,7 +27,6 @@ _OPEN_TREE_CLONE = 1
 _MOVE_MOUNT_F_EMPTY_PATH, _MOVE_MOUNT_T_EMPTY_PATH = 4, 0x40
 _FSCONFIG_SET_FLAG, _FSCONFIG_SET_STRING, _FSCONFIG_CMD_CREATE = 0, 1, 6
 _CLOEXEC = 1
-_CLONE_NEWNS = 0x20000
 _MS_REMOUNT, _MS_PRIVATE, _MS_SLAVE, _MS_RELATIME = 1 << 5, 1 << 18, 1 << 19, 1 << 21
 _AT_RECURSIVE = 0x8000
 _OF_A_FILESYSTEM = {MS_RDONLY: b"ro", MS_SYNCHRONOUS: b"sync", MS_DIRSYNC: b"dirsync"}
@@ -53,16 +52,6 @@ def clone_tree(dir_fd: int, *, with_inner: bool = False) -> Fd:
 def make_private(mount_fd: int, flags: int = 0) -> None:
     """Let no mount or unmount that happens elsewhere happen in this mount too. flags: see set_flags"""
     _set_attributes(mount_fd, flags, 0, _MS_PRIVATE)
-
-
-def leave_mounts() -> None:
-    """Have this process, of one thread, see mounts of its own: what it mounts is so nowhere else, nor outlives it.
-
-    Source  mount_namespaces(7)
-    """
-    syscalls.unshare(_CLONE_NEWNS)
-    with Fd(os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
-        _set_attributes(root, 0, 0, _MS_PRIVATE, _AT_RECURSIVE)
 
 
 def make_follow(mount_fd: int, flags: int) -> None:

@@ -38,28 +38,18 @@ def split_cores() -> tuple[list[int], list[int]]:
     return sorted(own), sorted(cores(_text(_POSSIBLE)) - own)
 
 
-def enable() -> bool:
-    """Set the machine's switch, for mounts that begin from now on, and log it; whether there is one that was not set.
+def enable() -> None:
+    """Set the machine's switch, if there is one that is not set, for mounts that begin from now on, and log it.
 
     Raises  OSError: it takes root, and a /sys that can be written
     """
     if _is_enabled() is not False:
-        return False
-    _set("Y")
+        return
+    with open(SWITCH, "r+", encoding="ascii") as file:
+        file.write("Y")
     _log.warning(
         "switched on FUSE over io_uring for every FUSE mount of this machine: %s is Y until it restarts", SWITCH
     )
-    return True
-
-
-def take_back() -> None:
-    """Set the machine's switch back, after `enable` had set it. Raises  OSError"""
-    _set("N")
-
-
-def _set(value: str) -> None:
-    with open(SWITCH, "r+", encoding="ascii") as file:
-        file.write(value)
 
 
 def cores(text: str) -> set[int]:

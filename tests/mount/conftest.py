@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support import transports
 from tests.support.background_mounts import workbench
 from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount
+from tests.support.machine_capabilities import why_missing
 from tests.support.native_oracle import DIRECT, Arena, Oracle, arena_on
 from tests.support.passthrough_files import LIMIT_S, stored_volume
 from tests.support.real_filesystems import loop_volume, tmpfs_volume
@@ -28,6 +31,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in left_out]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def transport(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Mounts of the modules that are about the native core are over io_uring, where this machine has it."""
+    name = request.module.__name__.rpartition(".")[2]
+    with pytest.MonkeyPatch.context() as patch:
+        if name in transports.ON_RING and transports.VARIABLE not in os.environ and why_missing("fuse_uring") is None:
+            patch.setenv(transports.VARIABLE, "on")
+        yield
+
+
 @pytest.fixture(scope="module", params=["tmpfs", "ext4"])
 def volume(request: pytest.FixtureRequest) -> Iterator[Path]:
     """A filesystem that gives a free inode number to the next file at once."""
@@ -39,7 +52,7 @@ def volume(request: pytest.FixtureRequest) -> Iterator[Path]:
 def arena(volume: Path, request: pytest.FixtureRequest) -> Iterator[Arena]:
     """The places of the oracle; what their daemon has open at the end, it had at the start.
 
-    Its parameter, if it has one: the mount's options besides the usual ones (oracle.WITHOUT)
+    Its parameter, if it has one: the mount's options besides the usual ones (native_oracle.EACH_WAY)
     """
     options = getattr(request, "param", ())
     place = Path(tempfile.mkdtemp(prefix="arena-", dir=volume))  # it may be asked for again, in another order

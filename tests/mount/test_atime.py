@@ -49,6 +49,15 @@ def test_over_itself_times_of_access_are_kept_as_the_options_say(
     assert read(bench / "source") == kept
 
 
+@pytest.mark.needs("passthrough")
+@pytest.mark.rests_on("passthrough")
+def test_each_time_that_a_small_file_is_read_its_time_of_access_is_another_below(bench: Path) -> None:
+    mount(bench / "source", bench / "target", "-o", "coherence=exclusive")
+    for _ in range(4):
+        os.utime(bench / "source/file", ns=(LONG_AGO_NS, LONG_AGO_NS))
+        assert "file" in read(bench / "target")
+
+
 @pytest.fixture
 def shared(bench: Path) -> Path:
     """A bench where what is mounted is mounted in copies too, as systemd has it."""

@@ -12,11 +12,9 @@ from typing import Any
 
 import pytest
 
-from fusefs.core.fast_paths import SAVES, FastPath
-from fusefs.core.mount_options import UringMode
-from fusefs.core.uring_reasons import why_not
+from fusefs.core.fast_paths import ALWAYS, SAVES, FastPath
+from fusefs.core.mount_options import URING_AUTO, WITHOUT
 from fusefs.linux.mount_claims import directory_of
-from fusefs.linux.uring_offer import read_facts
 from tests.support.background_mounts import kill_daemon, mount
 from tests.support.foreground_mount import until
 from tests.support.fuse_watchdog import device_for_all
@@ -28,25 +26,24 @@ pytestmark = pytest.mark.needs("root", "fuse")
 
 USER, OTHER = 1000, 1001
 LOGINS = Path("/run/user")
-NAMES = [path.value for path in FastPath]
+NAMES = [path.value for path in FastPath if path not in ALWAYS]
 RESTING = {  # what goes off with each, and which of them it takes
-    "direct-requests": {"uring": "direct-requests", "native-core": "uring", "unopened-directories": "direct-requests"},
+    "direct-requests": {"unopened-directories": "direct-requests"},
     "kept-listings": {"unopened-directories": "kept-listings"},
-    "uring": {"native-core": "uring"},
 }
 
 
 def explained(path: Path) -> dict[str, dict[str, Any]]:
     (told,) = done_well("mount", "--explain", "--json", path).objects()
     paths = told["fast_paths"]
-    assert list(paths) == NAMES
+    assert [name for name in paths if name in NAMES] == NAMES
     return dict(paths)
 
 
 def off(path: Path) -> dict[str, str]:
     """The fast paths that a mount lacks, but for those that this run or machine has switched off, and why."""
-    of_this_run = {f"{words}{name}" for name in switched_off() for words in ("without=", "it takes ")}
-    of_this_run.add(str(why_not(UringMode.AUTO, read_facts())))
+    of_this_run = {why for name in switched_off() for why in (f"without={name}", f"{name}=off", f"it takes {name}")}
+    of_this_run |= {URING_AUTO, "it takes uring"}
     states = explained(path)
     return {name: one["why"] for name, one in states.items() if not one["is_on"] and one["why"] not in of_this_run}
 
@@ -65,24 +62,25 @@ def test_all_is_on_where_nothing_is_in_the_way(bench: Path) -> None:
 @pytest.mark.rests_on(*NAMES)
 @pytest.mark.needs("fuse_uring")
 def test_each_tells_what_it_saves(bench: Path) -> None:
-    mount(bench / "source", bench / "target")
-    assert {FastPath(name): state["why"] for name, state in explained(bench / "target").items()} == {
-        path: f"saves {saved}" for path, saved in SAVES.items()
+    mount(bench / "source", bench / "target", "--uring", "on")
+    assert {name: state["why"] for name, state in explained(bench / "target").items()} == {
+        name: f"saves {SAVES[FastPath(name)]}" for name in NAMES
     }
 
 
 @pytest.mark.rests_on(*RESTING, "unopened-directories", "native-core")  # which are off with them
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "seam"])
+@pytest.mark.parametrize("name", [path.value for path in WITHOUT if path not in (FastPath.SEAM, FastPath.NATIVE)])
 def test_one_that_is_switched_off_is_off_alone(bench: Path, name: str) -> None:
-    mount(bench / "source", bench / "target", "--without", name)
+    mount(bench / "source", bench / "target", "-o", f"without={name}")
     told = {name: f"without={name}"} | {other: f"it takes {taken}" for other, taken in RESTING.get(name, {}).items()}
     assert {**off(bench / "target"), name: f"without={name}"} == told
     assert (bench / "target/file").read_text() == "content"
 
 
 def test_all_rest_on_the_seam(bench: Path) -> None:
-    mount(bench / "source", bench / "target", "--without", "seam")
+    mount(bench / "source", bench / "target", "-o", "without=seam")
     states = explained(bench / "target")
+    assert list(states) == [path.value for path in FastPath]
     assert not any(state["is_on"] for state in states.values())
     assert states["seam"]["why"] == "without=seam"
     assert (bench / "target/file").read_text() == "content"
@@ -127,10 +125,17 @@ def test_a_mount_over_itself_is_found(bench: Path) -> None:
 @pytest.mark.rests_on("seam")
 @pytest.mark.quick("mount")
 def test_people_get_a_line_for_each(bench: Path) -> None:
-    mount(bench / "source", bench / "target", "--without", "kept-links")
+    mount(bench / "source", bench / "target", "-o", "without=kept-links")
     _head, *lines = done_well("mount", "--explain", bench / "target").out.splitlines()
     assert [line.split()[0] for line in lines] == NAMES
     assert ["kept-links", "off", "without=kept-links"] in [line.split() for line in lines]
+
+
+@pytest.mark.parametrize("name", ["uring", "passthrough"])
+def test_a_word_of_an_earlier_version_is_a_warning_and_changes_nothing(bench: Path, name: str) -> None:
+    done = mount(bench / "source", bench / "target", "-o", f"without={name}")
+    assert f"trashd: warning: -o without={name} has no effect; use {name}=off\n" in done.err
+    assert f"without={name}" not in [state["why"] for state in explained(bench / "target").values()]
 
 
 def test_nothing_mounted_is_told_with_what_to_do(bench: Path) -> None:
@@ -178,7 +183,7 @@ def test_it_goes_with_the_mount(bench: Path) -> None:
 
 @pytest.mark.rests_on("seam")
 def test_stats_tell_what_is_off(bench: Path) -> None:
-    mount(bench / "source", bench / "target", "--without", "kept-links")
+    mount(bench / "source", bench / "target", "-o", "without=kept-links")
     assert "without kept-links" in done_well("stats", bench / "target").out.replace(", ", " without ")
     (told,) = done_well("stats", "--json", bench / "target").objects()
     assert list(told["fast_paths"]) == NAMES
@@ -188,9 +193,9 @@ def test_stats_tell_what_is_off(bench: Path) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ("--explain", ".", "elsewhere"), ("--explain", "--without", "seam", "."), ("--explain", "-o", "ro", "."),
-        ("--explain", "--replace", "."), ("--json", ".", "elsewhere"), ("--without", "haste", ".", "elsewhere"),
-        ("-o", "passthrough=on,without=passthrough", ".", "elsewhere"),
+        ("--explain", ".", "elsewhere"), ("--explain", "-o", "without=seam", "."), ("--explain", "-o", "ro", "."),
+        ("--explain", "--replace", "."), ("--json", ".", "elsewhere"), ("-o", "without=haste", ".", "elsewhere"),
+        ("--without", "seam", ".", "elsewhere"),
         ("-o", "passthrough=on,without=seam", ".", "elsewhere"),
     ],
     ids=" ".join,

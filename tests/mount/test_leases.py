@@ -23,6 +23,7 @@ from tests.support.client_processes import LIMIT_S, clients, ends, in_time, is_e
 from tests.support.file_leases import is_broken_into, write_lease
 from tests.support.foreground_mount import Mounted, trashd_mount, until
 from tests.support.real_filesystems import loop_volume
+from tests.support.transports import cases
 from tests.support.trashd_command import trashd
 from tests.support.vfs_without_mount import Somebody, vfs_on
 
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.needs("root", "fuse", "loop")
 WHERE = {
     "elsewhere": ["coherence=shared"],
     "over itself": ["coherence=exclusive"],
-    "over /dev/fuse": ["coherence=exclusive", "without=uring"],
+    "over io_uring": ["coherence=exclusive", "uring=on"],
     "without direct requests": ["coherence=exclusive", "without=direct-requests"],
     "slow": ["coherence=exclusive", "backing=slow"],
 }
@@ -63,7 +64,7 @@ def served(how: str, *, expect_end: bool = False) -> Iterator[Place]:
             yield Place(mounted, mounted.path, behind)
 
 
-@pytest.fixture(params=WHERE)
+@pytest.fixture(params=cases(WHERE))
 def place(request: pytest.FixtureRequest) -> Iterator[Place]:
     with served(request.param) as place:
         yield place
@@ -120,7 +121,7 @@ def test_who_is_killed_while_he_waits_ends(place: Place, act: str) -> None:
     assert (place.behind / "leased").read_bytes() == b"content"
 
 
-@pytest.mark.parametrize("how", WHERE)
+@pytest.mark.parametrize("how", cases(WHERE))
 def test_umount_force_lets_who_waits_go(how: str) -> None:
     with (
         served(how, expect_end=True) as place,

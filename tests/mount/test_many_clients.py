@@ -21,13 +21,13 @@ from tests.support.file_leases import write_lease
 from tests.support.foreground_mount import Mounted, trashd_mount, until
 from tests.support.real_filesystems import tmpfs_volume
 
-pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.rests_on("direct-requests", "uring")]
+pytestmark = [pytest.mark.needs("root", "fuse", "fuse_uring"), pytest.mark.rests_on("direct-requests", "uring")]
 
 N_PROCESSES, N_THREADS = 8, 125
 N_CLIENTS = N_PROCESSES * N_THREADS
 STACK_BYTES = 128 << 10
 
-HOW = {"native core": (), "without it": ("without=native-core",)}
+HOW = {"native core": ("uring=on",), "without it": ("uring=on", "without=native-core")}
 
 
 class Place(NamedTuple):

@@ -4,7 +4,16 @@ import pytest
 
 from fusefs.core.errors import UsageError
 from fusefs.core.fast_paths import FastPath
-from fusefs.core.mount_options import BackingSpeed, Coherence, MountOptions, PassthroughMode, UringMode, parse_options
+from fusefs.core.mount_options import (
+    URING_AUTO,
+    BackingSpeed,
+    Coherence,
+    MountOptions,
+    PassthroughMode,
+    UringMode,
+    parse_options,
+    removed_words,
+)
 
 
 def parse(
@@ -78,39 +87,38 @@ def test_reads_and_writes_pass_through_where_they_can_unless_somebody_says(passt
 
 
 @pytest.mark.parametrize("uring", UringMode)
-def test_messages_come_by_io_uring_where_they_can_unless_somebody_says(uring: UringMode) -> None:
+def test_messages_come_by_io_uring_only_if_somebody_says(uring: UringMode) -> None:
     assert parse().uring is UringMode.AUTO
     assert parse(f"uring={uring.value}").uring is uring
+    assert (FastPath.URING in parse(f"uring={uring.value}").off()) == (uring is not UringMode.ON)
 
 
-def test_no_fast_path_is_off_unless_somebody_says() -> None:
-    assert parse().off() == {}
-    assert parse("passthrough=off").off() == {FastPath.PASSTHROUGH: "passthrough=off"}
-    assert parse("uring=off").off() == {FastPath.URING: "uring=off", FastPath.NATIVE: "it takes uring"}
+def test_no_fast_path_is_off_unless_somebody_says_but_for_io_uring() -> None:
+    by_device = {FastPath.URING: URING_AUTO, FastPath.NATIVE: "it takes uring"}
+    assert parse().off() == by_device
+    assert parse("uring=off").off() == by_device | {FastPath.URING: "uring=off"}
+    assert parse("uring=on").off() == {}
+    assert parse("uring=on,passthrough=off").off() == {FastPath.PASSTHROUGH: "passthrough=off"}
 
 
 def test_fast_paths_are_switched_off_one_by_one() -> None:
-    options = parse("without=seam,without=kept-links", "without=seam")
-    assert options.off() == {FastPath.SEAM: "without=seam", FastPath.LINKS: "without=kept-links"}
+    off = parse("without=seam,without=kept-links", "without=seam").off()
+    assert off[FastPath.SEAM] == "without=seam"
+    assert off[FastPath.LINKS] == "without=kept-links"
 
 
-def test_messages_by_io_uring_rest_on_requests_that_we_read() -> None:
-    options = parse("without=direct-requests")
-    assert options.off()[FastPath.URING] == "it takes direct-requests"
-    options = parse("without=direct-requests,uring=off")
-    assert options.off()[FastPath.URING] == "uring=off"
-
-
-@pytest.mark.parametrize(
-    ("on", "off"),
-    [
-        ("passthrough=on", "passthrough"), ("passthrough=on", "seam"),
-        ("uring=on", "uring"), ("uring=on", "direct-requests"), ("uring=on", "seam"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("on", "off"), [
+    ("passthrough=on", "seam"), ("uring=on", "direct-requests"), ("uring=on", "seam")
+])  # fmt: skip
 def test_what_must_be_on_is_not_switched_off(on: str, off: str) -> None:
     with pytest.raises(UsageError, match=f"{on} with without={off}"):
         parse(on, f"without={off}")
+
+
+@pytest.mark.parametrize("name", ["uring", "passthrough"])
+def test_what_has_a_word_of_its_own_is_not_switched_off_by_another(name: str) -> None:
+    assert parse(f"ro,without={name}") == parse("ro")
+    assert list(removed_words([f"ro,without={name}"])) == [(f"without={name}", f"{name}=off")]
 
 
 @pytest.mark.parametrize("n", [1, 64, 1024])

@@ -6,10 +6,10 @@ import stat
 import pytest
 
 from tests.support.acls import ACCESS, DEFAULT, NOBODY, acl
-from tests.support.native_oracle import WITHOUT, Oracle, agreed
+from tests.support.native_oracle import EACH_WAY, Oracle, agreed
 from tests.support.oracle_subjects import KEEP, Story, Subject
 
-pytestmark = [pytest.mark.needs("root", "fuse", "loop"), WITHOUT]
+pytestmark = [pytest.mark.needs("root", "fuse", "loop"), EACH_WAY]
 
 FOR_USER_7 = acl((1, 6, NOBODY), (2, 6, 7), (4, 4, NOBODY), (16, 6, NOBODY), (32, 0, NOBODY))
 PLAIN = acl((1, 7, NOBODY), (4, 5, NOBODY), (32, 1, NOBODY))

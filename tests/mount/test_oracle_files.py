@@ -9,10 +9,10 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.move_entries import pass_a_tick
-from tests.support.native_oracle import WITHOUT, Oracle, agreed
+from tests.support.native_oracle import EACH_WAY, Oracle, agreed
 from tests.support.oracle_subjects import Story, Subject
 
-pytestmark = [pytest.mark.needs("root", "fuse", "loop"), WITHOUT]
+pytestmark = [pytest.mark.needs("root", "fuse", "loop"), EACH_WAY]
 
 LARGE = bytes(range(256)) * 4096  # 1 MiB: more than one request
 HOW = {"r": os.O_RDONLY, "w": os.O_WRONLY, "rw": os.O_RDWR}

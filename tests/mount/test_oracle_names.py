@@ -6,10 +6,10 @@ import stat
 import pytest
 
 from tests.support.make_trees import weird_names
-from tests.support.native_oracle import WITHOUT, Oracle, agreed
+from tests.support.native_oracle import EACH_WAY, Oracle, agreed
 from tests.support.oracle_subjects import Story, Subject
 
-pytestmark = [pytest.mark.needs("root", "fuse", "loop"), WITHOUT]
+pytestmark = [pytest.mark.needs("root", "fuse", "loop"), EACH_WAY]
 
 TOO_LONG = b"y" * 256
 

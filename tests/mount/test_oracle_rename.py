@@ -7,10 +7,10 @@ import stat
 import pytest
 
 from fusefs.linux.syscalls import RENAME_EXCHANGE, RENAME_NOREPLACE
-from tests.support.native_oracle import WITHOUT, Oracle, agreed
+from tests.support.native_oracle import EACH_WAY, Oracle, agreed
 from tests.support.oracle_subjects import Story, Subject
 
-pytestmark = [pytest.mark.needs("root", "fuse", "loop"), WITHOUT]
+pytestmark = [pytest.mark.needs("root", "fuse", "loop"), EACH_WAY]
 
 RENAME_WHITEOUT = 4
 THINGS = (b"file", b"other", b"empty", b"void", b"full", b"link", b"fifo", b"absent", b"full/file", b"y" * 256)

@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount, until
 from tests.support.open_files import may_be_written, opened
-from tests.support.passthrough_files import n_messages, why_off
+from tests.support.passthrough_files import all_closed, n_messages, why_off
 from tests.support.real_filesystems import (
     loop_volume,
     tmpfs_volume,
@@ -88,6 +88,18 @@ def file(mount: Mounted) -> Iterator[File]:
 
 
 # Past the daemon.
+
+
+@pytest.mark.parametrize("size_bytes", [5, 500_000])
+def test_reading_a_file_again_comes_to_the_daemon_no_more_than_the_first_time(mount: Mounted, size_bytes: int) -> None:
+    file = mount.backing / "file"
+    file.write_bytes(b"a" * size_bytes)
+    before = n_messages(mount)
+    for _ in range(4):
+        assert len((mount.path / "file").read_bytes()) == size_bytes
+        assert all_closed(mount)
+    assert n_messages(mount) == before
+    file.unlink()
 
 
 def test_neither_read_nor_write_nor_mapping_comes_to_the_daemon(file: File) -> None:

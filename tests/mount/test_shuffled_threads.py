@@ -25,6 +25,7 @@ from tests.support.client_processes import clients, is_ended
 from tests.support.foreground_mount import Mounted, trashd_mount, until
 from tests.support.odd_daemon import SWITCH_S, daemon_command
 from tests.support.real_filesystems import tmpfs_volume
+from tests.support.transports import cases
 
 pytestmark = pytest.mark.needs("root", "fuse")
 
@@ -41,14 +42,14 @@ EXPECTED = {
 }  # fmt: skip
 """What natively comes of it, too, when another one was quicker, or it is another user's."""
 HOW = {
-    "native core": (),
-    "without native core": ("without=native-core",),
-    "shared": ("coherence=shared",),
-    "over /dev/fuse": ("without=uring",),
+    "native core": ("uring=on",),
+    "without native core": ("uring=on", "without=native-core"),
+    "shared": ("uring=on", "coherence=shared"),
+    "over /dev/fuse": (),
 }
 
 
-@pytest.fixture(params=HOW)
+@pytest.fixture(params=cases(HOW))
 def mounted(request: pytest.FixtureRequest) -> Iterator[Mounted]:
     with tmpfs_volume() as volume:
         source = volume / "source"

@@ -13,6 +13,7 @@ import pytest
 from tests.support.foreground_mount import trashd_mount
 from tests.support.real_filesystems import bind_mount, loop_volume, tmpfs_volume
 from tests.support.third_party_suites import EXPECTED, fsx, pjdfstest, short_path
+from tests.support.transports import by_ring
 from tests.support.trashd_command import switched_off
 
 pytestmark = [pytest.mark.needs("root", "fuse", "loop", "cargo"), pytest.mark.timeout(900)]
@@ -21,6 +22,8 @@ LIMIT_S = 800
 N_OPERATIONS = int(os.environ.get("TRASHD_TEST_OPERATIONS", "30000"))
 """Of fsx in all, half of them past the daemon; `make soak-mount` asks for more."""
 N_OPERATIONS_A_RUN = 2500
+_IS_DIRECT = not {"seam", "direct-requests"} & switched_off()
+BY_EACH = pytest.mark.parametrize("transport", ["uring=off", *([by_ring("uring=on")] if _IS_DIRECT else [])])
 SKIPPED_MORE = frozenset(EXPECTED["pjdfstest"])
 
 
@@ -33,11 +36,13 @@ def open_directory(parent: Path, name: str) -> Iterator[Path]:
     yield path
 
 
-def test_pjdfstest_finds_nothing_wrong() -> None:
+@BY_EACH
+def test_pjdfstest_finds_nothing_wrong(transport: str) -> None:
+    options = ["coherence=exclusive", transport]
     with loop_volume("ext4", 256) as volume, short_path() as target:
         with open_directory(volume, "native") as native, bind_mount(native, target):
             right = pjdfstest(target)
-        with open_directory(volume, "source") as source, trashd_mount(source, target, limit_s=LIMIT_S):
+        with open_directory(volume, "source") as source, trashd_mount(source, target, options, limit_s=LIMIT_S):
             seen = pjdfstest(target)
     assert right.failed == frozenset()
     assert seen.failed == frozenset()
@@ -45,18 +50,18 @@ def test_pjdfstest_finds_nothing_wrong() -> None:
     assert seen.n_passed >= right.n_passed - len(SKIPPED_MORE)
 
 
+@BY_EACH
 @pytest.mark.parametrize("passthrough", ["auto", "off"])
-def test_fsx_reads_what_it_wrote(passthrough: str) -> None:
+def test_fsx_reads_what_it_wrote(passthrough: str, transport: str) -> None:
     """Reads, writes, maps, cuts and extends at random, allocates, makes holes and copies parts; two at a time.
 
     In pieces: fsx leaves a mapping behind for every fifth operation, and each cut of the file walks all of them.
     """
-    has_blocks = not {"seam", "direct-requests"} & switched_off()
-    options = ["coherence=exclusive", f"passthrough={passthrough}"]
+    options = ["coherence=exclusive", f"passthrough={passthrough}", transport]
     with tmpfs_volume() as volume, trashd_mount(_made(volume / "source"), options=options, limit_s=LIMIT_S) as mounted:
 
         def run(seed: int) -> str:
-            return fsx(mounted.path, seed, N_OPERATIONS_A_RUN, has_blocks=has_blocks)
+            return fsx(mounted.path, seed, N_OPERATIONS_A_RUN, has_blocks=_IS_DIRECT)
 
         with ThreadPoolExecutor(2) as pool:
             for seed, wrong in enumerate(pool.map(run, range(N_OPERATIONS // 2 // N_OPERATIONS_A_RUN))):

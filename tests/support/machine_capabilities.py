@@ -12,7 +12,6 @@ from pathlib import Path
 from types import MappingProxyType
 
 from bench.messages import can_count
-from fusefs.core.mount_options import UringMode
 from fusefs.core.uring_reasons import why_not
 from fusefs.linux.uring_offer import read_facts
 from tests.support import booted_systemd, chromium, mpi_jobs, slurm_cluster
@@ -183,7 +182,7 @@ def _probe_uring() -> None:
 
 
 def _probe_fuse_uring() -> None:
-    why = why_not(UringMode.AUTO, read_facts())
+    why = why_not(read_facts())
     if why is not None:
         raise Missing(f"FUSE over io_uring: {why}")
 

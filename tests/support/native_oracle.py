@@ -18,17 +18,25 @@ from fusefs.mount.tree.vfs import Vfs
 from tests.support.foreground_mount import Mounted, until
 from tests.support.oracle_subjects import Native, Story, Subject
 from tests.support.simulated_kernel import Player
+from tests.support.transports import by_ring
 from tests.support.vfs_without_mount import vfs_on
 
-_SPARED = ("passthrough", "uring", "seam")
-WITHOUT = pytest.mark.parametrize(
+EACH_WAY = pytest.mark.parametrize(
     ("volume", "arena"),
-    [("tmpfs", ()), ("ext4", ()), *(("tmpfs", (f"without={path}",)) for path in _SPARED)],
+    [
+        ("tmpfs", ()),
+        ("ext4", ()),
+        by_ring("tmpfs", ("uring=on",)),
+        by_ring("ext4", ("uring=on",)),
+        ("tmpfs", ("passthrough=off",)),
+        by_ring("tmpfs", ("uring=on", "passthrough=off")),
+        ("tmpfs", ("without=seam",)),
+    ],
     indirect=True,
     scope="module",
-    ids=["tmpfs", "ext4", *(f"without-{path}" for path in _SPARED)],
+    ids=["tmpfs", "ext4", "tmpfs-uring", "ext4-uring", "daemon", "daemon-uring", "pyfuse3"],
 )
-"""As fast as can be on both filesystems; and without the fast paths that change most. Source  make fast-paths"""
+"""On both filesystems over /dev/fuse and over io_uring; without passthrough; and by pyfuse3 alone."""
 SLOW = pytest.mark.rests_on("unopened-directories", "kept-listings")
 """Without these all of a slow filesystem is pyfuse3's."""
 DIRECT: Final[dict[str, pytest.MarkDecorator | tuple[()]]] = {

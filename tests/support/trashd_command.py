@@ -8,6 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.support.transports import ring_words
+
+_WITH_A_WORD = ("passthrough", "uring")
+"""Fast paths that have an option of their own."""
 TRASHD = str(Path(sys.executable).with_name("trashd"))
 
 
@@ -18,7 +22,7 @@ def switched_off() -> set[str]:
 
 def fast_paths_off() -> list[str]:
     """The fast paths that no mount of this run has, as options of a mount."""
-    return [f"without={name}" for name in switched_off()]
+    return [f"{name}=off" if name in _WITH_A_WORD else f"without={name}" for name in switched_off()]
 
 
 class Done(NamedTuple):
@@ -36,11 +40,17 @@ class Done(NamedTuple):
 def trashd(*words: str | bytes | Path, cwd: Path | None = None, stdin: bytes = b"", **variables: str) -> Done:
     """Run `trashd WORDS`, with some environment variables added."""
     if words[:1] == ("mount",) and not {"--explain", "--help"} & set(words):
-        words = (*words, *(word for option in fast_paths_off() for word in ("-o", option)))
+        off = fast_paths_off()
+        first = ring_words([*(os.fsdecode(word) for word in words), *off])
+        words = ("mount", *_each(first), *words[1:], *_each(off))
     done = subprocess.run(
         [TRASHD, *words], cwd=cwd, input=stdin, capture_output=True, env=environment(variables), check=False
     )
     return Done(done.returncode, os.fsdecode(done.stdout), os.fsdecode(done.stderr))
+
+
+def _each(options: list[str]) -> list[str]:
+    return [word for option in options for word in ("-o", option)]
 
 
 def environment(added: Mapping[str, str]) -> dict[str, str]:

@@ -4,47 +4,37 @@ import errno
 
 import pytest
 
-from fusefs.core.mount_options import UringMode
-from fusefs.core.uring_reasons import SWITCH, UringFacts, is_trusted, why_not
+from fusefs.core.uring_reasons import SWITCH, UringFacts, why_not, why_not_trusted
 
 ALL_IS_WELL = UringFacts(release="7.2.0", is_enabled=True, refusal=0, disabled=0, barred=frozenset())
-ASKED = (UringMode.AUTO, UringMode.ON)
 
 
-def why(mode: UringMode, facts: UringFacts) -> str:
-    found = why_not(mode, facts)
+def why(facts: UringFacts) -> str:
+    found = why_not(facts)
     assert found is not None
     assert "\n" not in found
     return found
 
 
-@pytest.mark.parametrize("mode", ASKED)
-def test_nothing_is_against_it_where_all_is_well(mode: UringMode) -> None:
-    assert why_not(mode, ALL_IS_WELL) is None
+def test_nothing_is_against_it_where_all_is_well() -> None:
+    assert why_not(ALL_IS_WELL) is None
 
 
-def test_off_is_a_reason() -> None:
-    assert why(UringMode.OFF, ALL_IS_WELL) == "uring=off"
-
-
-@pytest.mark.parametrize("mode", ASKED)
 @pytest.mark.parametrize(
     ("release", "told"),
     [("6.1.0-44-amd64", "it takes Linux 6.14, and this is 6.1.0-44-amd64"), ("7.2.1", "CONFIG_FUSE_IO_URING")],
 )
-def test_a_kernel_without_it_is_told(mode: UringMode, release: str, told: str) -> None:
-    assert told in why(mode, ALL_IS_WELL._replace(release=release, is_enabled=None))
+def test_a_kernel_without_it_is_told(release: str, told: str) -> None:
+    assert told in why(ALL_IS_WELL._replace(release=release, is_enabled=None))
 
 
-@pytest.mark.parametrize("mode", ASKED)
-def test_the_machines_switch_is_told_with_who_sets_it(mode: UringMode) -> None:
-    told = why(mode, ALL_IS_WELL._replace(is_enabled=False))
+def test_the_machines_switch_is_told_with_who_sets_it() -> None:
+    told = why(ALL_IS_WELL._replace(is_enabled=False))
     assert told.startswith(f"{SWITCH} is N")
     assert "trashd service install --uring" in told
     assert "uring=on" in told
 
 
-@pytest.mark.parametrize("mode", ASKED)
 @pytest.mark.parametrize(
     ("refusal", "disabled", "told"),
     [
@@ -57,28 +47,27 @@ def test_the_machines_switch_is_told_with_who_sets_it(mode: UringMode) -> None:
         (errno.ENOMEM, 1, "ENOMEM"),
     ],
 )
-def test_who_refuses_a_ring_is_told(mode: UringMode, refusal: int, disabled: int, told: str) -> None:
-    assert told in why(mode, ALL_IS_WELL._replace(refusal=refusal, disabled=disabled))
+def test_who_refuses_a_ring_is_told(refusal: int, disabled: int, told: str) -> None:
+    assert told in why(ALL_IS_WELL._replace(refusal=refusal, disabled=disabled))
 
 
 @pytest.mark.parametrize("disabled", [0, 1])
 def test_a_limit_that_this_process_passes_is_none(disabled: int) -> None:
-    assert why_not(UringMode.AUTO, ALL_IS_WELL._replace(disabled=disabled)) is None
+    assert why_not(ALL_IS_WELL._replace(disabled=disabled)) is None
 
 
-@pytest.mark.parametrize("mode", ASKED)
 @pytest.mark.parametrize(
     ("barred", "told"), [({1}, "from core 1,"), ({2, 1}, "from cores 1, 2,"), (set(range(9)), "from cores 0, 1, 2, …,")]
 )
-def test_cores_that_the_daemon_may_not_run_on_are_told(mode: UringMode, barred: set[int], told: str) -> None:
-    assert told in why(mode, ALL_IS_WELL._replace(barred=frozenset(barred)))
+def test_cores_that_the_daemon_may_not_run_on_are_told(barred: set[int], told: str) -> None:
+    assert told in why(ALL_IS_WELL._replace(barred=frozenset(barred)))
 
 
 @pytest.mark.parametrize(
     "release", ["6.18.42", "6.18.44-fc-v657", "6.18.100-1-lts", "7.1.6", "7.2.0-rc1", "7.2", "8.0.1"]
 )
 def test_kernels_with_the_mends_are_trusted(release: str) -> None:
-    assert is_trusted(release)
+    assert why_not_trusted(release) is None
 
 
 @pytest.mark.parametrize(
@@ -96,12 +85,12 @@ def test_kernels_with_the_mends_are_trusted(release: str) -> None:
         "linux",
     ],
 )
-def test_kernels_without_them_are_left_alone_unless_somebody_says(release: str) -> None:
-    facts = ALL_IS_WELL._replace(release=release)
-    assert not is_trusted(release)
-    assert "uring=on takes it" in why(UringMode.AUTO, facts)
-    assert why_not(UringMode.ON, facts) is None
+def test_kernels_without_them_are_named_with_those_that_have_them(release: str) -> None:
+    faults = why_not_trusted(release)
+    assert faults is not None
+    assert faults.startswith(f"Linux {release} may have faults")
+    assert "6.18.42, 7.1.6 and 7.2" in faults
 
 
-def test_a_kernel_that_is_not_trusted_is_told_before_a_switch_that_would_not_help() -> None:
-    assert "may have faults" in why(UringMode.AUTO, ALL_IS_WELL._replace(release="6.14.1", is_enabled=False))
+def test_a_kernel_that_may_have_faults_is_no_reason() -> None:
+    assert why_not(ALL_IS_WELL._replace(release="6.14.1")) is None

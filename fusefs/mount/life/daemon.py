@@ -35,7 +35,6 @@ from fusefs.mount.bridge.pyfuse3_handlers import Pyfuse3Handlers
 from fusefs.mount.bridge.pyfuse3_threads import Pyfuse3Threads
 from fusefs.mount.bridge.reply_patching import INIT_BITS, MAPS_DIRECT, ReplyPatching, beginning
 from fusefs.mount.life import backing_fd_server
-from fusefs.mount.life.passthrough_probe import why_not_through
 from fusefs.mount.life.root_inode import show
 from fusefs.mount.native.load_core import load
 from fusefs.mount.native.native_core import native_core
@@ -53,7 +52,7 @@ from fusefs.mount.requests.standby_readers import StandbyReaders
 from fusefs.mount.requests.thread_pool import ThreadPool
 from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree import no_opendir
-from fusefs.mount.tree.passthrough import stack_depth, why_not_here
+from fusefs.mount.tree.passthrough import stack_depth, why_not_here, why_refused
 from fusefs.mount.tree.trashd_dir import prepare_store
 from fusefs.mount.tree.vfs import Vfs
 
@@ -152,7 +151,7 @@ class _MountDaemon(Pyfuse3Handlers):
     async def _answer_from_now_on(self, attached: Attached, ended: trio.Event) -> None:
         """See what works, and tell that the mount answers.
 
-        Checkpoint  until the kernel has begun, and while it is tried
+        Checkpoint  until the kernel has begun, and while it moves
         """
         mount = attached.mount
         await self._has_begun.wait()
@@ -181,10 +180,9 @@ class _MountDaemon(Pyfuse3Handlers):
         if not await self._has_shown(attached, ended):
             return
         if self._states.is_on(FastPath.PASSTHROUGH):
-            self._states.decide(FastPath.PASSTHROUGH, await why_not_through(self._vfs, mount.point))
+            self._states.decide(FastPath.PASSTHROUGH, why_refused(self._replies.device))
         if self._states.is_on(FastPath.PASSTHROUGH):
-            passes_all = self._options.passthrough is PassthroughMode.ON
-            self._vfs.passthrough.start(_turning_off_soon(self._states), passes_all=passes_all)
+            self._vfs.passthrough.start(_turning_off_soon(self._states))
         elif self._options.passthrough is PassthroughMode.ON:
             why = self._states.why_off(FastPath.PASSTHROUGH)
             self._refusal = Refused(f"passthrough=on: {why}", "passthrough=auto mounts without it")
@@ -349,7 +347,8 @@ def serve(
             vfs.lock.stay_home()  # listings of names alone would be taken for listings with attributes
         states.decide(FastPath.UNOPENED, no_opendir.why_not(root, checks_permissions=options.default_permissions))
         states.decide(FastPath.ROOT_ACL, why_not_apart)
-        states.decide(FastPath.URING, why_not(options.uring, read_facts()))
+        if states.is_on(FastPath.URING):
+            states.decide(FastPath.URING, why_not(read_facts()))
         states.decide(FastPath.PASSTHROUGH, why_not_here(root))
         if not vfs.directories.handle_of(root):
             states.turn_off(FastPath.LINKS, "without file handles a link may change and be taken for the same")

@@ -60,7 +60,6 @@ enum {
     X(validity)         /* NameValidity */                                                                             \
     X(folding)          /* its dict: by directory */                                                                   \
     X(retries)          /* EstaleRetries' dict */                                                                      \
-    X(unlisted)         /* LookupOperations' dict */                                                                   \
     X(make_room)        /* Opening's method */                                                                         \
     X(opened)           /* Opening's method */                                                                         \
     X(handles)          /* OpenHandles' dict: nodes by handle */                                                       \
@@ -73,7 +72,6 @@ enum {
     X(directories)      /* DirectoryFds */                                                                             \
     X(passthrough)      /* Passthrough */                                                                              \
     X(modes)            /* its dict */                                                                                 \
-    X(was_written)      /* its dict */                                                                                 \
     X(passing_writers)  /* its set */                                                                                  \
     X(unbelieved)       /* its set */                                                                                  \
     X(passed_by)        /* DaemonCache's set */                                                                        \
@@ -82,9 +80,6 @@ enum {
     X(writers)          /* a dict: credentials by uid */                                                               \
     X(never)            /* 0.0 */                                                                                      \
     X(meets)            /* LookupOperations' method: is_steady */                                                      \
-    X(room_for)         /* ReplySizes' method */                                                                       \
-    X(told_reader)      /* its method */                                                                               \
-    X(DirectoryReader)                                                                                                 \
     X(Node)                                                                                                            \
     X(lost)             /* NameOperations' method */                                                                   \
     X(moved)            /* NameOperations' method */                                                                   \
@@ -108,7 +103,7 @@ enum {
     X(_n_begun) X(_left_open) X(_away) X(returned) X(shared_by) X(_latency) X(is_in_doubt) X(took) X(names)        \
     X(devices) X(_rests) X(_epoch) X(source) X(zone) X(epoch) X(last) X(nlookup) X(is_told) X(told_until_s) X(n_open)  \
     X(parent) X(name) X(nodeid) X(is_directory) X(btime_ns) X(ino) X(_everywhere) X(changed) X(set)         \
-    X(is_idle) X(_n_given) X(_n) X(_n_fds) X(_give_up) X(_keeps_small) X(stays_home) X(others) X(backing_id)           \
+    X(is_idle) X(_n_given) X(_n) X(_n_fds) X(_give_up) X(stays_home) X(others) X(backing_id)           \
     X(hands_out) X(renew)
 
 #define FIELD(name) PyObject *name;

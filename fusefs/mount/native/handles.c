@@ -80,15 +80,12 @@ static PyObject *writer_of(Core *core, uint32_t uid) {
  * that is not open yet. node: NULL for a new file. Returns 0, or -1 with an exception. */
 int prepare_opening(Request *request, PyObject *node, uint32_t flags, Opening *opening) {
     Core *core = request->core;
-    bool writes = (flags & O_ACCMODE) != O_RDONLY, maps = (flags & O_ACCMODE) == O_RDWR;
+    bool maps = (flags & O_ACCMODE) == O_RDWR;
     memset(opening, 0, sizeof *opening);
     if ((maps && (node != NULL || !core->is_shared)) || is_none(core->passthrough, names._give_up))
         return 0;
     if (node != NULL && PyDict_GetItemWithError(core->modes, node) != NULL)
         return 0;
-    if (!writes && node != NULL && is_true(core->passthrough, names._keeps_small) &&
-        PyDict_GetItemWithError(core->was_written, node) == Py_False)
-        return 0; /* if it is small, the kernel keeps its pages */
     PyObject *nobody = PyErr_Occurred() ? NULL : writer_of(core, NOBODY);
     if (nobody == NULL)
         return -1;
@@ -150,8 +147,6 @@ static int pass(Core *core, PyObject *node, PyObject *source, PyObject *handle, 
         mode = PyObject_CallFunction(core->OpenMode, "iOii", opening->id, writer, 1, (int)writes);
     int error = mode == NULL ? -1 : PyDict_SetItem(core->modes, node, mode);
     Py_XDECREF(mode);
-    if (!error && (writes || PyDict_Contains(core->was_written, node) == 0))
-        error = PyDict_SetItem(core->was_written, node, writes ? Py_True : Py_False);
     if (!error)
         error = set_add(core->passed_by, source);
     if (!error && writes)
@@ -181,14 +176,10 @@ end:
 }
 
 /* Have a handle of a node as Opening.opened has it, with all cases that there are. Returns the id, or -1. */
-static int open_by_python(Request *request, PyObject *node, PyObject *handle, uint32_t flags, const Seen *seen,
-                          bool is_new) {
+static int open_by_python(Request *request, PyObject *node, PyObject *handle, uint32_t flags, const Seen *seen) {
     uint32_t writer = owner_to_write_as(seen);
-    PyObject *size = is_new ? Py_NewRef(Py_None) : PyLong_FromUnsignedLongLong(seen->size), *backing = NULL;
-    if (size != NULL)
-        backing = PyObject_CallFunction(request->core->opened, "OOIIOI", node, handle, request->uid, flags, size, writer);
+    PyObject *backing = PyObject_CallFunction(request->core->opened, "OOIII", node, handle, request->uid, flags, writer);
     int id = backing == NULL ? -1 : (int)PyLong_AsLong(backing);
-    Py_XDECREF(size);
     Py_XDECREF(backing);
     return id;
 }
@@ -214,7 +205,7 @@ PyObject *put_handle(Request *request, PyObject *node, PyObject *source, int fd,
     } else {
         if (id)
             close_backing(core, id);
-        id = open_by_python(request, node, handle, flags, seen, is_new);
+        id = open_by_python(request, node, handle, flags, seen);
     }
     uint32_t told = id > 0 ? FOPEN_PASSTHROUGH : is_new || !core->is_shared ? FOPEN_KEEP_CACHE : 0;
     int is_kept = id < 0 ? -1 : told ? 0 : is_so(PyObject_CallFunctionObjArgs(core->keeps_pages, node, handle, NULL));

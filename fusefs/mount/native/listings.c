@@ -33,7 +33,7 @@ typedef struct {
     Place place;      /* the directory */
     int fd;           /* of it, to be read */
     uint32_t room, n; /* bytes of the answer, and those that are used */
-    uint64_t end, at; /* where what was told ends; and what was read */
+    uint64_t at; /* where what was read ends */
     double now_s;
     bool is_full;
 } Listing;
@@ -74,7 +74,6 @@ static void put_dirent(Listing *listing, const struct name_told *found, uint64_t
     memset(to + n_all - 8, 0, 8);
     put(to + HEAD_BYTES, found->name, n_name);
     listing->n += n_all;
-    listing->end = found->next;
 }
 
 /* A name with all that is known of what it means; the kernel has one more reference. Returns 0, or -1. */
@@ -210,14 +209,6 @@ static int tell_block(Listing *listing, const char *block, int n_bytes) {
     return error;
 }
 
-/* How many bytes to fill, as ReplySizes.room. Returns 0: none, or an exception. */
-static uint32_t room_of(Request *request, PyObject *reader, uint64_t offset, uint32_t room) {
-    PyObject *said = PyObject_CallFunction(request->core->room_for, "OKI", reader, (unsigned long long)offset, room);
-    uint32_t bytes = said == NULL ? 0 : (uint32_t)PyLong_AsUnsignedLong(said);
-    Py_XDECREF(said);
-    return PyErr_Occurred() ? 0 : bytes;
-}
-
 static int read_all(Listing *listing, uint64_t offset) {
     Request *request = listing->request;
     char *block = PyMem_Malloc(BLOCK_BYTES);
@@ -229,7 +220,7 @@ static int read_all(Listing *listing, uint64_t offset) {
         return -1;
     }
     size = size < 512 ? 512 : size > BLOCK_BYTES ? BLOCK_BYTES : size;
-    listing->end = listing->at = offset;
+    listing->at = offset;
     while (n > 0 && !error && !listing->is_full) {
         if (calls_begin(request) < 0) {
             error = -1;
@@ -257,24 +248,15 @@ int do_readdirplus(Request *request) {
     } in;
     memcpy(&in, request->own, 20);
     Core *core = request->core;
-    Listing listing = {.request = request, .fd = -1, .now_s = now_ns() / 1e9};
-    PyObject *reader = NULL, *nothing = NULL;
+    Listing listing = {.request = request, .fd = -1, .now_s = now_ns() / 1e9, .room = in.size};
     int result = NOT_OURS;
     if (in.fh || is_true(core->lock, names.stays_home) || open_place(request, request->nodeid, NULL, &listing.place) < 0)
         return PyErr_Occurred() ? RAISED : NOT_OURS;
     result = RAISED;
-    reader = PyObject_CallFunction(core->DirectoryReader, "KI", (unsigned long long)request->nodeid, request->pid);
-    listing.room = reader == NULL ? 0 : room_of(request, reader, in.offset, in.size);
-    if (!PyErr_Occurred() && read_all(&listing, in.offset) == 0)
+    if (read_all(&listing, in.offset) == 0)
         result = request->error ? NOT_OURS : (int)listing.n;
-    if (result > 0)
-        nothing = PyObject_CallFunction(core->told_reader, "OKI", reader, (unsigned long long)listing.end, listing.room);
-    if (result > 0 && nothing == NULL)
-        result = RAISED;
     if (listing.fd >= 0)
         close(listing.fd);
-    Py_XDECREF(reader);
-    Py_XDECREF(nothing);
     close_place(&listing.place);
     return result;
 }

@@ -20,7 +20,6 @@ from fusefs.mount.requests.fuse_requests import FuseRequests
 from fusefs.mount.requests.ring_servers import Core, Later
 from fusefs.mount.tables.tables_lock import Turn
 from fusefs.mount.tree.opening import OpenedFile
-from fusefs.mount.tree.readdir import DirectoryReader
 from fusefs.mount.tree.validity import EntryParam
 from fusefs.mount.tree.vfs import Vfs
 
@@ -46,7 +45,7 @@ def native_core(module: ModuleType, vfs: Vfs, requests: FuseRequests, device: in
         parts=vfs.native_parts() | requests.native_parts() | {
             "fails": errno_of, "writers": {}, "never": 0.0, "nameless": b"", "outside": NodeZone.OUTSIDE,
             "Attributes": Attributes, "EntryParam": EntryParam, "Node": Node,
-            "DirectoryReader": DirectoryReader, "OpenedFile": OpenedFile, "Fd": Fd,
+            "OpenedFile": OpenedFile, "Fd": Fd,
         },
         cells=vfs.stats.cells,
         cell_of={int(opcode): CELL_OF[name] for opcode, name in _OPERATIONS.items()},

@@ -94,8 +94,7 @@ int is_at_rest(const Request *request) {
             return false;
     }
     if (is_true(core->lock, names.is_slow) || is_true(core->requests, names.is_careful) ||
-        PyObject_Size(core->unlisted) || !is_empty(core->submounts, names.names) ||
-        !is_empty(core->submounts, names.devices))
+        !is_empty(core->submounts, names.names) || !is_empty(core->submounts, names.devices))
         return false;
     return is_true(core->metadata, names.is_idle);
 }

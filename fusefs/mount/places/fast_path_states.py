@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
-from fusefs.core.fast_paths import SAVES, FastPath, FastPathReport, FastPathState, encode
+from fusefs.core.fast_paths import ALWAYS, SAVES, FastPath, FastPathReport, FastPathState, encode
 from fusefs.core.printable_names import printable
 from fusefs.linux.atomic_files import NEW, replace_file
 from fusefs.mount.places import runtime_dir
@@ -61,10 +61,11 @@ class FastPathStates:
             self.turn_off(path, why_not)
 
     def states(self) -> tuple[FastPathState, ...]:
-        """How it is with each."""
+        """How it is with each that users read of."""
         return tuple(
             FastPathState(path.value, is_on=path not in self._off, why=self._off.get(path, f"saves {SAVES[path]}"))
             for path in FastPath
+            if path in self._off or path not in ALWAYS
         )
 
     def begin(self) -> None:

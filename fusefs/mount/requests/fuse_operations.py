@@ -23,7 +23,7 @@ from fusefs.mount.tables.tables_lock import WouldWait
 from fusefs.mount.tree.act_as import RequestCaller
 from fusefs.mount.tree.attribute_operations import Changes
 from fusefs.mount.tree.opening import OpenedFile
-from fusefs.mount.tree.readdir import DirectoryReader, ReaddirEntry, ReplySizes
+from fusefs.mount.tree.readdir import ReaddirEntry
 from fusefs.mount.tree.validity import EntryParam, shown_number
 from fusefs.mount.tree.vfs import Vfs
 
@@ -94,7 +94,6 @@ class FuseOperations:
         self._opened = wire.open_answer()
         self._created = wire.create_answer()
         self._written = wire.write_answer()
-        self.sizes = ReplySizes()
 
     def acts(self) -> dict[int, OpcodeHandler]:
         """What is done for each request, by its opcode."""
@@ -437,25 +436,21 @@ class FuseOperations:
         wire.put_opened(self._opened, fh, keeps)
         return self._opened
 
-    def _readdirplus(self, nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
+    def _readdirplus(self, nodeid: int, request: Request, _caller: RequestCaller) -> ReplyOrSteps:
         fh, offset, room = wire.READ_IN.unpack_from(request, REQUEST_HEAD_SIZE)
-        reader = DirectoryReader(nodeid, caller.pid)
-        room = self.sizes.room(reader, offset, room)
         if fh:
             self._listings.prepare(fh, offset)
             is_slow = self._lock.is_slow
-            return self._entries(self._listings.read(fh, offset, room), room, reader, fh if is_slow else None)
+            return self._entries(self._listings.read(fh, offset, room), room, fh if is_slow else None)
         if self._lock.is_home:
-            return self._entries(self._unopened.read(nodeid, offset, room), room, reader)
+            return self._entries(self._unopened.read(nodeid, offset, room), room)
         found = self._unopened.read_names(nodeid, offset, room)
         names = (ReaddirEntry(name, None, ino, kind, following, None) for name, ino, following, kind in found)
-        return self._entries(names, room, reader)
+        return self._entries(names, room)
 
-    def _entries(
-        self, all_listed: Iterable[ReaddirEntry], room: int, reader: DirectoryReader, fh: int | None = None
-    ) -> bytes:
+    def _entries(self, all_listed: Iterable[ReaddirEntry], room: int, fh: int | None = None) -> bytes:
         """What is told of entries. fh: of a listing on a slow filesystem, of whose entries more is fetched then"""
-        entries, end, left = [], 0, room
+        entries, left = [], room
         now_s = time.monotonic()
         for listed in all_listed:
             entry, lasts_s = self._direntplus(listed)
@@ -467,9 +462,6 @@ class FuseOperations:
             if left < 0:
                 break
             entries.append(entry)
-            end = listed.offset
-        if entries:
-            self.sizes.told(reader, end, room)
         return b"".join(entries)
 
     def _fsyncdir(self, nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:

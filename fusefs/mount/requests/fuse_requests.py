@@ -119,10 +119,7 @@ class FuseRequests:
 
     def native_parts(self) -> dict[str, object]:
         """What the native core works on (core.h)."""
-        sizes = self._answers.sizes
-        return {
-            "requests": self, "numbered": self._answers.number, "room_for": sizes.room, "told_reader": sizes.told,
-        }  # fmt: skip
+        return {"requests": self, "numbered": self._answers.number}
 
     def serve(self) -> bool | None:
         """Read a request, and answer it; on the trio thread.

@@ -80,7 +80,7 @@ class FileOperations:
             held, seen = self._access.hold_seen(node, by_name=not truncates)
             with held:
                 fd = self._opening.open_as(caller, node, held, seen, flags & ~_KERNELS_OWN | os.O_CLOEXEC)
-        backing_id = self._opening.opened(node, fd, caller.uid, flags, seen.size, file_writer(seen.uid, seen.mode))
+        backing_id = self._opening.opened(node, fd, caller.uid, flags, file_writer(seen.uid, seen.mode))
         try:
             keeps = not self._is_shared or (not backing_id and self.keeps_pages(node, fd))
         except BaseException:

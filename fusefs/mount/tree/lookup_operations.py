@@ -10,11 +10,9 @@ from fusefs.core.inode_table import ROOT, TOP, InodeTable, Node, NodeId, SourceK
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.fuse_caller import Caller
 from fusefs.linux.mountinfo import TOP as TOP_NAME
-from fusefs.linux.statx import look_at
 from fusefs.mount.tables.daemon_cache import CacheFill, DaemonCache
 from fusefs.mount.tables.directory_fds import DirectoryFds
 from fusefs.mount.tables.estale_retries import EstaleRetries
-from fusefs.mount.tables.open_handles import OpenHandles
 from fusefs.mount.tables.prefetch import Prefetch
 from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree import trashd_dir
@@ -34,7 +32,6 @@ class LookupOperations:
         lock: TablesLock,
         nodes: InodeTable,
         cache: DaemonCache,
-        handles: OpenHandles,
         directories: DirectoryFds,
         retries: EstaleRetries,
         prefetch: Prefetch,
@@ -50,7 +47,6 @@ class LookupOperations:
         self._lock = lock
         self._nodes = nodes
         self._cache = cache
-        self._handles = handles
         self._directories = directories
         self._retries = retries
         self._prefetch = prefetch
@@ -63,8 +59,6 @@ class LookupOperations:
         self._reader = reader
         self._submounts = lock.submounts
         self._missing = EntryParam(NodeId(0), NOTHING, cache.lifetime_s)
-        self.unlisted: dict[bytes, Node] = {}
-        """What is found, once, by a name that no directory has: for the test at the start (passthrough_probe.py)."""
 
     # Names.
 
@@ -78,9 +72,6 @@ class LookupOperations:
             return self._drop(caller.uid, caller)
         if parent == ROOT and name == TOP_NAME and self._nodes.root.nodeid == TOP:  # asked by mount/life/root_inode.py
             return self._top(self._nodes.root)
-        if self.unlisted and (node := self.unlisted.pop(name, None)) is not None:
-            node.nlookup += 1
-            return EntryParam(node.nodeid, look_at(self._handles.fd_of(node)), 0)
         if self._retries and (known := self._look_again(directory, fd, name, caller)):
             return known
         is_fickle = self._validity.is_fickle(directory, fd, name)

@@ -83,12 +83,10 @@ class Opening:
             return Fd(lock.patiently(caller.pid, lock.call, os.open, held.path(), flags | os.O_NONBLOCK))
         return Fd(lock.patiently(caller.pid, acting.call, os.open, held.path(), flags | os.O_NONBLOCK))
 
-    def opened(
-        self, node: Node, fd: Fd, opener: int, flags: int, size: int | None = None, writer: int | None = None
-    ) -> int:
+    def opened(self, node: Node, fd: Fd, opener: int, flags: int, writer: int | None = None) -> int:
         """Have a handle of a node by an fd, which is ours now; the id by which it is passed through, or 0."""
         try:
-            backing_id = self._passthrough.opened(node, fd, flags, size, writer)
+            backing_id = self._passthrough.opened(node, fd, flags, writer)
         except BaseException:
             self._lock.call(fd.close)
             raise

@@ -38,9 +38,6 @@ _REASONS = {
 }
 """That hold for all files of a filesystem."""
 
-_SMALL_BYTES = 64 << 10
-"""One message brings all of it; and it is in memory twice, as the kernel's pages of ours and of the file below."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -62,7 +59,17 @@ def stack_depth(root: int) -> int:
     return 2 if statfs_type(root) == OVERLAY_MAGIC else 1
 
 
-def reason_of(error: OSError) -> str:
+def why_refused(device: int) -> str | None:
+    """Why the kernel opens no backing file for a mount, tried on a file in memory; None: it does."""
+    with Fd(os.memfd_create("trashd")) as fd:
+        try:
+            close_backing(device, open_backing(device, fd))
+        except OSError as error:
+            return _reason_of(error)
+    return None
+
+
+def _reason_of(error: OSError) -> str:
     """Why the kernel has no backing file for us, for people."""
     return _REASONS.get(error.errno or 0) or os.strerror(error.errno or 0)
 
@@ -105,10 +112,8 @@ class Passthrough:
         self._writers_of = ContentWriters()
         self._device = -1
         self._give_up: Callable[[str], None] | None = None  # None: nothing is passed through (any more)
-        self._keeps_small = False
         self._modes: dict[Node, OpenMode] = {}
         self._writers: set[int] = set()
-        self._was_written: dict[Node, bool] = {}  # what was open since the kernel knows it: for writing, too?
         self._mapped: set[Node] = set()
         self._unbelieved: set[Node] = set()
         self._told: set[int] = set()
@@ -121,14 +126,12 @@ class Passthrough:
         """Have the session: /dev/fuse, which stays its owner's."""
         self._device = device
 
-    def start(self, give_up: Callable[[str], None], *, passes_all: bool) -> None:
+    def start(self, give_up: Callable[[str], None]) -> None:
         """From now on what is not open yet is passed through when it is opened.
 
-        give_up     told why, when it turns out that nothing can be on this mount; by any thread
-        passes_all  small files, too, that are read again and again
+        give_up  told why, when it turns out that nothing can be on this mount; by any thread
         """
         self._give_up = give_up
-        self._keeps_small = not passes_all and not self._is_shared
 
     def stop(self) -> None:
         """Nothing more from now on; what is open stays as it is."""
@@ -142,12 +145,11 @@ class Passthrough:
                 close_backing(self._device, mode.backing_id)
         self._modes.clear()
 
-    def opened(self, node: Node, fh: Fd, flags: int, size: int | None, writer: int | None) -> int:
+    def opened(self, node: Node, fh: Fd, flags: int, writer: int | None) -> int:
         """How a node is open by one more handle, for the reply: the id of its file; 0: the kernel keeps its pages.
 
         fh      the handle, which is an fd of it
         flags   of the client's open
-        size    of the file just now; None: unknown
         writer  by `writer_of`; None: unknown
         Raises  OSError EINVAL: the filesystem below has no direct I/O (O_DIRECT); then it is not open so
         """
@@ -157,12 +159,9 @@ class Passthrough:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         writes = flags & os.O_ACCMODE != os.O_RDONLY
         if mode is None:
-            passes = is_direct and (writes or not self._is_read_again(node, size))
             written_as = self._writers_of.of(node.source[0], fh, writer)
-            mode = self._modes[node] = OpenMode(self._open(node, fh, written_as) if passes else 0, written_as)
+            mode = self._modes[node] = OpenMode(self._open(node, fh, written_as) if is_direct else 0, written_as)
         mode.n_open += 1
-        if writes or node not in self._was_written:
-            self._was_written[node] = writes
         if not mode.backing_id:
             return 0
         self._cache.pass_by(node.source)
@@ -184,15 +183,6 @@ class Passthrough:
         mode = self._modes.get(node)
         return mode is None or not mode.backing_id
 
-    def _is_read_again(self, node: Node, size: int | None) -> bool:
-        """Whether the kernel had better keep the pages of what is opened to be read: that is quicker from then on.
-
-        It is not open, and no process that had it since the kernel knows it could write: a later writer is not
-        passed through as long as a reader has it, which would be a pity where lines are appended to a log.
-        """
-        is_small = size is not None and size <= _SMALL_BYTES
-        return is_small and self._keeps_small and self._was_written.get(node) is False and not self._lock.is_slow
-
     def _may_be_mapped(self, node: Node, *, is_new: bool) -> None:
         """Of what is written to memory the kernel tells itself nothing: it must not believe what it was told before."""
         if not self._is_shared:
@@ -209,13 +199,6 @@ class Passthrough:
         Source  fs/fuse/inode.c: fuse_change_attributes, by attr_version; fs/read_write.c: generic_copy_file_checks
         """
         return node in self._unbelieved
-
-    def begin_with(self, node: Node, fd: Fd) -> None:
-        """Have a node, of which the caller has a handle, passed through to another file than its own.
-
-        Raises  OSError: see open_backing
-        """
-        self._modes[node] = OpenMode(open_backing(self._device, fd), n_open=1)
 
     def released(self, node: Node, fh: int) -> int:
         """A handle is released; an id to be let go, by `close_id`, or 0."""
@@ -256,7 +239,6 @@ class Passthrough:
 
     def drop(self, node: Node) -> None:
         """A node has ended: it is not open."""
-        self._was_written.pop(node, None)
         if node in self._mapped:
             self._mapped.discard(node)
             self._settle(node)
@@ -281,8 +263,8 @@ class Passthrough:
             number = error.errno or 0
             if number in _REASONS and statx(fh).mnt_id == statx(self._root).mnt_id:
                 self.stop()
-                give_up(reason_of(error))
+                give_up(_reason_of(error))
             elif number not in self._told:
                 self._told.add(number)
-                _log.warning("%s and others alike are not passed through: %s", printable(node.name), reason_of(error))
+                _log.warning("%s and others alike are not passed through: %s", printable(node.name), _reason_of(error))
             return 0

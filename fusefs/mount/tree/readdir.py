@@ -38,10 +38,6 @@ from fusefs.mount.tree.validity import EntryParam, NameValidity
 from fusefs.store.layout import is_stores_own
 
 _DOTS = (b".", b"..")
-_LEAST_BYTES = 1 << 9
-"""For a reader that has just jumped: room for a name of any length; for two or three of a usual one."""
-_MORE = 8
-_N_READERS_MAX = 1024
 _N_TOLD = 256
 """Entries looked at before a reply: a little more than it takes."""
 _N_TIMED = 8
@@ -68,39 +64,6 @@ class ReaddirEntry(NamedTuple):
     kind: int
     offset: int
     node: Node | None
-
-
-class DirectoryReader(NamedTuple):
-    """A thread of a client's, and the directory that it reads."""
-
-    nodeid: int
-    pid: int
-
-
-class ReplySizes:
-    """How much of a listing is told at a time: as much as has room, but little to a reader that has just jumped there.
-
-    The kernel asks for as many entries as the reader has room for, and forgets what it did not give it. One that goes
-    by seekdir(3) from one entry to another wants one of each hundred, every one of which would have been looked at. So
-    it is told few; if it reads on, more and more. One that is forgotten, as others came, is told few once more.
-    """
-
-    def __init__(self) -> None:
-        """Begin with no reader."""
-        self._told: dict[DirectoryReader, tuple[int, int]] = {}
-
-    def room(self, reader: DirectoryReader, offset: int, room: int) -> int:
-        """How many bytes of the answer to fill. room: that there are"""
-        end, before = self._told.pop(reader, (0, 0))
-        if not offset:
-            return room
-        return min(room, before * _MORE if offset == end else _LEAST_BYTES)
-
-    def told(self, reader: DirectoryReader, end: int, room: int) -> None:
-        """Where the listing goes on after what a reader was told, and how much that might be."""
-        self._told[reader] = end, room
-        if len(self._told) > _N_READERS_MAX:
-            del self._told[next(iter(self._told))]
 
 
 class Listings:

@@ -112,7 +112,7 @@ class Vfs:
             self.nodes, self.cache, self.directories, self.retries, self.prefetch, self.references
         )
         self.lookups = LookupOperations(
-            lock, self.nodes, self.cache, self.handles, self.directories, self.retries, self.prefetch, validity,
+            lock, self.nodes, self.cache, self.directories, self.retries, self.prefetch, validity,
             self.passthrough, drops, self.stored, self.access, self.references, self.reader,
         )  # fmt: skip
         self.names = NameOperations(
@@ -151,16 +151,15 @@ class Vfs:
             "metadata": self.cache.metadata, "forget": self.cache._forget, "unsteady": self.cache.unsteady,
             "timeouts": self.timeouts, "told": self.timeouts._told, "changed_s": self.timeouts._changed_s,
             "validity": validity, "folding": validity._known,
-            "retries": self.retries._retries, "told_stale": self.retries.add, "unlisted": self.lookups.unlisted,
+            "retries": self.retries._retries, "told_stale": self.retries.add,
             "meets": self.lookups.is_steady,
             "make_room": self.opening.make_room, "opened": self.opening.opened,
             "handles": self.handles._nodes, "openers": self.handles._openers, "executed": self.handles._executed,
             "to_append": self.handles._to_append, "shares": self.handles.shares,
             "shares_of_uids": self.handles.shares._of_uids, "shares_of_blocks": self.handles.shares._of_blocks,
             "directories": self.directories, "passthrough": self.passthrough, "modes": self.passthrough._modes,
-            "was_written": self.passthrough._was_written, "passing_writers": self.passthrough._writers,
-            "unbelieved": self.passthrough._unbelieved, "passed_by": self.cache.passed_by,
-            "writers_of": self.passthrough._writers_of.of, "OpenMode": OpenMode,
+            "passing_writers": self.passthrough._writers, "unbelieved": self.passthrough._unbelieved,
+            "passed_by": self.cache.passed_by, "writers_of": self.passthrough._writers_of.of, "OpenMode": OpenMode,
             "queues": self.prefetch._queues, "pages": self._pages._seen, "unused": self.references.not_taken,
             "lost": self.names._lost, "moved": self.names._moved, "keeps_pages": self.files.keeps_pages,
         }  # fmt: skip
