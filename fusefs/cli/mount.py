@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
@@ -15,7 +15,7 @@ from fusefs.cli.json_objects import FastPathReason, MountExplained
 from fusefs.cli.options import Decorator, PathBytes, json_option, together
 from fusefs.core.errors import DaemonGone, NotFound, Refused, UsageError
 from fusefs.core.mount_counters import SeenMount
-from fusefs.core.mount_options import LISTED, OPTIONS, Coherence, MountOption, parse_options
+from fusefs.core.mount_options import LISTED, OPTIONS, Coherence, MountOption, find_without_effect, parse_options
 from fusefs.core.printable_names import printable, show
 
 _FEW_FILES, _MANY_FILES = 1 << 16, 1 << 19
@@ -27,7 +27,7 @@ As root for all users, and SRC alone is enough: what is below is then only reach
 else mounts for himself, at another directory of his own. Returns as soon as the mount answers.
 
 Options for -o: {", ".join(option.word() for option in OPTIONS if option.is_told)}, and ro, nosuid, nodev, noexec,
-noatime, sync as in mount(8). What makes suid programs, devices or writing impossible in SRC does so in MNT.
+sync as in mount(8). What makes suid programs, devices or writing impossible in SRC does so in MNT.
 
 With --explain PATH nothing is mounted: of the mount that PATH lies in, or that serves PATH, each fast path is
 told, whether it is on, and why not if it is off. It never asks the mount. Exit code 5: there is none, or its
@@ -126,14 +126,13 @@ def _explained(seen: SeenMount) -> MountExplained:
 def serve(
     source: bytes,
     target: bytes,
-    words: Iterable[str],
+    words: Sequence[str],
     *,
     in_foreground: bool = False,
     replaces: bool = False,
     is_sloppy: bool = False,
 ) -> int:
     """Mount by a daemon; the exit code."""
-    from fusefs.mount.places.attach import ACCESS
     from fusefs.mount.places.mount_points import real_path
 
     source, target = real_path(source), real_path(target)
@@ -149,8 +148,9 @@ def serve(
         _warn_of_few_files(target)
         if source == target and options.coherence is Coherence.EXCLUSIVE:
             _warn_of_other_ways(target)
-        if source != target and options.flags & ACCESS:
-            _warn_of_times(source, target)
+        if ignored := find_without_effect(words):
+            what = f"{printable(target)}: no effect of {', '.join(ignored)}"
+            output.warn(f"{what}: the backing filesystem keeps access times as its own mount says")
         return daemon.serve(source, target, options, ready, replaces=replaces)
 
     return run_in_foreground(body) if in_foreground else run_in_background(body)
@@ -166,14 +166,6 @@ def _warn_of_other_ways(target: bytes) -> None:
             f"{printable(target)}: what is changed by another path ({', '.join(map(printable, ways))}) is seen late; "
             "--coherence shared if anybody uses that"
         )
-
-
-def _warn_of_times(source: bytes, target: bytes) -> None:
-    from fusefs.mount.places.mount_points import is_followed
-
-    if os.geteuid() or not is_followed(source):
-        how = f"mount --make-shared on what {printable(source)} is on" if not os.geteuid() else "as root"
-        output.warn(f"{printable(target)}: times of access are kept as its source's own mount says; else: {how}")
 
 
 def _warn_of_few_files(target: bytes) -> None:

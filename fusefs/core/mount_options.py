@@ -78,16 +78,19 @@ _N_IN_FLIGHT = 64
 _N_IN_FLIGHT_MAX = 1024
 
 _FLAGS = {
-    "ro": "rw", "nosuid": "suid", "nodev": "dev", "noexec": "exec", "noatime": "atime", "nodiratime": "diratime",
-    "sync": "async", "dirsync": "", "nosymfollow": "symfollow",
+    "ro": "rw", "nosuid": "suid", "nodev": "dev", "noexec": "exec", "sync": "async", "dirsync": "",
+    "nosymfollow": "symfollow",
 }  # fmt: skip
 """The kernel's flags for a mount, and what takes each back."""
 _OPPOSITES = {opposite: flag for flag, opposite in _FLAGS.items() if opposite}
 
-_NOT_OURS = frozenset({
-    "_netdev", "auto", "defaults", "group", "iversion", "lazytime", "loud", "mand", "noauto", "nofail", "noiversion",
-    "nolazytime", "nomand", "nonempty", "norelatime", "nostrictatime", "nouser", "nousers", "owner", "relatime",
-    "silent", "strictatime", "user", "users",
+NO_EFFECT: Final = frozenset({"noatime", "nodiratime"})
+"""Options of mount(8) that are accepted: the backing filesystem keeps access times as its own mount says."""
+
+_NOT_OURS = NO_EFFECT | frozenset({
+    "_netdev", "atime", "auto", "defaults", "diratime", "group", "iversion", "lazytime", "loud", "mand", "noauto",
+    "nofail", "noiversion", "nolazytime", "nomand", "nonempty", "norelatime", "nostrictatime", "nouser", "nousers",
+    "owner", "relatime", "silent", "strictatime", "user", "users",
 })  # fmt: skip
 """Words for mount(8), systemd and libfuse, which may stand in the same line of fstab."""
 _NOT_OURS_PREFIXES = ("x-", "X-", "comment=", "fsname=", "helper=", "subtype=", "uhelper=", "user=")
@@ -320,6 +323,11 @@ def _check_had(options: MountOptions, word: str, *needed: FastPath) -> None:
     for path in needed:
         if path in options.without:
             raise UsageError(f"{word} with without={path.value}", "it is one or the other")
+
+
+def find_without_effect(texts: Iterable[str]) -> list[str]:
+    """The options of all `-o` that are accepted and have no effect."""
+    return [word for word in _words(texts) if word in NO_EFFECT]
 
 
 def flags_after(texts: Sequence[str], flags: frozenset[str], *, is_sloppy: bool = False) -> frozenset[str] | None:

@@ -123,6 +123,7 @@ def test_as_many_are_in_flight_as_somebody_says(n: int) -> None:
     [
         "defaults", "_netdev,nofail,noauto,users", "x-systemd.automount,x-systemd.idle-timeout=10min",
         "X-mount.mkdir=0755", "comment=a note", "fsname=elsewhere,subtype=other", "relatime,lazytime", "", ",,",
+        "noatime,nodiratime", "atime,diratime",
         'x-systemd.requires-mounts-for="/a,b",nofail', "user=somebody",
     ],
 )  # fmt: skip

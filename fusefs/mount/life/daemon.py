@@ -42,11 +42,11 @@ from fusefs.mount.native.native_core import native_core
 from fusefs.mount.notices.forget_stored import StoredNotices
 from fusefs.mount.notices.invalidation import ChangeNotices, ChangeSource, watching
 from fusefs.mount.places import runtime_dir
-from fusefs.mount.places.attach import ACCESS, Attached, UnmountMode, attach, attach_apart, detach, flags_of, numbers
+from fusefs.mount.places.attach import Attached, UnmountMode, attach, attach_apart, detach, flags_of, numbers
 from fusefs.mount.places.counters import Counters, kept
 from fusefs.mount.places.fast_path_states import FastPathStates, publishing
 from fusefs.mount.places.find_mounts import forget_earlier
-from fusefs.mount.places.mount_points import check, is_followed, mount_of_device, top_mount
+from fusefs.mount.places.mount_points import check, mount_of_device, top_mount
 from fusefs.mount.requests.fuse_requests import FuseRequests
 from fusefs.mount.requests.ring_servers import Core, RingServers
 from fusefs.mount.requests.standby_readers import StandbyReaders
@@ -317,12 +317,6 @@ def serve(
             root, inside = runtime_dir.clone(place, root, numbers(options.flags))
             stack.callback(root.close)
             backing = inside
-        elif place is not None and options.flags & ACCESS and is_followed(source):
-            try:
-                root, inside = runtime_dir.clone(place, root, numbers(options.flags & ACCESS), follows=True)
-                stack.callback(root.close)
-            except OSError as error:
-                _log.warning("%s: times of access are kept as its mount says: %s", printable(source), error.strerror)
         n_fds_max = _raise_fd_limit()
         if os.geteuid() == 0:
             _make_store(root, source, options)
