@@ -17,13 +17,17 @@ LONG_AGO_NS = 10**18
 
 
 @pytest.fixture
-def source() -> Iterator[Path]:
-    with workbench() as bench:
-        source = bench / "source"
-        (source / "inside").mkdir()
+def bench() -> Iterator[Path]:
+    with workbench() as path:
+        (path / "source" / "inside").mkdir()
         for name in ("file", "inside"):
-            os.utime(source / name, ns=(LONG_AGO_NS, LONG_AGO_NS))
-        yield source
+            os.utime(path / "source" / name, ns=(LONG_AGO_NS, LONG_AGO_NS))
+        yield path
+
+
+def points(bench: Path, where: str) -> list[Path]:
+    """The source, over itself or at another place."""
+    return [bench / "source"] if where == "source" else [bench / "source", bench / where]
 
 
 def read(mounted: Path) -> set[str]:
@@ -38,25 +42,24 @@ def read(mounted: Path) -> set[str]:
 @pytest.mark.parametrize("where", ["source", "target"])
 @pytest.mark.parametrize("options", ["noatime", "nodiratime", "noatime,nodiratime"])
 def test_an_option_for_access_times_is_accepted_has_no_effect_below_and_is_printed(
-    source: Path, options: str, where: str, passthrough: str
+    bench: Path, options: str, where: str, passthrough: str
 ) -> None:
-    target = source.with_name(where)
-    points = (source,) if target == source else (source, target)
-    printed = mount(*points, "-o", f"{options},passthrough={passthrough}").err
+    target = bench / where
+    printed = mount(*points(bench, where), "-o", f"{options},passthrough={passthrough}").err
     assert printed.count(f"no effect of {options.replace(',', ', ')}: the backing filesystem") == 1
     assert read(target) == {"file", "inside"}
 
 
-def test_without_such_an_option_nothing_is_printed_of_it(source: Path) -> None:
-    assert "no effect" not in mount(source, "-o", "atime").err
+def test_without_such_an_option_nothing_is_printed_of_it(bench: Path) -> None:
+    assert "no effect" not in mount(bench / "source", "-o", "atime").err
 
 
 @pytest.mark.parametrize("where", ["source", "target"])
 @pytest.mark.parametrize(("options", "kept"), [("noatime", set[str]()), ("nodiratime", {"file"})])
-def test_the_mount_of_the_source_says_which_are_kept(source: Path, options: str, kept: set[str], where: str) -> None:
-    target = source.with_name(where)
+def test_the_mount_of_the_source_says_which_are_kept(bench: Path, options: str, kept: set[str], where: str) -> None:
+    source, target = bench / "source", bench / where
     with bind_mount(source, source):
         subprocess.run(["mount", "-o", f"remount,bind,{options}", source], check=True)
-        mount(*((source,) if target == source else (source, target)))
+        mount(*points(bench, where))
         assert read(target) == kept
         done_well("umount", target)

@@ -75,7 +75,6 @@ enum {
     X(modes)            /* its dict */                                                                                 \
     X(was_written)      /* its dict */                                                                                 \
     X(passing_writers)  /* its set */                                                                                  \
-    X(unbelieved)       /* its set */                                                                                  \
     X(passed_by)        /* DaemonCache's set */                                                                        \
     X(writers_of)       /* ContentWriters' method */                                                                   \
     X(OpenMode)                                                                                                        \
