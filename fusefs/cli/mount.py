@@ -15,7 +15,7 @@ from fusefs.cli.json_objects import FastPathReason, MountExplained
 from fusefs.cli.options import Decorator, PathBytes, json_option, together
 from fusefs.core.errors import DaemonGone, NotFound, Refused, UsageError
 from fusefs.core.mount_counters import SeenMount
-from fusefs.core.mount_options import LISTED, OPTIONS, Coherence, MountOption, parse_options, removed_words
+from fusefs.core.mount_options import LISTED, OPTIONS, Coherence, MountOption, find_without_effect, parse_options
 from fusefs.core.printable_names import printable, show
 
 _FEW_FILES, _MANY_FILES = 1 << 16, 1 << 19
@@ -27,7 +27,7 @@ As root for all users, and SRC alone is enough: what is below is then only reach
 else mounts for himself, at another directory of his own. Returns as soon as the mount answers.
 
 Options for -o: {", ".join(option.word() for option in OPTIONS if option.is_told)}, and ro, nosuid, nodev, noexec,
-noatime, sync as in mount(8). What makes suid programs, devices or writing impossible in SRC does so in MNT.
+sync as in mount(8). What makes suid programs, devices or writing impossible in SRC does so in MNT.
 
 With --explain PATH nothing is mounted: the command prints what makes the mount fast that PATH lies in, or that
 serves PATH, and why something is off. It never asks the mount. Exit code 5: there is none, or its daemon is
@@ -135,14 +135,13 @@ def serve(
     is_sloppy: bool = False,
 ) -> int:
     """Mount by a daemon; the exit code."""
-    from fusefs.mount.places.attach import ACCESS
     from fusefs.mount.places.mount_points import real_path
 
     source, target = real_path(source), real_path(target)
     usual = Coherence.EXCLUSIVE if source == target else Coherence.SHARED
     options = parse_options(words, as_root=os.geteuid() == 0, is_sloppy=is_sloppy, usual=usual)
-    for word, instead in removed_words(words):
-        output.warn(f"-o {word} has no effect; use {instead}")
+    for word, why in find_without_effect(words):
+        output.warn(f"-o {word} has no effect: {why}")
 
     def body(ready: Ready) -> int:
         try:
@@ -153,8 +152,6 @@ def serve(
         _warn_of_few_files(target)
         if source == target and options.coherence is Coherence.EXCLUSIVE:
             _warn_of_other_ways(target)
-        if source != target and options.flags & ACCESS:
-            _warn_of_times(source, target)
         return daemon.serve(source, target, options, ready, replaces=replaces)
 
     return run_in_foreground(body) if in_foreground else run_in_background(body)
@@ -170,14 +167,6 @@ def _warn_of_other_ways(target: bytes) -> None:
             f"{printable(target)}: what is changed by another path ({', '.join(map(printable, ways))}) is seen late; "
             "--coherence shared if anybody uses that"
         )
-
-
-def _warn_of_times(source: bytes, target: bytes) -> None:
-    from fusefs.mount.places.mount_points import is_followed
-
-    if os.geteuid() or not is_followed(source):
-        how = f"mount --make-shared on what {printable(source)} is on" if not os.geteuid() else "as root"
-        output.warn(f"{printable(target)}: times of access are kept as its source's own mount says; else: {how}")
 
 
 def _warn_of_few_files(target: bytes) -> None:

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from fusefs.core.uring_reasons import why_not
-from fusefs.linux import fanotify
 from fusefs.linux.fd import Fd
 from fusefs.linux.inotify import InotifyMask, open_inotify, watch
 from fusefs.linux.mount_lines import MountLine, mount_lines
@@ -29,7 +28,6 @@ def switch_problems(*, is_reaping: bool) -> Iterator[AdoptionProblem]:
     lines = list(mount_lines())
     yield from _uring(lines)
     yield from _allow_other(lines)
-    yield from _fanotify(lines)
     if is_reaping:
         yield from _inotify()
         yield from _pressure()
@@ -67,24 +65,12 @@ def _allow_other(lines: Sequence[MountLine]) -> Iterator[AdoptionProblem]:
         yield AdoptionProblem(wanted[0], what, f"echo user_allow_other >>{_FUSE_CONF}")
 
 
-def _fanotify(lines: Sequence[MountLine]) -> Iterator[AdoptionProblem]:
-    """What tells mounts of changes behind them."""
-    if lines:
-        limits = {errno.EMFILE: "fs.fanotify.max_user_groups", errno.ENOSPC: "fs.fanotify.max_user_marks"}
-        yield from _used_up(_watch_filesystem, limits, "mounts see changes behind them up to a second late")
-
-
 def _inotify() -> Iterator[AdoptionProblem]:
     """What tells the reaper of what is new. Source  inotify(7)"""
     instances = {errno.EMFILE: "fs.inotify.max_user_instances"}
     yield from _used_up(lambda: open_inotify().close(), instances, "no reaper can start")
     watches = {errno.ENOSPC: "fs.inotify.max_user_watches"}
     yield from _used_up(_watch_directory, watches, "the reaper sees what is new some minutes late")
-
-
-def _watch_filesystem() -> None:
-    with Fd(os.open("/", os.O_PATH)) as root:
-        fanotify.watch_filesystem(root).close()
 
 
 def _watch_directory() -> None:

@@ -19,7 +19,7 @@ class FastPath(Enum):
     URING        requests come by io_uring, to a thread on the core of who asks
     NATIVE       the commonest requests are answered in C; it rests on URING
     PARALLEL     a lookup does not wait for others in the same directory
-    LISTINGS     the kernel keeps listings, until it is told of a change
+    LISTINGS     the kernel keeps listings, until a directory changes
     ROOT_ACL     the kernel keeps the ACL of the mount's root
     UNOPENED     the kernel opens and closes directories without a message
     LINKS        the kernel keeps where symbolic links lead

@@ -83,16 +83,16 @@ _N_IN_FLIGHT = 64
 _N_IN_FLIGHT_MAX = 1024
 
 _FLAGS = {
-    "ro": "rw", "nosuid": "suid", "nodev": "dev", "noexec": "exec", "noatime": "atime", "nodiratime": "diratime",
-    "sync": "async", "dirsync": "", "nosymfollow": "symfollow",
+    "ro": "rw", "nosuid": "suid", "nodev": "dev", "noexec": "exec", "sync": "async", "dirsync": "",
+    "nosymfollow": "symfollow",
 }  # fmt: skip
 """The kernel's flags for a mount, and what takes each back."""
 _OPPOSITES = {opposite: flag for flag, opposite in _FLAGS.items() if opposite}
 
 _NOT_OURS = frozenset({
-    "_netdev", "auto", "defaults", "group", "iversion", "lazytime", "loud", "mand", "noauto", "nofail", "noiversion",
-    "nolazytime", "nomand", "nonempty", "norelatime", "nostrictatime", "nouser", "nousers", "owner", "relatime",
-    "silent", "strictatime", "user", "users",
+    "_netdev", "atime", "auto", "defaults", "diratime", "group", "iversion", "lazytime", "loud", "mand", "noauto",
+    "nofail", "noiversion", "nolazytime", "nomand", "nonempty", "norelatime", "nostrictatime", "nouser", "nousers",
+    "owner", "relatime", "silent", "strictatime", "user", "users",
 })  # fmt: skip
 """Words for mount(8), systemd and libfuse, which may stand in the same line of fstab."""
 _NOT_OURS_PREFIXES = ("x-", "X-", "comment=", "fsname=", "helper=", "subtype=", "uhelper=", "user=")
@@ -108,8 +108,14 @@ _REFUSED = {
 
 WITHOUT: Final = tuple(path for path in FastPath if path not in (FastPath.URING, FastPath.PASSTHROUGH))
 """Those that `without=` switches off."""
-_REMOVED: Final = {"without=uring": "uring=off", "without=passthrough": "passthrough=off"}
-"""Words of earlier versions, which have no effect, and what is there instead."""
+_ACCESS_TIMES = "the backing filesystem keeps access times as its own mount says"
+_WITHOUT_EFFECT: Final = {
+    "noatime": _ACCESS_TIMES,
+    "nodiratime": _ACCESS_TIMES,
+    "without=uring": "use uring=off",
+    "without=passthrough": "use passthrough=off",
+}
+"""Words of mount(8) and of earlier versions that are accepted, so that an fstab with them mounts, and ignored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +299,7 @@ def parse_options(texts: Iterable[str], *, as_root: bool, is_sloppy: bool = Fals
     for word in _words(texts):
         key, has_value, _ = word.partition("=")
         option = _BY_NAME.get(key)
-        if word in _REMOVED:
+        if word in _WITHOUT_EFFECT:
             continue
         if option is not None and option.read is not None:
             value = option.read(word)
@@ -330,9 +336,9 @@ def _check_had(options: MountOptions, word: str, *needed: FastPath) -> None:
             raise UsageError(f"{word} with without={path.value}", "it is one or the other")
 
 
-def removed_words(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """The words that have no effect any more, each with the one that has."""
-    return ((word, _REMOVED[word]) for word in _words(texts) if word in _REMOVED)
+def find_without_effect(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """The words of all `-o` that are accepted and have no effect, each with the reason or with what has that effect."""
+    return ((word, _WITHOUT_EFFECT[word]) for word in _words(texts) if word in _WITHOUT_EFFECT)
 
 
 def flags_after(texts: Sequence[str], flags: frozenset[str], *, is_sloppy: bool = False) -> frozenset[str] | None:

@@ -20,8 +20,8 @@ from fusefs.linux.syscalls import F_SETSIG
 _BACKING_OPEN, _BACKING_CLOSE = 0x4010E501, 0x4004E502
 _MAP = struct.Struct("=iIQ")
 _ID = struct.Struct("=I")
-NOTIFY_INVAL_INODE, NOTIFY_INVAL_ENTRY, _NOTIFY_PRUNE = 2, 3, 9
-INVAL_INODE = struct.Struct("=IiQQqq")
+_NOTIFY_INVAL_INODE, _NOTIFY_PRUNE = 2, 9
+_INVAL_INODE = struct.Struct("=IiQQqq")
 """fuse_out_header (length, code, 0: no answer to a request) and fuse_notify_inval_inode_out (nodeid, first byte, number
 of bytes; 0: all): a first byte below 0 means the attributes alone."""
 _PRUNE = struct.Struct("=IiQIIQ")
@@ -60,7 +60,7 @@ def forget_attributes(device: int, nodeid: int) -> None:
     Source  fs/fuse/inode.c: fuse_reverse_inval_inode, with a first byte below 0
     """
     with suppress(FileNotFoundError):  # the kernel doesn't know it, or not any more
-        os.write(device, INVAL_INODE.pack(INVAL_INODE.size, NOTIFY_INVAL_INODE, 0, nodeid, -1, 0))
+        os.write(device, _INVAL_INODE.pack(_INVAL_INODE.size, _NOTIFY_INVAL_INODE, 0, nodeid, -1, 0))
 
 
 def forget_unused(device: int, nodeids: Collection[int]) -> None:

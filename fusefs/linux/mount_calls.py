@@ -17,8 +17,6 @@ MS_NOEXEC = 8
 MS_SYNCHRONOUS = 16
 MS_DIRSYNC = 128
 MS_NOSYMFOLLOW = 256
-MS_NOATIME = 1024
-MS_NODIRATIME = 2048
 MNT_FORCE = 1
 MNT_DETACH = 2
 UMOUNT_NOFOLLOW = 8
@@ -27,40 +25,27 @@ _OPEN_TREE_CLONE = 1
 _MOVE_MOUNT_F_EMPTY_PATH, _MOVE_MOUNT_T_EMPTY_PATH = 4, 0x40
 _FSCONFIG_SET_FLAG, _FSCONFIG_SET_STRING, _FSCONFIG_CMD_CREATE = 0, 1, 6
 _CLOEXEC = 1
-_MS_REMOUNT, _MS_PRIVATE, _MS_SLAVE, _MS_RELATIME = 1 << 5, 1 << 18, 1 << 19, 1 << 21
+_MS_REMOUNT, _MS_PRIVATE, _MS_RELATIME = 1 << 5, 1 << 18, 1 << 21
 _AT_RECURSIVE = 0x8000
 _OF_A_FILESYSTEM = {MS_RDONLY: b"ro", MS_SYNCHRONOUS: b"sync", MS_DIRSYNC: b"dirsync"}
 _OF_A_MOUNT = {
-    MS_RDONLY: 1, MS_NOSUID: 2, MS_NODEV: 4, MS_NOEXEC: 8, MS_NOATIME: 0x10, MS_NODIRATIME: 0x80,
-    MS_NOSYMFOLLOW: 0x200000,
+    MS_RDONLY: 1, MS_NOSUID: 2, MS_NODEV: 4, MS_NOEXEC: 8, MS_NOSYMFOLLOW: 0x200000,
 }  # fmt: skip
 """What mount(2) takes as a flag, in fsconfig(2) and as an attribute in fsmount(2)."""
-_ATTRIBUTES_OF_ATIME = 0x70
 _FUSE_DEVICE = b"/dev/fuse"
 
 
-def clone_tree(dir_fd: int, *, with_inner: bool = False) -> Fd:
-    """A new mount of the directory that an fd holds, mounted nowhere yet.
+def clone_tree(dir_fd: int) -> Fd:
+    """A new mount of the directory that an fd holds, mounted nowhere yet, without what is mounted inside.
 
-    with_inner  what is mounted inside is cloned with it, and not left out
-    Source      open_tree(2) with OPEN_TREE_CLONE; Linux 5.2
+    Source  open_tree(2) with OPEN_TREE_CLONE; Linux 5.2
     """
-    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | AT_EMPTY_PATH | (_AT_RECURSIVE if with_inner else 0)
-    return Fd(syscalls.open_tree(dir_fd, b"", flags))
+    return Fd(syscalls.open_tree(dir_fd, b"", _OPEN_TREE_CLONE | os.O_CLOEXEC | AT_EMPTY_PATH))
 
 
 def make_private(mount_fd: int, flags: int = 0) -> None:
     """Let no mount or unmount that happens elsewhere happen in this mount too. flags: see set_flags"""
     _set_attributes(mount_fd, flags, 0, _MS_PRIVATE)
-
-
-def make_follow(mount_fd: int, flags: int) -> None:
-    """Let what is mounted and unmounted in the mount that this is a clone of be so here, and never the other way.
-
-    flags  of the mount itself: see set_flags; those inside have their own
-    """
-    _set_attributes(mount_fd, 0, 0, _MS_SLAVE, _AT_RECURSIVE)
-    _set_attributes(mount_fd, flags, 0, 0)
 
 
 def set_flags(mount_fd: int, flags: int, unwanted: int = 0) -> None:
@@ -76,8 +61,6 @@ def _set_attributes(mount_fd: int, flags: int, unwanted: int, propagation: int, 
     """Source  mount_setattr(2); Linux 5.12"""
     wanted = _attributes(flags)
     cleared = _attributes(unwanted) & ~wanted
-    if (wanted | cleared) & _OF_A_MOUNT[MS_NOATIME]:  # one of several, of which one must be said
-        cleared |= _ATTRIBUTES_OF_ATIME
     attributes = struct.pack("=QQQQ", wanted, cleared, propagation, 0)
     syscalls.mount_setattr(mount_fd, b"", AT_EMPTY_PATH | at, attributes)
 
@@ -126,8 +109,7 @@ def remount(point_fd: int, flags: int) -> None:
     Raises  OSError EBUSY: a file is open there for writing, and it is to be read-only
     """
     target = f"/proc/self/fd/{int(point_fd)}".encode()
-    usual = 0 if flags & MS_NOATIME else _MS_RELATIME  # without a word on atime the default of mount(2) stays
-    syscalls.mount(None, target, None, _MS_REMOUNT | usual | flags, None)
+    syscalls.mount(None, target, None, _MS_REMOUNT | _MS_RELATIME | flags, None)
 
 
 def unmount(point: bytes, flags: int = 0) -> None:

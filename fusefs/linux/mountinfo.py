@@ -29,7 +29,6 @@ class Mount(NamedTuple):
     point   where it is mounted, as the process with that mountinfo sees it
     options, super_options  of this mount; of the filesystem, wherever it is mounted
     owner   uid of the user who mounted it, if it is one of FUSE's
-    is_shared  whether what is mounted in it is mounted in its copies, too
     Source  proc_pid_mountinfo(5); mount.fuse(8) for `user_id`, which fusermount3 sets itself
     """
 
@@ -43,7 +42,6 @@ class Mount(NamedTuple):
     options: bytes
     owner: int = 0
     super_options: bytes = b""
-    is_shared: bool = False
 
     def is_ours(self) -> bool:
         """Whether a trashd serves it."""
@@ -96,7 +94,6 @@ def _mount(line: bytes) -> Mount:
         int(fields[0]), int(fields[1]), fields[2], root, _plain(fields[4]),
         fields[kind], _plain(fields[kind + 1]), fields[5],
         _owner(fields[-1]) if _is_fuse(fields[kind]) else 0, fields[-1],
-        any(field.startswith(b"shared:") for field in fields[6 : kind - 1]),
     )  # fmt: skip
 
 

@@ -103,12 +103,6 @@ _TRIALS = (
         "a mount is asked for the ACL of its top again and again",
         is_roots=True,
     ),
-    _Trial(
-        "fanotify_init",
-        lambda: syscalls.fanotify_init(_NO_FLAGS, 0),
-        "what changes behind a mount is seen there when its timeout is over",
-        is_roots=True,
-    ),
 )
 
 

@@ -10,7 +10,7 @@ import errno
 import os
 import struct
 from collections.abc import Callable, Sequence
-from ctypes import c_char_p, c_int, c_long, c_size_t, c_uint, c_uint64, c_ulong
+from ctypes import c_char_p, c_int, c_long, c_size_t, c_uint, c_ulong
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -79,8 +79,6 @@ _PROTOTYPES: dict[str, tuple[type, ...]] = {
     "close_range": (c_uint, c_uint, c_int),
     "faccessat": (c_int, c_char_p, c_int, c_int),
     "fallocate": (c_int, c_int, c_long, c_long),
-    "fanotify_init": (c_uint, c_uint),
-    "fanotify_mark": (c_int, c_uint, c_uint64, c_int, c_char_p),
     "fsconfig": (c_int, c_uint, c_char_p, c_char_p, c_int),
     "fsmount": (c_int, c_uint, c_uint),
     "fsopen": (c_char_p, c_uint),
@@ -350,16 +348,6 @@ def inotify_add_watch(fd: int, path: bytes, mask: int) -> int:
 def inotify_rm_watch(fd: int, watch: int) -> None:
     """inotify_rm_watch(2)."""
     checked(_libc.inotify_rm_watch(fd, watch))
-
-
-def fanotify_init(flags: int, event_flags: int) -> int:
-    """fanotify_init(2)."""
-    return checked(_libc.fanotify_init(flags, event_flags))
-
-
-def fanotify_mark(fd: int, flags: int, mask: int, dir_fd: int, path: bytes) -> None:
-    """fanotify_mark(2)."""
-    checked(_libc.fanotify_mark(fd, flags, mask, dir_fd, path))
 
 
 def timerfd_create(clock: int, flags: int) -> int:

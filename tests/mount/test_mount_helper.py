@@ -48,6 +48,14 @@ def test_a_line_of_fstab_may_say_what_others_read(bench: Path) -> None:
     assert (done.returncode, done.stdout.strip()) == (0, "content"), done.stderr
 
 
+def test_a_line_of_fstab_with_noatime_mounts_and_prints_that_it_has_no_effect(bench: Path) -> None:
+    (bench / "fstab").write_text(f"{bench}/source {bench}/target fuse.trashd noatime,nodiratime 0 0\n")
+    done = with_helper(bench, "mount -T fstab -a; cat target/file; mount -T fstab -o remount,ro target; umount target")
+    assert (done.returncode, done.stdout.strip()) == (0, "content"), done.stderr
+    lines = [line for line in done.stderr.splitlines() if "no effect" in line]
+    assert [line.split("-o ")[1].split()[0] for line in lines] == ["noatime", "nodiratime"]
+
+
 def test_what_stands_and_works_is_not_mounted_again(bench: Path) -> None:
     (bench / "other").mkdir()
     assert helper(bench / "source", bench / "target").returncode == 0

@@ -32,11 +32,12 @@ N_NAMES = 3000
 _NUMBERS = itertools.count()
 
 
-@pytest.fixture(scope="module", params=["tmpfs", "ext4"])
+@pytest.fixture(scope="module", params=["tmpfs exclusive", "ext4 exclusive", "tmpfs shared", "ext4 shared"])
 def mount(request: pytest.FixtureRequest) -> Iterator[Mounted]:
-    with tmpfs_volume() if request.param == "tmpfs" else loop_volume("ext4", 256) as volume:
+    fs_type, coherence = request.param.split()
+    with tmpfs_volume() if fs_type == "tmpfs" else loop_volume("ext4", 256) as volume:
         (volume / "source").mkdir()
-        with trashd_mount(volume / "source", options=("coherence=exclusive",), limit_s=SHARED_LIMIT_S) as mounted:
+        with trashd_mount(volume / "source", options=(f"coherence={coherence}",), limit_s=SHARED_LIMIT_S) as mounted:
             yield mounted
 
 
@@ -98,6 +99,15 @@ def test_what_changes_is_listed_at_once(directory: Path) -> None:
         (directory / str(number)).unlink()
         expected = expected - {str(number)} | {f"other-{number}"}
         assert set(os.listdir(directory)) == expected
+
+
+def test_what_changes_behind_a_shared_mount_is_listed_soon() -> None:
+    with tmpfs_volume() as volume:
+        (volume / "source" / "d").mkdir(parents=True)
+        with trashd_mount(volume / "source", options=("coherence=shared",)) as mounted:
+            for number in range(3):
+                (mounted.backing / "d" / f"{number}").touch()
+                assert until(lambda number=number: len(os.listdir(mounted.path / "d")) == number + 1)  # type: ignore[misc]
 
 
 def test_a_listing_goes_on_while_names_change(directory: Path) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,8 @@ from fusefs.mount.bridge.reply_patching import (
     Patch,
     ReplyPatching,
     beginning,
+    cache_listing,
     create_through,
-    keep_listing,
     omit_nodes,
     open_through,
 )
@@ -37,6 +38,7 @@ DIRENT = struct.Struct("=QQII")
 KEEP_CACHE, CACHE_DIR, STREAM, PASSTHROUGH = 2, 8, 16, 128
 ALWAYS = 1 << 6 | 1 << 30 | 1 << 36 | 1 << 38
 """Modes as they were asked for, 64 bits, no file handles."""
+KEEP = partial(cache_listing, KEEP_CACHE | CACHE_DIR)
 MIB = 1 << 20
 LIMIT_S = 30.0
 _GETDENTS64 = 217 if os.uname().machine == "x86_64" else 61
@@ -94,7 +96,7 @@ def test_a_reply_that_nobody_patches_goes_straight_through() -> None:
 
 def test_a_reply_arrives_patched_and_the_next_one_untouched() -> None:
     with a_wire() as wire:
-        wire.replies.patch_next(keep_listing)
+        wire.replies.patch_next(KEEP)
         wire.reply(OPEN_OUT.pack(5, STREAM, 9))
         assert wire.arrived() == b""
         wire.replies.replied()
@@ -175,7 +177,7 @@ def test_a_reply_that_nobody_waits_for_is_told_of() -> None:
         os.write(session_fd, HEAD.pack(HEAD.size + OPEN_OUT.size, 0, 7) + OPEN_OUT.pack(3, 0, 0))
         replies.replied()
         assert lost == ["open"]
-        replies.patch_next(keep_listing)
+        replies.patch_next(KEEP)
         os.write(session_fd, HEAD.pack(HEAD.size + OPEN_OUT.size, 0, 7) + OPEN_OUT.pack(3, 0, 0))
         replies.replied()
         assert lost == ["open"]
@@ -183,7 +185,7 @@ def test_a_reply_that_nobody_waits_for_is_told_of() -> None:
 
 def test_an_error_is_not_patched() -> None:
     with a_wire() as wire:
-        wire.replies.patch_next(keep_listing)
+        wire.replies.patch_next(KEEP)
         message = wire.reply(error=errno.ENOTDIR)
         wire.replies.replied()
         assert wire.arrived() == message
@@ -232,7 +234,7 @@ def test_a_listing_of_a_megabyte_is_held_back_and_a_short_one_after_it_is_short(
 def test_nothing_is_held_back_where_nobody_would_pass_it_on() -> None:
     with a_wire() as wire:
         wire.replies.let_pass()
-        wire.replies.patch_next(keep_listing)
+        wire.replies.patch_next(KEEP)
         message = wire.reply(OPEN_OUT.pack(5, 0, 0))
         assert wire.arrived() == message
 

@@ -186,6 +186,7 @@ def test_an_exchange_with_a_store_asks_for_no_permissions(mount: Mounted) -> Non
     stage.rmdir()
 
 
+@pytest.mark.needs("prune")
 def test_what_is_taken_from_a_drop_folder_is_let_go_of_with_all_that_is_known_in_it() -> None:
     """Or the next one to drop something by that name would wait until the kernel has."""
     with tmpfs_volume() as path:

@@ -28,7 +28,7 @@ from pyfuse3 import EntryAttributes, FileHandleT, FUSEError, InodeT, ModeT, Read
 
 from fusefs.core import fuse_protocol as wire
 from fusefs.mount.bridge import pyfuse3_loop
-from fusefs.mount.bridge.reply_patching import NAME_ONLY_GENERATION, ReplyPatching, keep_listing, omit_nodes
+from fusefs.mount.bridge.reply_patching import NAME_ONLY_GENERATION, ReplyPatching, cache_listing, omit_nodes
 from tests.support.foreground_mount import until
 from tests.support.fuse_watchdog import FuseMount, fuse_mount
 
@@ -137,7 +137,7 @@ class WaitingFs(pyfuse3.Operations):
         """The directory."""
         if self._keeps:
             assert self.replies is not None
-            self.replies.patch_next(keep_listing)
+            self.replies.patch_next(partial(cache_listing, wire.FOPEN_KEEP_CACHE | wire.FOPEN_CACHE_DIR))
         return FileHandleT(0)
 
     async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:

@@ -20,12 +20,12 @@ CALLS = {
     **(
         {
             "statx": 332, "renameat2": 316, "name_to_handle_at": 303, "inotify_init1": 294, "timerfd_create": 283,
-            "copy_file_range": 326, "memfd_create": 319, "fanotify_init": 300,
+            "copy_file_range": 326, "memfd_create": 319,
         }
         if os.uname().machine == "x86_64"
         else {
             "statx": 291, "renameat2": 276, "name_to_handle_at": 264, "inotify_init1": 26, "timerfd_create": 85,
-            "copy_file_range": 285, "memfd_create": 279, "fanotify_init": 262,
+            "copy_file_range": 285, "memfd_create": 279,
         }
     ),
 }  # fmt: skip

@@ -429,7 +429,7 @@ def test_every_document_names_what_exists() -> None:
         (the_mount_has_wings, "fusefs.mount.a", ""),
         (wings_point_down, "fusefs.mount.tree.a", "from fusefs.mount.bridge import pyfuse3_loop"),
         (wings_point_down, "fusefs.mount.tables.a", "def f():\n    from fusefs.mount.tree.vfs import Vfs"),
-        (wings_point_down, "fusefs.mount.requests.a", "from fusefs.mount.notices.invalidation import notify"),
+        (wings_point_down, "fusefs.mount.requests.a", "from fusefs.mount.notices.forget_stored import StoredNotices"),
         (rooms_of_a_floor_do_not_meet, "fusefs.plan.a", "from fusefs.service.service import serve"),
         (commands_import_late, "fusefs.cli.a", "import fusefs.service.service"),
         (commands_import_late, "fusefs.cli.a", "if True:\n    import fusefs.mount.life.daemon"),

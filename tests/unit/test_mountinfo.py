@@ -101,7 +101,6 @@ def test_line_is_read_with_any_number_of_optional_fields(optional: bytes) -> Non
         b"rw,noatime",
         0,
         b"rw,errors=continue",
-        b"shared" in optional,
     )
     assert mountinfo._mount(line) == wanted
 

@@ -24,8 +24,8 @@ from fusefs.mount.bridge.pyfuse3_values import (
 from fusefs.mount.bridge.reply_patching import (
     Patch,
     ReplyPatching,
+    cache_listing,
     create_through,
-    keep_listing,
     omit_nodes,
     open_through,
 )
@@ -79,10 +79,10 @@ class Pyfuse3Handlers(pyfuse3.Operations):
     def _handle(self, opened: OpenedFile) -> FileInfo:
         return self._told(opened, open_through)
 
-    def _listing(self, opened: tuple[int, bool]) -> FileHandleT:
-        fh, is_kept = opened
-        if is_kept:
-            self._replies.patch_next(keep_listing)
+    def _listing(self, opened: tuple[int, int]) -> FileHandleT:
+        fh, flags = opened
+        if flags:
+            self._replies.patch_next(partial(cache_listing, flags))
         return FileHandleT(fh)
 
     def _recall_name(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> EntryParam | None:
@@ -101,9 +101,9 @@ class Pyfuse3Handlers(pyfuse3.Operations):
     def _recall_xattrs(self, inode: InodeT, ctx: RequestContext) -> Sequence[bytes] | None:
         return self._xattrs.recall_names(inode, ctx)
 
-    def _recall_opendir(self, inode: InodeT, ctx: RequestContext) -> tuple[int, bool] | None:
+    def _recall_opendir(self, inode: InodeT, ctx: RequestContext) -> tuple[int, int] | None:
         fh = self._listings.recall_opendir(inode, ctx)
-        return None if fh is None else (fh, self._listings.is_kept(inode))
+        return None if fh is None else (fh, self._listings.cache_flags(fh))
 
     # Names.
 
@@ -248,8 +248,9 @@ class Pyfuse3Handlers(pyfuse3.Operations):
     # Listings.
 
     @told(_listing, recall=_recall_opendir)
-    def opendir(self, inode: InodeT, ctx: RequestContext) -> tuple[int, bool]:
-        return self._listings.opendir(inode, ctx), self._listings.is_kept(inode)
+    def opendir(self, inode: InodeT, ctx: RequestContext) -> tuple[int, int]:
+        fh = self._listings.opendir(inode, ctx)
+        return fh, self._listings.cache_flags(fh)
 
     @answered
     async def readdir(self, fh: FileHandleT, start_id: int, token: pyfuse3.ReaddirToken) -> None:

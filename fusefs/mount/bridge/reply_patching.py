@@ -193,9 +193,9 @@ def beginning(wanted: Collection[FastPath], *, stack_depth: int) -> Patch:
     return begin_session
 
 
-def keep_listing(message: bytearray) -> None:
-    """OPENDIR: the kernel keeps the listing, and shows what it kept last time; it has to be told of changes."""
-    _add_flags(message, _OPEN_FLAGS_AT, wire.FOPEN_KEEP_CACHE | wire.FOPEN_CACHE_DIR)
+def cache_listing(flags: int, message: bytearray) -> None:
+    """OPENDIR: whether the kernel keeps the listing, and shows what it kept last time. flags: FOPEN_*"""
+    _add_flags(message, _OPEN_FLAGS_AT, flags)
 
 
 def open_through(backing_id: int) -> Patch:

@@ -39,13 +39,12 @@ from fusefs.mount.life.root_inode import show
 from fusefs.mount.native.load_core import load
 from fusefs.mount.native.native_core import native_core
 from fusefs.mount.notices.forget_stored import StoredNotices
-from fusefs.mount.notices.invalidation import ChangeNotices, ChangeSource, watching
 from fusefs.mount.places import runtime_dir
-from fusefs.mount.places.attach import ACCESS, Attached, UnmountMode, attach, attach_apart, detach, flags_of, numbers
+from fusefs.mount.places.attach import Attached, UnmountMode, attach, attach_apart, detach, flags_of, numbers
 from fusefs.mount.places.counters import Counters, kept
 from fusefs.mount.places.fast_path_states import FastPathStates, publishing
 from fusefs.mount.places.find_mounts import forget_earlier
-from fusefs.mount.places.mount_points import check, is_followed, mount_of_device, top_mount
+from fusefs.mount.places.mount_points import check, mount_of_device, top_mount
 from fusefs.mount.requests.fuse_requests import FuseRequests
 from fusefs.mount.requests.ring_servers import Core, RingServers
 from fusefs.mount.requests.standby_readers import StandbyReaders
@@ -199,20 +198,16 @@ class _MountDaemon(Pyfuse3Handlers):
     def run(self, attached: Attached, ended: trio.Event) -> int:
         """Serve until it is unmounted; the exit code. ended: it is, or is to be"""
         path = printable(attached.mount.point)
-        vfs, states, is_shared = self._vfs, self._states, self._options.coherence is Coherence.SHARED
+        vfs, states = self._vfs, self._states
         _collect_garbage_seldom()
         with pyfuse3_loop.session(self, int(attached.fd)), ExitStack() as stack:
             try:
-                with _watching(attached, vfs) if is_shared else nullcontext() as watched, _door(attached, vfs) as asked:
-                    if watched is not None:
-                        vfs.cache.has_news = watched.has_news
-                    elif is_shared:
-                        states.turn_off(FastPath.LISTINGS, "nothing tells of changes behind the mount")
+                with _door(attached, vfs) as asked:
                     vfs.listings.are_kept = states.is_on(FastPath.LISTINGS)
                     self._see_offer()
                     if states.is_on(FastPath.URING):
                         self._rings = stack.enter_context(_rings(attached, self.lock, self._replies.device, states))
-                    trio.run(self._loop, attached, watched, asked, ended)
+                    trio.run(self._loop, attached, asked, ended)
             except BaseException:
                 _log.exception("%s: the daemon failed; the mount stays, dead, until trashd mount --replace", path)
                 raise
@@ -236,9 +231,7 @@ class _MountDaemon(Pyfuse3Handlers):
                 if not offered & bit:
                     self._states.turn_off(path, "this kernel does not offer it")
 
-    async def _loop(
-        self, attached: Attached, watched: ChangeSource | None, asked: socket.socket | None, ended: trio.Event
-    ) -> None:
+    async def _loop(self, attached: Attached, asked: socket.socket | None, ended: trio.Event) -> None:
         """Checkpoint  everywhere"""
         mount = attached.mount
         async with trio.open_nursery() as nursery:
@@ -250,20 +243,10 @@ class _MountDaemon(Pyfuse3Handlers):
             nursery.start_soon(self.lock.submounts.keep)
             nursery.start_soon(self._vfs.retries.expire)
             nursery.start_soon(self._stored_notices.run, self._replies.device)
-            if watched is not None:
-                nursery.start_soon(self._notify, watched)
             if asked is not None:
                 nursery.start_soon(backing_fd_server.serve, asked, self._vfs.access, self.threads)
             await pyfuse3_loop.answer_requests(_N_WORKERS)
             ended.set()
-
-    async def _notify(self, watched: ChangeSource) -> None:
-        """Have the kernel told of changes behind the mount for as long as we are told.
-
-        Checkpoint  everywhere
-        """
-        await ChangeNotices(self._vfs, self._stored_notices).run(watched)
-        self._states.turn_off(FastPath.LISTINGS, "nothing tells of changes behind the mount any more")
 
 
 def _why_not_begun(rings: RingServers, requests: FuseRequests, core: Core | None) -> str | None:
@@ -315,12 +298,6 @@ def serve(
             root, inside = runtime_dir.clone(place, root, numbers(options.flags))
             stack.callback(root.close)
             backing = inside
-        elif place is not None and options.flags & ACCESS and is_followed(source):
-            try:
-                root, inside = runtime_dir.clone(place, root, numbers(options.flags & ACCESS), follows=True)
-                stack.callback(root.close)
-            except OSError as error:
-                _log.warning("%s: times of access are kept as its mount says: %s", printable(source), error.strerror)
         n_fds_max = _raise_fd_limit()
         if os.geteuid() == 0:
             _make_store(root, source, options)
@@ -452,10 +429,6 @@ def _collect_garbage_seldom() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
-
-
-def _watching(attached: Attached, vfs: Vfs) -> AbstractContextManager[ChangeSource | None]:
-    return watching(vfs.root, attached.fd, attached.mount.connection())
 
 
 @contextmanager

@@ -73,7 +73,6 @@ enum {
     X(passthrough)      /* Passthrough */                                                                              \
     X(modes)            /* its dict */                                                                                 \
     X(passing_writers)  /* its set */                                                                                  \
-    X(unbelieved)       /* its set */                                                                                  \
     X(passed_by)        /* DaemonCache's set */                                                                        \
     X(writers_of)       /* ContentWriters' method */                                                                   \
     X(OpenMode)                                                                                                        \

@@ -249,8 +249,7 @@ int let_go(Request *request, PyObject *handle) {
         PySet_Discard(core->executed, handle) < 0 || PySet_Discard(core->to_append, handle) < 0 ||
         add_to(node, names.n_open, -1) < 0 || PyDict_DelItem(core->modes, node) < 0 ||
         PySet_Discard(core->passing_writers, handle) < 0 || PySet_Discard(core->passed_by, source) < 0 ||
-        PySet_Discard(core->unsteady, source) < 0 || PySet_Discard(core->unbelieved, node) < 0 ||
-        calls_begin(request) < 0)
+        PySet_Discard(core->unsteady, source) < 0 || calls_begin(request) < 0)
         goto end;
     close_backing(core, (int)id);
     error = close(fd) < 0 ? errno : 0;

@@ -105,11 +105,11 @@ class StoredNotices:
                 left += stored
             elif stored and self._lock.is_slow:
                 left += await trio.to_thread.run_sync(
-                    self._lock.run, self.close_removed, stored, abandon_on_cancel=True
+                    self._lock.run, self._close_removed, stored, abandon_on_cancel=True
                 )
             elif stored:
                 with self._lock:
-                    left += self.close_removed(stored)
+                    left += self._close_removed(stored)
             await trio.sleep((time.monotonic() - start_s) * _REST_PER_WORK)
         return left[::-1]
 
@@ -119,7 +119,7 @@ class StoredNotices:
             return False
         return node.last is not None if node.parent is None else holds_trash(self._nodes, node.parent)
 
-    def close_removed(self, nodes: list[Node]) -> list[Node]:
+    def _close_removed(self, nodes: list[Node]) -> list[Node]:
         """Let go of the directories that were removed behind the mount; those that are open yet."""
         left = []
         for node in nodes:

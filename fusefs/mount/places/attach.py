@@ -27,15 +27,13 @@ from fusefs.mount.places.mount_points import real_path, top_mount
 
 _FLAGS = {
     "ro": mount_calls.MS_RDONLY, "nosuid": mount_calls.MS_NOSUID, "nodev": mount_calls.MS_NODEV,
-    "noexec": mount_calls.MS_NOEXEC, "noatime": mount_calls.MS_NOATIME, "nodiratime": mount_calls.MS_NODIRATIME,
-    "sync": mount_calls.MS_SYNCHRONOUS, "dirsync": mount_calls.MS_DIRSYNC, "nosymfollow": mount_calls.MS_NOSYMFOLLOW,
+    "noexec": mount_calls.MS_NOEXEC, "sync": mount_calls.MS_SYNCHRONOUS, "dirsync": mount_calls.MS_DIRSYNC,
+    "nosymfollow": mount_calls.MS_NOSYMFOLLOW,
 }  # fmt: skip
 INHERITED = {
     "ro": os.ST_RDONLY, "nosuid": os.ST_NOSUID, "nodev": os.ST_NODEV, "noexec": os.ST_NOEXEC, "nosymfollow": 0x2000,
 }  # fmt: skip
 """What a mount refuses where SRC's own does, as statvfs tells it."""
-ACCESS = frozenset({"noatime", "nodiratime"})
-"""Of a filesystem's mount they say whether times of access are kept; of a mount of FUSE's nothing."""
 _SUBTYPE = OURS.partition(b".")[2]
 _NO_FUSE = "load the kernel's module: modprobe fuse; a container needs --device /dev/fuse"
 _NO_FUSERMOUNT = "install it (Debian: fuse3), or mount as root"

@@ -62,13 +62,6 @@ def other_ways(path: bytes, mounts: Sequence[Mount]) -> list[bytes]:
     return found
 
 
-def is_followed(path: bytes) -> bool:
-    """Whether another mount of a directory has what is mounted in it later, and lets go of it. path: without links"""
-    mounts = read_mounts()
-    holder = covering(path, mounts)
-    return not is_inside(HOME, path) and any(mount.is_shared for mount in mounts if mount.mnt_id == holder)
-
-
 def mount_of_device(device: bytes) -> Mount | None:
     """The mount of a FUSE connection, wherever it was moved to; None if there is none (any more)."""
     return next((mount for mount in reversed(read_mounts()) if mount.device == device and mount.is_ours()), None)

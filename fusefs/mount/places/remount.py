@@ -1,7 +1,7 @@
 """`mount -o remount,…` of a mount of ours: it changes the kernel's flags alone, and the daemon need not know.
 
 Of a mount over itself the tree below /run/trashd is restricted as the mount is: first the mount, or what is refused
-there would go the other way. Elsewhere such a tree is there for times of access alone.
+there would go the other way.
 """
 
 from __future__ import annotations
@@ -10,27 +10,24 @@ import errno
 import os
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 
 from fusefs.core.errors import Busy, NotPermitted, Refused
 from fusefs.core.mount_options import flags_after
 from fusefs.core.printable_names import printable
 from fusefs.linux import mount_calls
-from fusefs.linux.backing_fd_socket import TREE
 from fusefs.linux.fd import Fd
-from fusefs.linux.mount_claims import directory_of
 from fusefs.linux.mountinfo import Mount, covering, is_inside, read_mounts
 from fusefs.linux.runtime_directories import HOME
-from fusefs.mount.places.attach import ACCESS, INHERITED, numbers
+from fusefs.mount.places.attach import INHERITED, numbers
 from fusefs.mount.places.mount_points import top_mount
 
 _PATIENCE_S, _GLANCE_S = 5.0, 0.02
 """For the daemon to close what the last writer has closed."""
 _ALL = (
     mount_calls.MS_RDONLY | mount_calls.MS_NOSUID | mount_calls.MS_NODEV | mount_calls.MS_NOEXEC
-    | mount_calls.MS_NOATIME | mount_calls.MS_NODIRATIME | mount_calls.MS_NOSYMFOLLOW
+    | mount_calls.MS_NOSYMFOLLOW
 )  # fmt: skip
-_OF_ACCESS = mount_calls.MS_NOATIME | mount_calls.MS_NODIRATIME
 
 
 def remount(target: bytes, texts: Sequence[str], *, is_sloppy: bool = False) -> bool:
@@ -49,17 +46,14 @@ def remount(target: bytes, texts: Sequence[str], *, is_sloppy: bool = False) -> 
         raise NotPermitted(target, "only root can change a mount; mount it anew")
     before = mount.flags()
     wanted = numbers((flags_after(texts, before, is_sloppy=is_sloppy) or frozenset()) | _kept(mount, mounts))
-    unwanted = _ALL if "noatime" in before else _ALL & ~mount_calls.MS_NOATIME  # or strictatime would go
     with ExitStack() as stack:
         point = stack.enter_context(_open(target))
         try:
             if _is_over_itself(mount):
                 tree = stack.enter_context(_open(mount.source))
-                _change(point, tree, wanted, unwanted, was_read_only="ro" in before)
+                _change(point, tree, wanted, was_read_only="ro" in before)
             else:
                 mount_calls.remount(point, wanted)
-                with suppress(FileNotFoundError), _open(directory_of(target) + b"/" + TREE) as tree:
-                    mount_calls.set_flags(tree, wanted & _OF_ACCESS, unwanted & _OF_ACCESS)
         except OSError as error:
             if error.errno != errno.EBUSY:
                 raise
@@ -67,24 +61,24 @@ def remount(target: bytes, texts: Sequence[str], *, is_sloppy: bool = False) -> 
     return True
 
 
-def _change(point: Fd, tree: Fd, wanted: int, unwanted: int, *, was_read_only: bool) -> None:
+def _change(point: Fd, tree: Fd, wanted: int, *, was_read_only: bool) -> None:
     if not wanted & mount_calls.MS_RDONLY:
-        mount_calls.set_flags(tree, wanted, unwanted)
+        mount_calls.set_flags(tree, wanted, _ALL)
     mount_calls.remount(point, wanted)
     if wanted & mount_calls.MS_RDONLY:
         try:
-            _restrict(tree, wanted, unwanted)
+            _restrict(tree, wanted)
         except OSError:
             if not was_read_only:
                 mount_calls.remount(point, wanted & ~mount_calls.MS_RDONLY)
             raise
 
 
-def _restrict(tree: Fd, wanted: int, unwanted: int) -> None:
+def _restrict(tree: Fd, wanted: int) -> None:
     deadline_s = time.monotonic() + _PATIENCE_S
     while True:
         try:
-            mount_calls.set_flags(tree, wanted, unwanted)
+            mount_calls.set_flags(tree, wanted, _ALL)
         except OSError as error:
             if error.errno != errno.EBUSY or time.monotonic() > deadline_s:
                 raise
@@ -97,8 +91,7 @@ def _kept(mount: Mount, mounts: Sequence[Mount]) -> frozenset[str]:
     """The flags of the mount that SRC is on, which over itself is the one below ours; and of a user's mount its own."""
     holder = mount.parent_id if _is_over_itself(mount) else covering(mount.source, mounts)
     flags = frozenset(flag for one in mounts if one.mnt_id == holder for flag in one.flags())
-    kept = flags & INHERITED.keys() | (mount.flags() & INHERITED.keys() if mount.owner else frozenset())
-    return kept | (flags & ACCESS if _is_over_itself(mount) else frozenset())
+    return flags & INHERITED.keys() | (mount.flags() & INHERITED.keys() if mount.owner else frozenset())
 
 
 def _is_over_itself(mount: Mount) -> bool:

@@ -91,20 +91,18 @@ def clear(target: bytes, patience_s: float) -> bool:
     return True
 
 
-def clone(path: bytes, dir_fd: int, flags: int, *, follows: bool = False) -> tuple[Fd, bytes]:
+def clone(path: bytes, dir_fd: int, flags: int) -> tuple[Fd, bytes]:
     """A private clone of a directory's mount: an O_PATH fd of its root, and where it is mounted in here.
 
     Only root reaches it by path.
-    flags    of the FUSE mount, as mount(2) takes them: what it refuses is refused here, and what it leaves to what is
-             below, as times of access, is kept here as it says
-    follows  with what is mounted inside, now and later
+    flags  of the FUSE mount, as mount(2) takes them: what it refuses is refused here
     """
     tree = path + b"/" + TREE
     for directory in (os.path.dirname(tree), tree):
         os.mkdir(directory, 0o700)
-    mount_fd = mount_calls.clone_tree(dir_fd, with_inner=follows)
+    mount_fd = mount_calls.clone_tree(dir_fd)
     try:
-        (mount_calls.make_follow if follows else mount_calls.make_private)(mount_fd, flags)
+        mount_calls.make_private(mount_fd, flags)
         with Fd(os.open(tree, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)) as tree_fd:
             mount_calls.move_mount(mount_fd, tree_fd)
     except BaseException:

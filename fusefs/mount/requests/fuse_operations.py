@@ -424,16 +424,15 @@ class FuseOperations:
     def _opendir(self, nodeid: int, _request: Request, caller: RequestCaller) -> ReplyOrSteps:
         if not self._opens_directories:
             return errno.ENOSYS
-        return self._listing(nodeid, self._listings.opendir(nodeid, caller))
+        return self._listing(self._listings.opendir(nodeid, caller))
 
     def _recall_listing(self, nodeid: int, _request: Request, caller: RequestCaller) -> ReplyOrSteps:
         if not self._opens_directories:
             return errno.ENOSYS
-        return self._listing(nodeid, _remembered(self._listings.recall_opendir(nodeid, caller)))
+        return self._listing(_remembered(self._listings.recall_opendir(nodeid, caller)))
 
-    def _listing(self, nodeid: int, fh: int) -> bytearray:
-        keeps = wire.FOPEN_KEEP_CACHE | wire.FOPEN_CACHE_DIR if self._listings.is_kept(nodeid) else 0
-        wire.put_opened(self._opened, fh, keeps)
+    def _listing(self, fh: int) -> bytearray:
+        wire.put_opened(self._opened, fh, self._listings.cache_flags(fh))
         return self._opened
 
     def _readdirplus(self, nodeid: int, request: Request, _caller: RequestCaller) -> ReplyOrSteps:

@@ -172,8 +172,6 @@ class DaemonCache:
         """What is read or written past us, or may be: of its attributes nothing is remembered."""
         self.unsteady: set[SourceKey] = set()
         """What may be written past us: nor may the kernel believe them. Passthrough alone changes either."""
-        self.has_news: Callable[[], bool] = lambda: False
-        """Whether something was changed behind the mount of which the cache has not been told."""
         self._lock = lock
         self._stats = stats
         self._glance = _NoFill(lifetime_s)
@@ -230,7 +228,7 @@ class DaemonCache:
 
     def _is_known(self, sort: Remembering, found: object) -> bool:
         """Whether what was found is to be told; it is counted."""
-        is_known = found is not None and not self.has_news()
+        is_known = found is not None
         (self._stats.hit if is_known else self._stats.miss)(sort)
         return is_known
 
@@ -265,12 +263,9 @@ class DaemonCache:
             return _NOTHING
         return _ForgetAfter(self.metadata, partial(self.metadata.accessed, source))
 
-    def changed(self, source: SourceKey, name: bytes | None = None) -> None:
-        """An inode changed behind the mount; or a name in a directory."""
-        if name is None:
-            self.metadata.attributes_changed(source)
-        else:
-            self.metadata.name_changed(source, name)
+    def changed(self, source: SourceKey) -> None:
+        """An inode changed behind the mount."""
+        self.metadata.attributes_changed(source)
 
     def pass_by(self, source: SourceKey) -> None:
         """An inode's attributes change without a message from now on, the time of access at least."""

@@ -45,7 +45,11 @@ def n_for_clients(max_fds: int) -> int:
 
 
 class DirHandle:
-    """A directory that a client reads. Of a slow filesystem:
+    """A directory that a client reads.
+
+    is_unchanged  it is as it was when it was opened before, so what the kernel keeps of its listing is right
+
+    Of a slow filesystem:
 
     at        the offset for which entries are ready
     ready     the entries from there on: some of them, or all
@@ -57,10 +61,11 @@ class DirHandle:
     n_passed  how many of those, or of what was gathered, were made ready
     """
 
-    def __init__(self, node: Node, entries: Dirents | None) -> None:
+    def __init__(self, node: Node, entries: Dirents | None, *, is_unchanged: bool = False) -> None:
         """entries: from its beginning; None: it is opened when something has to be read."""
         self.node = node
         self.entries = entries
+        self.is_unchanged = is_unchanged
         self.is_late = entries is None
         self.at = -1
         self.ready: Sequence[Dirent] = ()

@@ -115,7 +115,6 @@ class Passthrough:
         self._modes: dict[Node, OpenMode] = {}
         self._writers: set[int] = set()
         self._mapped: set[Node] = set()
-        self._unbelieved: set[Node] = set()
         self._told: set[int] = set()
 
     def __len__(self) -> int:
@@ -189,16 +188,6 @@ class Passthrough:
             self._mapped.add(node)
         if not is_new:
             forget_attributes(self._device, node.nodeid)
-            self._unbelieved.add(node)
-
-    def is_unbelieved(self, node: Node) -> bool:
-        """Whether the kernel has neither attributes nor pages of a node: it asks each time, and need not be told.
-
-        A notice would make it throw away the answer that is under way; and for copy_file_range it asks no daemon, but
-        takes the size that it was told last for the end of the file.
-        Source  fs/fuse/inode.c: fuse_change_attributes, by attr_version; fs/read_write.c: generic_copy_file_checks
-        """
-        return node in self._unbelieved
 
     def released(self, node: Node, fh: int) -> int:
         """A handle is released; an id to be let go, by `close_id`, or 0."""
@@ -251,7 +240,6 @@ class Passthrough:
             self._cache.settle(node.source)
         if mode is None or not mode.n_writers:
             self._cache.unsteady.discard(node.source)
-            self._unbelieved.discard(node)
 
     def _open(self, node: Node, fh: Fd, writer: ThreadCredentials) -> int:
         give_up = self._give_up

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+from fusefs.core.fuse_protocol import FOPEN_CACHE_DIR, FOPEN_KEEP_CACHE
 from fusefs.core.inode_attributes import Attributes
 from fusefs.core.inode_table import InodeTable, Node, NodeId, source_key
 from fusefs.core.names import STORE
@@ -20,6 +21,7 @@ from fusefs.core.packed_entries import Dirent, PackedEntries
 from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_caller import Caller
 from fusefs.linux.getdents import Dirents
+from fusefs.linux.statx import look_at
 from fusefs.mount.tables.daemon_cache import DaemonCache
 from fusefs.mount.tables.directory_fds import TO_READ, DirectoryFds
 from fusefs.mount.tables.open_handles import DirHandle, OpenHandles
@@ -34,7 +36,7 @@ from fusefs.mount.tree.lookup_operations import LookupOperations
 from fusefs.mount.tree.node_access import NodeAccess
 from fusefs.mount.tree.opening import Opening
 from fusefs.mount.tree.references import NodeReferences
-from fusefs.mount.tree.validity import EntryParam, NameValidity
+from fusefs.mount.tree.validity import EntryParam, NameValidity, PageValidity
 from fusefs.store.layout import is_stores_own
 
 _DOTS = (b".", b"..")
@@ -85,14 +87,15 @@ class Listings:
         recalls: CachedReplies,
         lookups: LookupOperations,
         opening: Opening,
+        pages: PageValidity,
         *,
-        are_kept: bool,
+        is_shared: bool,
         shows_trash: bool,
         is_checked: bool,
     ) -> None:
         """Begin.
 
-        are_kept     what the kernel keeps of a listing is right: it can't change, or we are told at once when it does
+        is_shared    directories may change behind the mount at any time
         shows_trash  `.trashd` is in the root's listing too
         is_checked   the kernel checks permissions; else the backing filesystem must, when something is opened
         """
@@ -111,14 +114,18 @@ class Listings:
         self._recalls = recalls
         self._lookups = lookups
         self._opening = opening
-        self.are_kept = are_kept
+        self._pages = pages
+        self._is_shared = is_shared
+        self.are_kept = True
+        """Whether the kernel may keep listings at all."""
         self.shows_trash = shows_trash
         self._is_checked = is_checked
 
-    def is_kept(self, nodeid: int) -> bool:
-        """Whether the kernel may keep a directory's listing."""
-        node = self._nodes.get(nodeid)
-        return self.are_kept and node is not None and not trashd_dir.is_below(self._nodes, node)
+    def cache_flags(self, fh: int) -> int:
+        """What the reply to OPENDIR says of the listing that the kernel keeps: FOPEN_*."""
+        if not self.are_kept or trashd_dir.is_below(self._nodes, self._handles.node(fh)):
+            return 0
+        return FOPEN_CACHE_DIR | (FOPEN_KEEP_CACHE if self._handles.listing(fh).is_unchanged else 0)
 
     def opendir(self, nodeid: int, caller: Caller) -> int:
         """A handle of a directory, which is opened as the caller."""
@@ -129,7 +136,13 @@ class Listings:
         dir_fd = self._directories.fd_of(node)
         opening = self._access.as_caller(caller, (by_mode_of(self._lock, dir_fd),), (node,))
         fd = Fd(opening.call(os.open, dir_fd.path(), TO_READ))
-        return self._handles.add(node, fd, caller.uid, listing=DirHandle(node, Dirents(fd)))
+        try:
+            is_unchanged = not self._is_shared or self._pages.are_right(node, self._lock.call(look_at, fd))
+        except BaseException:
+            self._lock.call(fd.close)
+            raise
+        listing = DirHandle(node, Dirents(fd), is_unchanged=is_unchanged)
+        return self._handles.add(node, fd, caller.uid, listing=listing)
 
     def recall_opendir(self, nodeid: int, caller: Caller) -> int | None:
         """A handle of a directory whose entries are remembered: it need not be opened. None: it must be."""
@@ -137,7 +150,7 @@ class Listings:
         if node is None or node.last is not None or not self._is_checked or self._cache.listing(node) is None:
             return None
         self._opening.make_room(caller.uid)
-        return self._handles.add_late(node, caller.uid, DirHandle(node, None))
+        return self._handles.add_late(node, caller.uid, DirHandle(node, None, is_unchanged=not self._is_shared))
 
     def _entries(self, listing: DirHandle) -> Dirents:
         """Where to read them."""

@@ -59,11 +59,6 @@ def holds_trash(nodes: InodeTable, directory: Node) -> bool:
     return nodes.zone_of(directory) is NodeZone.TRASH
 
 
-def is_drop_folder(nodes: InodeTable, node: Node) -> bool:
-    """Whether a directory is some user's drop folder, in which the same names come again."""
-    return node.name == DROP and is_below(nodes, node)
-
-
 def is_hidden(directory: Node, name: bytes, *, shows_trash: bool) -> bool:
     """Whether a listing leaves a name out: `.trashd` in the root's, or backups, searches and `rm -rf *` find it."""
     return name == STORE and directory.nodeid in ROOTS and not shows_trash

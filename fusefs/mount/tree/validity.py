@@ -181,11 +181,11 @@ class AttrTimeouts:
 
 
 class PageValidity:
-    """What files looked like when they were opened last: whether what the kernel has of their content is still right.
+    """What files and directories were when they were opened last: whether the kernel's pages of them are still right.
 
-    It is, where others change it behind the mount, if the file's times and size are those of the last open, and had
-    been so for a while then: clocks of filesystems tick slowly, and what is written in the same tick can't be told
-    apart.
+    They are, where others change a file or the names in a directory behind the mount, if its times and size are those
+    of the last open, and had been so for a while then: clocks of filesystems tick slowly, and what is written in the
+    same tick can't be told apart.
     """
 
     def __init__(self) -> None:
@@ -193,7 +193,7 @@ class PageValidity:
         self._seen: dict[Node, tuple[int, int, int]] = {}
 
     def are_right(self, node: Node, seen: Attributes) -> bool:
-        """Whether the kernel's pages of a file are, that was just opened and looked at."""
+        """Whether the kernel's pages of a file or directory are, that was just opened and looked at."""
         version = (seen.mtime_ns, seen.ctime_ns, seen.size)
         are_right = self._seen.get(node) == version
         if time.time_ns() - max(seen.mtime_ns, seen.ctime_ns) > _RACY_NS:

@@ -133,8 +133,8 @@ class Vfs:
         )  # fmt: skip
         self.listings = Listings(
             lock, self.nodes, self.cache, self.directories, self.handles, self.prefetch, validity, self.stored,
-            self.access, self.references, self.reader, self.recalls, self.lookups, self.opening,
-            are_kept=not is_shared, shows_trash=shows_trash, is_checked=is_checked,
+            self.access, self.references, self.reader, self.recalls, self.lookups, self.opening, pages,
+            is_shared=is_shared, shows_trash=shows_trash, is_checked=is_checked,
         )  # fmt: skip
         self.unopened = UnopenedListings(lock, self.cache, self.directories, self.access, self.listings)
 
@@ -158,8 +158,8 @@ class Vfs:
             "to_append": self.handles._to_append, "shares": self.handles.shares,
             "shares_of_uids": self.handles.shares._of_uids, "shares_of_blocks": self.handles.shares._of_blocks,
             "directories": self.directories, "passthrough": self.passthrough, "modes": self.passthrough._modes,
-            "passing_writers": self.passthrough._writers, "unbelieved": self.passthrough._unbelieved,
-            "passed_by": self.cache.passed_by, "writers_of": self.passthrough._writers_of.of, "OpenMode": OpenMode,
+            "passing_writers": self.passthrough._writers, "passed_by": self.cache.passed_by,
+            "writers_of": self.passthrough._writers_of.of, "OpenMode": OpenMode,
             "queues": self.prefetch._queues, "pages": self._pages._seen, "unused": self.references.not_taken,
             "lost": self.names._lost, "moved": self.names._moved, "keeps_pages": self.files.keeps_pages,
         }  # fmt: skip

@@ -1,0 +1,107 @@
+"""Listings that the kernel keeps of a shared mount that opens directories: as long as the directory is as it was."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.support.foreground_mount import Mounted, trashd_mount, until
+from tests.support.real_filesystems import loop_volume, overlay_volume, tmpfs_volume
+
+pytestmark = [pytest.mark.needs("root", "fuse", "loop"), pytest.mark.rests_on("kept-listings")]
+
+LIMIT_S = 40.0
+N_NAMES, N_CHANGES = 300, 100
+
+
+class Listed(NamedTuple):
+    """A directory, through the mount and behind it.
+
+    late_s  for how long a listing may be as it was before a change behind the mount; 0: not once
+    """
+
+    mounted: Mounted
+    seen: Path
+    behind: Path
+    late_s: float
+
+    def is_right_in_time(self) -> bool:
+        """Whether a change behind the mount is listed in time."""
+        return until(self.is_right, self.late_s)
+
+    def is_right(self) -> bool:
+        """Whether the listing is what is there."""
+        return sorted(os.listdir(self.seen)) == sorted(os.listdir(self.behind))
+
+    def costs_a_read(self) -> bool:
+        """Whether the daemon was asked for the entries of a listing, which must be right."""
+        before = self.mounted.stats().operations["readdir"].n()
+        assert self.is_right()
+        return self.mounted.stats().operations["readdir"].n() > before
+
+
+@pytest.fixture(params=["tmpfs", "ext4", "overlay", "ext4, slow"])
+def listed(request: pytest.FixtureRequest) -> Iterator[Listed]:
+    with ExitStack() as stack:
+        match request.param.partition(", ")[0]:
+            case "overlay":
+                volume = stack.enter_context(overlay_volume()).path
+            case "ext4":
+                volume = stack.enter_context(loop_volume("ext4", 64))
+            case _:
+                volume = stack.enter_context(tmpfs_volume())
+        behind = volume / "source" / "directory"
+        behind.mkdir(parents=True)
+        for number in range(N_NAMES):
+            (behind / f"{number}").touch()
+        slow = ["backing=slow"] if request.param.endswith("slow") else []
+        options = ["coherence=shared", "without=unopened-directories", *slow]
+        mounted = stack.enter_context(trashd_mount(behind.parent, options=options))
+        yield Listed(mounted, mounted.path / "directory", behind, LIMIT_S if slow else 0)
+
+
+def test_a_directory_that_has_not_changed_for_a_while_is_read_once(listed: Listed) -> None:
+    assert listed.costs_a_read()
+    assert until(lambda: not any(listed.costs_a_read() for _ in range(3)), LIMIT_S)  # but for a kernel short of memory
+
+
+def test_a_name_that_is_made_behind_is_in_the_next_listing(listed: Listed) -> None:
+    assert until(lambda: not listed.costs_a_read(), LIMIT_S)
+    (listed.behind / "new").touch()
+    assert listed.is_right_in_time()
+
+
+def test_a_name_that_is_removed_behind_is_not_in_the_next_listing(listed: Listed) -> None:
+    assert until(lambda: not listed.costs_a_read(), LIMIT_S)
+    (listed.behind / "0").unlink()
+    assert listed.is_right_in_time()
+
+
+def test_changes_in_the_same_tick_are_listed_too(listed: Listed) -> None:
+    for number in range(N_CHANGES):
+        (listed.behind / f"new-{number}").touch()
+        assert listed.is_right() or listed.late_s
+        (listed.behind / f"{number}").unlink()
+        assert listed.is_right() or listed.late_s
+    assert listed.is_right_in_time()
+    assert until(lambda: not listed.costs_a_read(), LIMIT_S)
+
+
+def test_a_time_that_is_set_back_hides_no_name(listed: Listed) -> None:
+    before = listed.behind.stat()
+    assert until(lambda: not listed.costs_a_read(), LIMIT_S)
+    (listed.behind / "new").touch()
+    os.utime(listed.behind, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert listed.is_right_in_time()
+
+
+def test_what_is_made_through_the_mount_is_listed_at_once(listed: Listed) -> None:
+    assert until(lambda: not listed.costs_a_read(), LIMIT_S)
+    (listed.seen / "new").touch()
+    (listed.seen / "0").unlink()
+    assert listed.is_right()
