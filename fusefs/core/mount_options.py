@@ -323,9 +323,9 @@ def parse_options(texts: Iterable[str], *, as_root: bool, is_sloppy: bool = Fals
     values["default_permissions"] |= values["allow_other"]
     options = MountOptions(**values, flags=frozenset(flags))
     if options.passthrough is PassthroughMode.ON:
-        _check_had(options, "passthrough=on", FastPath.PASSTHROUGH, FastPath.SEAM)
+        _check_had(options, "passthrough=on", FastPath.SEAM)
     if options.uring is UringMode.ON:
-        _check_had(options, "uring=on", FastPath.URING, FastPath.REQUESTS, FastPath.SEAM)
+        _check_had(options, "uring=on", FastPath.REQUESTS, FastPath.SEAM)
     return options
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ _MOVE_MOUNT_F_EMPTY_PATH, _MOVE_MOUNT_T_EMPTY_PATH = 4, 0x40
 _FSCONFIG_SET_FLAG, _FSCONFIG_SET_STRING, _FSCONFIG_CMD_CREATE = 0, 1, 6
 _CLOEXEC = 1
 _MS_REMOUNT, _MS_PRIVATE, _MS_RELATIME = 1 << 5, 1 << 18, 1 << 21
+_NO_FD = -1
 _AT_RECURSIVE = 0x8000
 _OF_A_FILESYSTEM = {MS_RDONLY: b"ro", MS_SYNCHRONOUS: b"sync", MS_DIRSYNC: b"dirsync"}
 _OF_A_MOUNT = {
@@ -90,6 +92,15 @@ def move_mount(mount_fd: int, target_fd: int) -> None:
     """Mount on the directory that an fd holds what clone_tree or new_mount gave."""
     flags = _MOVE_MOUNT_F_EMPTY_PATH | _MOVE_MOUNT_T_EMPTY_PATH
     syscalls.move_mount(mount_fd, b"", target_fd, b"", flags)
+
+
+def check_move_mount() -> None:
+    """Raises  OSError: this process may move no mount, as where a container's seccomp filter denies it"""
+    try:
+        syscalls.move_mount(_NO_FD, b"x", _NO_FD, b"x", 0)
+    except OSError as error:
+        if error.errno != errno.EBADF:
+            raise
 
 
 def open_fuse() -> Fd:

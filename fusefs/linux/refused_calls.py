@@ -92,7 +92,7 @@ _TRIALS = (
     _Trial(
         "move_mount",
         lambda: syscalls.move_mount(_NO_FD, b"x", _NO_FD, b"x", 0),
-        f"{_NOT_OVER_ITSELF}, and others with -o without=kept-root-acl only",
+        f"{_NOT_OVER_ITSELF}; others are asked for the ACL of their top again and again",
         is_roots=True,
     ),
     _Trial("open_tree", lambda: syscalls.open_tree(_NO_FD, b"x", 0), _NOT_OVER_ITSELF, is_roots=True),

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.rests_on("kept-root
 
 ALICE, BOB = 70_001, 70_002
 N_LOOKS = 100
-OPEN_TREE = 428
+OPEN_TREE, MOVE_MOUNT = 428, 429
 
 
 @pytest.fixture(params=["exclusive", "shared"])
@@ -109,11 +109,12 @@ def test_nobody_sees_the_mount_before_it_answers(mount: Mounted) -> None:
     attached.fd.close()
 
 
-def test_without_another_inode_the_root_itself_is_shown(mount: Mounted) -> None:
-    """Before Linux 6.15 a mount that is apart can't be cloned."""
+@pytest.mark.parametrize("call", [OPEN_TREE, MOVE_MOUNT])
+def test_without_another_inode_the_root_itself_is_shown(mount: Mounted, call: int) -> None:
+    """Before Linux 6.15 a mount that is apart can't be cloned; where move_mount is denied it can't be shown."""
     target = mount.path.with_name("other")
     target.mkdir()
-    with trashd_mount(mount.backing, target, ["coherence=shared"], command=[*without(OPEN_TREE), TRASHD]) as other:
+    with trashd_mount(mount.backing, target, ["coherence=shared"], command=[*without(call), TRASHD]) as other:
         assert os.listdir(other.path) == ["sub"]
         [state] = [
             state for state in read_counters(mount_at(os.fsencode(target))).fast_paths if state.name == "kept-root-acl"

@@ -142,7 +142,7 @@ class _MountDaemon(Pyfuse3Handlers):
                     why_not = await show(self.lock, self._vfs.nodes, self._timeouts, mount, apart)
                     self._states.decide(FastPath.ROOT_ACL, why_not)
                 except OSError as error:
-                    hint = f"-o without={FastPath.ROOT_ACL.value} mounts it by mount(2)"
+                    hint = "trashd doctor names the system calls that are refused here"
                     self._refusal = Refused(f"{printable(mount.point)} can't be mounted: {error.strerror}", hint)
                     await _unmount(mount, ended)
         return not ended.is_set()

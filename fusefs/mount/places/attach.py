@@ -89,6 +89,7 @@ def attach_apart(source: bytes, target: bytes, options: MountOptions, flags: Ite
 
     Raises  OSError besides: not here, or not of this source, whose path may be too long
     """
+    mount_calls.check_move_mount()
     with ExitStack() as undo:
         fd = undo.enter_context(_open_fuse())
         words = {name.encode(): value.encode() for name, value in _data(fd, options).items()}
