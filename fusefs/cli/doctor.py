@@ -181,7 +181,7 @@ def _examine_all(repair: bool, ended: Sequence[str], waits: Waits | None, *, as_
             with store:
                 paths.append(store.base_path)
     except BrokenStore as error:
-        broken = [AdoptionProblem(error.detail, "so the trash store there is broken", error.hint)]
+        broken = [AdoptionProblem(error.detail, "so no command can use the trash store there", error.hint)]
     found = [AdoptionProblem(printable(point), "it does not answer", "see what serves it") for point in silent] + broken
     for path in paths:
         try:

@@ -28,7 +28,7 @@ from fusefs.store.root_squash import refuse_squashed
 from fusefs.store.store_maker import way_out
 from fusefs.store.store_registry import is_remembered
 from fusefs.store.swap_path import own_folder
-from fusefs.store.upgrade_format import tidied
+from fusefs.store.tidy_folder import look_over
 from fusefs.store.user_folders import NOT_MADE, FolderCensus, open_user, take_census
 from fusefs.store.verify_folders import look_first
 
@@ -131,14 +131,12 @@ def open_volume(kernel: Kernel, path: bytes) -> OpenVolume:
         store = open_store(kernel, shown, path)
         if store is None:
             raise NoStore(path)
-        with ExitStack() as unused:
-            unused.enter_context(store)
-            refuse_mounted(kernel, store.fd)
-            _leave_to_root(store)
-            refuse_squashed(store)
-            _refuse_unproven(store)
-            unused.pop_all()
-        store = owned.enter_context(tidied(store))
+        owned.enter_context(store)
+        refuse_mounted(kernel, store.fd)
+        _leave_to_root(store)
+        refuse_squashed(store)
+        _refuse_unproven(store)
+        look_over(store)
         hold = owned.enter_context(_open_hold(kernel, store))
         beat = lock_fd = None
         if kernel.is_local(store.fd):

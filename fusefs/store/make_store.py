@@ -50,6 +50,9 @@ PROBE_BESIDE = Name(b"probe-beside")
 _PROBE_UNNAMED = Name(b"probe-unnamed")
 _PROBE_STRANGERS = Name(b"probe-strangers")
 _ATTEMPTS = 8
+STORE_MODE = 0o755
+AREA_MODES = {USERS: 0o755, NEW: 0o1777, REGISTRY: 0o755}
+"""Of a store of root's; a user's own has the first alone."""
 
 
 def make_store(kernel: Kernel, base: BackingAndMount, base_path: bytes) -> Store:
@@ -269,14 +272,12 @@ def owner_of(kernel: Kernel, dir_fd: Fd, name: bytes) -> int | None:
 
 
 def _fill(kernel: Kernel, fd: Fd, identifier: VolumeId) -> None:
-    own(kernel, fd, 0o755)
+    own(kernel, fd, STORE_MODE)
     if not kernel.is_empty(fd):
         # A user who may write above it gave its name to another of ours: what is in that is not root's word.
         raise FileNotFoundError(errno.ENOENT, "another directory took its place")
-    make_area(kernel, fd, USERS, 0o755)
-    if os.geteuid() == 0:
-        make_area(kernel, fd, NEW, 0o1777)
-        make_area(kernel, fd, REGISTRY, 0o755)
+    for name in AREA_MODES if os.geteuid() == 0 else (USERS,):
+        make_area(kernel, fd, name, AREA_MODES[name])
     _write_new(kernel, fd, CACHEDIR_TAG, CACHEDIR_TEXT)
     kernel.create(fd, LOCK).close()
     if os.geteuid() == 0:
