@@ -48,7 +48,6 @@ from fusefs.store.make_store import (
     vouched,
     write_volume,
 )
-from fusefs.store.prove_beside import SecondMount
 from fusefs.store.registry_lines import registered
 from fusefs.store.store_maker import StoreMaker, is_noted, what_unnoted_means, who_made
 from fusefs.store.tidy_folder import look_over
@@ -62,7 +61,6 @@ _KEPT_OF_NAME = 200
 class Initialised(NamedTuple):
     """What `trashd init` did: the store's path, whether it was made now, and what was repaired.
 
-    lying  what one of two mounts went on telling for as long as it was asked
     unnoted  what it means that nothing on a store of root's says that root made it; empty if it does
     """
 
@@ -70,7 +68,6 @@ class Initialised(NamedTuple):
     volume: Volume
     made: bool
     repaired: tuple[str, ...]
-    lying: tuple[str, ...] = ()
     unnoted: str = ""
 
 
@@ -80,7 +77,6 @@ def initialise(
     base_path: bytes,
     *,
     is_known: bool = False,
-    beside: SecondMount | None = None,
 ) -> tuple[Store, Initialised]:
     """Make the store of a directory, or check and repair the one that is there; takes over that directory.
 
@@ -88,12 +84,9 @@ def initialise(
     one: who moved what into the old one, or moved it as a whole, can't be told. Each owner's next command takes their
     own folder out of it.
     is_known  root says that it made the store which is there, where nothing shows that (another machine's, a copy)
-    beside    the same directory by a second mount: what the two share is tried then, and noted
-    Raises    NoStore if `.trashd` is something else than a directory; Busy if another command mends it; Refused if the
-              second one is no such mount
+    Raises    NoStore if `.trashd` is something else than a directory; Busy if another command mends it; UnknownFormat
     """
     repaired: list[str] = []
-    lying: tuple[str, ...] = ()
     with closed_on_error(base):
         done = _see_to_it(kernel, base, base_path, repaired, is_known=is_known)
     store = open_store(kernel, base, base_path)
@@ -108,24 +101,9 @@ def initialise(
         look_over(store)
         if os.geteuid() == 0:
             repaired += register_again(store)
-        if beside is not None:
-            store, lying = _prove_beside(store, beside)
         lacks = store.is_roots_to_keep() and not is_noted(kernel, store.fd)
     done_to, unnoted = os.path.join(base_path, STORE), what_unnoted_means(base_path) if lacks else ""
-    return store, Initialised(done_to, store.volume, done.is_new, tuple(repaired), lying, unnoted)
-
-
-def _prove_beside(store: Store, beside: SecondMount) -> tuple[Store, tuple[str, ...]]:
-    """Note what a second mount shares with this one; what it never came to see. Raises  OSError, Refused, Busy"""
-    from fusefs.store.prove_beside import prove_beside
-
-    with ExitStack() as owned:
-        if not take_store(store.kernel, store.fd, owned):
-            raise Busy(os.path.join(store.base_path, STORE))
-        proven = prove(store.kernel, store.fd, store.volume.id)
-        volume, lying = prove_beside(store._replace(volume=proven), beside)
-        write_volume(store.kernel, store.fd, volume)
-    return store._replace(volume=volume), lying
+    return store, Initialised(done_to, store.volume, done.is_new, tuple(repaired), unnoted)
 
 
 class _InitStep(NamedTuple):
@@ -297,10 +275,13 @@ def _read_anyones(kernel: Kernel, fd: Fd, base_path: bytes) -> Volume | None:
 
 def _renew_volume(kernel: Kernel, fd: Fd, base_path: bytes, identifier: VolumeId | None) -> list[str]:
     """Write volume.json where it is missing, untrusted, not understood or a copy's, and prove again elsewhere."""
+    cache_s = None
     with suppress(FileNotFoundError, Untrusted, BrokenStore):
         known = read_volume(kernel, fd, base_path)
+        cache_s = known.cache_s
         is_same = known.filesystem == kernel.filesystem(fd) and known.store == kernel.identify(fd)
         if is_same and None not in (known.unnamed, known.strangers_refused, known.noreplace):
             return []
-    write_volume(kernel, fd, prove(kernel, fd, identifier or VolumeId(os.urandom(16).hex())))
+    proven = prove(kernel, fd, identifier or VolumeId(os.urandom(16).hex()))
+    write_volume(kernel, fd, proven._replace(cache_s=cache_s))
     return ["wrote volume.json"]

@@ -73,7 +73,7 @@ FOLDERS = (*(Name(state.value.encode()) for state in State), DROP, POINTERS, RES
 VOLUME_MAX_BYTES = 4096
 FOLDER_MODE = 0o700
 _SUBVOLUME = "it is another subvolume than what it is in: look who made it, and remove it or move it away"
-_SEEN = ("unnamed", "strangers_refused", "noreplace", "shared_locks", "handles", "birth_times")
+_SEEN = ("unnamed", "strangers_refused", "noreplace")
 _NO_STORE = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP)
 
 
@@ -85,10 +85,7 @@ class Volume(NamedTuple):
     unnamed     whether files made without a name were seen to last there (O_TMPFILE); None: not tried
     strangers_refused  whether another user was seen to be refused what a folder relies on; None: not tried
     noreplace   whether RENAME_NOREPLACE was seen to refuse what has a name and to take what has none; None: not tried
-    shared_locks  whether a second mount was seen to see a lock of the first; None: not tried, as with what follows
-    handles     whether a second mount was seen to open a handle of the first
-    birth_times  whether files have the same birth time through both
-    cache_s     how long a second mount was seen to tell what was no longer so
+    cache_s     for how long a second mount was seen to show an old state; only `init --beside` of 0.3.0 measured it
     store       the identity of `.trashd` itself: it differs in a copy; None: not written down
     """
 
@@ -98,9 +95,6 @@ class Volume(NamedTuple):
     unnamed: bool | None = None
     strangers_refused: bool | None = None
     noreplace: bool | None = None
-    shared_locks: bool | None = None
-    handles: bool | None = None
-    birth_times: bool | None = None
     cache_s: float | None = None
     store: Identity | None = None
 
@@ -148,6 +142,8 @@ class Store(NamedTuple):
     filesystem  magic number of the one that it is on
     is_named   whether it was found by its user's word: a pointer in the user's folder, or the registry
     made       who made a store of root's, as far as root has looked: no other user's command needs to know
+    takeover_s  as the service's configuration states it, 0: by the type of the filesystem; None: the configuration
+               files are read (store/silence.py)
     """
 
     kernel: Kernel
@@ -160,6 +156,7 @@ class Store(NamedTuple):
     filesystem: int
     is_named: bool = False
     made: StoreMaker = StoreMaker.BY_ROOT
+    takeover_s: int | None = None
 
     def __enter__(self) -> Self:
         """Own its fds for the block."""

@@ -45,8 +45,8 @@ from fusefs.store.store_maker import StoreMaker, note_made
 from fusefs.store.store_registry import vouch
 from fusefs.store.user_folders import open_user
 
-PROBE_BESIDE = Name(b"probe-beside")
-"""What is tried with a second mount, in an opened `.trashd`."""
+_PROBE_BESIDE = Name(b"probe-beside")
+"""What a killed `init --beside` of 0.3.0 left."""
 _PROBE_UNNAMED = Name(b"probe-unnamed")
 _PROBE_STRANGERS = Name(b"probe-strangers")
 _ATTEMPTS = 8
@@ -355,11 +355,11 @@ def discard_trials(kernel: Kernel, fd: Fd) -> None:
     with suppress(FileNotFoundError):
         kernel.unlink(fd, _PROBE_UNNAMED)
     discard_trial(kernel, fd, _PROBE_STRANGERS)
-    discard_trial_directory(kernel, fd, PROBE_BESIDE)
+    discard_trial_directory(kernel, fd, _PROBE_BESIDE)
 
 
 def prove(kernel: Kernel, fd: Fd, identifier: VolumeId) -> Volume:
-    """What volume.json is to say: what was seen to work in an opened `.trashd`, by one mount. Raises  OSError"""
+    """What volume.json is to say: what was seen to work in an opened `.trashd`. Raises  OSError"""
     from fusefs.store.rename_probes import probe_renames  # a swap is spared it
 
     flags, lasts = probe_renames(kernel, fd), keeps_unnamed(kernel, fd, _PROBE_UNNAMED)
