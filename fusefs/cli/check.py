@@ -57,11 +57,12 @@ def _tell(found: Preflight) -> None:
     print(f"  volume   {printable(found.mount_point)} ({found.filesystem})")
     if found.store is not None:
         print(f"  store    {printable(found.store)}{'' if found.exists else ' (would be made)'}")
-    how = {"exchange": "one atomic exchange", "two-rename": "two renames: the name is missing for a moment"}
+    gap = "" if found.gap_ns is None else f" ({found.gap_ns / 1e6:.2f} ms just now)"
+    how = {"exchange": "one atomic exchange", "two-rename": f"two renames: the name is missing for a moment{gap}"}
     if found.method in how:
         print(f"  method   {how[found.method]}")
-    for told in found.follows:
-        print(f"  {told.about:8} {told.text}")
+    if found.takeover_s is not None:
+        print(f"  nodes    a killed command of another node is taken over after {found.takeover_s:g} s of silence")
     if found.project:
         print(f"  project  {found.project}: its quota counts the orphan until it is reaped")
     if found.unlike:

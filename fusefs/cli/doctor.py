@@ -82,9 +82,9 @@ def command(
     have it; they refuse what is in order. Without VOLUME they look in every store.
 
     On a shared filesystem locks of other machines may be lost, or not be seen here. What another boot, or another
-    mount of the filesystem, left half done is watched by each command here: when nothing has changed in it for 90
-    seconds, or three times as long as `trashd init --beside` found that caches lie, it is taken over, so that whoever
-    had it finds nothing should he wake. --wait waits for that, and names whose lock is there all the same. At once it
+    mount of the filesystem, left half done is watched by each command here: when nothing has changed in it for 90 to
+    180 seconds (`takeover_s` in the configuration; `trashd check` prints it), it is taken over, so that the other
+    process finds nothing should it wake. --wait waits for that, and names whose lock is there all the same. At once it
     goes when somebody says by --ended, with the boot's id, that it is over.
 
     \b
@@ -181,7 +181,7 @@ def _examine_all(repair: bool, ended: Sequence[str], waits: Waits | None, *, as_
             with store:
                 paths.append(store.base_path)
     except BrokenStore as error:
-        broken = [AdoptionProblem(error.detail, "so the trash store there is broken", error.hint)]
+        broken = [AdoptionProblem(error.detail, "so no command can use the trash store there", error.hint)]
     found = [AdoptionProblem(printable(point), "it does not answer", "see what serves it") for point in silent] + broken
     for path in paths:
         try:

@@ -26,7 +26,9 @@ _SAID_ELSEWHERE = {"empty": "reap", "put": "rm"}
 """What other trash cans call it (trash-empty, trash-put)."""
 _OLD_NAMES = {"reaper": ("service", "run")}
 """They work as ever, and are not listed."""
-REMOVED: dict[tuple[str, str], str] = {}
+REMOVED: dict[tuple[str, str], str] = {
+    ("init", "--beside"): "takeover_s in the configuration states how long nodes are silent before they count as dead",
+}
 """Options that 0.3.0 had, by command and option, with the hint for people who still type them."""
 
 

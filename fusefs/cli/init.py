@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
 from typing import NamedTuple
 
 import click
@@ -12,15 +11,11 @@ from fusefs.cli import output
 from fusefs.cli.options import PathBytes, json_option
 from fusefs.core.errors import errors_about
 from fusefs.core.printable_names import printable
-from fusefs.linux.fd import closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.store.adopt import AdoptionProblem
-from fusefs.store.backing_and_mount import BackingAndMount
-from fusefs.store.consequences import consequences
 from fusefs.store.folder_reports import passed_over
 from fusefs.store.init_store import initialise
 from fusefs.store.mounted_paths import open_shown
-from fusefs.store.prove_beside import SecondMount, open_second
 from fusefs.store.root_squash import squash_told
 from fusefs.store.store_maker import UNNOTED
 from fusefs.store.swap_path import own_folder
@@ -36,15 +31,8 @@ class RefusedFolders(NamedTuple):
 @click.command("init", short_help="Make the trash store of a volume.", no_args_is_help=True)
 @click.argument("volume", type=PathBytes())
 @click.option("--known", "is_known", is_flag=True, help="Root made the store that is there: don't set it aside.")
-@click.option(
-    "--beside",
-    "second",
-    type=PathBytes(),
-    metavar="PATH",
-    help="VOLUME as another mount shows it: try what the two share, and how long one tells what the other changed.",
-)
 @json_option
-def command(volume: bytes, is_known: bool, second: bytes | None, as_json: bool) -> int:
+def command(volume: bytes, is_known: bool, as_json: bool) -> int:
     """Make the trash store of VOLUME: the root of a filesystem, or a directory given to trashd.
 
     Made by root it serves all users, each in a folder of his own that only he (and root) can read. Doing it again
@@ -53,28 +41,19 @@ def command(volume: bytes, is_known: bool, second: bytes | None, as_json: bool) 
     out of it, kept until he asks for its end. A store of root's own of which nothing here shows that he made it
     (another machine did, on a network filesystem; or a copy lost the attribute) is kept by --known.
 
-    What the filesystem can is tried, and noted in the store. On a shared one, tell by --beside where a second mount of
-    it is (another client's, or one more on this machine): locks, handles, birth times and caches of the two are tried
-    then, for as long as it takes one to see what the other did, a few minutes at most. trashd check tells what follows.
-
     \b
     Examples:
       trashd init /scratch
       trashd init --known /mnt/shared
-      trashd init --beside /mnt/shared2 /mnt/shared
     """
     kernel = Kernel()
     path = os.path.realpath(volume)
     with errors_about(path), squash_told(kernel, path):
         base = open_shown(kernel, path)
-    with ExitStack() as owned:
-        beside = None if second is None else owned.enter_context(_second(kernel, base, second))
-        with errors_about(path), squash_told(kernel, path):
-            store, done = initialise(kernel, base, path, is_known=is_known, beside=beside)
+        store, done = initialise(kernel, base, path, is_known=is_known)
     with store:
         own_folder(store).fd.close()
         refused = passed_over(store, os.geteuid() or None)
-        is_shared = not kernel.is_local(store.fd)
     _tell_reaper()
     if as_json:
         output.as_json(done, RefusedFolders(tuple(refused)))
@@ -83,22 +62,11 @@ def command(volume: bytes, is_known: bool, second: bytes | None, as_json: bool) 
     print(f"{printable(done.path)}: {'made' if done.made else 'is there'}; swap is {how}")
     for line in done.repaired:
         print(f"  repaired: {line}")
-    if is_shared or second is not None:
-        for told_of in consequences(done.volume, is_shared=True):
-            print(f"  {told_of.about:8} {told_of.text}")
-    for what in done.lying:
-        output.warn(f"for as long as it was asked, one mount did not come to see {what} by the other")
     if done.unnoted:
         output.warn(f"{UNNOTED}: {done.unnoted}")
     for problem in refused:
         output.warn(told(problem))
     return 0
-
-
-def _second(kernel: Kernel, base: BackingAndMount, path: bytes) -> SecondMount:
-    """By the path as it is: what leads through /proc/PID/root to another namespace's mount has no real path here."""
-    with closed_on_error(base), errors_about(path):
-        return open_second(kernel, base.fd, path)
 
 
 def _tell_reaper() -> None:

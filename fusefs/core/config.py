@@ -93,6 +93,9 @@ VOLUME: Schema = {
     "max_rate": setting_types.or_none(setting_types.RATE),
     "max_bytes": setting_types.or_none(setting_types.RATE),
     "nodes": setting_types.POSITIVE._replace(fix="write how many nodes serve it, such as 4, without quotes"),
+    "takeover_s": setting_types.or_none(
+        setting_types.POSITIVE._replace(name="a number of seconds above 0", fix="write 300, without quotes"), "auto"
+    ),
     "windows": setting_types.WINDOWS,
     "horizon": setting_types.or_none(setting_types.TIME_LIMIT),
     "quota": {
@@ -205,6 +208,7 @@ class _ConfigBuilder(SettingsBuilder):
             inodes=self._watermark((*at, "free_inodes"), base.inodes),
             paced=get("paced", base.paced),
             n_nodes=get("nodes", base.n_nodes),
+            takeover_s=get("takeover_s", base.takeover_s),
         )
 
     def _rules(self, at: Key, base: RetentionRules) -> RetentionRules:
@@ -296,6 +300,7 @@ def _volume_values(volume: VolumePolicy) -> dict[str, Any]:
         "max_rate": volume.max_entries_per_s,
         "max_bytes": volume.max_bytes_per_s,
         "nodes": volume.n_nodes,
+        "takeover_s": volume.takeover_s,
         "windows": volume.windows,
         "horizon": volume.horizon_s,
         "quota": volume.quota._asdict(),

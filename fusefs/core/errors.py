@@ -239,6 +239,12 @@ class BrokenStore(NoStore):
     hint = "trashd init VOLUME, by whoever owns it, writes volume.json anew; what is in the store stays"
 
 
+class UnknownFormat(BrokenStore):
+    """This version of trashd does not know the format of the trash store there"""
+
+    hint = "use the version of trashd that made the store, or move the store aside: mv .trashd .trashd-old"
+
+
 class NoBacking(NoStore):
     """The directory behind this mount can't be used from here"""
 

@@ -85,6 +85,7 @@ class VolumePolicy(NamedTuple):
     blocks, inodes     watermarks; None: nothing hurries
     paced              whether it makes way for others that use the disk
     n_nodes            that serve it: each has its part of those rates, and of the backlog
+    takeover_s         of silence until another node's command is taken over; None: by the type of the filesystem
     """
 
     path: bytes
@@ -100,6 +101,7 @@ class VolumePolicy(NamedTuple):
     inodes: Watermark | None = Watermark()
     paced: bool = True
     n_nodes: int = 1
+    takeover_s: int | None = None
 
     def part_of(self, rate: int | None) -> int | None:
         """What one node may have of a volume's rate."""

@@ -198,6 +198,24 @@ def _moved(place: FilesystemPath, old: FilesystemPath, new: FilesystemPath) -> F
     return place_below(new, below(place.path, old.path))
 
 
+class RulePath(NamedTuple):
+    """By which path rules and pauses know a directory, and where its filesystem is mounted."""
+
+    path: bytes
+    point: bytes
+
+
+def find_rule_path(path: bytes, mounts: Iterable[Mount], seen: Iterable[MountView]) -> RulePath:
+    """Within what a mount of ours shows a directory is known by that mount's path."""
+    place = find_place(path, mounts)
+    for view in seen:
+        if place is not None and view.backing.holds(place):
+            point = view.mount.point
+            return RulePath(os.path.join(point, below(place.path, view.backing.path)).rstrip(b"/"), point)
+    mnt_id = covering(path, mounts)
+    return RulePath(path, next((mount.point for mount in mounts if mount.mnt_id == mnt_id), b"/"))
+
+
 def mounts_inside(directory: FilesystemPath, mounts: Iterable[Mount]) -> Iterator[Mount]:
     """The mounts whose mount point is the directory or lies in it, under whatever path it is seen."""
     by_id = {mount.mnt_id: mount for mount in mounts}

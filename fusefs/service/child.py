@@ -104,7 +104,7 @@ class Child:
             self._folder = _as_it_is(self._folder)
             match order:
                 case Tend():
-                    self._say(self._tend())
+                    self._say(self._tend(order.takeover_s))
                 case ReadRecords():
                     self._say(self._look(order))
                 case Reap():
@@ -124,13 +124,14 @@ class Child:
         except OSError as error:
             self._say(OrderDone(os.strerror(error.errno or errno.EIO), error.errno or errno.EIO))
 
-    def _tend(self) -> Tended:
+    def _tend(self, takeover_s: int) -> Tended:
         bases, problems = [], []
         for folder in self._served():
             bases.append(folder.store.base_path)
             for part in FOLDERS:
                 folder.open(part).close()  # what is missing could not be watched
-            problems += [*tend(folder), *_given(folder)]
+            store = folder.store._replace(takeover_s=takeover_s)
+            problems += [*tend(folder._replace(store=store)), *_given(folder)]
         return Tended(bases, [problem[:_TOLD_CHARS] for problem in problems[:_TOLD_PROBLEMS]])
 
     def _served(self) -> Iterator[UserFolder]:

@@ -241,8 +241,9 @@ def _serve(parent: int, spawn: Spawn, fds: list[int]) -> None:
     person = UserCredentials(spawn.uid, spawn.gid, spawn.groups, spawn.home)
     is_wanted = die_with_parent(parent) if os.geteuid() == spawn.uid else become(person, parent)
     base = BackingAndMount(base_fd, mounted[0] if mounted else None)
+    areas = Areas(Fd(-1))  # the child opens them when it needs them
     store = Store(
-        Kernel(), base, spawn.base_path, store_fd, Areas(), spawn.volume, spawn.owner, Kernel().filesystem(store_fd)
+        Kernel(), base, spawn.base_path, store_fd, areas, spawn.volume, spawn.owner, Kernel().filesystem(store_fd)
     )
     with socket.socket(fileno=channel_fd) as channel:
         if is_wanted:

@@ -20,7 +20,12 @@ PAGE = 250
 
 
 class Tend(msgspec.Struct, tag=True):
-    """Recover, take in what was dropped, stock the reserve; answered by Tended."""
+    """Recover, take in what was dropped, stock the reserve; answered by Tended.
+
+    takeover_s  as Store has it
+    """
+
+    takeover_s: int = 0
 
 
 class ReadRecords(msgspec.Struct, tag=True):

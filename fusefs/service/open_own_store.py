@@ -29,7 +29,6 @@ ROOTS = (0,)
 _OTHERS_LOOK = 0o005
 _STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OF_ID = 8
-_OLD = "anybody can make names in this store of before; the next command of its owner's brings it up to date"
 
 
 def open_base(kernel: Kernel, wanted: LineOf, mounts: Sequence[Mount]) -> Fd:
@@ -124,11 +123,9 @@ def take_own_census(store: Store, uid: int) -> FolderCensus:
 
 
 def _look(store: Store, uid: int) -> UserFolder | FolderRefusal | None:
-    kernel, name, users = store.kernel, plain_name(uid), store.areas.u_fd
-    if users is None:
-        return FolderRefusal(store.areas.new_name, name, uid, None, _OLD, is_used=True)
+    kernel, name = store.kernel, plain_name(uid)
     try:
-        fd = kernel.open_beneath(users, name, DIRECTORY)
+        fd = kernel.open_beneath(store.areas.u_fd, name, DIRECTORY)
     except FileNotFoundError:
         return None
     except OSError as error:

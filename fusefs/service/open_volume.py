@@ -14,7 +14,7 @@ from fusefs.core.service_status import VolumePhase, VolumeStatus
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mount_claims import is_claimed
-from fusefs.linux.mountinfo import Mount, MountView, below, covering, find_mount, find_place, read_mounts, views
+from fusefs.linux.mountinfo import Mount, MountView, find_mount, find_place, read_mounts, views
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME
 from fusefs.service.node_files import HeldBeat, hold_beat
 from fusefs.service.open_own_store import open_base, open_folder, open_vouched, seen_by_all, take_own_census
@@ -28,7 +28,7 @@ from fusefs.store.root_squash import refuse_squashed
 from fusefs.store.store_maker import way_out
 from fusefs.store.store_registry import is_remembered
 from fusefs.store.swap_path import own_folder
-from fusefs.store.upgrade_format import tidied
+from fusefs.store.tidy_folder import look_over
 from fusefs.store.user_folders import NOT_MADE, FolderCensus, open_user, take_census
 from fusefs.store.verify_folders import look_first
 
@@ -131,14 +131,12 @@ def open_volume(kernel: Kernel, path: bytes) -> OpenVolume:
         store = open_store(kernel, shown, path)
         if store is None:
             raise NoStore(path)
-        with ExitStack() as unused:
-            unused.enter_context(store)
-            refuse_mounted(kernel, store.fd)
-            _leave_to_root(store)
-            refuse_squashed(store)
-            _refuse_unproven(store)
-            unused.pop_all()
-        store = owned.enter_context(tidied(store))
+        owned.enter_context(store)
+        refuse_mounted(kernel, store.fd)
+        _leave_to_root(store)
+        refuse_squashed(store)
+        _refuse_unproven(store)
+        look_over(store)
         hold = owned.enter_context(_open_hold(kernel, store))
         beat = lock_fd = None
         if kernel.is_local(store.fd):
@@ -268,24 +266,6 @@ def registered_paths(lines: Iterable[RegistryLine], mounts: list[Mount], seen: I
     shown = [view.backing for view in seen]
     places = ((line.path, find_place(line.path, mounts)) for line in lines)
     return [path for path, place in places if place is not None and not any(one.holds(place) for one in shown)]
-
-
-class RulePath(NamedTuple):
-    """By which path rules and pauses know a directory, and where its filesystem is mounted."""
-
-    path: bytes
-    point: bytes
-
-
-def by_rules(path: bytes, mounts: list[Mount], seen: Iterable[MountView]) -> RulePath:
-    """Within what a mount of ours shows a directory is known by that mount's path."""
-    place = find_place(path, mounts)
-    for view in seen:
-        if place is not None and view.backing.holds(place):
-            point = view.mount.point
-            return RulePath(os.path.join(point, below(place.path, view.backing.path)).rstrip(b"/"), point)
-    mnt_id = covering(path, mounts)
-    return RulePath(path, next((mount.point for mount in mounts if mount.mnt_id == mnt_id), b"/"))
 
 
 def find_store(kernel: Kernel, path: bytes, mounts: list[Mount]) -> tuple[int, int] | None:

@@ -30,7 +30,7 @@ from fusefs.linux.inotify import InotifyMask
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.low_priority import be_idle
 from fusefs.linux.mount_changes import MountWatch
-from fusefs.linux.mountinfo import Mount, MountView, covering, is_inside, read_mounts
+from fusefs.linux.mountinfo import Mount, MountView, covering, find_rule_path, is_inside, read_mounts
 from fusefs.linux.runtime_directories import lasting_dir, make_dir, runtime_dir, state_dir
 from fusefs.linux.systemd import SystemdNotifier
 from fusefs.service.clock_file import load_clock, save_clock
@@ -38,7 +38,7 @@ from fusefs.service.event_outlets import EventOutlets
 from fusefs.service.forker import Forker, ForkerLost
 from fusefs.service.held_files import HeldFiles
 from fusefs.service.inotify_watches import InotifyWatches
-from fusefs.service.open_volume import all_views, by_rules, registered_paths, volume_paths
+from fusefs.service.open_volume import all_views, registered_paths, volume_paths
 from fusefs.service.own_store_limits import OwnStoreLimits
 from fusefs.service.pause_files import Pause, pause_dir, read_pauses
 from fusefs.service.served_stores import Key, MountPointStores, RegisteredStores
@@ -292,7 +292,7 @@ class _Service:
         seen = self._look_through(mounts)
         for key, word in own_stores.words.items():
             uid, path = key
-            own = OwnStore(word, by_rules(path, mounts, seen))
+            own = OwnStore(word, find_rule_path(path, mounts, seen))
             if key in self._own:
                 self._own[key].renew(own)
                 continue

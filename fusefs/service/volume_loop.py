@@ -17,6 +17,7 @@ from fusefs.core.policy import VolumePolicy
 from fusefs.core.printable_names import printable
 from fusefs.core.service_status import PassedOver, VolumePhase, VolumeStatus
 from fusefs.linux.inotify import InotifyEvent, InotifyMask
+from fusefs.linux.mountinfo import RulePath
 from fusefs.service.child_answers import TROUBLE, Trouble
 from fusefs.service.folder_watch import FolderWatch
 from fusefs.service.forker import ForkerLost
@@ -24,7 +25,6 @@ from fusefs.service.open_own_store import unseen
 from fusefs.service.open_volume import (
     Elsewhere,
     OpenVolume,
-    RulePath,
     Unproven,
     VolumeSpace,
     open_own,

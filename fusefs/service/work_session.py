@@ -27,7 +27,7 @@ from fusefs.service.child_answers import ChildAnswers
 from fusefs.service.child_handle import ChildGone, ChildHandle
 from fusefs.service.fair_turns import FairTurns, by_number, order_of_node
 from fusefs.service.forker import ForkerLost
-from fusefs.service.messages import Heartbeat, Measure, Order, ReadRecords, Reap
+from fusefs.service.messages import Heartbeat, Measure, Order, ReadRecords, Reap, Tend
 from fusefs.service.node_files import own_name
 from fusefs.service.open_volume import OpenVolume, VolumeSpace
 from fusefs.service.root_takeover import take_over
@@ -230,7 +230,7 @@ class WorkSession:
                 if order is None:
                     break
                 self._busy.add(user.uid)
-                order = self._narrowed(order)
+                order = self._completed(order)
                 nursery.start_soon(self._carry_out, user, child, order)
             child.lead(self._tick(nursery))
             await self._wait(self._pacer.next_tick_s() if self._policy.paced else _TICK_S)
@@ -251,11 +251,14 @@ class WorkSession:
         elif len(self._children) > _MOST_IDLE and not user.wants(boot_s()):
             self._dismiss(child)
 
-    def _narrowed(self, order: Order) -> Order:
-        """The order; of orphans that root took over with the right to take flags off first those alone.
+    def _completed(self, order: Order) -> Order:
+        """The order, with what the policy adds to it; of orphans that root took over with the right to take flags off
+        first those alone.
 
         Where space is low one at a time: no more go before their time than have to.
         """
+        if isinstance(order, Tend):
+            return Tend(self._policy.takeover_s or 0)
         if not isinstance(order, Reap):
             return order
         forced = [one for one in order.chosen if one.id in self._by_force]

@@ -27,7 +27,6 @@ from fusefs.store.container import UNFINISHED_PREFIX, HeldContainer
 from fusefs.store.folder_reports import passed_over
 from fusefs.store.layout import (
     BEGUN,
-    FORMAT,
     FRESH,
     HIDDEN_PREFIXES,
     HOISTED,
@@ -77,11 +76,6 @@ def check_store(store: Store) -> Iterator[AdoptionProblem]:
             yield AdoptionProblem(_told(store.base_path, name), "a store that was never finished", f"{init} sweeps it")
     if not store.volume.exchange and store.volume.filesystem != kernel.filesystem(store.fd):
         yield AdoptionProblem(_told(store.base_path), "probed on another kind of filesystem", init)
-    if store.volume.format != FORMAT and store.owner == os.geteuid():
-        told = "it has the first format yet: root reaps nothing in it, as nobody can tell who put it there"
-        yield AdoptionProblem(
-            _told(store.base_path), told, f"{init}; it needs room for some small files, and to be writable"
-        )
     if store.is_unknown():
         yield AdoptionProblem(_told(store.base_path), NOT_MADE, way_out(store.base_path))
     elif _lacks_note(store):

@@ -26,7 +26,7 @@ from fusefs.store.list_orphans import ListedContainer, entries, entries_in_no_or
 from fusefs.store.pointers import lower_stores
 from fusefs.store.set_aside import waiting
 from fusefs.store.silence import Waits
-from fusefs.store.tidy_folder import prepared, tend, told
+from fusefs.store.tidy_folder import prepare, tend, told
 from fusefs.store.user_folders import FolderRefusal
 from fusefs.store.victim_rename import DirectRename, VisibleRename
 
@@ -163,7 +163,7 @@ def tend_all(
     lost: list[TrashdError] = []
     refused: list[AdoptionProblem] = []
     silent: list[bytes] = []
-    stores = (_with_lower_prepared(prepared(store, lost), lost) for store in discover(kernel, volumes, silent))
+    stores = (_prepared(store, lost) for store in discover(kernel, volumes, silent))
 
     asker = os.geteuid()
 
@@ -191,11 +191,12 @@ def _given(folder: UserFolder) -> list[str]:
     return give_what_is_left(folder)
 
 
-def _with_lower_prepared(store: Store, lost: list[TrashdError]) -> Store:
-    """A store; those that pointers of its folders lead to are prepared too, as far as the caller may see them.
+def _prepared(store: Store, lost: list[TrashdError]) -> Store:
+    """A store after `prepare`, and so those that pointers of its folders lead to, as far as the caller may see them.
 
     lost  gets the errors: one user must not keep root from looking at what others made
     """
+    prepare(store, lost)
     with suppress(OSError):  # the next look at the folders tells it
         for folder in folders(store):
             with folder:
@@ -212,7 +213,8 @@ def _prepare_lower(folder: UserFolder, lost: list[TrashdError]) -> None:
             with suppress(Untrusted):  # its owner's alone
                 lower = _beneath(folder.store, base, None)
                 if lower is not None:
-                    prepared(lower, lost).__exit__()
+                    with lower:
+                        prepare(lower, lost)
 
 
 def _lower_bases(folder: UserFolder, _visible: VisibleRename | None) -> list[bytes]:
@@ -228,7 +230,7 @@ def _is_tended(folder: UserFolder, asker: int) -> bool:
 
     Of a copy too: only the store's owner can have put there what lies in its `u/`.
     """
-    is_in_u = folder.area == USERS and folder.store.areas.u_fd is not None and not folder.store.is_unknown()
+    is_in_u = folder.area == USERS and not folder.store.is_unknown()
     return is_in_u or folder.is_served_by(asker)
 
 

@@ -10,19 +10,16 @@ from typing import NamedTuple
 
 from fusefs.core.errors import BrokenStore, Busy, NoStore, Untrusted
 from fusefs.core.identity import Identity, Likelihood, compare
-from fusefs.core.names import STORE, Name, VolumeId
+from fusefs.core.names import STORE, VolumeId
 from fusefs.core.printable_names import printable
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import FILE_TO_READ, OUT_OF_REACH, READABLE, BackingAndMount
 from fusefs.store.layout import (
-    FIRST_FORMAT,
     NEW,
     NODES,
     OLD,
-    REGISTRY,
     UNMOUNT,
-    USERS,
     VOLUME,
     VOLUME_MAX_BYTES,
     Store,
@@ -32,9 +29,12 @@ from fusefs.store.layout import (
     is_roots_own,
     open_store,
     read_volume,
+    refuse_unknown_format,
 )
 from fusefs.store.make_folder import discard_dead
 from fusefs.store.make_store import (
+    AREA_MODES,
+    STORE_MODE,
     build_store,
     discard_abandoned,
     discard_trials,
@@ -48,22 +48,19 @@ from fusefs.store.make_store import (
     vouched,
     write_volume,
 )
-from fusefs.store.prove_beside import SecondMount
 from fusefs.store.registry_lines import registered
 from fusefs.store.store_maker import StoreMaker, is_noted, what_unnoted_means, who_made
-from fusefs.store.upgrade_format import OWNERS, SHARED, is_first, tidied
+from fusefs.store.tidy_folder import look_over
 from fusefs.store.user_folders import MOUNTED, whose
 from fusefs.store.verify_folders import register_again
 
 _PLANTED = b".planted-"
 _KEPT_OF_NAME = 200
-_AREAS = (USERS, NEW, REGISTRY)
 
 
 class Initialised(NamedTuple):
     """What `trashd init` did: the store's path, whether it was made now, and what was repaired.
 
-    lying  what one of two mounts went on telling for as long as it was asked
     unnoted  what it means that nothing on a store of root's says that root made it; empty if it does
     """
 
@@ -71,7 +68,6 @@ class Initialised(NamedTuple):
     volume: Volume
     made: bool
     repaired: tuple[str, ...]
-    lying: tuple[str, ...] = ()
     unnoted: str = ""
 
 
@@ -81,7 +77,6 @@ def initialise(
     base_path: bytes,
     *,
     is_known: bool = False,
-    beside: SecondMount | None = None,
 ) -> tuple[Store, Initialised]:
     """Make the store of a directory, or check and repair the one that is there; takes over that directory.
 
@@ -89,12 +84,9 @@ def initialise(
     one: who moved what into the old one, or moved it as a whole, can't be told. Each owner's next command takes their
     own folder out of it.
     is_known  root says that it made the store which is there, where nothing shows that (another machine's, a copy)
-    beside    the same directory by a second mount: what the two share is tried then, and noted
-    Raises    NoStore if `.trashd` is something else than a directory; Busy if another command mends it; Refused if the
-              second one is no such mount
+    Raises    NoStore if `.trashd` is something else than a directory; Busy if another command mends it; UnknownFormat
     """
     repaired: list[str] = []
-    lying: tuple[str, ...] = ()
     with closed_on_error(base):
         done = _see_to_it(kernel, base, base_path, repaired, is_known=is_known)
     store = open_store(kernel, base, base_path)
@@ -105,32 +97,13 @@ def initialise(
         for _area, fd in store.areas.all():
             discard_dead(kernel, fd, os.geteuid() or None)
         if os.geteuid() == 0 and store.areas.new_fd is not None:
-            repaired += _name_rightly(kernel, store.areas.new_name, store.areas.new_fd)
-    was = store.volume.format
-    store = tidied(store)
-    with closed_on_error(store):
-        if store.volume.format != was:
-            repaired.append(f"brought it up to date: format {store.volume.format}")
+            repaired += _name_rightly(kernel, store.areas.new_fd)
+        look_over(store)
         if os.geteuid() == 0:
             repaired += register_again(store)
-        if beside is not None:
-            store, lying = _prove_beside(store, beside)
         lacks = store.is_roots_to_keep() and not is_noted(kernel, store.fd)
     done_to, unnoted = os.path.join(base_path, STORE), what_unnoted_means(base_path) if lacks else ""
-    return store, Initialised(done_to, store.volume, done.is_new, tuple(repaired), lying, unnoted)
-
-
-def _prove_beside(store: Store, beside: SecondMount) -> tuple[Store, tuple[str, ...]]:
-    """Note what a second mount shares with this one; what it never came to see. Raises  OSError, Refused, Busy"""
-    from fusefs.store.prove_beside import prove_beside
-
-    with ExitStack() as owned:
-        if not take_store(store.kernel, store.fd, owned):
-            raise Busy(os.path.join(store.base_path, STORE))
-        proven = prove(store.kernel, store.fd, store.volume.id)
-        volume, lying = prove_beside(store._replace(volume=proven), beside)
-        write_volume(store.kernel, store.fd, volume)
-    return store._replace(volume=volume), lying
+    return store, Initialised(done_to, store.volume, done.is_new, tuple(repaired), unnoted)
 
 
 class _InitStep(NamedTuple):
@@ -151,10 +124,10 @@ def _see_to_it(
             raise Busy(os.path.join(base_path, STORE))
         return _InitStep(True, build_store(kernel, base))
     with fd, ExitStack() as owned:
-        old = _read_anyones(kernel, fd)
+        old = _read_anyones(kernel, fd, base_path)
         places = {base_path, os.readlink(base.fd.path())}
         identifier = _noted_id(kernel, fd, places) if old is None else old.id
-        why = _why_not_kept(kernel, fd, old, places, is_known=is_known)
+        why = _why_not_kept(kernel, fd, places, is_known=is_known)
         if not why:
             if not take_store(kernel, fd, owned):
                 raise Busy(os.path.join(base_path, STORE))
@@ -184,18 +157,13 @@ def _open_anyones(kernel: Kernel, base: BackingAndMount, base_path: bytes) -> Fd
         raise NoStore(where, "it is not a directory of this filesystem; move it away") from error
 
 
-def _why_not_kept(kernel: Kernel, fd: Fd, old: Volume | None, places: set[bytes], *, is_known: bool) -> str:
+def _why_not_kept(kernel: Kernel, fd: Fd, places: set[bytes], *, is_known: bool) -> str:
     """Why root can't go on with the store of an opened `.trashd`; empty if it can. Users mend their own."""
     if os.geteuid() != 0:
         return ""
     if _may_be_changed(kernel, fd):
         return "which others could change"
-    # First whether it is of the first format: a process that upgrades it at this moment vouches for it before.
-    if (
-        is_known
-        or (old is not None and is_first(kernel, fd, old))
-        or who_made(kernel, fd, places) is not StoreMaker.UNKNOWN
-    ):
+    if is_known or who_made(kernel, fd, places) is not StoreMaker.UNKNOWN:
         return ""
     return "which others may have made of root's directories"
 
@@ -207,7 +175,7 @@ def _may_be_changed(kernel: Kernel, fd: Fd) -> bool:
     """
     if not _is_roots(kernel.fstat(fd), sticky=False):
         return True
-    for name in _AREAS:
+    for name in AREA_MODES:
         try:
             st = kernel.stat(fd, name)
         except FileNotFoundError:
@@ -216,7 +184,7 @@ def _may_be_changed(kernel: Kernel, fd: Fd) -> bool:
             if error.errno == errno.EXDEV:  # by root, as no other user may mount there
                 raise NoStore(os.path.join(os.readlink(fd.path()), name), f"{MOUNTED}: {UNMOUNT}") from error
             raise  # a sound store would be set aside for it
-        if not stat.S_ISDIR(st.st_mode) or not _is_roots(st, sticky=name != REGISTRY):
+        if not stat.S_ISDIR(st.st_mode) or not _is_roots(st, sticky=name == NEW):
             return True
     return False
 
@@ -231,48 +199,48 @@ def _mend(kernel: Kernel, fd: Fd, base_path: bytes, identifier: VolumeId | None,
     if not kernel.is_read_only(fd):
         discard_trials(kernel, fd)
     if os.geteuid() == 0:
-        if is_wrong(kernel, fd, OWNERS):
-            own(kernel, fd, OWNERS)
+        if is_wrong(kernel, fd, STORE_MODE):
+            own(kernel, fd, STORE_MODE)
             repaired.append("took back .trashd")
         _make_way(kernel, fd, repaired)
         names = kernel.list(fd)
-        if USERS not in names and NEW not in names:
-            make_area(kernel, fd, USERS, OWNERS)
-        for name in (one for one in _AREAS if one in names):
+        for name, mode in AREA_MODES.items():
+            if name not in names:
+                make_area(kernel, fd, name, mode)
+                repaired.append(f"made .trashd/{name.decode()}")
+                continue
             with kernel.open_dir(fd, name) as area:
-                mode = SHARED if kernel.fstat(area).st_mode & stat.S_IWOTH and name != REGISTRY else OWNERS
                 if is_wrong(kernel, area, mode):
                     own(kernel, area, mode)
                     repaired.append(f"took back .trashd/{name.decode()}")
     repaired += _renew_volume(kernel, fd, base_path, identifier)
 
 
-def _name_rightly(kernel: Kernel, area: Name, area_fd: Fd) -> list[str]:
+def _name_rightly(kernel: Kernel, area_fd: Fd) -> list[str]:
     """Give what others have put to a user's name that of its owner. It is moved, and not changed."""
     told = []
     for name in kernel.list_anew(area_fd):
         if owner_of(kernel, area_fd, name) is None:
             continue  # its user mounted something there; the kernel would not let us move it either
         with suppress(FileNotFoundError):  # another init has moved it
-            told += _name_as_owned(kernel, area, area_fd, name)
+            told += _name_as_owned(kernel, area_fd, name)
     return told
 
 
-def _name_as_owned(kernel: Kernel, area: Name, area_fd: Fd, name: bytes) -> list[str]:
+def _name_as_owned(kernel: Kernel, area_fd: Fd, name: bytes) -> list[str]:
     st = kernel.stat(area_fd, name)
     is_directory = stat.S_ISDIR(st.st_mode)
     if not name.isdigit() or whose(name) is None or (is_directory and name == b"%d" % st.st_uid):
         return []
     aside = b"%d.%b" % (st.st_uid, os.urandom(6).hex().encode() + (b"" if is_directory else _PLANTED[:-1]))
     kernel.rename_free(area_fd, name, area_fd, aside)
-    where = area.decode()
-    return [f"moved {where}/{name.decode()}, which belongs to uid {st.st_uid}, to {where}/{aside.decode()}"]
+    return [f"moved new/{name.decode()}, which belongs to uid {st.st_uid}, to new/{aside.decode()}"]
 
 
 def _make_way(kernel: Kernel, fd: Fd, repaired: list[str]) -> None:
     """See to it that all but the areas, nodes and old stores is files of root's, so that nothing is in our way."""
     for name in kernel.list_anew(fd):
-        if name in _AREAS or name.startswith(OLD):
+        if name in AREA_MODES or name.startswith(OLD):
             continue
         st = kernel.stat(fd, name)
         if name == NODES and stat.S_ISDIR(st.st_mode) and _is_roots(st, sticky=False):
@@ -283,10 +251,11 @@ def _make_way(kernel: Kernel, fd: Fd, repaired: list[str]) -> None:
             repaired.append(f"moved {printable(name)} to {printable(aside)}")
 
 
-def _read_anyones(kernel: Kernel, fd: Fd) -> Volume | None:
+def _read_anyones(kernel: Kernel, fd: Fd, base_path: bytes) -> Volume | None:
     """volume.json whatever its owner: its id is worth keeping, as the records of this store name it.
 
-    Raises  OSError: a file that can't be read now may say an id, and with another one all records are another store's
+    Raises  OSError: a file that can't be read now may say an id, and with another one all records are another store's;
+            UnknownFormat
     """
     try:
         if not stat.S_ISREG(kernel.stat(fd, VOLUME).st_mode):
@@ -297,17 +266,22 @@ def _read_anyones(kernel: Kernel, fd: Fd) -> Volume | None:
         return None
     with kernel.open_beneath(fd, VOLUME, FILE_TO_READ) as file:
         is_sound = is_regular(kernel, file) or is_roots_own(kernel, file, fd)
-        return decode_volume(kernel.read(file, VOLUME_MAX_BYTES)) if is_sound else None
+        if not is_sound:
+            return None
+        text = kernel.read(file, VOLUME_MAX_BYTES)
+    refuse_unknown_format(text, base_path)
+    return decode_volume(text)
 
 
 def _renew_volume(kernel: Kernel, fd: Fd, base_path: bytes, identifier: VolumeId | None) -> list[str]:
     """Write volume.json where it is missing, untrusted, not understood or a copy's, and prove again elsewhere."""
+    cache_s = None
     with suppress(FileNotFoundError, Untrusted, BrokenStore):
         known = read_volume(kernel, fd, base_path)
-        if known.format == FIRST_FORMAT:
-            return []  # it is brought up to date, and proven then
+        cache_s = known.cache_s
         is_same = known.filesystem == kernel.filesystem(fd) and known.store == kernel.identify(fd)
         if is_same and None not in (known.unnamed, known.strangers_refused, known.noreplace):
             return []
-    write_volume(kernel, fd, prove(kernel, fd, identifier or VolumeId(os.urandom(16).hex())))
+    proven = prove(kernel, fd, identifier or VolumeId(os.urandom(16).hex()))
+    write_volume(kernel, fd, proven._replace(cache_s=cache_s))
     return ["wrote volume.json"]

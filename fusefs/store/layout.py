@@ -9,7 +9,7 @@ import stat
 from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple, Self
 
-from fusefs.core.errors import BrokenStore, Untrusted
+from fusefs.core.errors import BrokenStore, UnknownFormat, Untrusted
 from fusefs.core.identity import Identity
 from fusefs.core.lifecycle import State
 from fusefs.core.names import STORE, Name, RelPath, VolumeId, is_volume_id, join
@@ -20,9 +20,7 @@ from fusefs.store.backing_and_mount import DIRECTORY, FILE_TO_LOCK, FILE_TO_READ
 from fusefs.store.store_maker import StoreMaker, who_made
 
 FORMAT = 2
-FIRST_FORMAT = 1
 UNMOUNT = "unmount what is in the store's way (findmnt tells where it is)"
-"""Of stores whose `u/` any user may write to; read as one where nothing is proven yet."""
 MAGIC = "trashd"
 NEW_PREFIX = STORE + b".new-"
 """How the name of a store begins while it is being made."""
@@ -42,7 +40,7 @@ NEW = Name(b"new")
 LOCK = Name(b".lock")
 """In a store, or a directory of it, that one process at a time changes; only the store's owner can open it."""
 REGISTRY = Name(b"folders")
-"""Root's registry of which folder is which user's (store.registered)."""
+"""Root's registry of which folder is which user's (store/folder_registry.py)."""
 NODES = Name(b"nodes")
 """The beats of the nodes that serve a store which several machines may have mounted (service.node_files)."""
 REAPER_LOCK = Name(b"reaper.lock")
@@ -75,7 +73,7 @@ FOLDERS = (*(Name(state.value.encode()) for state in State), DROP, POINTERS, RES
 VOLUME_MAX_BYTES = 4096
 FOLDER_MODE = 0o700
 _SUBVOLUME = "it is another subvolume than what it is in: look who made it, and remove it or move it away"
-_SEEN = ("unnamed", "strangers_refused", "noreplace", "shared_locks", "handles", "birth_times")
+_SEEN = ("unnamed", "strangers_refused", "noreplace")
 _NO_STORE = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP)
 
 
@@ -87,12 +85,8 @@ class Volume(NamedTuple):
     unnamed     whether files made without a name were seen to last there (O_TMPFILE); None: not tried
     strangers_refused  whether another user was seen to be refused what a folder relies on; None: not tried
     noreplace   whether RENAME_NOREPLACE was seen to refuse what has a name and to take what has none; None: not tried
-    shared_locks  whether a second mount was seen to see a lock of the first; None: not tried, as with what follows
-    handles     whether a second mount was seen to open a handle of the first
-    birth_times  whether files have the same birth time through both
-    cache_s     how long a second mount was seen to tell what was no longer so
+    cache_s     for how long a second mount was seen to show an old state; only `init --beside` of 0.3.0 measured it
     store       the identity of `.trashd` itself: it differs in a copy; None: not written down
-    format      of the store as it is; what is written is always today's
     """
 
     id: VolumeId
@@ -101,26 +95,20 @@ class Volume(NamedTuple):
     unnamed: bool | None = None
     strangers_refused: bool | None = None
     noreplace: bool | None = None
-    shared_locks: bool | None = None
-    handles: bool | None = None
-    birth_times: bool | None = None
     cache_s: float | None = None
     store: Identity | None = None
-    format: int = FORMAT
 
 
 class Areas(NamedTuple):
     """Where users' folders are in an opened `.trashd`.
 
-    u_fd         where only the store's owner makes names; None in a store of the first format
+    u_fd         where only the store's owner makes names
     new_fd       where all users do; None in a user's own store
-    new_name     what that is called: `u` in a store of the first format
     registry_fd  where root notes which folder is whose; None where there is none
     """
 
-    u_fd: Fd | None = None
+    u_fd: Fd
     new_fd: Fd | None = None
-    new_name: Name = NEW
     registry_fd: Fd | None = None
 
     def __enter__(self) -> Self:
@@ -135,7 +123,7 @@ class Areas(NamedTuple):
 
     def all(self) -> list[tuple[Name, Fd]]:
         """Those that are there, with their names; the proven one first."""
-        both = ((USERS, self.u_fd), (self.new_name, self.new_fd))
+        both = ((USERS, self.u_fd), (NEW, self.new_fd))
         return [(name, fd) for name, fd in both if fd is not None]
 
     def for_new(self) -> tuple[Name, Fd]:
@@ -154,6 +142,8 @@ class Store(NamedTuple):
     filesystem  magic number of the one that it is on
     is_named   whether it was found by its user's word: a pointer in the user's folder, or the registry
     made       who made a store of root's, as far as root has looked: no other user's command needs to know
+    takeover_s  as the service's configuration states it, 0: by the type of the filesystem; None: the configuration
+               files are read (store/silence.py)
     """
 
     kernel: Kernel
@@ -166,6 +156,7 @@ class Store(NamedTuple):
     filesystem: int
     is_named: bool = False
     made: StoreMaker = StoreMaker.BY_ROOT
+    takeover_s: int | None = None
 
     def __enter__(self) -> Self:
         """Own its fds for the block."""
@@ -338,8 +329,7 @@ def volume_fields(text: bytes) -> dict[str, Any]:
 def decode_volume(text: bytes) -> Volume | None:
     """The Volume in the bytes of a volume.json; None if they are none of ours."""
     fields = volume_fields(text)
-    written = fields.get("format")
-    if written not in (FIRST_FORMAT, FORMAT) or isinstance(written, bool):
+    if fields.get("format") != FORMAT:
         return None
     identifier, exchange, filesystem = (fields.get(key) for key in ("id", "exchange", "filesystem"))
     if not (isinstance(identifier, str) and isinstance(exchange, bool) and isinstance(filesystem, int)):
@@ -352,7 +342,23 @@ def decode_volume(text: bytes) -> Volume | None:
     store = decode_identity(fields.get("store"))
     if not is_volume_id(identifier):
         return None
-    return Volume(VolumeId(identifier), exchange, filesystem, store=store, format=int(written), **seen)
+    return Volume(VolumeId(identifier), exchange, filesystem, store=store, **seen)
+
+
+def refuse_unknown_format(text: bytes, base_path: bytes) -> None:
+    """Refuse a volume.json of trashd's in any other format than today's.
+
+    base_path  the directory that holds the store
+    Raises     UnknownFormat
+    """
+    written = volume_fields(text).get("format", FORMAT)
+    if written != FORMAT:
+        store = os.path.join(base_path, STORE)
+        aside = f"mv {shell_word(store)} {shell_word(store + b'-old')}"
+        hint = f"use the version of trashd that made the store, or move the store aside: {aside}"
+        raise UnknownFormat(
+            f"{printable(os.path.join(store, VOLUME))} has format {printable(str(written).encode())}", hint
+        )
 
 
 def decode_identity(fields: object) -> Identity | None:
@@ -414,23 +420,15 @@ def store_of(
 
 
 def open_areas(kernel: Kernel, store_fd: Fd) -> Areas:
-    """The areas of an opened `.trashd`, trusted or not, by their modes: an upgrade may be under way.
-
-    Raises  OSError; FileNotFoundError if there is none
-    """
+    """The areas of an opened `.trashd`, trusted or not. Raises  OSError; FileNotFoundError without an `u/`"""
     with ExitStack() as owned:
-        u_fd = _open_area(kernel, store_fd, USERS, owned)
-        if u_fd is not None and kernel.fstat(u_fd).st_mode & 0o002:
-            owned.pop_all()
-            return Areas(new_fd=u_fd, new_name=USERS)
+        u_fd = owned.enter_context(kernel.open_beneath(store_fd, USERS, READABLE))
         new_fd = registry_fd = None
         if kernel.fstat(store_fd).st_uid == 0:
             new_fd = _open_area(kernel, store_fd, NEW, owned)
             registry_fd = _open_area(kernel, store_fd, REGISTRY, owned)
-        if u_fd is None and new_fd is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), USERS)
         owned.pop_all()
-        return Areas(u_fd, new_fd, NEW, registry_fd)
+        return Areas(u_fd, new_fd, registry_fd)
 
 
 def _open_area(kernel: Kernel, store_fd: Fd, name: Name, owned: ExitStack) -> Fd | None:
@@ -479,7 +477,8 @@ def read_volume(kernel: Kernel, store_fd: int, base_path: bytes, owners: tuple[i
     """volume.json of an opened `.trashd`.
 
     owners  the users whose it may be; None: those whom we trust
-    Raises  FileNotFoundError if there is none; Untrusted if it is another user's, or no regular file; BrokenStore
+    Raises  FileNotFoundError if there is none; Untrusted if it is another user's, or no regular file; BrokenStore;
+            UnknownFormat
     """
     where = os.path.join(base_path, STORE, VOLUME)
     with kernel.open_beneath(store_fd, VOLUME, FILE_TO_READ) as fd:
@@ -488,7 +487,9 @@ def read_volume(kernel: Kernel, store_fd: int, base_path: bytes, owners: tuple[i
         is_sound = is_regular(kernel, fd) or is_roots_own(kernel, fd, store_fd)
         if not is_sound or st.st_uid not in trusted or st.st_mode & 0o022:
             raise Untrusted(where)
-        volume = decode_volume(kernel.read(fd, VOLUME_MAX_BYTES))
+        text = kernel.read(fd, VOLUME_MAX_BYTES)
+    refuse_unknown_format(text, base_path)
+    volume = decode_volume(text)
     if volume is None:
         raise _broken(base_path, "is not what trashd wrote")
     return volume

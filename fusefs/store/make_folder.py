@@ -10,12 +10,13 @@ from contextlib import ExitStack, contextmanager, suppress
 
 from fusefs.core.errors import Busy, NoStore
 from fusefs.core.names import Name
+from fusefs.core.printable_names import shell_word
 from fusefs.linux.act_as_user import person
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import is_taken
 from fusefs.store.folder_registry import ensure_spare, read_registered, write_registered
-from fusefs.store.layout import FOLDERS, NEW_PART, Store, UserFolder, make_private, open_areas, take_lock
+from fusefs.store.layout import FOLDERS, NEW_PART, Store, UserFolder, make_private, take_lock
 from fusefs.store.user_folders import N_HEX, not_private, open_user, plain_name, whose, why_not
 
 _ATTEMPTS = 8
@@ -85,16 +86,15 @@ def make_proven(store: Store, uid: int) -> UserFolder | None:
     Raises  OSError; NoStore where modes or owners mean nothing
     """
     kernel = store.kernel
-    with open_areas(kernel, store.fd) as areas, ExitStack() as owned:
-        u_fd, registry_fd = areas.u_fd, areas.registry_fd
-        if u_fd is None or registry_fd is None:
-            raise NoStore(store.base_path, "trashd init brings it up to date")
+    u_fd, registry_fd = store.areas.u_fd, store.areas.registry_fd
+    if registry_fd is None:
+        raise NoStore(store.base_path, f"trashd init {shell_word(store.base_path)} makes its folders/ anew")
+    with ExitStack() as owned:
         if not take_registry(kernel, registry_fd, owned):
             return None
-        now = store._replace(areas=areas)  # an upgrade may have moved the folder since the store was opened
-        folder = open_user(now, uid)
+        folder = open_user(store, uid)
         if folder is not None:
-            return folder._replace(store=store)  # which keeps the areas open
+            return folder
         discard_dead(kernel, u_fd, uid)
         for attempt in range(_ATTEMPTS):
             try:
@@ -107,8 +107,7 @@ def make_proven(store: Store, uid: int) -> UserFolder | None:
             except FileNotFoundError:  # an init took it for a killed maker's before it was locked
                 if attempt == _ATTEMPTS - 1:
                     raise
-        folder = open_user(now, uid)
-        return folder and folder._replace(store=store)
+        return open_user(store, uid)
 
 
 def make_roots(store: Store, uid: int) -> UserFolder:

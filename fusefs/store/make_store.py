@@ -45,11 +45,14 @@ from fusefs.store.store_maker import StoreMaker, note_made
 from fusefs.store.store_registry import vouch
 from fusefs.store.user_folders import open_user
 
-PROBE_BESIDE = Name(b"probe-beside")
-"""What is tried with a second mount, in an opened `.trashd`."""
+_PROBE_BESIDE = Name(b"probe-beside")
+"""What a killed `init --beside` of 0.3.0 left."""
 _PROBE_UNNAMED = Name(b"probe-unnamed")
 _PROBE_STRANGERS = Name(b"probe-strangers")
 _ATTEMPTS = 8
+STORE_MODE = 0o755
+AREA_MODES = {USERS: 0o755, NEW: 0o1777, REGISTRY: 0o755}
+"""Of a store of root's; a user's own has the first alone."""
 
 
 def make_store(kernel: Kernel, base: BackingAndMount, base_path: bytes) -> Store:
@@ -269,14 +272,12 @@ def owner_of(kernel: Kernel, dir_fd: Fd, name: bytes) -> int | None:
 
 
 def _fill(kernel: Kernel, fd: Fd, identifier: VolumeId) -> None:
-    own(kernel, fd, 0o755)
+    own(kernel, fd, STORE_MODE)
     if not kernel.is_empty(fd):
         # A user who may write above it gave its name to another of ours: what is in that is not root's word.
         raise FileNotFoundError(errno.ENOENT, "another directory took its place")
-    make_area(kernel, fd, USERS, 0o755)
-    if os.geteuid() == 0:
-        make_area(kernel, fd, NEW, 0o1777)
-        make_area(kernel, fd, REGISTRY, 0o755)
+    for name in AREA_MODES if os.geteuid() == 0 else (USERS,):
+        make_area(kernel, fd, name, AREA_MODES[name])
     _write_new(kernel, fd, CACHEDIR_TAG, CACHEDIR_TEXT)
     kernel.create(fd, LOCK).close()
     if os.geteuid() == 0:
@@ -354,11 +355,11 @@ def discard_trials(kernel: Kernel, fd: Fd) -> None:
     with suppress(FileNotFoundError):
         kernel.unlink(fd, _PROBE_UNNAMED)
     discard_trial(kernel, fd, _PROBE_STRANGERS)
-    discard_trial_directory(kernel, fd, PROBE_BESIDE)
+    discard_trial_directory(kernel, fd, _PROBE_BESIDE)
 
 
 def prove(kernel: Kernel, fd: Fd, identifier: VolumeId) -> Volume:
-    """What volume.json is to say: what was seen to work in an opened `.trashd`, by one mount. Raises  OSError"""
+    """What volume.json is to say: what was seen to work in an opened `.trashd`. Raises  OSError"""
     from fusefs.store.rename_probes import probe_renames  # a swap is spared it
 
     flags, lasts = probe_renames(kernel, fd), keeps_unnamed(kernel, fd, _PROBE_UNNAMED)

@@ -38,15 +38,15 @@ from fusefs.linux.mergerfs import check_rename
 from fusefs.linux.mountinfo import MERGERFS
 from fusefs.linux.refused_calls import RefusedCall, refused_calls
 from fusefs.store.backing_and_mount import FULL, is_taken, suppress_errno, wholly_beneath
-from fusefs.store.consequences import Consequence, consequences, takeover_s
 from fusefs.store.folder_registry import RegisteredFolder, write_registered
 from fusefs.store.keep_entries import choose, hindrances
-from fusefs.store.layout import NEW_PREFIX, RECORD, Store, Volume, make_private, store_of, trusted_owners
+from fusefs.store.layout import NEW_PREFIX, RECORD, Store, make_private, store_of, trusted_owners
 from fusefs.store.locate import Victim, ancestors, existing_stores, find_victim, lacks_call
 from fusefs.store.make_folder import take_registry, unnamed_folder
 from fusefs.store.make_store import unfinished
 from fusefs.store.refusals import refusals
 from fusefs.store.reserve import is_stocked
+from fusefs.store.silence import takeover_s
 from fusefs.store.swap import Unlike, give_likeness, in_words
 from fusefs.store.swap_path import explain
 from fusefs.store.tree_holders import holders_of
@@ -72,9 +72,8 @@ class Preflight(NamedTuple):
     missing    system calls that this process has not, and what that costs
     is_shared  other machines may have the filesystem mounted, as far as its kind tells
     gap_ns     for how long a name was missing when two renames were tried; None if they were not
-    noreplace, shared_locks, handles, birth_times, cache_s  of that store: see Volume
+    noreplace  of that store: see Volume
     takeover_s for how long another node's command has to be silent before it is taken over; None on a local one
-    follows    what follows from all that for users
     """
 
     path: bytes
@@ -93,12 +92,7 @@ class Preflight(NamedTuple):
     is_shared: bool = False
     gap_ns: int | None = None
     noreplace: bool | None = None
-    shared_locks: bool | None = None
-    handles: bool | None = None
-    birth_times: bool | None = None
-    cache_s: float | None = None
     takeover_s: float | None = None
-    follows: tuple[Consequence, ...] = ()
 
 
 def preflight(kernel: Kernel, path: bytes, keep: tuple[str, ...] = (), *, unlike: bool = False) -> Preflight:
@@ -118,8 +112,7 @@ def preflight(kernel: Kernel, path: bytes, keep: tuple[str, ...] = (), *, unlike
         if found.error is not None:
             reasons.append(found.error)
         holders = {holder.pid for held in holders_of([victim.path()]) for holder in held.holders}
-        is_shared, volume = not kernel.is_local(victim.fd), found.volume
-        told = Preflight(
+        return Preflight(
             path=victim.path(),
             filesystem=victim.parent.mount.fstype.decode("ascii", "replace"),
             mount_point=victim.parent.mount.point,
@@ -133,20 +126,10 @@ def preflight(kernel: Kernel, path: bytes, keep: tuple[str, ...] = (), *, unlike
             kept=kept,
             exit_code=reasons[0].exit_code if reasons else 0,
             missing=refused_calls(),
-            is_shared=is_shared,
+            is_shared=not kernel.is_local(victim.fd),
             gap_ns=found.gap_ns,
-        )
-        if volume is None:
-            return told
-        seen = volume if found.exchanges is None else volume._replace(exchange=found.exchanges)
-        return told._replace(
-            noreplace=volume.noreplace,
-            shared_locks=volume.shared_locks,
-            handles=volume.handles,
-            birth_times=volume.birth_times,
-            cache_s=volume.cache_s,
-            takeover_s=takeover_s(volume) if is_shared else None,
-            follows=consequences(seen, is_shared=is_shared, gap_ns=found.gap_ns),
+            noreplace=found.noreplace,
+            takeover_s=found.takeover_s,
         )
 
 
@@ -186,8 +169,8 @@ class _Found(NamedTuple):
     exchanges  whether by an exchange; None where that is not known
     unlike     what of the likeness can't be had there
     error      why swap would be refused; None if it would not
-    volume     what is known of its filesystem
     gap_ns     for how long the stand-in's name was missing; None for an exchange
+    noreplace, takeover_s  see Preflight
     """
 
     path: bytes | None
@@ -195,8 +178,15 @@ class _Found(NamedTuple):
     exchanges: bool | None = None
     unlike: Unlike = ()
     error: TrashdError | None = None
-    volume: Volume | None = None
     gap_ns: int | None = None
+    noreplace: bool | None = None
+    takeover_s: float | None = None
+
+    def described(self, store: Store) -> _Found:
+        """This, with what is known of a store."""
+        silence_s = takeover_s(store) if store.is_shared() else None
+        volume = store.volume
+        return self._replace(exchanges=volume.exchange, noreplace=volume.noreplace, takeover_s=silence_s)
 
 
 def _try_stores(kernel: Kernel, victim: Victim, *, unlike: bool) -> _Found:
@@ -245,7 +235,7 @@ def _first_store(kernel: Kernel, victim: Victim) -> _Found:
         for _relative, store in existing_stores(kernel, victim.parent, []):
             with store:
                 there = os.path.join(store.base_path, STORE)
-                return _Found(there, True, store.volume.exchange, volume=store.volume)
+                return _Found(there, True).described(store)
     return _Found(None, False)
 
 
@@ -274,7 +264,7 @@ def _try_making(kernel: Kernel, victim: Victim, relative: RelPath, there: _Found
 def _try_store(store: Store, victim: Victim, there: _Found, *, unlike: bool) -> _Found:
     """Try the way to a store."""
     kernel = store.kernel
-    found = there._replace(exchanges=store.volume.exchange, volume=store.volume)
+    found = there.described(store)
     try:
         with _room_in(store) as room:
             return _try_way(kernel, victim, room, found, unlike=unlike)

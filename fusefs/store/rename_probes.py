@@ -42,8 +42,7 @@ def probe_renames(kernel: Kernel, dir_fd: Fd) -> RenameFlags:
     """Try both flags in a directory of ours.
 
     A taken name that this kernel knows it refuses by itself, before the filesystem sees the flag: one that ignores a
-    flag is not believed to read the other. What happens to a name that another node takes at that moment only a second
-    mount shows (second_mount).
+    flag is not believed to read the other.
     Raises  OSError
     Source  fs/namei.c, do_renameat2
     """

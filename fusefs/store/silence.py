@@ -12,14 +12,27 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
+from fusefs.core.errors import BadConfig
 from fusefs.core.names import Name
 from fusefs.linux.boot_id import boot_id
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.mountinfo import Mount, find_mount, find_rule_path, read_mounts, views
 from fusefs.store.backing_and_mount import FILE_TO_READ
-from fusefs.store.consequences import takeover_s
-from fusefs.store.layout import ANNOUNCED_PREFIX, WATCH_PREFIXES, WATCHED_PREFIX, Store
+from fusefs.store.layout import ANNOUNCED_PREFIX, WATCH_PREFIXES, WATCHED_PREFIX, Store, trusted_owners
 
+UNKNOWN_S = 180
+"""Three times as long as NFS caches attributes (acregmax, acdirmax), the longest of the defaults that we know."""
+_KNOWN_S = {
+    b"ceph": 90,
+    b"fuse.ceph-fuse": 90,
+    b"fuse.glusterfs": 90,
+    b"fuse.juicefs": 90,
+    b"fuse.mfs": 90,
+    b"fuse.sshfs": 90,
+}
+"""By the type of the filesystem: the nodes of these saw each other's changes within seconds (docs/performance.md)."""
+_CACHE_TIMES = 3
 _ANNOUNCED_PART = 1 / 3
 """Of that time: so long nothing is said of it, or whoever looks would stop every swap; and so long it is announced."""
 _NOTE_MAX_BYTES = 200
@@ -36,13 +49,42 @@ class _Note(NamedTuple):
     sight: str
 
 
+def takeover_s(store: Store) -> float:
+    """For how many seconds another node's command must be silent before it is taken over, if its lock can be had.
+
+    A node that is silent for less may be busy; and other nodes see what it writes only when their caches expire.
+    Raises  OSError
+    """
+    mounts = read_mounts()
+    seconds = _configured_s(store, mounts) if store.takeover_s is None else store.takeover_s
+    if not seconds:
+        mount = find_mount(store.kernel, store.fd, mounts)
+        seconds = UNKNOWN_S if mount is None else _KNOWN_S.get(mount.fstype, UNKNOWN_S)
+    return max(float(seconds), _CACHE_TIMES * (store.volume.cache_s or 0.0))
+
+
+def _configured_s(store: Store, mounts: list[Mount]) -> int:
+    """The longer one of what the system's configuration and the caller's own state for a volume; 0 if neither does.
+
+    One that has an error, or that the caller may not read, states nothing.
+    """
+    from fusefs.linux.config_files import load_config, load_system_config  # few commands meet another boot's leftovers
+
+    rule = find_rule_path(store.base_path, mounts, views(mounts, trusted_owners(os.geteuid())))
+    stated = [0]
+    for load in (load_system_config, load_config):
+        with suppress(BadConfig):
+            stated.append(load().config.inside(*rule).takeover_s or 0)
+    return max(stated)
+
+
 def left_to_wait_s(store: Store, fd: Fd) -> float:
     """For how many seconds a container must be silent still, as far as this boot has watched it; 0: take it over.
 
     A live owner who sees that it is announced withdraws. Raises  OSError
     """
     kernel = store.kernel
-    needed_s, now_s, sight = takeover_s(store.volume), kernel.boot_ns() / _NS, _sight(kernel, fd)
+    needed_s, now_s, sight = takeover_s(store), kernel.boot_ns() / _NS, _sight(kernel, fd)
     announced_s = needed_s * _ANNOUNCED_PART
     watched = _noted(kernel, fd, WATCHED_PREFIX)
     if watched is None or watched.sight != sight:

@@ -190,11 +190,8 @@ def _first_folder(store: Store) -> UserFolder:
     """
     from fusefs.store.make_folder import make_roots, make_user  # only the first command on a volume needs all that
     from fusefs.store.set_aside import take_own
-    from fusefs.store.upgrade_format import bring_up_to_date, is_current
 
     uid = os.geteuid()
-    if store.owner == uid and not is_current(store):
-        bring_up_to_date(store)
     if store.owner == 0 == uid:
         return make_roots(store, 0)
     take_own(store)

@@ -11,10 +11,10 @@ from fusefs.store.folder_reports import passed_over_below
 from fusefs.store.layout import Store, UserFolder
 from fusefs.store.recover import recover
 from fusefs.store.reserve import is_used
-from fusefs.store.set_aside import take_own
+from fusefs.store.set_aside import discard_emptied, take_own
 from fusefs.store.silence import Waits
 from fusefs.store.stage import restock
-from fusefs.store.upgrade_format import look_over, renewed
+from fusefs.store.verify_folders import look_first
 
 
 def tend(folder: UserFolder, ended: Collection[str] = (), waits: Waits | None = None) -> list[str]:
@@ -26,20 +26,28 @@ def tend(folder: UserFolder, ended: Collection[str] = (), waits: Waits | None = 
     return [told(problem) for problem in (*settled.problems, *problems, *passed_over_below(folder))]
 
 
-def prepared(store: Store, lost: list[TrashdError]) -> Store:
-    """A store as the caller is to use it: tidied if it is the caller's; their part of what was set aside is taken out.
+def look_over(store: Store) -> None:
+    """See to what users made in a store of root's since the last look, and to what they emptied; needs root.
 
-    It takes the place of the one that was given.
+    On a full volume that is done later, on one that is read-only not at all.
+    Raises  OSError
+    """
+    if store.is_roots_to_keep() and not store.is_unknown() and not store.kernel.is_read_only(store.fd):
+        look_first(store)
+        discard_emptied(store)
+
+
+def prepare(store: Store, lost: list[TrashdError]) -> None:
+    """Look over a store of the caller's; take the caller's part of what was set aside out of another one.
+
     lost  gets the error if that did not come to its end
     """
     try:
-        store = renewed(store)
         look_over(store)
         if store.owner == 0 != os.geteuid() and not store.kernel.is_read_only(store.fd):
             take_own(store)
     except (OSError, TrashdError) as error:
         lost.append(from_os(error, store.base_path))
-    return store
 
 
 def told(problem: AdoptionProblem) -> str:

@@ -3,9 +3,9 @@
 A directory's owner need not have put it there: all who may write in the parent can move it, group mates too. Moving it
 to another parent takes write permission on itself, so what is exactly 0700 only its owner can have put there: that is
 the condition. But a mode is today's, and the move was then; so the proof is another thing: that the folder lies where
-only the store's owner makes names, and is the one that root registered (store.registered). What does not meet the
-condition is refused, and told; it is never mended, for that would bless what was planted. What is not proven
-serves its own user's commands alone.
+only the store's owner makes names, and is the one that root registered (store/folder_registry.py). What does not
+meet the condition is refused, and told; it is never mended, for that would bless what was planted. What is not
+proven serves its own user's commands alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import DIRECTORY, READABLE
 from fusefs.store.folder_registry import RegisteredFolder, read_registered
-from fusefs.store.layout import FIRST_FORMAT, FOLDER_MODE, FOLDERS, USERS, Areas, Store, UserFolder
+from fusefs.store.layout import FOLDER_MODE, FOLDERS, USERS, Areas, Store, UserFolder
 from fusefs.store.store_maker import StoreMaker
 
 _HEX = frozenset(b"0123456789abcdef")
@@ -88,8 +88,7 @@ class FoundFolder(NamedTuple):
 class _FolderLook(NamedTuple):
     """What one look at a user goes by.
 
-    is_own    whether the store is the user's own
-    is_first  whether the store has the first format yet, in which root's folder is where all users' are
+    is_own  whether the store is the user's own
     """
 
     kernel: Kernel
@@ -99,7 +98,6 @@ class _FolderLook(NamedTuple):
     dev: int
     is_own: bool
     trusts_modes: bool
-    is_first: bool
 
 
 def whose(name: bytes) -> int | None:
@@ -112,17 +110,14 @@ def whose(name: bytes) -> int | None:
     return uid if (uid := int(digits)) <= _MOST_UID else None
 
 
-def find_user(
-    kernel: Kernel, areas: Areas, uid: int, *, trusts_modes: bool = True, is_first: bool = False
-) -> FoundFolder | None:
+def find_user(kernel: Kernel, areas: Areas, uid: int, *, trusts_modes: bool = True) -> FoundFolder | None:
     """A user's folder in any store, trusted or not, for the caller to close; None if there is none.
 
     It is what root registered below `u/`, or the first of the other names there and in `new/` that is not refused.
     trusts_modes  False where the store says that other users are not refused what a mode forbids them
-    is_first      whether the store says that it has the first format
     Raises        OSError
     """
-    look = _look_for(kernel, areas, uid, trusts_modes, is_first)
+    look = _look_for(kernel, areas, uid, trusts_modes)
     for area, fd in areas.all():  # all of an area is read only if the first names are not it
         for name in dict.fromkeys((look.registered.name or plain_name(uid), plain_name(uid))):
             if area != USERS and name != plain_name(uid):
@@ -137,14 +132,12 @@ def find_user(
 
 def open_user(store: Store, uid: int) -> UserFolder | None:
     """A user's folder in an opened store, for the caller to close; None if there is none."""
-    trusts_modes, is_first = _told(store)
-    found = find_user(store.kernel, store.areas, uid, trusts_modes=trusts_modes, is_first=is_first)
+    found = find_user(store.kernel, store.areas, uid, trusts_modes=_trusts_modes(store))
     return None if found is None else _folder(store, uid, _doubted(store, found))
 
 
-def _told(store: Store) -> tuple[bool, bool]:
-    """What a store says of itself: whether modes are to be trusted, whether it has the first format."""
-    return store.volume.strangers_refused is not False, store.volume.format == FIRST_FORMAT
+def _trusts_modes(store: Store) -> bool:
+    return store.volume.strangers_refused is not False
 
 
 def all_users(store: Store, refused: list[FolderRefusal], only: int | None = None) -> Iterator[UserFolder]:
@@ -155,7 +148,7 @@ def all_users(store: Store, refused: list[FolderRefusal], only: int | None = Non
     Raises   OSError
     """
     kernel, areas = store.kernel, store.areas
-    trusts_modes, is_first = _told(store)
+    trusts_modes = _trusts_modes(store)
     noted = None if areas.registry_fd is None else frozenset(kernel.list_anew(areas.registry_fd))
     st = kernel.fstat(store.fd)
     for uid, names in _names_of(kernel, areas).items():
@@ -163,11 +156,11 @@ def all_users(store: Store, refused: list[FolderRefusal], only: int | None = Non
             is_noted = noted is not None and plain_name(uid) in noted
             registered = read_registered(kernel, areas.registry_fd, uid) if is_noted else RegisteredFolder(uid)
             is_own = areas.new_fd is None and st.st_uid == uid
-            look = _FolderLook(kernel, areas, uid, registered, st.st_dev, is_own, trusts_modes, is_first)
+            look = _FolderLook(kernel, areas, uid, registered, st.st_dev, is_own, trusts_modes)
             found, others = _choose(look, names)
             refused.extend(others)
             if found is None and not others:  # root has moved it since it was listed
-                found = find_user(kernel, areas, uid, trusts_modes=trusts_modes, is_first=is_first)
+                found = find_user(kernel, areas, uid, trusts_modes=trusts_modes)
             if found is not None:
                 found = _doubted(store, found)
                 if found.doubt:
@@ -237,11 +230,11 @@ def _folder(store: Store, uid: int, found: FoundFolder) -> UserFolder:
     return UserFolder(store, uid, *found)
 
 
-def _look_for(kernel: Kernel, areas: Areas, uid: int, trusts_modes: bool, is_first: bool) -> _FolderLook:
+def _look_for(kernel: Kernel, areas: Areas, uid: int, trusts_modes: bool) -> _FolderLook:
     registered = read_registered(kernel, areas.registry_fd, uid)
-    st = kernel.fstat(areas.all()[0][1])
+    st = kernel.fstat(areas.u_fd)
     is_own = areas.new_fd is None and st.st_uid == uid
-    return _FolderLook(kernel, areas, uid, registered, st.st_dev, is_own, trusts_modes, is_first)
+    return _FolderLook(kernel, areas, uid, registered, st.st_dev, is_own, trusts_modes)
 
 
 def _choose(look: _FolderLook, names: list[_Named]) -> tuple[FoundFolder | None, list[FolderRefusal]]:
@@ -289,7 +282,7 @@ def _look_at(look: _FolderLook, area: Name, area_fd: Fd, name: Name) -> FoundFol
         owned.enter_context(fd)
         st = kernel.fstat(fd)
         why = why_not(kernel, fd, st, look.uid, look.dev)
-        if not why and look.uid == 0 and area_fd is look.areas.new_fd and not look.is_first:
+        if not why and look.uid == 0 and area_fd is look.areas.new_fd:
             why = _ROOTS
         if why:
             return FolderRefusal(area, name, look.uid, st.st_uid, why)

@@ -8,7 +8,6 @@ right modes later makes no folder of it. Nothing is taken out of any user's reac
 from __future__ import annotations
 
 import os
-import sys
 from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.subuid import read_subordinates
 from fusefs.store.backing_and_mount import DIRECTORY, FULL, OUT_OF_REACH, suppress_errno
 from fusefs.store.folder_registry import RegisteredFolder, read_registered, write_registered
-from fusefs.store.layout import Areas, Store
+from fusefs.store.layout import Store
 from fusefs.store.make_folder import free_name, take_registry
 from fusefs.store.user_folders import MOUNTED, names_in, why_not, why_not_deep
 
@@ -38,7 +37,7 @@ class _StoreSeen(NamedTuple):
 
 
 def look_first(store: Store) -> None:
-    """Register what users made in a store of root's since the last look; needs root, and today's format.
+    """Register what users made in a store of root's since the last look; needs root.
 
     If another process of root's is at it, that one does it; on a full volume it is done later, on one that is
     read-only not at all.
@@ -51,22 +50,16 @@ def look_first(store: Store) -> None:
         return
     with suppress_errno(*FULL), ExitStack() as owned:
         if take_registry(kernel, areas.registry_fd, owned):
-            look_at_new(kernel, store.fd, areas)
+            dev = kernel.fstat(store.fd).st_dev
+            _register_new(_StoreSeen(kernel, areas.u_fd, areas.new_fd, areas.registry_fd, dev))
 
 
-def look_at_new(kernel: Kernel, store_fd: Fd, areas: Areas, *, roots_too: bool = False) -> None:
-    """Register new folders while the caller has the registry's lock; if there are very many, the first of them.
-
-    roots_too  also at what bears root's name: root makes its own elsewhere, but for stores of the first format
-    """
-    if areas.u_fd is None or areas.new_fd is None or areas.registry_fd is None:
-        return
-    here = _StoreSeen(kernel, areas.u_fd, areas.new_fd, areas.registry_fd, kernel.fstat(store_fd).st_dev)
-    # What stood there when a store was brought up to date is looked at before that says so.
-    n_left = sys.maxsize if roots_too else _MOST_A_LOOK
+def _register_new(here: _StoreSeen) -> None:
+    """Register new folders while the caller has the registry's lock; if there are very many, the first of them."""
+    kernel, n_left = here.kernel, _MOST_A_LOOK
     for uid, names in _in_order(names_in(kernel, here.new_fd)):
-        if uid == 0 and not roots_too:
-            continue
+        if uid == 0:
+            continue  # root makes its own in `u/`
         entry = read_registered(kernel, here.registry_fd, uid)
         for name in names:
             if entry.is_closed() or _has_folder(here, entry):
@@ -154,7 +147,7 @@ def register_again(store: Store) -> list[str]:
     Raises  OSError
     """
     kernel, areas = store.kernel, store.areas
-    if areas.u_fd is None or areas.new_fd is None or areas.registry_fd is None or kernel.is_read_only(store.fd):
+    if areas.new_fd is None or areas.registry_fd is None or kernel.is_read_only(store.fd):
         return []
     here = _StoreSeen(kernel, areas.u_fd, areas.new_fd, areas.registry_fd, kernel.fstat(store.fd).st_dev)
     told: list[str] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,6 +102,43 @@ def test_a_users_own_is_his_trouble_and_not_roots() -> None:
         assert trashd_as(ALICE, home[ALICE], "init", file.parents[1]).code == 0
         assert trashd_as(ALICE, home[ALICE], "restore", job).code == 0
         assert (job / "f").read_text() == "x"
+
+
+# Of another format
+
+
+@pytest.fixture(params=[1, 3], ids="format {}".format)
+def unknown(volume: Path, request: pytest.FixtureRequest) -> Iterator[int]:
+    """The format that volume.json states, in a volume whose store holds an orphan of `e`."""
+    make_tree(volume / "d", {"a.log": "1"})
+    make_tree(volume / "e", {"f": "2"})
+    swapped(volume / "e")
+    file = volume / ".trashd/volume.json"
+    text = file.read_text()
+    file.write_text(json.dumps({**json.loads(text), "format": request.param}))
+    yield request.param
+    file.write_text(text)
+
+
+def test_no_command_changes_a_store_of_an_unknown_format(volume: Path, unknown: int) -> None:
+    before = snapshot(volume, with_times=True)
+    for line in (*COMMANDS, "init ."):
+        done = trashd(*line.replace("ID", "20261121").split(), cwd=volume)
+        assert done.code == (INCOMPLETE if line == "du" else NO_STORE), (line, done)
+        told = done.out + done.err
+        assert f"{volume}/.trashd/volume.json has format {unknown}" in told, (line, done)
+        assert f"mv {volume}/.trashd {volume}/.trashd-old" in told, (line, done)
+        assert snapshot(volume, with_times=True) == before, line
+
+
+def test_a_store_of_an_unknown_format_can_be_moved_aside(volume: Path) -> None:
+    make_tree(volume / "job", {"f": ""})
+    swapped(volume / "job")
+    file = volume / ".trashd/volume.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "format": 1}))
+    (volume / ".trashd").rename(volume / ".trashd-old")
+    done_well("init", volume)
+    assert_silent(volume)
 
 
 def test_what_is_called_so_and_holds_no_users_folders_is_no_store() -> None:

@@ -326,3 +326,8 @@ def test_a_terminal_sees_the_progress(volume: Path) -> None:
     done = subprocess.run(command, capture_output=True, env=environment({"TERM": "xterm"}), check=False)
     assert done.returncode == 0, done
     assert b"4 entries removed" in done.stdout
+
+
+def test_init_beside_is_an_unknown_option_with_a_hint_at_the_configuration() -> None:
+    done = trashd("init", "--beside", "/b", "/a")
+    assert (done.code, "takeover_s" in done.err) == (2, True), done

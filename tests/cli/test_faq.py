@@ -23,7 +23,6 @@ pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(120)]
 PAGE = TriedPage("faq")
 NOT_TYPED_HERE = {
     "systemctl enable --now trashd-reaper": "tests/packages/test_debian.py",
-    "trashd init --beside": "tests/shared",
     "mv DIR .trashd/drop/": "tests/mount",
 }
 """And where it is."""
@@ -197,7 +196,6 @@ def test_what_the_store_is_and_to_be_rid_of_it(ext4: Path) -> None:
 def test_where_it_works(fs_type: str) -> None:
     with loop_volume(fs_type, 300) if fs_type != "tmpfs" else tmpfs_volume() as volume:
         assert "one atomic exchange" in PAGE.typed("trashd check DIR", volume, DIR=make_job(volume))
-    assert "trashd check" in PAGE.commands()
 
 
 def test_a_subvolume_can_be_swapped_and_a_directory_takes_its_place() -> None:

@@ -137,6 +137,17 @@ def test_a_broken_store(volume: Path, tree: Path) -> None:
     assert_silent(volume)
 
 
+def test_an_unknown_format(volume: Path, tree: Path) -> None:
+    init(volume)
+    file = volume / ".trashd/volume.json"
+    file.write_text(file.read_text().replace('"format": 2', '"format": 3'))
+    refused(
+        "This version of trashd does not know the format of the trash store there", f"trashd swap {tree}", volume, 6
+    )
+    PAGE.typed("mv .trashd .trashd-old", volume)
+    swapped(tree)
+
+
 def test_not_alike(volume: Path) -> None:
     os.chown(volume, USER, USER)
     victim = make_tree(volume / "roots", {"file": "content"})

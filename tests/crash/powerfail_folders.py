@@ -1,4 +1,4 @@
-"""Users' folders when power is cut: a folder is registered, a store brought up to date, or taken over.
+"""Users' folders when power is cut: a folder is registered, or a store taken over.
 
 Beside the trees of the rounds there is what a mate planted. What root has once refused stays refused, though it gets
 the right modes afterwards; what root has not looked at is not proven.
@@ -6,7 +6,6 @@ the right modes afterwards; what root has not looked at is not proven.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Sequence
@@ -58,16 +57,6 @@ def registration_round(cut: Cut, k: int) -> None:
     _look(cut)
 
 
-def upgrade_round(cut: Cut, k: int) -> None:
-    """Root's next command in a store of the first format."""
-    _throw(cut, k)
-    as_of_the_first_format(cut.base / ".trashd")
-    plant(cut.base / ".trashd", "u")
-    cut.stands(k, Shape.SWAPPED, sync=True)
-    cut.volume.mark(f"user {cut.uid}")
-    _look(cut)
-
-
 def _throw(cut: Cut, k: int) -> None:
     cut.begin(k)
     cut.may(k, Shape.SWAPPED)
@@ -79,17 +68,6 @@ def _look(cut: Cut) -> None:
     cut.volume.mark(PREPARED)
     assert _tells_of_planted(recover_all(cut.base, cut.kernel))
     cut.volume.mark(LOOKED)
-
-
-def as_of_the_first_format(store: Path) -> None:
-    """What the version before would have made: all users' folders in `u/`, and no registry."""
-    (store / "u/0").rename(store / "new/0")
-    (store / "u").rmdir()
-    (store / "new").rename(store / "u")
-    shutil.rmtree(store / "folders")
-    fields = json.loads((store / "volume.json").read_text())
-    old = {key: value for key, value in fields.items() if key not in ("strangers_refused", "store")}
-    (store / "volume.json").write_text(json.dumps({**old, "format": 1}))
 
 
 def taking_over_round(cut: Cut, k: int) -> None:
@@ -149,7 +127,7 @@ def _unproven(root: Path, marks: Sequence[str]) -> str | None:
         return f"left: {left}"
     if missing := _users(marks) - _served(root):
         return f"not proven: {missing}"
-    return None if b'"format": 2' in (root / ".trashd/volume.json").read_bytes() else "not brought up to date"
+    return None
 
 
 def _users(marks: Sequence[str]) -> set[int]:
@@ -196,7 +174,6 @@ class FlushedThere(FlushedHere):
 FOLDERS = {
     # What comes before is cut elsewhere.
     "registration": Scenario(registration_round, uid=USER, check=check_folders, since=PREPARED),
-    "upgrade": Scenario(upgrade_round, 1, uid=USER, repeats=False, check=check_folders, since=PREPARED),
     "taking over": Scenario(
         taking_over_round, 1, has_store=False, uid=USER, repeats=False, check=check_folders, since=PREPARED
     ),

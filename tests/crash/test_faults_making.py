@@ -1,6 +1,6 @@
 """A call of `trashd init`, or of root's first look, fails, or another comes between: what stores hold stays listed.
 
-tests/store/test_upgrade.py says what else holds where a disk fails.
+tests/store/test_set_aside.py says what else holds where a disk fails.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from tests.support.make_trees import Dir, make_tree
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.store_calls import NumberedCall, entries, init, problems, recover_all, swap
-from tests.support.stored_samples import SOUND, unpack
 from tests.support.verb_scenarios import TREE
 
 pytestmark = pytest.mark.needs("root")
@@ -47,12 +46,6 @@ def make_her_orphan(volume: Path) -> None:
 def make_nothing(volume: Path) -> None:
     """No store."""
     shutil.rmtree(volume / ".trashd")
-
-
-def make_first_format(volume: Path) -> None:
-    """A store as the version before made it."""
-    shutil.rmtree(volume / ".trashd")
-    unpack(SOUND, volume)
 
 
 def make_open(volume: Path) -> None:
@@ -82,10 +75,8 @@ def _tend(volume: Path, kernel: Kernel) -> None:
 
 SCENES = {
     "init": Scene(make_nothing, _init),
-    "init-of-the-first-format": Scene(make_first_format, _init),
     "init-of-an-open-store": Scene(make_open, _init),
     "init-of-a-copy": Scene(make_copy, _init),
-    "upgrade-by-any-command": Scene(make_first_format, _tend),
     "first-look": Scene(make_her_orphan, _tend),
 }
 

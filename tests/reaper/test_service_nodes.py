@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,10 +13,12 @@ import pytest
 
 from fusefs.core.node_beats import LEAST_POLL_S
 from fusefs.core.service_status import SeenNode
+from fusefs.linux.kernel import Kernel
+from tests.support.make_trees import make_tree
 from tests.support.service_nodes import POLLED, Machines, Node, boot_of, machines_at_one_volume, node
 from tests.support.service_process import QUICK, service
 from tests.support.small_orphans import EXPIRED, ids, orphan_in
-from tests.support.store_calls import assert_silent, init, restore
+from tests.support.store_calls import Before, DyingAt, assert_silent, die, forge, in_child, init, restore, swap
 from tests.support.volume_under_service import audited, begin_large
 
 pytestmark = pytest.mark.needs("root", "fuse", "sshfs")
@@ -98,6 +101,17 @@ def test_what_was_restored_on_one_is_no_orphan_for_the_service_of_the_other(base
         beta.running.until(lambda: beta.running.volume(machines.b).n_orphans == 1)
         restore(machines.a, kept)
         beta.running.until(lambda: beta.running.volume(machines.b).n_orphans == 0)
+
+
+def test_what_a_dead_node_left_is_taken_over_after_the_silence_that_the_configuration_states(
+    base: Path, machines: Machines
+) -> None:
+    make_tree(machines.a / "job", {"file": "content"})
+    assert in_child(partial(swap, machines.a / "job", Kernel(Before("rmdir", die)))) == DyingAt.EXIT_CODE
+    (left,) = machines.a.glob(".trashd/u/0/stage/*/record.json")
+    forge(left, boot=str(uuid.UUID(int=1)))
+    with node(base, "beta", machines.b, POLLED + "takeover_s = 2\n") as beta:
+        beta.running.until(lambda: beta.running.volume(machines.b).n_orphans == 1)
 
 
 def test_each_lists_both(base: Path, machines: Machines) -> None:

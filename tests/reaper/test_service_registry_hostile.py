@@ -153,10 +153,9 @@ def test_a_folder_that_is_a_link_or_open_to_others_is_not_served(base: Path, hom
 
 
 def test_a_store_in_which_others_make_names_is_told_and_not_reaped_of(base: Path, home: Mapping[int, Path]) -> None:
-    """One of the first format: its owner's next command brings it up to date, and root's service does not."""
     kept = thrown(BOB, home[BOB], *SOON)
     kept.parents[2].chmod(0o1777)
     with service(base, config=OFTEN) as running:
-        running.until(lambda: any(one.refused for one in own_stores(running) if one.owner == BOB))
+        running.until(lambda: any(one.why for one in own_stores(running) if one.owner == BOB))
         outlasts(running, ALICE, home[ALICE], kept)
-        assert f"nobody but uid {BOB} reaps anything in it" in trashd("status").out
+        assert "The trash store there belongs to somebody else" in trashd("status").out

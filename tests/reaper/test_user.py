@@ -63,7 +63,8 @@ def part_of(user: UserState) -> FolderPart:
 def new_intake() -> ChildAnswers:
     """It takes in answers for the usual rules; no child is asked for, and no fd used."""
     nowhere = Fd(-1)
-    store = Store(Kernel(), BackingAndMount(nowhere), BASE, nowhere, Areas(), Volume(VolumeId("0" * 32), True, 0), 0, 0)
+    areas, volume = Areas(nowhere), Volume(VolumeId("0" * 32), True, 0)
+    store = Store(Kernel(), BackingAndMount(nowhere), BASE, nowhere, areas, volume, 0, 0)
     nobody, clock = cast(Forker, None), started(time.time_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME))
     with InotifyWatches() as watcher:
         context = ServiceContext(

@@ -14,7 +14,6 @@ from fusefs.cli.main import run
 from fusefs.linux.capabilities import Capability, drop_capabilities
 from fusefs.linux.kernel import Kernel
 from fusefs.service.open_volume import Unproven, open_volume
-from fusefs.store.layout import decode_volume, encode_volume
 from fusefs.store.store_maker import XATTR
 from tests.support.forged_store import LIVE, N_LIVE, forge_store, live
 from tests.support.group_members import FORGED, TEAM
@@ -52,12 +51,6 @@ def test_no_command_of_roots_does_what_a_forged_store_says(project: Path, words:
     assert live(project) == N_LIVE
 
 
-def says_the_first_format(store: Path) -> None:
-    described = decode_volume((store / "volume.json").read_bytes())
-    assert described is not None
-    (store / "volume.json").write_bytes(encode_volume(described).replace(b'"format": 2', b'"format": 1'))
-
-
 def has_no_new(store: Path) -> None:
     (store / "new").rmdir()
 
@@ -66,12 +59,7 @@ def has_no_registry(store: Path) -> None:
     shutil.rmtree(store / "folders")
 
 
-def is_like_one_of_the_first_format(store: Path) -> None:
-    for lack in (has_no_new, has_no_registry, says_the_first_format):
-        lack(store)
-
-
-LESS = [has_no_new, has_no_registry, says_the_first_format, is_like_one_of_the_first_format]
+LESS = [has_no_new, has_no_registry]
 
 
 @pytest.mark.parametrize("lack", LESS)

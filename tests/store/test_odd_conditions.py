@@ -1,4 +1,4 @@
-"""The ways out, upgrades and copies where there is no room, no right to write, no end of depth, or a second user."""
+"""The ways out and copies where there is no room, no right to write, no end of depth, or a second user."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from typing import NamedTuple
 import pytest
 
 from fusefs.cli.main import run
-from fusefs.core.errors import Incomplete, KernelRefused, MountInside, NotProven, Untrusted
+from fusefs.core.errors import Incomplete, KernelRefused, MountInside, Untrusted
 from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
-from fusefs.store.find_orphans import act_on
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap_for_owner import swap_for_owner
 from tests.support.crash_scenarios import EVERY_CALL
@@ -40,23 +39,11 @@ from tests.support.store_calls import (
     swap,
     tmpfs_store,
 )
-from tests.support.stored_samples import SOUND, unpack
 from tests.support.team_trees import tick
 
 pytestmark = pytest.mark.needs("root")
 
 UID = 1001
-
-
-# A store of the first format that can't be brought up to date now
-
-
-@contextmanager
-def first_format() -> Iterator[Path]:
-    """A small volume with a store as the version before made it: root's orphan and a user's."""
-    with tmpfs_volume("2m", ("nr_inodes=200",)) as path:
-        unpack(SOUND, path)
-        yield path
 
 
 @contextmanager
@@ -65,36 +52,6 @@ def read_only(volume: Path) -> Iterator[None]:
     subprocess.run(["mount", "-o", "remount,ro", volume], check=True)
     yield
     subprocess.run(["mount", "-o", "remount,rw", volume], check=True)
-
-
-@pytest.mark.parametrize("state", [full, read_only], ids=["full", "read-only"])
-def test_roots_own_orphan_is_listed_where_the_first_format_must_stay(state: object) -> None:
-    assert callable(state)
-    with first_format() as volume, state(volume):
-        recover_all(volume)
-        assert sorted(entry.uid for entry in entries(volume)) == [0, 1001]
-        assert "first format" in problems(volume)[0].what
-        assert f"trashd init {volume}" in problems(volume)[0].hint
-
-
-def test_on_a_full_volume_it_is_restored() -> None:
-    with first_format() as volume, full(volume):
-        recover_all(volume)
-        [roots] = [entry for entry in entries(volume) if entry.uid == 0]
-        restore(volume, roots.id, to=volume / "back")
-        assert (volume / "back/results").is_file()
-
-
-def test_on_a_full_volume_it_is_not_reaped_before_it_is_proven() -> None:
-    with first_format() as volume:
-        [roots] = [entry for entry in entries(volume) if entry.uid == 0]
-        with full(volume):
-            recover_all(volume)
-            with pytest.raises(NotProven) as refused:
-                act_on(Kernel(), [raw(volume)], roots, lambda *_: None, object, needs_proof=True)
-            assert f"trashd init {volume}" in refused.value.hint
-        init(volume)
-        assert next(one for one in entries(volume) if one.id == roots.id).is_proven
 
 
 # What a reaper had begun

@@ -59,7 +59,7 @@ def plant_store(path: Path, uid: int) -> None:
     """Make what looks like that user's store, with what one has: one's own files."""
     folder: Spec = {"orphans": {"20260101T000000.000Z-job-0123456789ab": {"tree": {}}}}
     make_tree(path / ".trashd", {"u": {str(uid): folder}})
-    (path / ".trashd/volume.json").write_text('{"magic": "trashd", "format": 1}')
+    (path / ".trashd/volume.json").write_text('{"magic": "trashd", "format": 2}')
     (path / ".trashd/u" / str(uid)).chmod(0o700)
 
 

@@ -11,13 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fusefs.store.consequences import SILENCE_S
+from fusefs.store.silence import UNKNOWN_S
 from tests.support.make_trees import Spec, make_tree
 from tests.support.shared_nodes import Node, Nodes
 from tests.support.trashd_command import Done
 
 TREE: Spec = {"file": "old", "sub": {"deep": "older", "more": {}}}
-WATCHED_LIMIT_S = 3 * SILENCE_S
+WATCHED_LIMIT_S = 3 * UNKNOWN_S
 """A minute and a half of silence, and before it the time after which caches tell of what is watched."""
 _LIMIT_S = 30.0
 _GLANCE_S = 0.05

@@ -171,6 +171,7 @@ def volume_at(path: str) -> st.SearchStrategy[VolumePolicy]:
         inodes=st.none() | marks,
         paced=st.booleans(),
         n_nodes=st.integers(1, 1000),
+        takeover_s=st.none() | st.integers(1, 1_000_000),
     )
 
 

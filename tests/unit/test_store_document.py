@@ -38,4 +38,4 @@ def test_its_record_is_one() -> None:
 
 
 def test_it_names_the_keys_of_volume_json() -> None:
-    assert keys_of_table(chapter("volume.json")) == {"magic", *Volume._fields}
+    assert keys_of_table(chapter("volume.json")) == {"magic", "format", *Volume._fields}
