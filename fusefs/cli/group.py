@@ -26,7 +26,10 @@ _SAID_ELSEWHERE = {"empty": "reap", "put": "rm"}
 """What other trash cans call it (trash-empty, trash-put)."""
 _OLD_NAMES = {"reaper": ("service", "run")}
 """They work as ever, and are not listed."""
-REMOVED: dict[tuple[str, str], str] = {}
+REMOVED: dict[tuple[str, str], str] = {
+    ("doctor", "--rescue"): "mv CONTAINER PATH, as its owner (man trashd-doctor)",
+    ("doctor", "--forget"): "mv CONTAINER VOLUME/.trashd/u/UID/drop/, as its owner (man trashd-doctor)",
+}
 """Options that 0.3.0 had, by command and option, with the hint for people who still type them."""
 
 

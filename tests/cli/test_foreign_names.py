@@ -225,12 +225,6 @@ def strange(volume: Path) -> list[Path]:
     return made
 
 
-def view_doctor_rescue_and_forget(volume: Path) -> str:
-    first, *others = strange(volume)
-    told = said(trashd("doctor", f"--rescue={first.name}", "--to", volume / first.name, volume))
-    return told + "".join(said(trashd("doctor", f"--forget={one.name}", "--yes", volume)) for one in others)
-
-
 def view_reap_of_what_stays(volume: Path) -> str:
     for path in victims(volume):
         for one in path.iterdir():
@@ -354,7 +348,7 @@ def view_wrong_ids(_volume: Path) -> str:
     return wrong(
         lambda word: ("keep", word), lambda word: ("reap", word), lambda word: ("restore", word),
         lambda word: ("list", "--volume", word), lambda word: ("quarantine", "retry", word),
-        lambda word: ("doctor", "--rescue", word, "--to", word), lambda word: ("doctor", "--repair", word),
+        lambda word: ("doctor", "--repair", word),
     )  # fmt: skip
 
 

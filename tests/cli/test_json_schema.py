@@ -253,7 +253,7 @@ SCENES: dict[str, tuple[Act, ...]] = {
     "plan apply": (golden.told_plan,),
     "plan check": (told_plan_wrong,),
     "status": (told_status,),
-    "doctor": (golden.told_doctor, golden.told_doctor_rescue, golden.told_doctor_forget),
+    "doctor": (golden.told_doctor,),
     "init": (golden.told_init, told_init_again),
     "pause": (told_pause, told_pause_of_all),
     "resume": (told_resume,),

@@ -232,13 +232,16 @@ def test_a_broken_record(volume: Path) -> None:
     message = "A record can't be understood, so its container is kept as it is"
     for name in ("taken-out", "given-up"):
         identifier = swapped(make_tree(volume / name, {"file": "content"}))["id"]
-        (volume / f".trashd/u/0/orphans/{identifier}/record.json").write_bytes(b"")
+        container = volume / f".trashd/u/0/orphans/{identifier}"
+        (container / "record.json").write_bytes(b"")
         refused(message, f"trashd restore --volume {volume} {identifier}", volume, 7)
+        PAGE.typed("trashd doctor --repair VOLUME", volume, VOLUME=volume, code=1)
         if name == "taken-out":
-            PAGE.typed("trashd doctor --rescue ID --to PATH", volume, ID=identifier, PATH=volume / "out")
+            PAGE.typed("mv CONTAINER PATH", volume, CONTAINER=container, PATH=volume / "out")
             assert (volume / "out/tree/file").read_text() == "content"
         else:
-            PAGE.typed("trashd doctor --forget ID", volume, "--yes", ID=identifier)
+            PAGE.typed("mv CONTAINER VOLUME/.trashd/u/UID/drop/", volume, CONTAINER=container, VOLUME=volume, UID="0")
+            assert len(done_well("list", "--json", "--volume", volume).objects()) == 1
     PAGE.typed("trashd doctor VOLUME", volume, VOLUME=volume)
 
 
