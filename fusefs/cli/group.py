@@ -16,14 +16,14 @@ SECTIONS = {
         "holders",
     ),
     "Select": ("sweep", "plan"),
-    "Watch": ("status", "stats", "doctor"),
+    "Watch": ("status", "doctor"),
     "Administer": ("init", "mount", "umount", "service", "pause", "resume", "quarantine", "config"),
 }  # fmt: skip
 """In the order in which people meet them; each is the `command` of its module, which has its name."""
 _COMMANDS = tuple(name for names in SECTIONS.values() for name in names)
 _N_MEANT = 3
-_SAID_ELSEWHERE = {"empty": "reap", "put": "rm"}
-"""What other trash cans call it (trash-empty, trash-put)."""
+_SAID_ELSEWHERE = {"empty": "reap", "put": "rm", "stats": "status"}
+"""What other trash cans call it (trash-empty, trash-put), and commands that 0.3.0 had."""
 _OLD_NAMES = {"reaper": ("service", "run")}
 """They work as ever, and are not listed."""
 REMOVED: dict[tuple[str, str], str] = {

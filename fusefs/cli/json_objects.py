@@ -204,6 +204,12 @@ class MountNumbers(NamedTuple):
     fast_paths: dict[str, bool]
 
 
+class MountsSeen(NamedTuple):
+    """All mounts that the caller may see."""
+
+    mounts: tuple[MountNumbers, ...]
+
+
 class FastPathReason(NamedTuple):
     """Whether a fast path is on, and why not, or what it saves."""
 

@@ -309,7 +309,7 @@ def view_status(volume: Path) -> str:
 
 
 def view_mounts(volume: Path) -> str:
-    verbs = (("umount",), ("stats",), ("mount", "--explain"), ("mount", "/nowhere/at/all"))
+    verbs = (("umount",), ("mount", "--explain"), ("mount", "/nowhere/at/all"))
     return "".join(said(trashd(*verb, path)) for verb in verbs for path in victims(volume)[:5:2])
 
 
@@ -456,7 +456,6 @@ def test_what_is_told_of_a_mount_is_text() -> None:
         source.mkdir()
         point.mkdir()
         with trashd_mount(source, point):
-            told = [trashd(*words, point) for words in (("stats",), ("stats", "--prometheus"), ("mount", "--explain"))]
-            told.append(trashd("stats"))
+            told = [trashd("mount", "--explain", point), trashd("status", "--prometheus"), trashd("status")]
             told.append(trashd("swap", point / "gone"))
     assert [dirty(said(one)) for one in told] == [[]] * len(told)

@@ -20,7 +20,7 @@ from tests.support.trashd_command import Done, done_well, swapped, trashd
 GOLDEN = Path(__file__).with_name("golden")
 COMMANDS = (
     "init", "swap", "rm", "sweep", "plan", "check", "holders", "list", "restore", "keep", "reap", "quarantine", "mount",
-    "undo", "browse", "du", "ls", "cat", "diff", "umount", "stats",
+    "undo", "browse", "du", "ls", "cat", "diff", "umount",
     "status", "pause", "resume", "service", "reaper", "config", "doctor",
 )  # fmt: skip
 PLAN = ("plan show", "plan apply")

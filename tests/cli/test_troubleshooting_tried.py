@@ -360,12 +360,9 @@ def test_a_mount_whose_daemon_is_gone(volume: Path, tree: Path) -> None:
     seen.mkdir()
     assert in_bash(f"trashd mount {tree} {seen}", volume).code == 0
     assert (
-        in_bash(
-            f"kill -KILL $(trashd stats --json {seen} | grep -o '\"pid\": *[0-9]*' | grep -o '[0-9]*')", volume
-        ).code
-        == 0
+        in_bash("kill -KILL $(trashd status --json | grep -o '\"pid\": *[0-9]*' | grep -o '[0-9]*')", volume).code == 0
     )
-    refused("The daemon of a mount is gone; its last numbers are shown", f"trashd stats {seen}", volume, 5)
+    refused("The daemon of a mount is gone; its last numbers are shown", "trashd status", volume, 5)
     assert "trashd mount --replace SRC MNT" in in_bash(f"trashd swap {seen}/below", volume).out
     PAGE.typed("trashd mount --replace SRC MNT", volume, SRC=tree, MNT=seen)
     assert (seen / "below/deep").read_text() == "more"

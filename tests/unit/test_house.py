@@ -30,7 +30,7 @@ KNOWS_PYFUSE3 = "fusefs.mount.bridge."
 LOADS_LIBRARIES = "fusefs.linux.syscalls"
 LOADERS = {"CDLL", "PyDLL", "LibraryLoader", "cdll", "pydll"}
 # What is only ever added to may name what is gone since.
-HISTORY = ("CHANGELOG.md", "docs/changes/", "docs/renames.md")
+HISTORY = ("CHANGELOG.md", "docs/changes/")
 PARTS = (".ci", "bench", "docs", "fusefs", "systemd", "tests")
 TEXTS = ("*.md", "docs/**/*.md", "Makefile", ".ci/*", "systemd/**/*.*")
 # A link's target; a module; a path; a file without its directory; a decision by its number.
