@@ -1,6 +1,6 @@
 """What commands add to the values that they print as JSON, or print instead where there is no such value.
 
-An object has the keys of several of these types, and of others: fusefs/cli/json_schema.py says of which.
+An object has the keys of several of these types, and of others: build_docs/json_schema.py says of which.
 """
 
 from __future__ import annotations

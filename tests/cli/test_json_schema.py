@@ -11,8 +11,8 @@ import click
 import pytest
 from jsonschema import Draft202012Validator
 
+from build_docs.json_schema import ERROR, JSON_VERSION, definition_of, printed, schema, text
 from fusefs.cli.group import trashd as group
-from fusefs.cli.json_schema import ERROR, JSON_VERSION, definition_of, printed, schema, text
 from tests.cli import test_golden as golden
 from tests.cli.test_undo import in_a_shell
 from tests.support.background_mounts import workbench
@@ -281,8 +281,10 @@ def test_what_is_published_is_what_the_types_say() -> None:
     assert PUBLISHED.read_text(encoding="utf-8") == text(), "make schema"
 
 
-def test_a_schema_is_told_by_the_trashd_that_is_installed() -> None:
-    assert json.loads(done_well("--json-schema").out) == schema()
+def test_the_removed_option_for_the_schema_has_the_file_as_its_hint() -> None:
+    done = trashd("--json-schema")
+    assert done.code == 2
+    assert "docs/json.schema.json" in done.err
 
 
 def test_it_is_a_schema_with_a_version() -> None:

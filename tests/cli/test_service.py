@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from build_docs.man_pages import write_all
 from fusefs.cli.service_files import find_command, out_of_reach, unit_word
 from fusefs.cli.service_install import FileOutcome, InstalledFile, decide
 from fusefs.core.uring_reasons import SWITCH
@@ -292,6 +293,7 @@ def test_the_wheel_has_all_of_it(tmp_path: Path) -> None:
             shutil.copytree(REPO / source, tmp_path / target, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(REPO / source, tmp_path / target)
+    write_all(tmp_path / "fusefs/share/man")  # as the hook of the build does
     done = subprocess.run(
         [sys.executable, "-P", "-c", _PIECES],
         cwd="/", env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=True,
