@@ -54,9 +54,9 @@ def pieces_for_all(prefix: str) -> list[InstalledFile]:
         InstalledFile(f"{prefix}/lib/sysusers.d/trashd.conf", _read("systemd/sysusers.d/trashd.conf")),
         InstalledFile(f"{prefix}/lib/tmpfiles.d/trashd.conf", _read("systemd/tmpfiles.d/trashd.conf")),
         *_man_pages(share),
-        InstalledFile(f"{share}/man/man8/mount.fuse.trashd.8", _SECTION_8),
-        *(InstalledFile(f"{share}/{path}", _completion(one)) for one, path in _COMPLETIONS.items()),
-        *(InstalledFile(f"{examples}/{name}", _read(f"docs/{name}")) for name in _EXAMPLES),
+        InstalledFile(f"{share}/man/man8/mount.fuse.trashd.8", _SECTION_8, is_document=True),
+        *(InstalledFile(f"{share}/{path}", _completion(one), is_document=True) for one, path in _COMPLETIONS.items()),
+        *(InstalledFile(f"{examples}/{name}", _read(f"docs/{name}"), is_document=True) for name in _EXAMPLES),
         InstalledFile("/etc/trashd/config.toml", _read("docs/config.example.toml"), is_example=True),
     ]
 
@@ -88,7 +88,7 @@ def _man_pages(share: str) -> list[InstalledFile]:
     pages = sorted(path for home in _HOMES for path in home.glob("man/man1/*.1"))
     if not pages:
         raise _missing("man/man1")
-    return [InstalledFile(f"{share}/man/man1/{page.name}", page.read_bytes()) for page in pages]
+    return [InstalledFile(f"{share}/man/man1/{page.name}", page.read_bytes(), is_document=True) for page in pages]
 
 
 def pieces_for_uring(prefix: str) -> list[InstalledFile]:
