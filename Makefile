@@ -29,7 +29,7 @@ bench: setup; @$(PYTHON) -m bench --quick $(ARGS) && $(PYTHON) -m bench --plot d
 # Many machines on a model of a server; measured anew first: make simulate ARGS=--measure
 simulate: setup; @$(PYTHON) -m bench.simulate $(ARGS)
 docs: setup; $(PYTHON) -m towncrier build --draft --version next
-schema: setup; @.venv/bin/trashd --json-schema >docs/json.schema.json
+schema: setup; @$(PYTHON) -m build_docs schema docs/json.schema.json
 changelog: setup; $(PYTHON) -m towncrier build --yes --version $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 suites: setup; @$(PYTHON) -m bench.suites $(ARGS)
 shared-packages: setup; @.ci/shared-packages
@@ -47,10 +47,10 @@ packages: setup; @.ci/packages all
 deb-bundled: ; @.ci/packages build bookworm
 tarball: setup; @.ci/tarball && TRASHD_TEST_PACKAGES=tarball .ci/pytest tests/packages
 rpm: setup; @.ci/rpm && TRASHD_TEST_PACKAGES=rpm .ci/pytest tests/packages
-# man -M build/man/usr/local/share/man trashd-swap
-man: setup; @mkdir -p build && .venv/bin/trashd service install --root build/man >build/man.log || { cat build/man.log; exit 1; }
+# man -M build/man trashd-swap
+man: setup; @$(PYTHON) -m build_docs man build/man
 site: setup; @$(PYTHON) -m sphinx -c .ci/site --fail-on-warning --keep-going --quiet . build/site && echo build/site/index.html
-install-system: setup; .venv/bin/trashd service install --root "$(DESTDIR)/" $(ARGS)
+install-system: man; .venv/bin/trashd service install --root "$(DESTDIR)/" $(ARGS)
 soak: setup; @TRASHD_TEST_SOAK_S=3600 .ci/pytest --timeout=0 -o faulthandler_timeout=0 -s tests/reaper/test_service_soak.py $(ARGS)
 soak-service: setup; @TRASHD_TEST_KILLS=1000 .ci/pytest --timeout=0 -o faulthandler_timeout=0 -s tests/reaper/test_service_killed.py $(ARGS)
 soak-store: setup; @TRASHD_TEST_EVERY_CALL=1 .ci/pytest --hypothesis-profile=soak --timeout=0 -k 'machine or killed or faults or late_nodes or beside or odd or powerfail or many_folders' tests/store tests/crash $(ARGS)

@@ -1,4 +1,4 @@
-"""What a build of the package does itself: its C, where there is a C compiler, and the text of its page.
+"""What a build of the package does itself: its C, where there is a C compiler, man pages, and the text of its page.
 
 Without a compiler trashd is installed without the two modules of C, and works.
 
@@ -74,10 +74,13 @@ class NativeHook(BuildHookInterface[Any]):
             return
         if version == "editable":
             build_unless_left_out(root, root)
+            write_man_pages(root, root / "build/man")
             return
         # The place beside the sources is that of editable installs, whose daemons may be running.
         self._built = tempfile.TemporaryDirectory()
         built = Path(self._built.name)
+        write_man_pages(root, built / "man")
+        build_data["force_include"][str(built / "man")] = "fusefs/share/man"
         if build_unless_left_out(root, built):
             build_data["force_include"] |= {str(built / module): str(module) for module in MODULES}
             build_data["pure_python"] = False
@@ -87,6 +90,11 @@ class NativeHook(BuildHookInterface[Any]):
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         if self._built is not None:
             self._built.cleanup()
+
+
+def write_man_pages(root: Path, to: Path) -> None:
+    """Made of the help of the commands, for which click and msgspec are needed. Raises  CalledProcessError"""
+    subprocess.run([sys.executable, "-B", "-m", "build_docs", "man", str(to)], cwd=root, check=True, stdout=sys.stderr)
 
 
 def build_unless_left_out(root: Path, to: Path) -> bool:

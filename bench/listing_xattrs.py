@@ -20,7 +20,7 @@ from bench.listing_steps import (
 )
 from bench.subjects import NATIVE, OURS, SSHFS
 from bench.support import make_flat
-from fusefs.mount.places.find_mounts import mount_at, read_counters
+from fusefs.mount.places.find_mounts import mounts_of, read_counters
 
 # A plain `ls -l` asks for nothing else than the coloured one: attributes, security.selinux, the access ACL.
 LISTINGS = (COLOURED, COLOURS, find_newer())
@@ -69,6 +69,6 @@ def _thrice(step: Step) -> Course:
 def _memory(n: int) -> Step:
     def take(path: Path) -> float:
         time.sleep(_TOLD_S)
-        return read_counters(mount_at(os.fsencode(path))).stats.gauges["cache_bytes"] / n
+        return read_counters(mounts_of(os.fsencode(path))[0]).stats.gauges["cache_bytes"] / n
 
     return Step(MEMORY, FLAT, take)

@@ -3,6 +3,8 @@
 import logging
 import os
 import signal
+import subprocess
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Generator, Iterable
 from itertools import islice
@@ -18,6 +20,8 @@ from tests.support.mount_namespaces import see_own_mounts_only
 from tests.support.sampling import SAMPLE_SEED
 from tests.support.user_homes import forget_stores
 
+PAGES = Path(__file__).parents[1] / "build/man"
+"""The man pages, which `trashd service install` of a checkout puts in place."""
 IN_CI = bool(os.environ.get("CI"))
 VITAL_GROUPS = ("crash", "mount", "posix", "systemd")
 QUICK_GROUPS = ("unit", "linux")
@@ -81,6 +85,8 @@ def _hide_machine() -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
+    if not hasattr(session.config, "workerinput") and not PAGES.exists():
+        subprocess.run([sys.executable, "-m", "build_docs", "man", PAGES], cwd=PAGES.parents[1], check=True)
     session.config.pluginmanager.register(_Tally(session.config))
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 from sphinx.application import Sphinx
 
-from fusefs.cli.man_pages import page_names, page_of
-
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+from build_docs.man_pages import page_names, page_of  # noqa: E402
 
 project = "trashd"
 html_title = "trashd"

@@ -21,14 +21,12 @@ from fusefs.core.errors import (
     BrokenStore,
     Exit,
     NotFound,
-    Refused,
     RootSquashed,
     TrashdError,
     UsageError,
     errors_about,
 )
 from fusefs.core.printable_names import printable
-from fusefs.linux.act_as_user import user_name
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import read_mounts
 from fusefs.store.adopt import AdoptionProblem
@@ -36,7 +34,6 @@ from fusefs.store.check import check_folder, check_registry, check_store, check_
 from fusefs.store.discover import discover, open_at
 from fusefs.store.find_orphans import each_folder
 from fusefs.store.layout import Store, UserFolder
-from fusefs.store.list_orphans import ListedContainer
 from fusefs.store.root_squash import SQUASHED, refuse_squashed
 from fusefs.store.silence import Waits
 
@@ -51,22 +48,12 @@ from fusefs.store.silence import Waits
     metavar="BOOT",
     help="Nothing of that boot of some machine works here any more (may be repeated).",
 )
-@click.option(
-    "--rescue", "rescued", type=PathBytes(), metavar="ID", help="Take what is not understood out of the store."
-)
-@click.option("--to", type=PathBytes(), metavar="PATH", help="With --rescue: where to; it must not exist.")
-@click.option("--forget", "forgotten", type=PathBytes(), metavar="ID", help="Give up what is not understood.")
-@click.option("--yes", is_flag=True, help="With --forget: don't ask; needed where there is no terminal.")
 @json_option
 def command(
     volume: bytes | None,
     repair: bool,
     waits: bool,
     ended: tuple[str, ...],
-    rescued: bytes | None,
-    to: bytes | None,
-    forgotten: bytes | None,
-    yes: bool,
     as_json: bool,
 ) -> int:
     """Say what is wrong here, and what mends it; silent but on a terminal, with exit code 0, if all is well.
@@ -76,10 +63,8 @@ def command(
     directory that holds a `.trashd`, which alone is looked at then. Nothing is ever deleted that is not understood: it
     is kept, and listed here.
 
-    What is listed and can be neither restored nor reaped leaves the store by --rescue: whole, its record with it, by
-    one rename to a PATH on the same filesystem. By --forget it becomes an orphan that has expired, which the next
-    reap deletes with its owner's rights. Both take ID as it is listed, or cut short, and STATE/ID where two states
-    have it; they refuse what is in order. Without VOLUME they look in every store.
+    What is listed and can be neither restored nor reaped its owner moves out of the store with mv(1): trashd-doctor(1)
+    has the commands.
 
     On a shared filesystem locks of other machines may be lost, or not be seen here. What another boot, or another
     mount of the filesystem, left half done is watched by each command here: when nothing has changed in it for 90 to
@@ -94,83 +79,16 @@ def command(
       trashd doctor --repair /scratch
       trashd doctor --repair --wait /scratch
       trashd doctor --repair --ended 7a9b0c6e-52f4-4c1f-9d51-2f3b7f0d6e11 /scratch
-      trashd doctor --rescue 2fe7e4cb8ba8 --to /scratch/job.rescued
-      trashd doctor --forget 2fe7e4cb8ba8 /scratch
     """
-    _refuse_words(repair, ended, rescued, to, forgotten, yes=yes)
+    if ended and not repair:
+        raise UsageError("--ended without --repair", "it only names what may be repaired")
     if waits and not repair:
         raise UsageError("--wait without --repair", "there is nothing to wait for")
     waiting = _wait if waits else None
-    volumes = [] if volume is None else [volume]
-    if rescued is not None:
-        assert to is not None
-        return _rescue(Kernel(), volumes, rescued, to, ended, as_json=as_json)
-    if forgotten is not None:
-        return _forget(Kernel(), volumes, forgotten, ended, yes=yes, as_json=as_json)
     if volume is not None:
         path = os.path.realpath(volume)
         return _tell_found(printable(path), _examine(path, repair, ended, waiting), as_json=as_json)
     return _examine_all(repair, ended, waiting, as_json=as_json)
-
-
-def _refuse_words(
-    repair: bool,
-    ended: Sequence[str],
-    rescued: bytes | None,
-    to: bytes | None,
-    forgotten: bytes | None,
-    *,
-    yes: bool,
-) -> None:
-    """Raises  UsageError for options that don't go together"""
-    if sum((repair, rescued is not None, forgotten is not None)) > 1:
-        raise UsageError("--repair, --rescue and --forget", "one at a time")
-    if ended and not repair and rescued is None and forgotten is None:
-        raise UsageError("--ended without --repair", "it only says what may be repaired, rescued or forgotten")
-    if (rescued is None) is not (to is None):
-        raise UsageError("--rescue ID and --to PATH", "one is nothing without the other")
-    if yes and forgotten is None:
-        raise UsageError("--yes without --forget", "nothing else asks")
-
-
-def _rescue(
-    kernel: Kernel, volumes: Sequence[bytes], wanted: bytes, to: bytes, ended: Sequence[str], *, as_json: bool
-) -> int:
-    from fusefs.store.rescue import find_thing, rescue
-
-    done = rescue(kernel, volumes, find_thing(kernel, volumes, wanted), to, ended)
-    if as_json:
-        output.as_json(done)
-    else:
-        print(f"{done.where}: {done.why}")
-        inside = f" ({output.names(done.holds)})" if done.holds else ""
-        print(f"  now {printable(done.path)}{inside}")
-    return 0
-
-
-def _forget(
-    kernel: Kernel, volumes: Sequence[bytes], wanted: bytes, ended: Sequence[str], *, yes: bool, as_json: bool
-) -> int:
-    from fusefs.store.rescue import find_thing, forget, why_stuck
-
-    if not yes and not sys.stdin.isatty():
-        raise UsageError("nobody is there to be asked", "say --yes, or run it on a terminal")
-    entry = find_thing(kernel, volumes, wanted)
-    if not yes:
-        _ask(entry, why_stuck(kernel, volumes, entry, ended))
-    done = forget(kernel, volumes, entry, ended)
-    if as_json:
-        output.as_json(done)
-    else:
-        print(f"{done.where}: {done.why}")
-        print(f"  given up: the next reap deletes it (trashd reap {done.orphan})")
-    return 0
-
-
-def _ask(entry: ListedContainer, why: str) -> None:
-    click.echo(f"{printable(entry.path)}  {user_name(entry.uid)}  {why}", err=True)
-    if not click.confirm("Give it up, with all that is in it?", err=True):
-        raise Refused("nothing was given up")
 
 
 def _examine_all(repair: bool, ended: Sequence[str], waits: Waits | None, *, as_json: bool) -> int:

@@ -16,18 +16,21 @@ SECTIONS = {
         "holders",
     ),
     "Select": ("sweep", "plan"),
-    "Watch": ("status", "stats", "doctor"),
+    "Watch": ("status", "doctor"),
     "Administer": ("init", "mount", "umount", "service", "pause", "resume", "quarantine", "config"),
 }  # fmt: skip
 """In the order in which people meet them; each is the `command` of its module, which has its name."""
 _COMMANDS = tuple(name for names in SECTIONS.values() for name in names)
 _N_MEANT = 3
-_SAID_ELSEWHERE = {"empty": "reap", "put": "rm"}
-"""What other trash cans call it (trash-empty, trash-put)."""
+_SAID_ELSEWHERE = {"empty": "reap", "put": "rm", "stats": "status"}
+"""What other trash cans call it (trash-empty, trash-put), and commands that 0.3.0 had."""
 _OLD_NAMES = {"reaper": ("service", "run")}
 """They work as ever, and are not listed."""
 REMOVED: dict[tuple[str, str], str] = {
     ("init", "--beside"): "takeover_s in the configuration states how long nodes are silent before they count as dead",
+    ("", "--json-schema"): "the schema is a file: docs/json.schema.json, installed in fusefs/share/docs",
+    ("doctor", "--rescue"): "mv CONTAINER PATH, as its owner (man trashd-doctor)",
+    ("doctor", "--forget"): "mv CONTAINER VOLUME/.trashd/u/UID/drop/, as its owner (man trashd-doctor)",
 }
 """Options that 0.3.0 had, by command and option, with the hint for people who still type them."""
 
@@ -114,25 +117,8 @@ def _tell_exit_codes() -> str:
     return "\n".join(["\b", "Exit codes:", *rows, ""])
 
 
-def _tell_schema(ctx: click.Context, _param: click.Parameter, is_asked: bool) -> None:
-    if not is_asked or ctx.resilient_parsing:
-        return
-    from fusefs.cli.json_schema import text
-
-    click.echo(text(), nl=False)
-    ctx.exit()
-
-
 @click.command(cls=LazyGroup, epilog=_tell_exit_codes(), context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(None, "-V", "--version", package_name="trashd", prog_name="trashd")
-@click.option(
-    "--json-schema",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_tell_schema,
-    help="Print the JSON schema of what --json prints.",
-)
 def trashd() -> None:
     """Empty huge directories at once, and take it back if that was a mistake.
 

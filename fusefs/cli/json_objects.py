@@ -1,6 +1,6 @@
 """What commands add to the values that they print as JSON, or print instead where there is no such value.
 
-An object has the keys of several of these types, and of others: fusefs/cli/json_schema.py says of which.
+An object has the keys of several of these types, and of others: build_docs/json_schema.py says of which.
 """
 
 from __future__ import annotations
@@ -202,6 +202,12 @@ class MountNumbers(NamedTuple):
     bounds_ns: tuple[int, ...]
     operations: dict[str, RequestTimes]
     fast_paths: dict[str, bool]
+
+
+class MountsSeen(NamedTuple):
+    """All mounts that the caller may see."""
+
+    mounts: tuple[MountNumbers, ...]
 
 
 class FastPathReason(NamedTuple):

@@ -76,7 +76,7 @@ def fields(value: Any) -> dict[str, Any]:
 def as_json(*parts: Any, without: str = "") -> None:
     """Print one JSON object on a line of its own: the fields of all parts; what two have is the later one's.
 
-    What is printed for a command is said by its types in fusefs/cli/json_schema.py.
+    What is printed for a command is said by its types in build_docs/json_schema.py.
     without  a field that says something of another one only
     """
     told: dict[str, Any] = {}

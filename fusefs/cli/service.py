@@ -27,7 +27,6 @@ from fusefs.linux import systemd
 
 PREFIX = "/usr/local"
 """Where install puts what it brings, if nothing else is said."""
-_MANIFEST = "share/trashd/installed.json"
 REAPER, MOUNTS = "trashd-reaper.service", "trashd-mount@*.service"
 SWEEP, TIMER = "trashd-sweep.service", "trashd-sweep.timer"
 _PROPERTIES = (
@@ -115,8 +114,9 @@ def install_command(for_user: bool, root: str, prefix: str, uring: bool | None, 
     """Put in place what the services need, with the path of this very trashd in it; nothing is started.
 
     Units, sysusers.d, tmpfiles.d, man pages, the helper of mount(8), and an example of the configuration. Doing it
-    again changes nothing; after an upgrade it brings all up to date. What you edited, or what is not ours, stays as
-    it is: the new text is put beside it as FILE.new. Where users could not run this trashd, or a package has put the
+    again changes nothing. A unit or setting that is there and differs stays as it is, whether you edited it or an
+    earlier version wrote it: the new text is put beside it as FILE.new. Man pages, completions and examples are
+    replaced. Where users could not run this trashd, or a package has put the
     units in place, nothing is done.
 
     With --uring users' mounts with uring=on can use FUSE over io_uring (Linux 6.14); a mount by root sets that switch
@@ -138,11 +138,14 @@ def install_command(for_user: bool, root: str, prefix: str, uring: bool | None, 
     if uring and home.is_this_machine() and not dry_run:
         service_uring.set_switch()
     has_uring = home.has_uring(installation) if uring is None else uring
-    told = home.placed(installation.install(home.pieces(has_uring=has_uring), version("trashd")))
+    reports = installation.install(home.pieces(has_uring=has_uring)) + installation.remove(home.earlier())
+    if uring is False and home.has_uring(installation):
+        reports += installation.uninstall(home.uring_pieces(), ())
+    told = home.placed(reports)
     _tell(told, as_json=as_json)
     kept = [printable(os.fsencode(one.path)) for one in told if one.outcome is FileOutcome.KEPT]
     for path in kept:
-        output.warn(f"{path} was edited, or is not ours; what would be there is in {path}.new")
+        output.warn(f"{path} differs from what this trashd writes, which is in {path}.new")
     if home.is_live() and not dry_run:
         _apply(for_user=for_user, prefix=prefix, has_uring=has_uring)
     if home.is_this_machine() and not dry_run:
@@ -160,7 +163,7 @@ def install_command(for_user: bool, root: str, prefix: str, uring: bool | None, 
 @prefix_option
 @json_option
 def status_command(for_user: bool, prefix: str, as_json: bool) -> int:
-    """Say which files are installed, whether they are as they were written, and what systemd says of the services.
+    """Say which files are installed, whether they are as this trashd writes them, and how the services are.
 
     \b
     Examples:
@@ -169,15 +172,15 @@ def status_command(for_user: bool, prefix: str, as_json: bool) -> int:
     """
     home = InstallPlace(for_user, "/", prefix)
     installation = home.open()
-    if installation.manifest is None:
+    if not home.is_installed():
         raise NotFound("the service", f"nothing is installed: trashd service install{' --user' if for_user else ''}")
-    files = installation.look()
+    files = installation.compare(home.pieces(has_uring=home.has_uring(installation)))
     units = tuple(_units(for_user=for_user)) if home.is_live() else None
     if as_json:
-        output.as_json(ServiceInstalled(installation.manifest.version, find_command(), tuple(files), units))
+        output.as_json(ServiceInstalled(version("trashd"), find_command(), tuple(files), units))
         return 0
-    click.echo(f"version  {installation.manifest.version}\ncommand  {find_command()}")
-    likeness = {FileOutcome.UNCHANGED: "as installed", FileOutcome.KEPT: "edited", FileOutcome.GONE: "missing"}
+    click.echo(f"version  {version('trashd')}\ncommand  {find_command()}")
+    likeness = {FileOutcome.UNCHANGED: "as installed", FileOutcome.KEPT: "differs", FileOutcome.GONE: "missing"}
     rows = [(printable(os.fsencode(one.path)), likeness[one.outcome]) for one in files]
     click.echo("\n".join(output.aligned(rows)))
     if units is None:
@@ -196,7 +199,8 @@ def status_command(for_user: bool, prefix: str, as_json: bool) -> int:
 @dry_run_option
 @json_option
 def uninstall_command(for_user: bool, root: str, prefix: str, dry_run: bool, as_json: bool) -> int:
-    """Stop reaper and timer and take away the files that install put there, and no others; what you edited stays.
+    """Stop reaper and timer and take away the files that install put there; one that differs from what this trashd
+    writes stays, and is named.
 
     Stores and what is in them are not touched. Refused while a trashd-mount@ service is active: stop those first.
 
@@ -207,11 +211,13 @@ def uninstall_command(for_user: bool, root: str, prefix: str, dry_run: bool, as_
     home = InstallPlace(for_user, root, prefix)
     home.check_permitted()
     installation = home.open(is_dry=dry_run)
-    if installation.manifest is None:
+    if not home.is_installed():
         raise NotFound("the service", "nothing is installed")
     if home.is_live() and not dry_run:
         _stop(for_user=for_user)
-    told = home.placed(installation.uninstall())
+    reports = installation.remove(home.earlier())
+    reports += installation.uninstall(home.pieces(has_uring=home.has_uring(installation)), home.directories())
+    told = home.placed(reports)
     _tell(told, as_json=as_json)
     if home.is_live() and not dry_run:
         _run("systemctl", "daemon-reload", for_user=for_user)
@@ -260,8 +266,25 @@ class InstallPlace:
 
     def open(self, *, is_dry: bool = False) -> Installation:
         """What is installed there."""
-        manifest = f"{self._data}/trashd/installed.json" if self._for_user else f"{self._prefix}/{_MANIFEST}"
-        return Installation(self._root, manifest, is_dry=is_dry)
+        return Installation(self._root, is_dry=is_dry)
+
+    def is_installed(self) -> bool:
+        """Whether the reaper's unit is there."""
+        above = f"{self._data}/systemd/user" if self._for_user else f"{self._prefix}/lib/systemd/system"
+        return os.path.lexists(f"{self._root.rstrip('/')}{above}/{REAPER}")
+
+    def earlier(self) -> list[str]:
+        """What 0.3.0 wrote and this version does not: its list of files, and the page of a command that is gone."""
+        share = self._share()
+        return [f"{share}/trashd/installed.json", f"{share}/man/man1/trashd-stats.1"]
+
+    def directories(self) -> list[str]:
+        """Those that only trashd has files in, the inner ones first."""
+        share = self._share()
+        return [] if self._for_user else [f"{share}/doc/trashd/examples", f"{share}/doc/trashd", "/etc/trashd"]
+
+    def _share(self) -> str:
+        return self._data if self._for_user else f"{self._prefix}/share"
 
     def placed(self, told: list[FileReport]) -> list[FileReport]:
         """What was installed, by the paths that it has now, below --root."""
@@ -269,14 +292,17 @@ class InstallPlace:
 
     def has_uring(self, installation: Installation) -> bool:
         """Whether what sets the switch for FUSE over io_uring was installed."""
-        files = installation.manifest.files if installation.manifest else {}
-        return any(piece.path in files for piece in pieces_for_uring(self._prefix))
+        return not self._for_user and installation.has(self.uring_pieces())
+
+    def uring_pieces(self) -> list[InstalledFile]:
+        """What sets that switch at boot."""
+        return pieces_for_uring(self._prefix)
 
     def pieces(self, *, has_uring: bool) -> list[InstalledFile]:
         """What belongs there."""
         if self._for_user:
             return pieces_for_user(self._data)
-        return pieces_for_all(self._prefix) + (pieces_for_uring(self._prefix) if has_uring else [])
+        return pieces_for_all(self._prefix) + (self.uring_pieces() if has_uring else [])
 
 
 def _tell(told: list[FileReport], *, as_json: bool) -> None:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import stat
 import sys
-from importlib.metadata import version
 from pathlib import Path
 
 from fusefs.cli.service_install import InstalledFile
 from fusefs.core.errors import NotFound
 
 _PACKAGE = Path(__file__).parents[1]
-_HOMES = (_PACKAGE / "share", _PACKAGE.parent)
-"""Of the files: in a wheel, and in a checkout."""
+_HOMES = (_PACKAGE / "share", _PACKAGE.parent, _PACKAGE.parent / "build")
+"""Of the files: in a wheel, and in a checkout, where `make man` makes the man pages."""
 _IN_UNITS = "/usr/bin/trashd"
 """Where the units have the command as they come, so that they are good for a distribution's package."""
 _SYSTEM_UNITS = (
@@ -46,6 +44,7 @@ def find_command(name: str = "trashd") -> str:
 def pieces_for_all(prefix: str) -> list[InstalledFile]:
     """What root's service and mounts need, and all users. prefix: /usr/local, or PACKAGES for one"""
     units, share = f"{prefix}/lib/systemd", f"{prefix}/share"
+    examples = f"{share}/doc/trashd/examples"
     is_package = prefix == PACKAGES
     trashd = _IN_UNITS if is_package else find_command()
     return [
@@ -55,9 +54,9 @@ def pieces_for_all(prefix: str) -> list[InstalledFile]:
         InstalledFile(f"{prefix}/lib/sysusers.d/trashd.conf", _read("systemd/sysusers.d/trashd.conf")),
         InstalledFile(f"{prefix}/lib/tmpfiles.d/trashd.conf", _read("systemd/tmpfiles.d/trashd.conf")),
         *_man_pages(share),
-        InstalledFile(f"{share}/man/man8/mount.fuse.trashd.8", _SECTION_8),
-        *(InstalledFile(f"{share}/{path}", _completion(shell)) for shell, path in _COMPLETIONS.items()),
-        *(InstalledFile(f"{share}/doc/trashd/examples/{name}", _read(f"docs/{name}")) for name in _EXAMPLES),
+        InstalledFile(f"{share}/man/man8/mount.fuse.trashd.8", _SECTION_8, is_document=True),
+        *(InstalledFile(f"{share}/{path}", _completion(one), is_document=True) for one, path in _COMPLETIONS.items()),
+        *(InstalledFile(f"{examples}/{name}", _read(f"docs/{name}"), is_document=True) for name in _EXAMPLES),
         InstalledFile("/etc/trashd/config.toml", _read("docs/config.example.toml"), is_example=True),
     ]
 
@@ -85,19 +84,11 @@ def _completion(shell: str) -> bytes:
 
 
 def _man_pages(share: str) -> list[InstalledFile]:
-    """Made of the commands as they are, each time, so that no page tells of others."""
-    from fusefs.cli.man_pages import page_names, page_of, title_of
-    from fusefs.cli.man_roff import to_roff
-
-    released = re.search(r"^## .*\((.*)\)$", _read("CHANGELOG.md").decode(), re.MULTILINE)
-    date = released[1] if released else ""
-    return [
-        InstalledFile(
-            f"{share}/man/man1/{title_of(name)}.1",
-            to_roff(page_of(name, _read(f"docs/man/{name}.md").decode()), date, version("trashd")).encode(),
-        )
-        for name in page_names()
-    ]
+    """Those that the build made of the commands (build_docs/man_pages.py). Raises  NotFound"""
+    pages = sorted(path for home in _HOMES for path in home.glob("man/man1/*.1"))
+    if not pages:
+        raise _missing("man/man1")
+    return [InstalledFile(f"{share}/man/man1/{page.name}", page.read_bytes(), is_document=True) for page in pages]
 
 
 def pieces_for_uring(prefix: str) -> list[InstalledFile]:
@@ -118,7 +109,11 @@ def _read(name: str) -> bytes:
     for home in _HOMES:
         if (home / name).is_file():
             return (home / name).read_bytes()
-    raise NotFound(name, "this installation of trashd lacks it: install the wheel, or work in a checkout")
+    raise _missing(name)
+
+
+def _missing(name: str) -> NotFound:
+    return NotFound(name, "this installation of trashd lacks it: install the wheel, or make man in a checkout")
 
 
 def _unit(name: str, command: str) -> bytes:

@@ -9,9 +9,9 @@ from importlib.metadata import version
 
 from fusefs.cli.service import MOUNTS, PREFIX, REAPER, SWEEP, TIMER, InstallPlace
 from fusefs.cli.service_files import brought_by_package
-from fusefs.cli.service_install import FileOutcome, Installation
+from fusefs.cli.service_install import FileOutcome
 from fusefs.cli.status import unwell
-from fusefs.core.errors import BadRecord, errors_about
+from fusefs.core.errors import NotFound, errors_about
 from fusefs.core.printable_names import printable
 from fusefs.core.service_status import SeenStatus
 from fusefs.linux import systemd
@@ -35,13 +35,8 @@ def unit_problems(*, is_reaping: bool, has_rules: bool) -> Iterator[AdoptionProb
     place = InstallPlace(for_user, "/", PREFIX)
     word = "--user " if for_user else ""
     seen = _seen()
-    is_installed = False
-    try:
-        installation = place.open()
-        is_installed = installation.manifest is not None
-        yield from _files(installation, word)
-    except BadRecord as error:
-        yield AdoptionProblem("what is installed", error.message(), error.hint)
+    if place.is_installed():
+        yield from _files(place, word)
     if place.is_live():
         try:
             units = _looked_at(for_user=for_user)
@@ -52,7 +47,7 @@ def unit_problems(*, is_reaping: bool, has_rules: bool) -> Iterator[AdoptionProb
                 yield from _unit(unit, word, is_wanted=has_rules)
             elif seen is None or unit["ActiveState"] != "inactive":  # else the service runs without systemd
                 # A package brings every user's unit, and root's service serves him all the same.
-                is_meant = not for_user or is_installed or unit["UnitFileState"] == "enabled"
+                is_meant = not for_user or place.is_installed() or unit["UnitFileState"] == "enabled"
                 yield from _unit(unit, word, is_wanted=is_reaping and is_meant)
     if seen is not None:
         yield from _running(seen, word)
@@ -65,21 +60,27 @@ def _looked_at(*, for_user: bool) -> list[dict[str, str]]:
     return found if for_user else found + systemd.properties(_PROPERTIES, (MOUNTS,))
 
 
-def _files(installation: Installation, word: str) -> Iterator[AdoptionProblem]:
-    """What `service install` put there. What was edited is as somebody wants it."""
-    if installation.manifest is None:
+def _files(place: InstallPlace, word: str) -> Iterator[AdoptionProblem]:
+    """What is wrong with what `service install` wrote. A unit that differs may be as its administrator wants it."""
+    again = f"trashd service install {word}".rstrip()
+    installation = place.open()
+    try:
+        pieces = place.pieces(has_uring=place.has_uring(installation))
+    except NotFound as error:
+        yield AdoptionProblem("what is installed", error.message(), error.hint)
         return
-    again, of = f"trashd service install {word}".rstrip(), installation.manifest.version
     packaged = None if word else brought_by_package()
+    states = {file.path: file.outcome for file in installation.compare(pieces)}
     if packaged is not None:
         what = f"units that trashd service install put there hide those that a package brought ({packaged})"
         hint = f"trashd service uninstall && systemctl enable --now {REAPER}"
         yield AdoptionProblem(f"{PREFIX}/lib/systemd", what, hint)
-    elif of != version("trashd"):
-        yield AdoptionProblem("units", f"they are those of trashd {of}, and this is {version('trashd')}", again)
-    for file in installation.look():
-        if file.outcome is FileOutcome.GONE:
-            yield AdoptionProblem(printable(os.fsencode(file.path)), "it was installed, and is missing", again)
+    elif any(one.is_document and states[one.path] is FileOutcome.KEPT for one in pieces):
+        what = f"trashd service install of another version wrote them, and this is {version('trashd')}"
+        yield AdoptionProblem("units and man pages", what, again)
+    for path, outcome in states.items():
+        if outcome is FileOutcome.GONE:
+            yield AdoptionProblem(printable(os.fsencode(path)), "it is missing", again)
 
 
 def _unit(unit: Mapping[str, str], word: str, *, is_wanted: bool) -> Iterator[AdoptionProblem]:

@@ -258,8 +258,11 @@ class CrossesBoundary(NoStore):
     hint = "a lower layer of overlayfs, or an encryption or quota boundary at DIR itself"
 
 
-WAY_OUT = "trashd doctor --rescue ID --to PATH takes it out of the store, trashd doctor --forget ID gives it up"
-"""What helps with anything that can't be understood."""
+WAY_OUT = (
+    "its owner can move it out of the store with mv, or into the drop directory to have it deleted after a day "
+    "(man trashd-doctor)"
+)
+"""What helps with anything that can't be understood: the store is plain directories."""
 ELSEWHERE = "this machine's mount may be broken, or the server: mount it anew, or try it on another machine"
 """What helps where a shared filesystem refuses what is in order, as CephFS a lock after its client was given up."""
 SETTLE = f"trashd doctor --repair VOLUME completes or undoes what a killed command left; what it can't: {WAY_OUT}"

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, TypeVar
 
 from fusefs.core.errors import BrokenStore, NotFound, TrashdError, Untrusted, UsageError, from_os
 from fusefs.core.lifecycle import State
-from fusefs.core.names import STORE, join
 from fusefs.core.orphan_age import Clock
 from fusefs.core.orphan_sums import KeyedSum, OrphanSums, OrphanToSum
 from fusefs.core.printable_names import printable, shell_word
@@ -211,7 +210,7 @@ def _prepare_lower(folder: UserFolder, lost: list[TrashdError]) -> None:
     if folder.list(POINTERS):
         for base in as_owner(folder, partial(_lower_bases, folder), list[bytes]):
             with suppress(Untrusted):  # its owner's alone
-                lower = _beneath(folder.store, base, None)
+                lower = _beneath(folder.store, base)
                 if lower is not None:
                     with lower:
                         prepare(lower, lost)
@@ -328,19 +327,15 @@ def act_on(
 
 
 @contextmanager
-def opened_folder(
-    kernel: Kernel, volumes: Sequence[bytes], entry: ListedContainer, *, with_own: bool = False
-) -> Iterator[UserFolder]:
+def opened_folder(kernel: Kernel, volumes: Sequence[bytes], entry: ListedContainer) -> Iterator[UserFolder]:
     """The folder that an entry is in, opened by ourselves: for what root does in its own process.
 
-    with_own  in a user's own store too, in which root makes nothing
     Raises  NotFound if it is not there any more; Untrusted if its owner's pointer leads to a store that we don't trust
     """
     base = entry.base_path()
     for upper in discover(kernel, volumes):
         with upper:
-            of = entry.uid if with_own else None
-            store = _beneath(upper, base, of) if is_inside(base, upper.base_path) else None
+            store = _beneath(upper, base) if is_inside(base, upper.base_path) else None
         if store is None:
             continue
         with store:
@@ -352,16 +347,15 @@ def opened_folder(
     raise NotFound(entry.id)
 
 
-def _beneath(upper: Store, base: bytes, of: int | None) -> Store | None:
-    """The store in the directory of another one's or beneath it; None: none there. of: a user who may own it"""
+def _beneath(upper: Store, base: bytes) -> Store | None:
+    """The store in the directory of another one's or beneath it; None: none there."""
     way = below(base, upper.base_path)
     try:
-        owner = None if of is None else upper.kernel.stat(upper.base.fd, join(way, STORE)).st_uid
         sides = upper.base.beneath(upper.kernel, way)
     except OSError:
         return None  # another volume is mounted on the way, or it was moved
     try:
-        return open_store(upper.kernel, sides, base, of=of if of == owner else None)
+        return open_store(upper.kernel, sides, base)
     except Untrusted as error:
         hint = f"root takes it over, with what is in it, by: trashd init {shell_word(base)}"
         raise Untrusted(error.detail, hint) from error

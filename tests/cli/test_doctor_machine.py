@@ -92,18 +92,16 @@ def test_a_file_of_his_own_service_that_is_gone_is_told(home: Path) -> None:
     (home / "data/man/man1/trashd.1").unlink()
     done = doctor_of(home)
     assert done.code == 1
-    assert done.out == (
-        f"{home}/data/man/man1/trashd.1: it was installed, and is missing\n  hint: trashd service install --user\n"
-    )
+    assert done.out == (f"{home}/data/man/man1/trashd.1: it is missing\n  hint: trashd service install --user\n")
 
 
 def test_units_of_another_version_are_told(home: Path) -> None:
     assert of_user(home, "service", "install", "--user").code == 0
-    manifest = home / "data/trashd/installed.json"
-    manifest.write_text(manifest.read_text().replace('"version": "', '"version": "0.0.'))
+    page = home / "data/man/man1/trashd.1"
+    page.write_text(page.read_text().replace('"trashd ', '"trashd 0.0.'))
     done = doctor_of(home)
     assert done.code == 1
-    assert done.out.startswith("units: they are those of trashd 0.0.")
+    assert done.out.startswith("units and man pages: trashd service install of another version wrote them")
 
 
 def test_users_can_mount_what_fstab_has_for_all_only_where_fuse_lets_them(volume: Path, tmp_path: Path) -> None:

@@ -225,12 +225,6 @@ def strange(volume: Path) -> list[Path]:
     return made
 
 
-def view_doctor_rescue_and_forget(volume: Path) -> str:
-    first, *others = strange(volume)
-    told = said(trashd("doctor", f"--rescue={first.name}", "--to", volume / first.name, volume))
-    return told + "".join(said(trashd("doctor", f"--forget={one.name}", "--yes", volume)) for one in others)
-
-
 def view_reap_of_what_stays(volume: Path) -> str:
     for path in victims(volume):
         for one in path.iterdir():
@@ -315,7 +309,7 @@ def view_status(volume: Path) -> str:
 
 
 def view_mounts(volume: Path) -> str:
-    verbs = (("umount",), ("stats",), ("mount", "--explain"), ("mount", "/nowhere/at/all"))
+    verbs = (("umount",), ("mount", "--explain"), ("mount", "/nowhere/at/all"))
     return "".join(said(trashd(*verb, path)) for verb in verbs for path in victims(volume)[:5:2])
 
 
@@ -354,7 +348,7 @@ def view_wrong_ids(_volume: Path) -> str:
     return wrong(
         lambda word: ("keep", word), lambda word: ("reap", word), lambda word: ("restore", word),
         lambda word: ("list", "--volume", word), lambda word: ("quarantine", "retry", word),
-        lambda word: ("doctor", "--rescue", word, "--to", word), lambda word: ("doctor", "--repair", word),
+        lambda word: ("doctor", "--repair", word),
     )  # fmt: skip
 
 
@@ -462,7 +456,6 @@ def test_what_is_told_of_a_mount_is_text() -> None:
         source.mkdir()
         point.mkdir()
         with trashd_mount(source, point):
-            told = [trashd(*words, point) for words in (("stats",), ("stats", "--prometheus"), ("mount", "--explain"))]
-            told.append(trashd("stats"))
+            told = [trashd("mount", "--explain", point), trashd("status", "--prometheus"), trashd("status")]
             told.append(trashd("swap", point / "gone"))
     assert [dirty(said(one)) for one in told] == [[]] * len(told)

@@ -20,7 +20,7 @@ from tests.support.trashd_command import Done, done_well, swapped, trashd
 GOLDEN = Path(__file__).with_name("golden")
 COMMANDS = (
     "init", "swap", "rm", "sweep", "plan", "check", "holders", "list", "restore", "keep", "reap", "quarantine", "mount",
-    "undo", "browse", "du", "ls", "cat", "diff", "umount", "stats",
+    "undo", "browse", "du", "ls", "cat", "diff", "umount",
     "status", "pause", "resume", "service", "reaper", "config", "doctor",
 )  # fmt: skip
 PLAN = ("plan show", "plan apply")
@@ -172,16 +172,6 @@ def told_doctor(volume: Path, _victim: Path) -> Done:
     return done
 
 
-def told_doctor_rescue(volume: Path, _victim: Path) -> Done:
-    make_tree(volume / ".trashd/u/0/orphans/stray", {"file": "content"})
-    return done_well("doctor", "--json", "--rescue", "stray", "--to", volume / "rescued", volume)
-
-
-def told_doctor_forget(volume: Path, _victim: Path) -> Done:
-    make_tree(volume / ".trashd/u/0/orphans/stray", {"file": "content"})
-    return done_well("doctor", "--json", "--forget", "stray", "--yes", volume)
-
-
 def told_error(volume: Path, _victim: Path) -> Done:
     done = trashd("swap", "--json", volume / "missing")
     return done._replace(out=done.err)
@@ -193,8 +183,7 @@ def told_error(volume: Path, _victim: Path) -> Done:
     [
         told_init, told_swap, told_swap_now, told_rm, told_check, told_check_refused, told_holders, told_list,
         told_restore, told_keep, told_config_check, told_reap, told_quarantine_list, told_quarantine_retry,
-        told_quarantine_restore, told_quarantine_delete, told_plan, told_doctor, told_doctor_rescue,
-        told_doctor_forget, told_error,
+        told_quarantine_restore, told_quarantine_delete, told_plan, told_doctor, told_error,
     ],
     ids=lambda act: act.__name__.removeprefix("told_"),
 )  # fmt: skip

@@ -11,8 +11,8 @@ import click
 import pytest
 from jsonschema import Draft202012Validator
 
+from build_docs.json_schema import ERROR, JSON_VERSION, definition_of, printed, schema, text
 from fusefs.cli.group import trashd as group
-from fusefs.cli.json_schema import ERROR, JSON_VERSION, definition_of, printed, schema, text
 from tests.cli import test_golden as golden
 from tests.cli.test_undo import in_a_shell
 from tests.support.background_mounts import workbench
@@ -253,7 +253,7 @@ SCENES: dict[str, tuple[Act, ...]] = {
     "plan apply": (golden.told_plan,),
     "plan check": (told_plan_wrong,),
     "status": (told_status,),
-    "doctor": (golden.told_doctor, golden.told_doctor_rescue, golden.told_doctor_forget),
+    "doctor": (golden.told_doctor,),
     "init": (golden.told_init, told_init_again),
     "pause": (told_pause, told_pause_of_all),
     "resume": (told_resume,),
@@ -268,7 +268,7 @@ SCENES: dict[str, tuple[Act, ...]] = {
     "config show": (told_config_show, told_config_show_of_path),
     ERROR: (golden.told_error,),
 }  # fmt: skip
-ON_A_MOUNT = {"stats": ("stats",), "mount": ("mount", "--explain")}
+ON_A_MOUNT = {"status": ("status", "--json"), "mount": ("mount", "--explain", "--json")}
 
 
 def test_every_command_with_json_has_a_schema_and_is_tried() -> None:
@@ -281,8 +281,10 @@ def test_what_is_published_is_what_the_types_say() -> None:
     assert PUBLISHED.read_text(encoding="utf-8") == text(), "make schema"
 
 
-def test_a_schema_is_told_by_the_trashd_that_is_installed() -> None:
-    assert json.loads(done_well("--json-schema").out) == schema()
+def test_the_removed_option_for_the_schema_has_the_file_as_its_hint() -> None:
+    done = trashd("--json-schema")
+    assert done.code == 2
+    assert "docs/json.schema.json" in done.err
 
 
 def test_it_is_a_schema_with_a_version() -> None:
@@ -318,7 +320,8 @@ def test_what_is_told_of_a_mount_is_as_its_schema_says(command: str) -> None:
         init(path)
         with trashd_mount(path) as mounted:
             (mounted.path / "file").touch()
-            (told,) = done_well(*ON_A_MOUNT[command], "--json", mounted.path).objects()
+            words = (mounted.path,) if command == "mount" else ()
+            (told,) = trashd(*ON_A_MOUNT[command], *words).objects()
     assert complaints(command, told) == []
 
 

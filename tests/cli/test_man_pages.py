@@ -11,9 +11,9 @@ from pathlib import Path
 import click
 import pytest
 
+from build_docs.man_pages import page_names, page_of
+from build_docs.man_roff import to_roff
 from fusefs.cli.group import trashd
-from fusefs.cli.man_pages import page_names, page_of
-from fusefs.cli.man_roff import to_roff
 from fusefs.core.mount_options import OPTIONS
 from tests.support.manual import PARTS, TITLES, page, sources
 

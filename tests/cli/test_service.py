@@ -1,6 +1,5 @@
 """trashd service: what it puts there, what it leaves alone, and what it takes away."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -9,11 +8,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from build_docs.man_pages import write_all
 from fusefs.cli.service_files import find_command, out_of_reach, unit_word
-from fusefs.cli.service_install import FileOutcome, InstalledFile, decide
+from fusefs.cli.service_install import FileOutcome
 from fusefs.core.uring_reasons import SWITCH
 from tests.support.booted_systemd import REPO
 from tests.support.manual import TITLES
@@ -56,7 +54,7 @@ def test_all_is_there_after_it(tmp_path: Path) -> None:
         "usr/local/lib/systemd/system/trashd-sweep.service", "usr/local/lib/systemd/system/trashd-sweep.timer",
         "usr/local/lib/systemd/user/trashd-reaper.service", SLICE, "usr/local/lib/sysusers.d/trashd.conf",
         "usr/local/lib/tmpfiles.d/trashd.conf", "etc/trashd/config.toml",
-        "sbin/mount.fuse.trashd", "usr/local/share/man/man8/mount.fuse.trashd.8", MANIFEST,
+        "sbin/mount.fuse.trashd", "usr/local/share/man/man8/mount.fuse.trashd.8",
         "usr/local/share/bash-completion/completions/trashd", "usr/local/share/zsh/site-functions/_trashd",
         "usr/local/share/fish/vendor_completions.d/trashd.fish",
         "usr/local/share/doc/trashd/examples/grafana-dashboard.json",
@@ -74,10 +72,11 @@ def test_again_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.quick("service")
-def test_uninstall_leaves_nothing(tmp_path: Path) -> None:
+def test_uninstall_leaves_no_file_and_none_of_its_directories(tmp_path: Path) -> None:
     install(tmp_path)
     assert set(uninstall(tmp_path).values()) == {"REMOVED"}
-    assert list(tmp_path.iterdir()) == []
+    assert files_of(tmp_path) == set()
+    assert list(tmp_path.rglob("trashd")) == []
 
 
 def test_uninstall_leaves_what_others_put_beside_it(tmp_path: Path) -> None:
@@ -102,7 +101,7 @@ def test_a_strangers_file_stays(tmp_path: Path) -> None:
     (tmp_path / SLICE).parent.mkdir(parents=True)
     (tmp_path / SLICE).write_text("theirs")
     assert install(tmp_path)[f"/{SLICE}"] == "KEPT"
-    uninstall(tmp_path)
+    assert uninstall(tmp_path)[f"/{SLICE}"] == "KEPT"
     assert (tmp_path / SLICE).read_text() == "theirs"
     assert files_of(tmp_path) == {SLICE}
 
@@ -123,18 +122,43 @@ def test_a_configuration_is_never_touched(tmp_path: Path) -> None:
     assert (tmp_path / "etc/trashd/config.toml").read_text() == "# mine\n"
 
 
-def test_an_older_version_makes_way(tmp_path: Path) -> None:
+@pytest.mark.parametrize("manifest", ['{"format": 1, "version": "0.3.0", "files": {}, "directories": []}', "no JSON"])
+def test_what_only_0_3_0_wrote_is_removed(tmp_path: Path, manifest: str) -> None:
     install(tmp_path)
-    manifest = json.loads((tmp_path / MANIFEST).read_text())
-    old = tmp_path / SLICE.replace("trashd.slice", "trashd-older.slice")
-    for path in (tmp_path / SLICE, old):
-        path.write_text("as it was")
-    digest = subprocess.run(["sha256sum", old], capture_output=True, text=True, check=True).stdout.split()[0]
-    manifest["files"] |= {f"/{path.relative_to(tmp_path)}": f"sha256 {digest}" for path in (tmp_path / SLICE, old)}
-    (tmp_path / MANIFEST).write_text(json.dumps(manifest))
+    earlier = {MANIFEST: manifest, "usr/local/share/man/man1/trashd-stats.1": ".TH"}
+    for verb in (install, uninstall):
+        for name, content in earlier.items():
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text(content)
+        told = verb(tmp_path)
+        assert {told[f"/{name}"] for name in earlier} == {"REMOVED"}
+        assert not files_of(tmp_path) & set(earlier)
+        assert not (tmp_path / MANIFEST).parent.exists()
+
+
+def test_a_unit_of_another_version_stays_with_the_new_one_beside_it(tmp_path: Path) -> None:
+    install(tmp_path)
+    (tmp_path / SLICE).write_text("as it was")
+    assert install(tmp_path)[f"/{SLICE}"] == "KEPT"
+    assert (tmp_path / SLICE).read_text() == "as it was"
+
+
+def test_a_page_of_another_version_is_replaced(tmp_path: Path) -> None:
+    install(tmp_path)
+    page = tmp_path / "usr/local/share/man/man1/trashd-swap.1"
+    before = page.read_bytes()
+    page.write_text("as it was")
     told = install(tmp_path)
-    assert (told[f"/{SLICE}"], told[f"/{old.relative_to(tmp_path)}"]) == ("WRITTEN", "REMOVED")
-    assert not old.exists()
+    assert {path for path, outcome in told.items() if outcome == "WRITTEN"} == {f"/{page.relative_to(tmp_path)}"}
+    assert page.read_bytes() == before
+
+
+def test_a_file_that_was_taken_over_is_in_order_again(tmp_path: Path) -> None:
+    install(tmp_path)
+    (tmp_path / SLICE).write_text("as it was")
+    install(tmp_path)
+    (tmp_path / f"{SLICE}.new").rename(tmp_path / SLICE)
+    assert set(install(tmp_path).values()) == {"UNCHANGED"}
 
 
 def test_a_dry_run_touches_nothing(tmp_path: Path) -> None:
@@ -168,7 +192,7 @@ def test_it_stays_with_later_installs_until_somebody_says(tmp_path: Path) -> Non
 def test_uninstall_takes_it_away(tmp_path: Path) -> None:
     install(tmp_path, "--uring")
     assert set(uninstall(tmp_path).values()) == {"REMOVED"}
-    assert list(tmp_path.iterdir()) == []
+    assert files_of(tmp_path) == set()
 
 
 def test_a_dry_run_tells_of_it_and_sets_nothing(tmp_path: Path) -> None:
@@ -217,19 +241,19 @@ def test_a_user_has_them_in_his_home(tmp_path: Path) -> None:
 
     assert service("install").code == 0
     assert files_of(tmp_path) == {
-        ".local/share/systemd/user/trashd-reaper.service", ".local/share/trashd/installed.json",
+        ".local/share/systemd/user/trashd-reaper.service",
         *(f".local/share/man/man1/{name}.1" for name in TITLES),
     }  # fmt: skip
     (told,) = service("status", "--json").objects()
     assert {one["outcome"] for one in told["files"]} == {"unchanged"}
     assert service("uninstall").code == 0
-    assert list(tmp_path.iterdir()) == []
+    assert files_of(tmp_path) == set()
 
 
 def test_a_root_that_is_missing_is_made(tmp_path: Path) -> None:
     package = tmp_path / "not" / "there"
     assert set(install(package).values()) == {"WRITTEN"}
-    assert MANIFEST in files_of(package)
+    assert SLICE in files_of(package)
 
 
 @pytest.mark.needs("root")
@@ -249,24 +273,6 @@ def test_a_command_that_users_cannot_run_is_no_service_of_theirs(volume: Path, c
     assert out_of_reach(str(command)) == out_of_reach(find_command())
     (volume / closed).chmod(mode)
     assert out_of_reach(str(command)) == str(volume / closed)
-
-
-def test_a_manifest_that_nobody_understands_stops_it(tmp_path: Path) -> None:
-    (tmp_path / MANIFEST).parent.mkdir(parents=True)
-    (tmp_path / MANIFEST).write_text('{"format": 99}')
-    done = trashd("service", "install", "--root", tmp_path)
-    assert done.code == 7
-    assert files_of(tmp_path) == {MANIFEST}
-
-
-@given(st.sampled_from([None, "wanted", "ours", "theirs"]), st.sampled_from([None, "wanted", "ours"]), st.booleans())
-def test_nothing_is_overwritten_but_our_own(found: str | None, ours: str | None, is_example: bool) -> None:
-    outcome = decide(found, "wanted", ours, InstalledFile("/path", b"", is_example=is_example))
-    assert outcome in (FileOutcome.WRITTEN, FileOutcome.UNCHANGED, FileOutcome.KEPT)
-    if outcome is FileOutcome.WRITTEN:
-        assert found is None or (found == ours and not is_example)
-    if found == "theirs":
-        assert outcome is (FileOutcome.UNCHANGED if is_example else FileOutcome.KEPT)
 
 
 @pytest.mark.parametrize(
@@ -292,6 +298,7 @@ def test_the_wheel_has_all_of_it(tmp_path: Path) -> None:
             shutil.copytree(REPO / source, tmp_path / target, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(REPO / source, tmp_path / target)
+    write_all(tmp_path / "fusefs/share/man")  # as the hook of the build does
     done = subprocess.run(
         [sys.executable, "-P", "-c", _PIECES],
         cwd="/", env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=True,

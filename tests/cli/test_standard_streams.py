@@ -21,7 +21,7 @@ WORDS = {
     "ls": "--volume {volume} {id}", "cat": "--volume {volume} {id}:file", "diff": "--volume {volume} {id}",
     "restore": "--volume {volume} {id} --to {top}/back", "keep": "--volume {volume} {id}",
     "reap": "--volume {volume} --now {id}", "check": "{victim}", "holders": "--volume {volume} {id}",
-    "sweep": "{victim} --name file", "plan": "show {top}/plan.toml", "status": "", "stats": "{volume}",
+    "sweep": "{victim} --name file", "plan": "show {top}/plan.toml", "status": "",
     "doctor": "{volume}", "init": "{volume}", "mount": "--explain {volume} {volume}", "umount": "{volume}",
     "service": "status", "pause": "{volume}", "resume": "{volume}", "quarantine": "list --volume {volume}",
     "config": "show",

@@ -243,13 +243,16 @@ def test_a_broken_record(volume: Path) -> None:
     message = "A record can't be understood, so its container is kept as it is"
     for name in ("taken-out", "given-up"):
         identifier = swapped(make_tree(volume / name, {"file": "content"}))["id"]
-        (volume / f".trashd/u/0/orphans/{identifier}/record.json").write_bytes(b"")
+        container = volume / f".trashd/u/0/orphans/{identifier}"
+        (container / "record.json").write_bytes(b"")
         refused(message, f"trashd restore --volume {volume} {identifier}", volume, 7)
+        PAGE.typed("trashd doctor --repair VOLUME", volume, VOLUME=volume, code=1)
         if name == "taken-out":
-            PAGE.typed("trashd doctor --rescue ID --to PATH", volume, ID=identifier, PATH=volume / "out")
+            PAGE.typed("mv CONTAINER PATH", volume, CONTAINER=container, PATH=volume / "out")
             assert (volume / "out/tree/file").read_text() == "content"
         else:
-            PAGE.typed("trashd doctor --forget ID", volume, "--yes", ID=identifier)
+            PAGE.typed("mv CONTAINER VOLUME/.trashd/u/UID/drop/", volume, CONTAINER=container, VOLUME=volume, UID="0")
+            assert len(done_well("list", "--json", "--volume", volume).objects()) == 1
     PAGE.typed("trashd doctor VOLUME", volume, VOLUME=volume)
 
 
@@ -368,12 +371,9 @@ def test_a_mount_whose_daemon_is_gone(volume: Path, tree: Path) -> None:
     seen.mkdir()
     assert in_bash(f"trashd mount {tree} {seen}", volume).code == 0
     assert (
-        in_bash(
-            f"kill -KILL $(trashd stats --json {seen} | grep -o '\"pid\": *[0-9]*' | grep -o '[0-9]*')", volume
-        ).code
-        == 0
+        in_bash("kill -KILL $(trashd status --json | grep -o '\"pid\": *[0-9]*' | grep -o '[0-9]*')", volume).code == 0
     )
-    refused("The daemon of a mount is gone; its last numbers are shown", f"trashd stats {seen}", volume, 5)
+    refused("The daemon of a mount is gone; its last numbers are shown", "trashd status", volume, 5)
     assert "trashd mount --replace SRC MNT" in in_bash(f"trashd swap {seen}/below", volume).out
     PAGE.typed("trashd mount --replace SRC MNT", volume, SRC=tree, MNT=seen)
     assert (seen / "below/deep").read_text() == "more"

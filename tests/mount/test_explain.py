@@ -183,10 +183,10 @@ def test_it_goes_with_the_mount(bench: Path) -> None:
 
 
 @pytest.mark.rests_on("seam")
-def test_stats_tell_what_is_off(bench: Path) -> None:
+def test_status_names_what_is_off(bench: Path) -> None:
     mount(bench / "source", bench / "target", "-o", "without=kept-links")
-    assert "without kept-links" in done_well("stats", bench / "target").out.replace(", ", " without ")
-    (told,) = done_well("stats", "--json", bench / "target").objects()
+    assert "without kept-links" in trashd("status").out.replace(", ", " without ")
+    (told,) = trashd("status", "--json").objects()[-1]["mounts"]
     assert list(told["fast_paths"]) == NAMES
     assert not told["fast_paths"]["kept-links"]
 

@@ -13,7 +13,7 @@ import pytest
 from fusefs.core.mount_options import Coherence, parse_options
 from fusefs.linux.mountinfo import TOP
 from fusefs.mount.places.attach import attach_apart
-from fusefs.mount.places.find_mounts import mount_at, read_counters
+from fusefs.mount.places.find_mounts import mounts_of, read_counters
 from tests.support.acls import ACCESS, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
 from tests.support.foreground_mount import Mounted, trashd_mount, until
 from tests.support.open_files import held
@@ -117,7 +117,9 @@ def test_without_another_inode_the_root_itself_is_shown(mount: Mounted, call: in
     with trashd_mount(mount.backing, target, ["coherence=shared"], command=[*without(call), TRASHD]) as other:
         assert os.listdir(other.path) == ["sub"]
         [state] = [
-            state for state in read_counters(mount_at(os.fsencode(target))).fast_paths if state.name == "kept-root-acl"
+            state
+            for state in read_counters(mounts_of(os.fsencode(target))[0]).fast_paths
+            if state.name == "kept-root-acl"
         ]
         assert not state.is_on
         assert may(ALICE, other.path / "sub/file")

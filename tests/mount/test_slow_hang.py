@@ -232,7 +232,7 @@ def test_stats_tell_how_many_wait_while_it_hangs() -> None:
             slow.volume.wait_until_hung(9)
 
             def n_threads() -> int:
-                return int(trashd("stats", "--json", slow.top).objects()[0]["gauges"]["n_threads"])
+                return int(trashd("status", "--json").objects()[-1]["mounts"][0]["gauges"]["n_threads"])
 
             assert until(lambda: n_threads() == 9, LIMIT_S)
             slow.volume.go_on()

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from fusefs.cli.man_pages import page_names
+from build_docs.man_pages import page_names
 from fusefs.cli.service_files import PACKAGES, pieces_for_all
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume

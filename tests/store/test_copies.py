@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from fusefs.cli.main import run
-from fusefs.core.errors import Occupied, Refused, TrashdError, UsageError
+from fusefs.core.errors import WAY_OUT, Occupied, Refused, TrashdError, UsageError
 from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
 from fusefs.store.find_orphans import find_container
@@ -231,9 +230,8 @@ def test_a_swap_that_was_killed_before_the_copy_is_told_with_a_way_out(volumes: 
     recover_all(volumes.copy)
     [container] = (folder_of(volumes.copy, 0) / "stage").iterdir()
     [told] = [problem for problem in problems(volumes.copy) if container.name in problem.where]
-    assert "trashd doctor --rescue" in told.hint
-    assert run(["doctor", "--rescue", container.name, "--to", str(volumes.copy / "out"), str(volumes.copy)]) == 0
-    assert not container.exists()
+    assert WAY_OUT in told.hint
+    container.rename(volumes.copy / "out")
     assert [p.read_text() for p in volumes.copy.rglob("results")] == ["old"]
     init(volumes.copy)  # root says that this copy is known
     assert recover_all(volumes.copy) == []

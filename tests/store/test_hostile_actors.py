@@ -13,7 +13,6 @@ from tests.support.crash_scenarios import EVERY_CALL
 from tests.support.hostile_steps import ALICE, BOB, DATA, MAPPED, OF_A_MATE, OF_THE_MAPPED, OF_THE_OWNER, ROOT, team
 from tests.support.interrupted_beside_twin import ask, untold
 from tests.support.interrupted_command import COMPLETE
-from tests.support.other_users import called_by
 from tests.support.plain_twin import Step, Twins, contents
 from tests.support.privileges import Person
 from tests.support.real_filesystems import tmpfs_volume
@@ -23,7 +22,6 @@ pytestmark = pytest.mark.needs("root")
 
 HOMES = "homes/alice"
 BACK = "srv/back"
-HERS = "alice/back"
 AFTER = 1_000_000
 """A moment that comes when the command has ended."""
 
@@ -35,8 +33,6 @@ class Verb(NamedTuple):
     thrown  who has swapped DATA away before
     gives   what the asker gives away by it
     back    where it puts the orphan
-    spoilt  whether who threw it away has made nothing understood of its record
-    forgets whether it says that what lies there by then may go
     """
 
     asker: Person
@@ -44,8 +40,6 @@ class Verb(NamedTuple):
     thrown: Person | None = None
     gives: str | None = None
     back: str | None = None
-    spoilt: bool = False
-    forgets: bool = False
 
 
 VERBS: Mapping[str, Verb] = {
@@ -76,14 +70,10 @@ VERBS: Mapping[str, Verb] = {
     "keep": Verb(ALICE, "keep ID --volume VOLUME", ALICE),
     "sweep": Verb(ALICE, f"sweep --keep-for 0s VOLUME/{DATA}", gives=DATA),
     "with stores": Verb(ALICE, "reap --now --with-stores ID --volume VOLUME", ALICE),
-    "rescue": Verb(ALICE, f"doctor --rescue ID --to VOLUME/{HERS} VOLUME", ALICE, back=HERS, spoilt=True),
-    "forget": Verb(ALICE, "doctor --forget ID --yes VOLUME", ALICE, spoilt=True, forgets=True),
     "root's keep": Verb(ROOT, "keep ID --volume VOLUME", ALICE),
     "root's sweep": Verb(ROOT, f"sweep --keep-for 0s VOLUME/{DATA}", gives=DATA),
     "root's with stores": Verb(ROOT, "reap --now --with-stores ID --volume VOLUME", ROOT),
     "root's with her stores": Verb(ROOT, "reap --now --with-stores ID --volume VOLUME", ALICE),
-    "root's rescue": Verb(ROOT, f"doctor --rescue ID --to VOLUME/{BACK} VOLUME", ALICE, back=BACK, spoilt=True),
-    "root's forget": Verb(ROOT, "doctor --forget ID --yes VOLUME", ALICE, spoilt=True, forgets=True),
 }
 
 
@@ -100,8 +90,6 @@ def play(twins: Twins, verb: Verb, moment: int, act: Sequence[Step]) -> bool:
         twins.give(verb.thrown, DATA, 0, is_swap=True)
         assert ask(twins, verb.thrown, f"swap --keep-for 0s VOLUME/{DATA}").code == 0
         [identifier] = [entry.id for entry in entries(twins.first.volume)]
-    if verb.spoilt:
-        called_by(ALICE.be, lambda: spoil(twins, identifier), "who spoils it")
     if verb.gives is not None:
         twins.may_go |= twins.deletable(verb.asker, verb.gives)
     again = twins.act(twins.plain, act)
@@ -113,18 +101,10 @@ def play(twins: Twins, verb: Verb, moment: int, act: Sequence[Step]) -> bool:
     elif verb.back is not None and ended.code == 0:
         twins.take_back(verb.asker, 0, verb.back)
         twins.keep_from_now(verb.back)
-    if verb.forgets and ended.code == 0:
-        twins.may_go |= twins.deletable(verb.asker, ".trashd")
     twins.act(twins.plain, again)
     for words in ("doctor --repair VOLUME", "list --volume VOLUME", "reap --volume VOLUME"):
         ask(twins, ROOT, words)
     return ended.acted
-
-
-def spoil(twins: Twins, identifier: str) -> None:
-    """Cut the record of her orphan short."""
-    [record] = twins.first.volume.glob(f".trashd/*/{ALICE.uid}/orphans/{identifier}/record.json")
-    record.write_text("{")
 
 
 def hold(volumes: tuple[Path, Path], hostile: Person, verb: str, act: Sequence[Step], name: str) -> None:

@@ -91,11 +91,10 @@ def test_json_says_whose_the_closed_directories_are(volume: Path, capfd: pytest.
 
 
 class Full(NamedTuple):
-    """A volume with what a full one could harm: a user's orphans, two of them broken, and root's with a store in it."""
+    """A volume with what a full one could harm: a user's orphan, and root's with a store in it."""
 
     volume: Path
     whole: str
-    broken: tuple[str, str]
     outer: str
 
 
@@ -110,11 +109,9 @@ def prepared_for_fullness(fs_type: str) -> Iterator[Full]:
         init(volume)
         make_tree(volume / "roots", {})
         make_tree(volume / "alice", Dir(owner=(UID, UID)))
-        whole, *broken = (her_orphan(volume, name) for name in ("whole", "broken", "broken too"))
+        whole = her_orphan(volume, "whole")
         recover_all(volume)  # root registers her folder
-        for identifier in broken:
-            os.truncate(place(volume, identifier) / "record.json", 40)
-        yield Full(volume, whole, (broken[0], broken[1]), with_a_store(volume))
+        yield Full(volume, whole, with_a_store(volume))
 
 
 def her_orphan(volume: Path, name: str) -> str:
@@ -151,7 +148,7 @@ def test_on_a_full_volume_the_ways_out_work_or_say_what_helps_and_nothing_is_los
     fs_type: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with prepared_for_fullness(fs_type) as full_one:
-        volume, whole, broken, outer = full_one
+        volume, whole, outer = full_one
         her_tree(volume, "given")
         shutil.copytree(volume / ".trashd", volume / "roots/copy/.trashd", symlinks=True)
         before = leaves(volume)
@@ -168,15 +165,12 @@ def test_on_a_full_volume_the_ways_out_work_or_say_what_helps_and_nothing_is_los
             assert says("init", volume) == 0
             assert says("init", volume / "roots/copy") == no_room
             assert says("init", volume / "alice") == no_room
-            assert says("doctor --forget", broken[1], "--yes", volume) == no_room
             assert says("swap --for-owner", volume / "alice/given") == 0  # by her reserve, and root's
             assert says("restore", whole, "--to", volume / "roots/back", "--volume", volume) == 0
-            assert says("doctor --rescue", broken[0], "--to", volume / "roots/out", volume) == 0
             assert run(["reap", "--now", outer, "--volume", str(volume)]) == Incomplete.exit_code
             assert leaves(volume) == before
             before.remove("in it")
             assert says("reap --now --with-stores", outer, "--volume", volume) == 0
-        assert says("doctor --forget", broken[1], "--yes", volume) == 0
         assert says("init", volume / "roots/copy") == 0
         recover_all(volume)
         assert problems(volume) == []
@@ -188,7 +182,7 @@ def test_on_a_full_volume_the_ways_out_work_or_say_what_helps_and_nothing_is_los
 N_DEEP = 10_000 if EVERY_CALL else 2_000
 
 
-def test_what_is_as_deep_as_it_likes_is_given_rescued_and_restored_by_root() -> None:
+def test_what_is_as_deep_as_it_likes_is_given_and_restored_by_root() -> None:
     with tmpfs_volume() as volume:
         init(volume)
         make_tree(volume / "alice", Dir(owner=(UID, UID)))
@@ -198,12 +192,6 @@ def test_what_is_as_deep_as_it_likes_is_given_rescued_and_restored_by_root() -> 
         given = swap_for_owner(Kernel(), raw(volume / "alice/deep"), SwapOptions()).id
         restore(volume, given, to=volume / "back")
         assert snapshot(volume / "back") == before
-        os.rename(volume / "back", volume / "alice/again")
-        again = as_user(UID, lambda: str(swap(volume / "alice/again").id))
-        recover_all(volume)
-        os.truncate(place(volume, again) / "record.json", 40)
-        assert run(["doctor", "--rescue", again, "--to", str(volume / "out"), str(volume)]) == 0
-        assert snapshot(volume / "out/tree") == before
 
 
 def test_a_store_far_down_stops_the_reaper_and_goes_by_a_persons_word() -> None:
@@ -265,10 +253,7 @@ def test_a_mount_in_the_stores_way_is_told_with_what_helps_and_changes_nothing(
         at = volume / ".trashd" / where.replace("CUT", cut).replace("WHOLE", whole)
         with bind_mount(volume / "roots/mounted", at):
             run(["init", str(volume)])
-            for words in (["doctor"], ["doctor", "--rescue", cut, "--to", str(volume / "roots/out")]):
-                if where.endswith("WHOLE") and "--rescue" in words:
-                    continue  # which is in no way
-                assert run([*words, str(volume)]) != 0
+            assert run(["doctor", str(volume)]) != 0
             assert run(["restore", whole, "--to", str(volume / "roots/back"), "--volume", str(volume)]) != 0 or (
                 where.endswith("CUT")
             )
@@ -308,13 +293,12 @@ def test_a_mount_in_an_orphan_is_not_emptied_by_a_persons_word() -> None:
 
 
 def test_on_a_read_only_volume_each_verb_says_so(capfd: pytest.CaptureFixture[str]) -> None:
-    with hers() as (volume, whole, cut):
+    with hers() as (volume, whole, _cut):
         given, to = her_tree(volume, "given"), str(volume / "roots/to")
         before = snapshot(volume)
         with read_only(volume):
             for words in (
                 ["init", str(volume / "alice")], ["swap", "--for-owner", str(given)], ["check", str(given)],
-                ["doctor", "--rescue", cut, "--to", to], ["doctor", "--forget", cut, "--yes"],
                 ["restore", whole, "--to", to], ["reap", "--now", "--with-stores", whole],
             ):  # fmt: skip
                 assert run(words) == KernelRefused.exit_code, words
@@ -326,19 +310,17 @@ def test_on_a_read_only_volume_each_verb_says_so(capfd: pytest.CaptureFixture[st
 
 
 def test_who_may_not_list_a_volumes_root_has_all_his_ways_there() -> None:
-    with hers(0o711) as (volume, whole, cut):
+    with hers(0o711) as (volume, whole, _cut):
 
         def act() -> list[int]:
-            to = str(volume / "alice/out")
             return [
                 run(["doctor", str(volume)]),
-                run(["doctor", "--rescue", cut, "--to", to, str(volume)]),
                 run(["restore", whole, "--volume", str(volume)]),
                 run(["reap", "--dry-run", "--volume", str(volume)]),
                 run(["init", str(volume)]),
             ]
 
-        assert as_user(UID, act) == [1, 0, 0, 0, 0]
+        assert as_user(UID, act) == [1, 0, 0, 0]
 
 
 def test_a_bare_reap_says_of_a_copy_what_it_leaves_and_what_helps(capfd: pytest.CaptureFixture[str]) -> None:

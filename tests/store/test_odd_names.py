@@ -128,9 +128,7 @@ def test_nothing_but_what_a_terminal_may_see_is_printed(place: Place) -> None:
     for path in (cut_record(place), cut_record(place, UID), place.name):
         tell("doctor", "--", volume)
         tell("doctor", "--repair", "--", volume)
-        away = place.at(b"roots", os.urandom(4).hex().encode() + place.name[8:])
-        tell("doctor", f"--rescue={os.fsdecode(path)}", f"--to={away}")
-        tell("doctor", f"--forget={os.fsdecode(path)}", "--yes")
+        tell("restore", "--volume", volume, "--", os.fsdecode(path))
     for command in ("pause", "resume"):
         for person in (ROOT, ALICE):
             tell(command, "--", volume, person=person)
@@ -152,24 +150,6 @@ def test_the_undo_line_works_as_it_is_printed(place: Place, person: Person) -> N
 
 
 @odd
-def test_what_doctor_prints_of_a_stray_is_what_rescue_takes(place: Place) -> None:
-    stray(place)
-    ended = tell("doctor", "--", place.volume)
-    (where,) = [line.partition(": ")[0] for line in ended.told.splitlines() if ": not a container" in line]
-    to = place.at(b"roots", b"taken")
-    assert tell("doctor", f"--rescue={where.rpartition('/')[2]}", "--to", to).code == 0
-    assert to.read_text() == "whose"
-
-
-@odd
-def test_what_json_says_of_a_stray_is_what_forget_takes(place: Place) -> None:
-    stray(place)
-    ended = tell("doctor", "--json", "--", place.volume)
-    (problem,) = [json.loads(line) for line in ended.told.splitlines()]
-    assert tell("doctor", f"--forget={os.path.basename(problem['where'])}", "--yes").code == 0
-
-
-@odd
 def test_every_path_that_json_says_can_be_taken_back_into_a_command(place: Place) -> None:
     victim = place.victim()
     (made,) = place.says("init", place.volume)
@@ -183,9 +163,6 @@ def test_every_path_that_json_says_can_be_taken_back_into_a_command(place: Place
     (told,) = place.says("restore", entry["id"], "--to", f"{os.path.dirname(entry['origin'])}/-to")
     assert (Path(told["path"]) / os.fsdecode(place.name)).read_text() == "content"
     assert identifier == told["id"]
-    broken = cut_record(place)
-    (told,) = place.says("doctor", "--rescue", broken, "--to", f"{os.path.dirname(entry['origin'])}/out")
-    assert (Path(told["path"]) / "record.json").exists()
     (seen,) = place.says("check", entry["origin"])
     assert raw(Path(seen["path"])) == raw(victim)
 

@@ -128,20 +128,6 @@ def test_a_live_swap_of_another_machine_is_left_alone_though_both_have_one_machi
     assert_silent(machines.a)
 
 
-@pytest.mark.parametrize(
-    "words", [("--rescue", "{}", "--to", "out"), ("--forget", "{}", "--yes")], ids=lambda words: words[0]
-)
-def test_a_live_swap_of_another_machine_is_not_taken_out_or_given_up(
-    machines: Machines, words: tuple[str, ...]
-) -> None:
-    with held_at(machines.a / "job", partial(swap, machines.a / "job")):
-        name = staged(machines.b).parent.name
-        done = trashd("doctor", *(word.format(name) for word in words), machines.b, cwd=machines.b)
-        assert done.code == 3
-        assert "may still be working on it" in done.err
-    assert_silent(machines.a)
-
-
 def test_a_live_swap_is_left_alone_by_another_machines_swap(machines: Machines) -> None:
     make_tree(machines.b / "other", {"a": "1"})
     with held_at(machines.a / "job", partial(swap, machines.a / "job")):

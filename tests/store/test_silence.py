@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.cli.main import run
+from fusefs.core.errors import WAY_OUT
 from fusefs.core.lifecycle import State
 from fusefs.linux import config_files
 from fusefs.linux import kernel as kernel_module
@@ -216,7 +217,7 @@ def test_who_does_not_wait_is_told_nothing_of_what_another_boot_has_locked(volum
     finish(volume)
 
 
-def test_what_a_mount_refuses_is_not_given_up(
+def test_of_what_a_mount_refuses_nobody_is_advised_to_give_it_up(
     volume: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """It may be the mount of this machine alone that does so."""
@@ -230,7 +231,7 @@ def test_what_a_mount_refuses_is_not_given_up(
     told = capfd.readouterr().out
     assert "Input/output error" in told
     assert "try it on another machine" in told
-    assert "--forget" not in told
+    assert WAY_OUT not in told
     finish(volume)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fusefs.core.errors import NotFound
 from fusefs.core.mount_counters import MountStats
-from fusefs.mount.places.find_mounts import mount_at, read_counters
+from fusefs.mount.places.find_mounts import mounts_of, read_counters
 from tests.support.fuse_watchdog import FuseMount, fuse_mount
 from tests.support.odd_daemon import daemon_command
 from tests.support.seccomp import IO_URING_SETUP, without
@@ -52,8 +52,8 @@ class Mounted:
         return self.fuse.pid
 
     def stats(self) -> MountStats:
-        """What the daemon has counted, as `trashd stats` finds it; without the start of a command."""
-        return read_counters(mount_at(os.fsencode(self.path))).stats
+        """What the daemon has counted, as `trashd status` finds it; without the start of a command."""
+        return read_counters(mounts_of(os.fsencode(self.path))[0]).stats
 
     def n_fds(self) -> int:
         """How many fds the daemon has open now, but for its rings: of these each core may have some more in time."""
@@ -182,7 +182,7 @@ def trashd_mount(
 def has_begun(mount_point: Path) -> bool:
     """Whether a mount of root's, which answers, has all that makes it fast, and has opened what it needs."""
     with contextlib.suppress(NotFound):
-        return bool(read_counters(mount_at(os.fsencode(mount_point))).fast_paths)
+        return bool(read_counters(mounts_of(os.fsencode(mount_point))[0]).fast_paths)
     return False
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fusefs.core.fast_paths import FastPath
-from fusefs.mount.places.find_mounts import mount_at, read_counters
+from fusefs.mount.places.find_mounts import mounts_of, read_counters
 from tests.support.background_workers import workers
 from tests.support.foreground_mount import Mounted, until
 from tests.support.real_filesystems import tmpfs_volume
@@ -55,7 +55,7 @@ def space_comes_back(backing: Path) -> Iterator[None]:
 
 def why_off(mounted: Mounted) -> str | None:
     """Why nothing passes the daemon of a mount; None: it does."""
-    states = read_counters(mount_at(os.fsencode(mounted.path))).fast_paths
+    states = read_counters(mounts_of(os.fsencode(mounted.path))[0]).fast_paths
     (state,) = (state for state in states if state.name == FastPath.PASSTHROUGH.value)
     return None if state.is_on else state.why
 

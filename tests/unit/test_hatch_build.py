@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from build_docs.man_pages import page_names, title_of
+
 REPO = Path(__file__).parents[2]
 LIBRARY = "fusefs/mount/native/_core.abi3.so"
 
@@ -25,6 +27,15 @@ def test_a_wheel_with_it_is_of_one_platform_and_many_pythons(tmp_path: Path) -> 
     (wheel,) = tmp_path.iterdir()
     assert "-cp311-abi3-linux_" in wheel.name
     assert LIBRARY in zipfile.ZipFile(wheel).namelist()
+
+
+def test_a_wheel_has_a_man_page_for_each_command_and_the_schema(tmp_path: Path) -> None:
+    assert build(tmp_path, TRASHD_NATIVE="0").returncode == 0
+    (wheel,) = tmp_path.iterdir()
+    inside = set(zipfile.ZipFile(wheel).namelist())
+    assert {f"fusefs/share/man/man1/{title_of(name)}.1" for name in page_names()} <= inside
+    assert "fusefs/share/docs/json.schema.json" in inside
+    assert not [name for name in inside if name.startswith("build_docs/")]
 
 
 @pytest.mark.parametrize(

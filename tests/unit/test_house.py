@@ -30,8 +30,8 @@ KNOWS_PYFUSE3 = "fusefs.mount.bridge."
 LOADS_LIBRARIES = "fusefs.linux.syscalls"
 LOADERS = {"CDLL", "PyDLL", "LibraryLoader", "cdll", "pydll"}
 # What is only ever added to may name what is gone since.
-HISTORY = ("CHANGELOG.md", "docs/changes/", "docs/renames.md")
-PARTS = (".ci", "bench", "docs", "fusefs", "systemd", "tests")
+HISTORY = ("CHANGELOG.md", "docs/changes/")
+PARTS = (".ci", "bench", "build_docs", "docs", "fusefs", "systemd", "tests")
 TEXTS = ("*.md", "docs/**/*.md", "Makefile", ".ci/*", "systemd/**/*.*")
 # A link's target; a module; a path; a file without its directory; a decision by its number.
 NAMED = re.compile(
@@ -367,7 +367,9 @@ def read_module(path: Path) -> Module:
 
 @pytest.fixture(scope="module")
 def house() -> list[Module]:
-    paths = (path for part in ("fusefs", "tests", "bench") for path in sorted((ROOT / part).rglob("*.py")))
+    paths = (
+        path for part in ("fusefs", "tests", "bench", "build_docs") for path in sorted((ROOT / part).rglob("*.py"))
+    )
     return [read_module(path) for path in paths]
 
 

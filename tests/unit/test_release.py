@@ -62,7 +62,7 @@ def test_a_release_is_whole_and_says_what_is_left_to_do(clone: Path) -> None:
     for name in (
         "systemd/trashd-reaper.service",
         "docs/man/trashd.md",
-        "CHANGELOG.md",
+        "man/man1/trashd-swap.1",
         "docs/config.example.toml",
         "docs/json.md",
     ):

@@ -10,7 +10,7 @@ from contextlib import suppress
 from fusefs.core import fast_paths
 from fusefs.core.errors import NotFound, NotPermitted, TrashdError
 from fusefs.core.mount_counters import MountStats, SeenMount, decode
-from fusefs.core.printable_names import printable, shell_word
+from fusefs.core.printable_names import printable
 from fusefs.linux.fd import Fd
 from fusefs.linux.lock_holders import is_locked
 from fusefs.linux.mount_claims import name_of
@@ -31,23 +31,10 @@ def all_mounts() -> list[Mount]:
     return list({mount.device: mount for mount in reversed(mine)}.values())[::-1]
 
 
-def mount_at(path: bytes) -> Mount:
-    """Our mount at a path, which may be a link. Raises  NotFound"""
-    mounts = read_mounts()
-    at, is_there = _follow(os.path.abspath(path), mounts)
-    mount = top_mount(at, mounts)
-    if mount is None or not mount.is_ours():
-        raise NotFound(f"a mount of trashd at {printable(path)}", "findmnt -t fuse.trashd lists its mounts")
-    if not is_there:
-        hint = f"it lies in one: trashd stats {shell_word(mount.point)}"
-        raise NotFound(f"a mount of trashd at {printable(path)}", hint)
-    return mount
-
-
 def mounts_of(path: bytes) -> list[Mount]:
     """Our mounts that a path belongs to: the one that it lies in, or those that serve it. Raises  NotFound"""
     mounts = read_mounts()
-    at, _is_whole = _follow(os.path.abspath(path), mounts)
+    at = _follow(os.path.abspath(path), mounts)
     mount = top_mount(at, mounts)
     if mount is not None and mount.is_ours():
         return [mount]
@@ -129,8 +116,8 @@ def _open(path: bytes) -> Fd:
     return fd
 
 
-def _follow(path: bytes, mounts: Sequence[Mount]) -> tuple[bytes, bool]:
-    """Where a path leads, up to the first mount of ours, and whether that is the whole of it."""
+def _follow(path: bytes, mounts: Sequence[Mount]) -> bytes:
+    """Where a path leads, up to the first mount of ours."""
     left = path.split(b"/")[:0:-1]
     at, n_links = b"/", 0
     while left:
@@ -140,7 +127,7 @@ def _follow(path: bytes, mounts: Sequence[Mount]) -> tuple[bytes, bool]:
         below = os.path.dirname(at) if name == b".." else os.path.join(at, name)
         mount = top_mount(below, mounts)
         if mount is not None and mount.is_ours():
-            return below, not any(left)
+            return below
         target = b""
         with suppress(OSError):  # no link, or not there: then nothing is mounted there either
             target = os.readlink(below)
@@ -152,4 +139,4 @@ def _follow(path: bytes, mounts: Sequence[Mount]) -> tuple[bytes, bool]:
             break
         at = b"/" if target.startswith(b"/") else at
         left += target.split(b"/")[::-1]
-    return at, not left
+    return at

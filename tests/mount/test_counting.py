@@ -1,4 +1,4 @@
-"""The daemon's side of `trashd stats`: what is counted where, and that counting wakes no thread."""
+"""The daemon's side of the mounts in `trashd status`: what is counted where, and that counting wakes no thread."""
 
 from bisect import bisect_right
 

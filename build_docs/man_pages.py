@@ -8,14 +8,18 @@ Any other heading is a section of its own, or more of that which is made of the 
 from __future__ import annotations
 
 import inspect
+import os
 import re
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import click
 
+from build_docs.man_roff import to_roff
 from fusefs.cli.group import SECTIONS, trashd
 
+_ROOT = Path(__file__).parents[1]
 _SHORT_HELP_CHARS: Final = 200
 _ITEM = re.compile(r"^- `(?P<option>--[a-z][a-z-]*)`: (?P<more>.*)\n?", re.MULTILINE)
 _EXAMPLES = re.compile(r"\x08\nExamples?:\n(?P<lines>.*)", re.DOTALL)
@@ -49,6 +53,29 @@ class _Command(NamedTuple):
 
     def context(self) -> click.Context:
         return click.Context(self.itself, info_name=self.path)
+
+
+def write_all(directory: Path) -> None:
+    """Write man1/*.1 below a directory, and remove the pages of commands that are gone.
+
+    The date is that of the newest release in CHANGELOG.md.
+    """
+    (directory / "man1").mkdir(parents=True, exist_ok=True)
+    released = _in_root(r"^## .*\((.*)\)$", "CHANGELOG.md")
+    version = _in_root(r'^version = "(.*)"$', "pyproject.toml")
+    pages = {directory / f"man1/{title_of(name)}.1": name for name in page_names()}
+    for path, name in pages.items():
+        part = (_ROOT / f"docs/man/{name}.md").read_text(encoding="utf-8")
+        new = path.with_name(f".{path.name}.{os.getpid()}")
+        new.write_text(to_roff(page_of(name, part), released, version), encoding="utf-8")
+        new.replace(path)
+    for path in set(directory.glob("man1/*.1")) - set(pages):
+        path.unlink()
+
+
+def _in_root(pattern: str, name: str) -> str:
+    found = re.search(pattern, (_ROOT / name).read_text(encoding="utf-8"), re.MULTILINE)
+    return found[1] if found else ""
 
 
 def page_names() -> list[str]:

@@ -1,4 +1,4 @@
-"""`trashd stats`: numbers that agree with what was done, whatever became of the mount, its daemon, or the reader."""
+"""The mounts in `trashd status`: numbers that agree with what was done, whatever becomes of mount, daemon or reader."""
 
 import json
 import os
@@ -38,9 +38,14 @@ def target(bench: Path) -> Path:
     return bench / "target"
 
 
+def mounts_in(done: Done) -> dict[str, dict[str, Any]]:
+    """All numbers that were printed, by mount point; no service runs here, so that the exit code is 5."""
+    assert done.code == 5
+    return {one["mount_point"]: dict(one) for told in done.objects() for one in told["mounts"]}
+
+
 def stats_of(target: Path) -> dict[str, Any]:
-    (told,) = done_well("stats", "--json", target).objects()
-    return dict(told)
+    return mounts_in(trashd("status", "--json"))[str(target)]
 
 
 def n_of(target: Path, operation: str) -> int:
@@ -80,30 +85,28 @@ def test_gauges_follow_a_moment_later(target: Path) -> None:
     assert stats_of(target)["updated_ns"] >= stats_of(target)["started_ns"]
 
 
-@pytest.mark.quick("stats")
-def test_the_table_tells_what_was_done(target: Path) -> None:
+@pytest.mark.quick("status")
+def test_the_table_has_a_line_for_each_mount(target: Path) -> None:
     (target / "made").mkdir()
-    told = done_well("stats", target).out
-    assert re.search(r"^  mkdir +1 +0 +[0-9.]+ [mµ]?s ", told, re.MULTILINE)
-    assert "  unlink" not in told
-    assert "(" not in told.splitlines()[0]
+    head, line = trashd("status").out.splitlines()
+    assert head.split() == ["mount", "requests", "errors", "mean", "p99", "max", "nodes", "cache", "daemon"]
+    assert re.match(rf"{target} +[1-9][0-9]* +[0-9]+  +[0-9.]+ [mµ]?s  .*  [0-9.]+, up ", line)
 
 
 def test_a_killed_daemon_leaves_its_last_numbers(target: Path) -> None:
     (target / "made").mkdir()
     kill_daemon(target)
-    done = trashd("stats", "--json", target)
-    assert done.code == 5
-    (told,) = done.objects()
+    done = trashd("status", "--json")
+    told = mounts_in(done)[str(target)]
     assert told["is_running"] is False
     assert told["operations"]["mkdir"]["n"] == 1
-    assert json.loads(done.err)["error"] == "DaemonGone"
+    assert [json.loads(line)["error"] for line in done.err.splitlines()] == ["NotRunning", "DaemonGone"]
 
 
 def test_a_killed_daemon_is_told_to_people(target: Path) -> None:
     kill_daemon(target)
-    done = trashd("stats", target)
-    assert "is gone" in done.out
+    done = trashd("status")
+    assert "  gone; last asked: " in done.out
     assert "--replace" in done.err
 
 
@@ -114,19 +117,16 @@ def test_an_aborted_connection_leaves_the_last_numbers(bench: Path) -> None:
     assert entry is not None
     Path(f"/sys/fs/fuse/connections/{entry.minor}/abort").write_text("1")
     ended(pid_fd)
-    done = trashd("stats", "--json", bench / "target")
-    assert (done.code, done.objects()[0]["operations"]["mkdir"]["n"]) == (5, 1)
+    assert n_of(bench / "target", "mkdir") == 1
+    assert stats_of(bench / "target")["is_running"] is False
 
 
-def test_a_hung_daemon_hangs_nobody_who_asks(bench: Path, target: Path) -> None:
-    (bench / "link").symlink_to(target)
+def test_a_hung_daemon_hangs_nobody_who_asks(target: Path) -> None:
     (target / "made").mkdir()
     pid = daemon_of(target)
     os.kill(pid, signal.SIGSTOP)
     assert stats_of(target)["operations"]["mkdir"]["n"] == 1
-    assert stats_of(bench / "link")["is_running"] is True
-    assert trashd("stats").code == 0
-    assert trashd("stats", bench / "link/made").code == 5
+    assert stats_of(target)["is_running"] is True
     os.kill(pid, signal.SIGCONT)
 
 
@@ -154,8 +154,7 @@ def test_a_replaced_mount_begins_at_zero(bench: Path, over_itself: bool) -> None
 def test_numbers_of_a_mount_that_is_gone_are_nobodys(target: Path) -> None:
     kill_daemon(target)
     unmount(target)
-    done = trashd("stats", target)
-    assert (done.code, done.out) == (5, "")
+    assert mounts_in(trashd("status", "--json")) == {}
     assert done_well("mount", target.with_name("source"), target)
     assert n_of(target, "mkdir") == 0
 
@@ -169,15 +168,14 @@ def test_two_mounts_are_not_mixed(bench: Path, target: Path) -> None:
         (other / "made").touch()
         assert (n_of(target, "mkdir"), n_of(other, "mkdir")) == (1, 0)
         assert (n_of(target, "create"), n_of(other, "create")) == (0, 1)
-        told = done_well("stats", "--json").objects()
-        assert {one["mount_point"]: one["operations"]["mkdir"]["n"] for one in told} == {str(target): 1, str(other): 0}
+        assert set(mounts_in(trashd("status", "--json"))) == {str(target), str(other)}
         done_well("umount", other)
 
 
 def test_a_stranger_may_look_at_roots(target: Path) -> None:
     (target / "made").mkdir()
-    done = run_as(USER, [TRASHD, "stats", "--json", target])
-    assert json.loads(done.stdout)["operations"]["mkdir"]["n"] == 1
+    (told,) = json.loads(run_as(USER, [TRASHD, "status", "--json"]).stdout)["mounts"]
+    assert told["operations"]["mkdir"]["n"] == 1
 
 
 def test_a_stranger_can_change_nothing(target: Path) -> None:
@@ -189,36 +187,22 @@ def test_a_stranger_can_change_nothing(target: Path) -> None:
     assert stats_of(target)["is_running"] is True
 
 
-def test_a_bind_mount_has_the_numbers_too(bench: Path, target: Path) -> None:
-    (target / "made").mkdir()
+def test_a_mount_that_is_seen_twice_is_one(bench: Path, target: Path) -> None:
     (bench / "bound").mkdir()
     with bind_mount(target, bench / "bound"):
-        assert n_of(bench / "bound", "mkdir") == 1
-        assert len(done_well("stats", "--json").objects()) == 1
+        assert len(mounts_in(trashd("status", "--json"))) == 1
 
 
 def test_another_mount_namespace_finds_them(target: Path) -> None:
     (target / "made").mkdir()
-    done = subprocess.run(["unshare", "--mount", TRASHD, "stats", "--json", target], capture_output=True, check=True)
-    assert json.loads(done.stdout)["operations"]["mkdir"]["n"] == 1
-
-
-@pytest.mark.parametrize("name", ["../source", "../missing", "file", "missing"])
-def test_what_is_no_mount_point_is_refused(target: Path, name: str) -> None:
-    done = trashd("stats", target / name)
-    assert (done.code, done.out) == (5, "")
-    assert "a mount of trashd at" in done.err
-
-
-def test_nothing_mounted_is_told() -> None:
-    done = trashd("stats")
-    assert (done.code, done.out) == (5, "")
-    assert "trashd mount" in done.err
+    done = subprocess.run(["unshare", "--mount", TRASHD, "status", "--json"], capture_output=True, check=False)
+    (told,) = json.loads(done.stdout)["mounts"]
+    assert told["operations"]["mkdir"]["n"] == 1
 
 
 def test_missing_numbers_are_told(target: Path) -> None:
     os.unlink(directory_of(os.fsencode(target)) + b"/stats")
-    done = trashd("stats", target)
+    done = trashd("status")
     assert (done.code, done.out) == (5, "")
     assert "the numbers of" in done.err
 
@@ -239,13 +223,22 @@ def test_a_new_mount_takes_away_what_an_earlier_one_with_its_device_number_left(
 def test_missing_numbers_of_one_mount_hide_no_other(bench: Path, target: Path) -> None:
     os.unlink(directory_of(os.fsencode(target)) + b"/stats")
     mount(bench / "source")
-    done = trashd("stats", "--json")
-    assert done.code == 13
-    assert [one["mount_point"] for one in done.objects()] == [str(bench / "source")]
+    assert list(mounts_in(trashd("status", "--json"))) == [str(bench / "source")]
 
 
-def test_json_with_prometheus_makes_no_sense(target: Path) -> None:
-    assert trashd("stats", "--json", "--prometheus", target).code == 2
+def test_without_a_mount_no_metric_has_a_value() -> None:
+    assert metrics_of(done_well("status", "--prometheus")) == {}
+
+
+@pytest.mark.parametrize("words", [("--json",), ("--watch",)], ids=" ".join)
+def test_prometheus_with_another_format_makes_no_sense(words: tuple[str, ...]) -> None:
+    assert trashd("status", "--prometheus", *words).code == 2
+
+
+def test_stats_is_an_unknown_command_and_its_hint_is_status() -> None:
+    done = trashd("stats")
+    assert done.code == 2
+    assert "Did you mean status?" in done.err
 
 
 def metrics_of(done: Done) -> dict[str, dict[str, float]]:
@@ -262,7 +255,7 @@ def metrics_of(done: Done) -> dict[str, dict[str, float]]:
 def test_prometheus_reads_what_was_done(target: Path) -> None:
     (target / "made").mkdir()
     (target / "made").rmdir()
-    told = metrics_of(done_well("stats", "--prometheus", target))
+    told = metrics_of(done_well("status", "--prometheus"))
     count, total = (told[f"trashd_mount_operation_seconds_{end}"]["mkdir"] for end in ("count", "sum"))
     assert count == 1
     assert 0 < total < 1
@@ -274,14 +267,14 @@ def test_prometheus_reads_what_was_done(target: Path) -> None:
 
 def test_prometheus_learns_that_a_daemon_is_gone(target: Path) -> None:
     kill_daemon(target)
-    done = trashd("stats", "--prometheus")
+    done = trashd("status", "--prometheus")
     assert done.code == 5
     assert metrics_of(done)["trashd_mount_up"][""] == 0
 
 
 def test_every_metric_is_documented(target: Path) -> None:
     (target / "made").mkdir()
-    text = done_well("stats", "--prometheus", target).out
+    text = done_well("status", "--prometheus").out
     told = set(re.findall(r"^# HELP (\w+)", text, re.MULTILINE))
     documented = re.findall(r"^\| `(trashd_mount_\w+)`", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
     assert sorted(documented) == sorted(told)
@@ -311,7 +304,8 @@ def test_a_users_mount_has_its_numbers_in_his_runtime_directory(own_bench: Path)
     target = own_bench / "target"
     assert as_user(own_bench, "mount", own_bench / "source", target).code == 0
     assert run_as(USER, ["mkdir", target / "made"]).returncode == 0
-    assert as_user(own_bench, "stats", "--json", target).objects()[0]["operations"]["mkdir"]["n"] == 1
+    told = mounts_in(as_user(own_bench, "status", "--json"))
+    assert told[str(target)]["operations"]["mkdir"]["n"] == 1
     (directory,) = (own_bench / "run/trashd").iterdir()
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     assert as_user(own_bench, "umount", target).code == 0
@@ -321,9 +315,8 @@ def test_a_users_mount_has_its_numbers_in_his_runtime_directory(own_bench: Path)
 def test_a_users_numbers_are_his_alone(own_bench: Path) -> None:
     target = own_bench / "target"
     assert as_user(own_bench, "mount", own_bench / "source", target).code == 0
-    assert as_user(own_bench, "stats", target, uid=OTHER).code == 4
-    assert trashd("stats", target).code == 4
-    assert trashd("stats").code == 5
+    assert str(target) not in as_user(own_bench, "status", "--json", uid=OTHER).out
+    assert mounts_in(trashd("status", "--json")) == {}
     assert as_user(own_bench, "umount", target).code == 0
 
 
@@ -336,7 +329,7 @@ def test_without_a_runtime_directory_the_mount_works_and_says_why(own_bench: Pat
         (own_bench / "run").chmod(mode)
     assert as_user(own_bench, "mount", own_bench / "source", target).code == 0
     assert run_as(USER, ["mkdir", target / "made"]).returncode == 0
-    done = as_user(own_bench, "stats", target)
+    done = as_user(own_bench, "status")
     assert done.code == 5
     assert "runtime directory" in done.err
     assert as_user(own_bench, "umount", target).code == 0

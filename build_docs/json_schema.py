@@ -29,7 +29,6 @@ from fusefs.store.list_orphans import ListedContainer
 from fusefs.store.look_inside import EntryInside
 from fusefs.store.pin import PinnedOrphan
 from fusefs.store.preflight import Preflight
-from fusefs.store.rescue import Forgotten, Rescued
 from fusefs.store.restore import Restored
 from fusefs.store.swap import Swapped
 from fusefs.store.tree_holders import HeldTree
@@ -91,9 +90,8 @@ def printed() -> dict[str, tuple[PrintedObject, ...]]:
         "plan show": planned,
         "plan apply": planned,
         "plan check": (problem,),
-        "status": (_one(told.ServiceLife, Status),),
-        "stats": (_one(told.MountNumbers),),
-        "doctor": (_one(AdoptionProblem), _one(Rescued), _one(Forgotten)),
+        "status": (_one(told.ServiceLife, Status), _one(told.MountsSeen)),
+        "doctor": (_one(AdoptionProblem),),
         "init": (_one(Initialised, RefusedFolders),),
         "mount": (_one(told.MountExplained),),
         "umount": (_one(told.UnmountedPath),),

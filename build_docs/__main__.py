@@ -1,0 +1,24 @@
+"""python -m build_docs man DIRECTORY writes DIRECTORY/man1/*.1; ... schema FILE writes the JSON schema."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from build_docs import json_schema, man_pages
+
+
+def main(arguments: list[str]) -> int:
+    """Exit code 2 for other words."""
+    match arguments:
+        case ["man", directory]:
+            man_pages.write_all(Path(directory))
+        case ["schema", file]:
+            Path(file).write_text(json_schema.text(), encoding="utf-8")
+        case _:
+            print(__doc__, file=sys.stderr)
+            return 2
+    return 0
+
+
+sys.exit(main(sys.argv[1:]))
