@@ -26,7 +26,9 @@ _SAID_ELSEWHERE = {"empty": "reap", "put": "rm"}
 """What other trash cans call it (trash-empty, trash-put)."""
 _OLD_NAMES = {"reaper": ("service", "run")}
 """They work as ever, and are not listed."""
-REMOVED: dict[tuple[str, str], str] = {}
+REMOVED: dict[tuple[str, str], str] = {
+    ("sweep", "--copy"): "without --copy, a move to another filesystem is refused with the rsync command for it",
+}
 """Options that 0.3.0 had, by command and option, with the hint for people who still type them."""
 
 

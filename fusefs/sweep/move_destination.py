@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
 
 from fusefs.core.errors import NotFound, OtherFilesystem, UsageError, errors_about
 from fusefs.core.names import Name, join
+from fusefs.core.printable_names import shell_word
+from fusefs.core.selection import Selection
+from fusefs.core.selection_syntax import format_options
 from fusefs.linux.directory_metadata import inherited_project, make_like, project_of, read_likeness
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
@@ -34,7 +37,6 @@ class MoveDestination:
 
     path        its path, links resolved
     identified  what it is on the backing side
-    is_distant  a rename doesn't reach it: it is on another filesystem, or behind a boundary in ours
     """
 
     def __init__(self, kernel: Kernel, top: SweepRoot, scope: Scope, *, flat: bool) -> None:
@@ -44,7 +46,6 @@ class MoveDestination:
         self._flat = flat
         self.path = scope.path()
         self.identified = identify(kernel, scope.sides.fd)
-        self.is_distant = _is_distant(kernel, top.sides, scope.sides)
         # A tree kept below a directory that the swept one is in may lead back into that.
         self._way_back = b"" if flat or not is_inside(top.path, self.path) else below(top.path, self.path)
 
@@ -63,10 +64,6 @@ class MoveDestination:
         """Where a name of one of the swept tree's directories goes, from the destination."""
         return name if self._flat else join(upper, name)
 
-    def open_root(self) -> Fd:
-        """The directory itself. Raises  OSError"""
-        return self._root.beneath(self._kernel, b"").fd
-
     def _make_way(self, models: DeepOpener, above: BackingAndMount, way: bytes, missing: bytes) -> None:
         make_missing(self._kernel, above.fd, way, missing, models, partial(_make_like, self._kernel))
 
@@ -80,24 +77,42 @@ def _make_like(kernel: Kernel, above: Fd, name: Name, model: Fd) -> None:
         make_like(kernel, place, name, wanted, partial(kernel.rename_free, place, name, above, name))
 
 
+def rsync_line(
+    directory: bytes, selection: Selection, target: bytes, if_exists: IfExists, more: Sequence[bytes] = ()
+) -> str:
+    """Write the command that moves the same matches to another filesystem, which no rename reaches.
+
+    rsync takes what follows `/./` in each path as the path below its destination.
+
+    directory  absolute
+    more       more words for `trashd sweep`: a list of names, a limit
+    """
+    options = format_options(selection)
+    if options is None:
+        return "rsync -aHAX --remove-source-files moves files to another filesystem"
+    words = [os.path.join(directory, b"."), *map(os.fsencode, options), *more, b"--print0"]
+    sweep = " ".join(map(shell_word, words))
+    flags = f"-a{'r' * ('d' in selection.types)}HAX --from0 --files-from=- --remove-source-files"
+    if if_exists is not IfExists.REPLACE:
+        flags += " --ignore-existing"
+    return f"trashd sweep {sweep} | rsync {flags} / {shell_word(os.path.join(target, b''))}"
+
+
 @contextmanager
-def open_destination(
-    kernel: Kernel, top: SweepRoot, path: bytes, *, flat: bool, copies: bool
-) -> Iterator[MoveDestination]:
+def open_destination(kernel: Kernel, top: SweepRoot, path: bytes, *, flat: bool) -> Iterator[MoveDestination]:
     """The directory at a path that a person named; it touches nothing.
 
-    copies  what a rename doesn't reach is no reason to refuse it
-    Raises  UsageError if it is the swept one; OtherFilesystem; Refused if a link on the way is another user's;
-            NotFound, and what `find_scope` raises
+    Raises  UsageError if it is the swept one; OtherFilesystem if no rename reaches it; Refused if a link on the way is
+            another user's; NotFound, and what `find_scope` raises
     """
     with _found(kernel, path) as scope:
         _refuse_others_way(kernel, scope, path)
         if os.path.samestat(kernel.fstat(scope.sides.fd), kernel.fstat(top.sides.fd)):
             raise UsageError("--move-to is the swept directory itself")
         with errors_about(path):
+            if _is_distant(kernel, top.sides, scope.sides):
+                raise OtherFilesystem(path)
             destination = MoveDestination(kernel, top, scope, flat=flat)
-        if destination.is_distant and not copies:
-            raise OtherFilesystem(path)
         yield destination
 
 
