@@ -27,6 +27,7 @@ _SAID_ELSEWHERE = {"empty": "reap", "put": "rm"}
 _OLD_NAMES = {"reaper": ("service", "run")}
 """They work as ever, and are not listed."""
 REMOVED: dict[tuple[str, str], str] = {
+    ("sweep", "--flat"): "trashd sweep DIR … --print0 | xargs -0 mv -n -t DEST moves all into one directory",
     ("sweep", "--copy"): "without --copy, a move to another filesystem is refused with the rsync command for it",
 }
 """Options that 0.3.0 had, by command and option, with the hint for people who still type them."""

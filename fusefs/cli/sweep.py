@@ -51,7 +51,6 @@ class SweepOptions(NamedTuple):
     delete: bool = False
     recursive: bool = False
     target: bytes | None = None
-    flat: bool = False
     if_exists: str = "skip"
     prints: bool = False
     prints_null: bool = False
@@ -103,7 +102,6 @@ class SweepOptions(NamedTuple):
         needs = (
             ("--from-format", self.list_format is not None, self.has_list(), "--from"),
             ("--recursive", self.recursive, self.delete, "--delete"),
-            ("--flat", self.flat, self.target is not None, "--move-to"),
             ("--if-exists", self.if_exists != "skip", self.target is not None, "--move-to"),
             ("--keep-for", self.keep_for is not None, self.trashes(), "trashing"),
             ("--note", bool(self.note), self.trashes(), "trashing"),
@@ -162,7 +160,6 @@ def _by_ranks(job: Any) -> Any:
 @click.option("--delete", is_flag=True, help="Delete the matches for good; directories only if they are empty.")
 @click.option("--recursive", is_flag=True, help="With --delete: matching directories with all that they hold.")
 @click.option("--move-to", "target", type=PathBytes(), metavar="DEST", help="Move them below DEST, keeping their tree.")
-@click.option("--flat", is_flag=True, help="All into DEST itself.")
 @click.option(
     "--if-exists",
     type=click.Choice(["skip", "number", "replace"]),
@@ -316,7 +313,7 @@ def _act(asked: SweepOptions) -> Any:
     if asked.delete:
         return ToDelete(asked.recursive)
     if asked.target is not None:
-        return ToMove(asked.target, asked.flat, IfExists(asked.if_exists))
+        return ToMove(asked.target, IfExists(asked.if_exists))
     from fusefs.store.stage import SwapOptions
 
     keep_for = DEFAULT_RETENTION_S if asked.keep_for is None else asked.keep_for

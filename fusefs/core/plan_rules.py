@@ -46,7 +46,6 @@ class MoveAction(NamedTuple):
     """What matches is moved into a directory; see sweep.request.ToMove."""
 
     target: bytes
-    flat: bool = False
     if_exists: str = "skip"
 
 
@@ -185,13 +184,13 @@ RULE: Schema = {
     "action": setting_types.one_of("trash", "delete", "move"),
     "keep_for": setting_types.DURATION,
     "move_to": setting_types.PATH,
-    "flat": setting_types.FLAG,
     "if_exists": setting_types.one_of("skip", "number", "replace"),
+    "flat": RemovedKey("drop it; what a rule moves keeps its tree"),
     "copy": RemovedKey("drop it; a move to another filesystem is refused, with an rsync command as the hint"),
     "max_delete": setting_types.POSITIVE,
     "purgelist": {"directory": setting_types.PATH, "ahead": setting_types.TIME_LIMIT},
 }
-_OF_MOVE = ("move_to", "flat", "if_exists")
+_OF_MOVE = ("move_to", "if_exists")
 _NOT_OF_UNITS = ("size", "newer", "empty", "depth")
 _NARROWS = ("name", "iname", "path", "regex", "size", "older", "newer", "user", "group", "empty")
 
@@ -371,9 +370,7 @@ class _RuleBuilder(SettingsBuilder):
                 return DeleteAction()
             case "move":
                 get = self.get
-                return MoveAction(
-                    get("move_to", otherwise=b""), get("flat", otherwise=False), get("if_exists", otherwise="skip")
-                )
+                return MoveAction(get("move_to", otherwise=b""), get("if_exists", otherwise="skip"))
             case _:
                 return TrashAction(self.get("keep_for", otherwise=DEFAULT_RETENTION_S))
 

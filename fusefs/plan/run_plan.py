@@ -259,8 +259,8 @@ def _act(rule: Rule) -> ToTrash | ToDelete | ToMove:
             return ToTrash(SwapOptions(retention_s=keep_for_s, note=f"plan {rule.place}"))
         case DeleteAction():
             return ToDelete(recursive=rule.is_unit)
-        case MoveAction(target, flat, if_exists):
-            return ToMove(target, flat, IfExists(if_exists))
+        case MoveAction(target, if_exists):
+            return ToMove(target, IfExists(if_exists))
 
 
 def _rsync_line(rule: Rule, directory: bytes) -> str:

@@ -57,14 +57,9 @@ class ToDelete(NamedTuple):
 
 
 class ToMove(NamedTuple):
-    """The matches are moved.
-
-    target  the directory that they are moved to, as a person named it
-    flat    all into that directory itself; otherwise in the tree that they were in
-    """
+    """The matches are moved, in the tree that they were in. target: the directory to move to, as a person named it"""
 
     target: bytes
-    flat: bool = False
     if_exists: IfExists = IfExists.SKIP
 
 

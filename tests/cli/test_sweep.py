@@ -295,12 +295,12 @@ def test_a_list_of_another_program_is_read_as_it_is_told(top: Path) -> None:
 
 def test_a_format_without_a_list_or_another_one_is_refused(top: Path) -> None:
     assert trashd("sweep", top, "--name", "*", "--from-format", "lines").code == 2
-    assert trashd("sweep", top, "-0", "--from-format", "robinhood").code == 2
+    assert trashd("sweep", top, "-0", "--from-format", "mmapplypolicy").code == 2
     assert done_well("sweep", top, "-0", "--from-format", "nul", "--print", stdin=bytes(top / "a.log")).out
 
 
 def test_a_line_that_is_not_understood_is_told(top: Path) -> None:
-    done = trashd("sweep", top, "--delete", "--from", "-", "--from-format", "robinhood", stdin=bytes(top / "a.log"))
+    done = trashd("sweep", top, "--delete", "--from", "-", "--from-format", "mmapplypolicy", stdin=bytes(top / "a.log"))
     assert (done.code, f"not as the format has it: {top}/a.log" in done.out, len(names(top))) == (13, True, 4)
 
 
@@ -355,7 +355,8 @@ def test_the_hint_for_another_filesystem_replaces_only_if_the_sweep_would(top: P
             assert (top / "a.log").exists() == (text == "old")
 
 
-def test_an_option_that_is_gone_is_unknown_and_has_a_hint(top: Path) -> None:
-    done = trashd("sweep", top, "--name", "*", "--move-to", top, "--copy")
+@pytest.mark.parametrize(("option", "instead"), [("--copy", "rsync"), ("--flat", "xargs -0 mv")])
+def test_an_option_that_is_gone_is_unknown_and_has_a_hint(top: Path, option: str, instead: str) -> None:
+    done = trashd("sweep", top, "--name", "*", "--move-to", top, option)
     assert (done.code, len(names(top))) == (2, 4)
-    assert "rsync" in hint_of(done)
+    assert instead in hint_of(done)

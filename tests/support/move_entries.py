@@ -26,7 +26,6 @@ def move(
     target: Path,
     kernel: Kernel | None = None,
     *,
-    flat: bool = False,
     if_exists: IfExists = IfExists.SKIP,
     whole: bool = False,
 ) -> Refusals:
@@ -35,7 +34,7 @@ def move(
     whole  move its own directories, and nothing else
     """
     kernel = kernel or Kernel()
-    to = ToMove(os.fsencode(target), flat, if_exists)
+    to = ToMove(os.fsencode(target), if_exists)
     found: Refusals = {}
     with ExitStack() as owned:
         scope = owned.enter_context(find_scope(kernel, os.fsencode(source)))

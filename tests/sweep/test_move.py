@@ -151,22 +151,6 @@ def test_a_taken_name_is_replaced(volume: Path, archive: Path) -> None:
     assert (archive / "file").read_bytes() == b"new"
 
 
-def test_flat_puts_all_into_one_directory(volume: Path, archive: Path) -> None:
-    job = make_tree(volume / "job", {"a": {"x": b"1", "y": b"2"}, "b": {"z": b"3"}})
-    assert move(job, archive, flat=True) == {}
-    assert sorted(os.listdir(archive)) == ["x", "y", "z"]
-
-
-@pytest.mark.parametrize("if_exists", IfExists)
-def test_flat_loses_none_of_many_equal_names(volume: Path, archive: Path, if_exists: IfExists) -> None:
-    job = make_tree(volume / "job", {str(n): {"core": str(n).encode()} for n in range(20)})
-    before = contents(job)
-    refused = move(job, archive, flat=True, if_exists=if_exists)
-    assert contents(volume) == before
-    assert len(refused) == (0 if if_exists is IfExists.NUMBER else 19)
-    assert set(refused.values()) <= {errno.EEXIST}
-
-
 def test_two_links_to_one_file_end_as_one_where_names_are_replaced(volume: Path, archive: Path) -> None:
     job = make_tree(volume / "job", {"file": b"text"})
     (archive / "file").hardlink_to(job / "file")

@@ -108,8 +108,8 @@ def test_every_key_of_a_selection_is_understood() -> None:
         ('action = "delete"', DeleteAction()),
         ('action = "move"\nmove_to = "/old"', MoveAction(b"/old")),
         (
-            'action = "move"\nmove_to = "/old"\nflat = true\nif_exists = "number"',
-            MoveAction(b"/old", flat=True, if_exists="number"),
+            'action = "move"\nmove_to = "/old"\nif_exists = "number"',
+            MoveAction(b"/old", if_exists="number"),
         ),
     ],
 )
@@ -269,14 +269,15 @@ def test_what_is_no_toml_is_told_with_the_page_of_plans() -> None:
     assert found.fix == "see docs/plan.md"
 
 
-def test_a_removed_key_is_a_warning_and_changes_nothing() -> None:
+@pytest.mark.parametrize("key", ["copy", "flat"])
+def test_a_removed_key_is_a_warning_and_changes_nothing(key: str) -> None:
     warnings: list[ConfigProblem] = []
     move = 'name = "*"\naction = "move"\nmove_to = "/old"\n'
-    text = f'[[rule]]\ndirectory = "/scratch"\n{move}copy = true\n'
+    text = f'[[rule]]\ndirectory = "/scratch"\n{move}{key} = true\n'
     (with_key,) = read_plan([Source("f1", text)], WORLD._replace(warn=warnings.append))
     assert with_key == rule(move)
     (warning,) = warnings
-    assert (warning.is_warning, warning.what) == (True, "copy has no effect: there is no such key any more")
+    assert (warning.is_warning, warning.what) == (True, f"{key} has no effect: there is no such key any more")
 
 
 def test_a_warning_is_told_with_the_problems_of_a_file() -> None:
