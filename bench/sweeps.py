@@ -183,7 +183,7 @@ JOBS = MappingProxyType[str, Job](
         "move": Job(
             "moved", 500_000, make_flat,
             {
-                OURS: partial(_run, [*NAME, "--move-to", f"//{TARGET}", "--flat"]),
+                OURS: partial(_run, [*NAME, "--move-to", f"//{TARGET}"]),
                 PLUS: partial(shell, f"find {TOP} -type f -exec mv -t {TARGET} {{}} +"),
                 XARGS: partial(shell, f"find {TOP} -type f -print0 | xargs -0 -P0 mv -t {TARGET}"),
             },

@@ -31,6 +31,8 @@ REMOVED: dict[tuple[str, str], str] = {
     ("", "--json-schema"): "the schema is a file: docs/json.schema.json, installed in fusefs/share/docs",
     ("doctor", "--rescue"): "mv CONTAINER PATH, as its owner (man trashd-doctor)",
     ("doctor", "--forget"): "mv CONTAINER VOLUME/.trashd/u/UID/drop/, as its owner (man trashd-doctor)",
+    ("sweep", "--flat"): "trashd sweep DIR … --print0 | xargs -0 mv -n -t DEST moves all into one directory",
+    ("sweep", "--copy"): "without --copy, a move to another filesystem is refused with the rsync command for it",
 }
 """Options that 0.3.0 had, by command and option, with the hint for people who still type them."""
 

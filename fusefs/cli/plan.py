@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stdout, suppress
 
 import click
@@ -127,24 +127,27 @@ def apply_command(
 @json_option
 def check_command(files: tuple[bytes, ...], as_json: bool) -> int:
     """Only say what is wrong in the rules, as --check did before there were commands; doctor looks at yours, too."""
+    warnings: list[ConfigProblem] = []
     cutoffs, paths = AgeCutoffs(Kernel(), notes=False), files or _own()
     try:
-        rules = _load(paths, cutoffs, is_trusting=bool(files))
+        rules = _load(paths, cutoffs, warnings.append, is_trusting=bool(files))
     except BadConfig as error:
         _tell_problems(error.problems, as_json=as_json, is_asked=True)
         return BadConfig.exit_code
-    if not as_json:
+    _tell_problems(warnings, as_json=as_json, is_asked=True)
+    if not as_json and not warnings:
         print(f"{output.counted(len(rules), 'rule')}, no problems") if rules else _tell_none(paths)
     return 0
 
 
 def problems_in_plans() -> tuple[ConfigProblem, ...]:
     """What is wrong in the caller's rules, which are the system's for root."""
+    warnings: list[ConfigProblem] = []
     try:
-        rules = _load(_own(), AgeCutoffs(Kernel(), notes=False), is_trusting=False)
+        rules = _load(_own(), AgeCutoffs(Kernel(), notes=False), warnings.append, is_trusting=False)
     except BadConfig as error:
         return error.problems
-    return tuple(_leading_nowhere(rules))
+    return (*warnings, *_leading_nowhere(rules))
 
 
 def has_plans() -> bool:
@@ -174,7 +177,7 @@ def _plan(files: tuple[bytes, ...], most: Speed, *, runs: bool, paced: bool, as_
     cutoffs, paths = AgeCutoffs(Kernel(), notes=runs), files or _own()
     try:
         # A draft by any user may be looked at; what is done must be what we, or root, wrote.
-        rules = _load(paths, cutoffs, is_trusting=bool(files) and not runs)
+        rules = _load(paths, cutoffs, _warn, is_trusting=bool(files) and not runs)
     except BadConfig as error:
         _tell_problems(error.problems, as_json=as_json, is_asked=False)
         return BadConfig.exit_code
@@ -184,9 +187,15 @@ def _plan(files: tuple[bytes, ...], most: Speed, *, runs: bool, paced: bool, as_
     return _carry_out(rules, cutoffs.now.wall_ns, most, runs=runs, paced=paced, as_json=as_json)
 
 
-def _load(paths: Sequence[bytes], cutoffs: AgeCutoffs, *, is_trusting: bool) -> tuple[Rule, ...]:
+def _load(
+    paths: Sequence[bytes], cutoffs: AgeCutoffs, warn: Callable[[ConfigProblem], None], *, is_trusting: bool
+) -> tuple[Rule, ...]:
     """Raises  BadConfig"""
-    return load_plan(paths, cutoffs.now.wall_ns, cutoffs.ago, is_trusting=is_trusting)
+    return load_plan(paths, cutoffs.now.wall_ns, cutoffs.ago, warn, is_trusting=is_trusting)
+
+
+def _warn(warning: ConfigProblem) -> None:
+    output.warn(str(warning))
 
 
 def _tell_none(paths: Sequence[bytes]) -> None:

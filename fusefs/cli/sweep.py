@@ -19,7 +19,7 @@ from fusefs.cli.selection_options import selection_options
 from fusefs.cli.stop_signals import StopSignals
 from fusefs.cli.sweep_list import ListReader
 from fusefs.cli.typed_selection import typed
-from fusefs.core.errors import Incomplete, Refused, Unsettled, UsageError, errors_about
+from fusefs.core.errors import Incomplete, OtherFilesystem, Refused, Unsettled, UsageError, errors_about
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
 from fusefs.core.listed_names import Listed, ListFormat
 from fusefs.core.names import join
@@ -51,9 +51,7 @@ class SweepOptions(NamedTuple):
     delete: bool = False
     recursive: bool = False
     target: bytes | None = None
-    flat: bool = False
     if_exists: str = "skip"
-    copy: bool = False
     prints: bool = False
     prints_null: bool = False
     keep_for: int | None = None
@@ -104,8 +102,6 @@ class SweepOptions(NamedTuple):
         needs = (
             ("--from-format", self.list_format is not None, self.has_list(), "--from"),
             ("--recursive", self.recursive, self.delete, "--delete"),
-            ("--flat", self.flat, self.target is not None, "--move-to"),
-            ("--copy", self.copy, self.target is not None, "--move-to"),
             ("--if-exists", self.if_exists != "skip", self.target is not None, "--move-to"),
             ("--keep-for", self.keep_for is not None, self.trashes(), "trashing"),
             ("--note", bool(self.note), self.trashes(), "trashing"),
@@ -164,15 +160,11 @@ def _by_ranks(job: Any) -> Any:
 @click.option("--delete", is_flag=True, help="Delete the matches for good; directories only if they are empty.")
 @click.option("--recursive", is_flag=True, help="With --delete: matching directories with all that they hold.")
 @click.option("--move-to", "target", type=PathBytes(), metavar="DEST", help="Move them below DEST, keeping their tree.")
-@click.option("--flat", is_flag=True, help="All into DEST itself.")
 @click.option(
     "--if-exists",
     type=click.Choice(["skip", "number", "replace"]),
     default="skip",
     help="What to do where a name is taken in DEST: leave the match and say so, add a number, replace (skip).",
-)
-@click.option(
-    "--copy", is_flag=True, help="DEST may be on another filesystem: copied, verified, and only then deleted."
 )
 @click.option("--print", "prints", is_flag=True, help="Only print their paths; with --json one object for each.")
 @click.option("--print0", "prints_null", is_flag=True, help="The same, each ended by NUL.")
@@ -215,6 +207,28 @@ def _sweep(told: dict[str, Any]) -> int:
     asked.check()
     if selection.is_everything() and not asked.has_list() and not asked.prints_any():
         raise UsageError("nothing says what to take", "all of it is --name '*'; an empty DIR is trashd swap DIR")
+    try:
+        return _act_on(kernel, asked)
+    except OtherFilesystem as error:
+        raise OtherFilesystem(error.detail, _rsync_line(asked)) from error
+
+
+def _rsync_line(asked: SweepOptions) -> str:
+    from fusefs.sweep.move_destination import rsync_line
+    from fusefs.sweep.request import IfExists
+
+    more = [b"--null"] if asked.null else []
+    if asked.list_format is not None:
+        more += [b"--from-format", asked.list_format.encode()]
+    if asked.source is not None:
+        more += [b"--from", asked.source]
+    if asked.most is not None:
+        more += [b"--max-delete", b"%d" % asked.most]
+    directory, target = (os.path.abspath(path) for path in (asked.directory, asked.target or b""))
+    return rsync_line(directory, asked.selection, target, IfExists(asked.if_exists), more)
+
+
+def _act_on(kernel: Kernel, asked: SweepOptions) -> int:
     with ExitStack() as owned:
         read = owned.enter_context(_list(kernel, asked)) if asked.has_list() else lambda: None
         if asked.asks():
@@ -299,7 +313,7 @@ def _act(asked: SweepOptions) -> Any:
     if asked.delete:
         return ToDelete(asked.recursive)
     if asked.target is not None:
-        return ToMove(asked.target, asked.flat, IfExists(asked.if_exists), asked.copy)
+        return ToMove(asked.target, IfExists(asked.if_exists))
     from fusefs.store.stage import SwapOptions
 
     keep_for = DEFAULT_RETENTION_S if asked.keep_for is None else asked.keep_for

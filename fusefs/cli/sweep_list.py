@@ -26,7 +26,7 @@ def open_list(kernel: Kernel, source: bytes | None, how: ListFormat, *, reads_tw
     source       its path; None or STDIN: standard input
     reads_twice  it is read more than once: what can't be read again is copied to a file without a name, not to memory
     """
-    from fusefs.sweep.list_formats import read_listed
+    from fusefs.sweep.names_from_list import read_list
 
     with ExitStack() as owned:
         if source in (None, STDIN):
@@ -44,7 +44,7 @@ def open_list(kernel: Kernel, source: bytes | None, how: ListFormat, *, reads_tw
         def read() -> Iterator[Listed]:
             if begins_at is not None:
                 os.lseek(fd, begins_at, os.SEEK_SET)
-            return _begun(read_listed(fd, how), source)
+            return _begun(read_list(fd, how), source)
 
         yield read
 

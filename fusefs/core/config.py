@@ -147,16 +147,19 @@ def read_config(sources: Sequence[Source], defaults: Config = DEFAULTS) -> Confi
     return read_with_places(sources, defaults)[0]
 
 
-def read_with_places(sources: Sequence[Source], defaults: Config) -> tuple[Config, Settings]:
-    """The configuration that sources give together, and where each setting in force stands. Raises  BadConfig"""
+def read_with_places(sources: Sequence[Source], defaults: Config) -> tuple[Config, Settings, tuple[ConfigProblem, ...]]:
+    """The configuration that sources give together, where each setting in force stands, and warnings.
+
+    Raises  BadConfig
+    """
     problems: list[ConfigProblem] = []
     settings: Settings = {}
     for source in sources:
         settings |= read_settings(read_document(source, problems), CONFIG, problems)
     config = _ConfigBuilder(settings, problems).config(defaults)
-    if problems:
+    if not all(problem.is_warning for problem in problems):
         raise BadConfig(problems=tuple(problems))
-    return config, settings
+    return config, settings, tuple(problems)
 
 
 class _ConfigBuilder(SettingsBuilder):

@@ -40,6 +40,3 @@ class ListFormat(Enum):
     LINES = "lines"
     NUL = "nul"
     MMAPPLYPOLICY = "mmapplypolicy"
-    MMAPPLYPOLICY_PLAIN = "mmapplypolicy-plain"
-    ROBINHOOD = "robinhood"
-    BRINDEXER = "brindexer"

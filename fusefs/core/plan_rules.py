@@ -19,6 +19,7 @@ from fusefs.core.timestamps import SECOND_NS, CivilTime, is_path, parse_when
 from fusefs.core.toml_reader import (
     ConfigLine,
     Document,
+    RemovedKey,
     Schema,
     SettingsBuilder,
     SettingsTable,
@@ -45,9 +46,7 @@ class MoveAction(NamedTuple):
     """What matches is moved into a directory; see sweep.request.ToMove."""
 
     target: bytes
-    flat: bool = False
     if_exists: str = "skip"
-    copy: bool = False
 
 
 class PurgeNotice(NamedTuple):
@@ -132,6 +131,7 @@ class PlanContext(NamedTuple):
     local_s           see moments.parse_when
     cutoff_ns         the same, for what has to be older
     uid_of, gid_of    numbers for names; ValueError with a message for a name that no user or group has
+    warn              called with each key that has no effect any more
     """
 
     now_ns: int
@@ -139,6 +139,7 @@ class PlanContext(NamedTuple):
     uid_of: Callable[[str], int]
     gid_of: Callable[[str], int]
     cutoff_ns: Callable[[int], int] | None = None
+    warn: Callable[[ConfigProblem], None] = lambda _warning: None
 
 
 def _fields(found: Any) -> tuple[str, ...]:
@@ -183,14 +184,14 @@ RULE: Schema = {
     "action": setting_types.one_of("trash", "delete", "move"),
     "keep_for": setting_types.DURATION,
     "move_to": setting_types.PATH,
-    "flat": setting_types.FLAG,
     "if_exists": setting_types.one_of("skip", "number", "replace"),
-    "copy": setting_types.FLAG,
+    "flat": RemovedKey("drop it; what a rule moves keeps its tree"),
+    "copy": RemovedKey("drop it; a move to another filesystem is refused, with an rsync command as the hint"),
     "max_delete": setting_types.POSITIVE,
     "purgelist": {"directory": setting_types.PATH, "ahead": setting_types.TIME_LIMIT},
 }
-_OF_MOVE = ("move_to", "flat", "if_exists", "copy")
-_NOT_OF_UNITS = ("size", "newer", "empty", "depth", "copy")
+_OF_MOVE = ("move_to", "if_exists")
+_NOT_OF_UNITS = ("size", "newer", "empty", "depth")
 _NARROWS = ("name", "iname", "path", "regex", "size", "older", "newer", "user", "group", "empty")
 
 
@@ -211,8 +212,10 @@ def read_plan(sources: Sequence[Source], world: PlanContext) -> tuple[Rule, ...]
                 rules.append(rule)
         problems[n_before:] = sorted(problems[n_before:], key=lambda one: one.line or 0)
     problems += _swept_lists(rules)
-    if problems:
+    if not all(problem.is_warning for problem in problems):
         raise BadConfig(hint="trashd plan show names all of them; docs/plan.md", problems=tuple(problems))
+    for warning in problems:
+        world.warn(warning)
     return tuple(rules)
 
 
@@ -367,10 +370,7 @@ class _RuleBuilder(SettingsBuilder):
                 return DeleteAction()
             case "move":
                 get = self.get
-                return MoveAction(
-                    get("move_to", otherwise=b""), get("flat", otherwise=False), get("if_exists", otherwise="skip"),
-                    get("copy", otherwise=False),
-                )  # fmt: skip
+                return MoveAction(get("move_to", otherwise=b""), get("if_exists", otherwise="skip"))
             case _:
                 return TrashAction(self.get("keep_for", otherwise=DEFAULT_RETENTION_S))
 

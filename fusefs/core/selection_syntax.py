@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterable
 
 from fusefs.core.glob import compile_glob
-from fusefs.core.selection import KINDS
+from fusefs.core.selection import KINDS, Selection
 from fusefs.core.sizes import parse_size
 from fusefs.core.stat_bounds import SizeBound
+from fusefs.core.timestamps import SECOND_NS
 
 _DEPTH_DIGITS_MAX = 9
 
@@ -140,3 +141,34 @@ def parse_depths(text: str) -> tuple[int, int | None]:
     if most is not None and most < least:
         raise ValueError(f"{text!r} is the wrong way round")
     return least, most
+
+
+def format_options(selection: Selection) -> list[str] | None:
+    """Write a selection as options of `trashd sweep`; None if it asks for several times of a file: options cannot."""
+    fields = {bound.field for bound in selection.times}
+    if len(fields) > 1:
+        return None
+    options = [
+        ("--name", selection.names), ("--iname", selection.inames), ("--path", selection.paths),
+        ("--regex", selection.regexes), ("--exclude", selection.excludes),
+        ("--type", [",".join(sorted(selection.types))] if selection.types else []),
+        ("--size", map(_format_size_bound, selection.sizes)),
+        ("--older", [_format_moment(one.before_ns) for one in selection.times if one.before_ns is not None]),
+        ("--newer", [_format_moment(one.after_ns) for one in selection.times if one.after_ns is not None]),
+        ("--by", fields), ("--user", map(str, selection.uids)), ("--group", map(str, selection.gids)),
+    ]  # fmt: skip
+    words = [word for option, values in options for value in values for word in (option, value)]
+    if (selection.min_depth, selection.max_depth) != (1, None):
+        words += ["--depth", f"{selection.min_depth}..{selection.max_depth or ''}"]
+    return [*words, "--empty"] if selection.empty else words
+
+
+def _format_size_bound(bound: SizeBound) -> str:
+    if bound.most is None:
+        return f"+{bound.least - 1}"
+    return str(bound.most) if bound.least else f"-{bound.most + 1}"
+
+
+def _format_moment(time_ns: int) -> str:
+    seconds, rest_ns = divmod(abs(time_ns), SECOND_NS)
+    return f"@{'-' if time_ns < 0 else ''}{seconds}.{rest_ns:09d}"

@@ -22,12 +22,18 @@ def plan_dir() -> bytes | None:
 
 
 def load_plan(
-    paths: Sequence[bytes], now_ns: int, cutoff_ns: Callable[[int], int], *, is_trusting: bool
+    paths: Sequence[bytes],
+    now_ns: int,
+    cutoff_ns: Callable[[int], int],
+    warn: Callable[[ConfigProblem], None],
+    *,
+    is_trusting: bool,
 ) -> tuple[Rule, ...]:
     """The rules in files, and in the drop-ins in directories, sorted by name.
 
     now_ns       from when ages are counted
     cutoff_ns    the moment before which all is so many nanoseconds old
+    warn         called with each key that has no effect any more
     is_trusting  whatever owns the files: a draft is looked at before it is installed
     Raises       BadConfig with all that is wrong in any of them
     """
@@ -45,7 +51,7 @@ def load_plan(
         sources += read_sources(files, problems, is_trusting=is_trusting)
     rules: tuple[Rule, ...] = ()
     try:
-        rules = read_plan(sources, PlanContext(now_ns, time.mktime, uid_of, gid_of, cutoff_ns))
+        rules = read_plan(sources, PlanContext(now_ns, time.mktime, uid_of, gid_of, cutoff_ns, warn))
     except BadConfig as error:
         problems += error.problems
     if problems:

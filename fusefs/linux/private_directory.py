@@ -58,16 +58,6 @@ class PrivateDirectory:
             raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         return self._made[1]
 
-    def is_in(self, other: Fd) -> bool:
-        """Whether it appears in another directory too, which is the same one then. Raises  OSError"""
-        self.open()
-        assert self._made is not None
-        try:
-            self._kernel.stat(other, self._made[0])
-        except FileNotFoundError:
-            return False
-        return True
-
     def _make(self) -> tuple[Name, Fd] | None:
         """One, locked, so that it is not abandoned; None if another process took it as such before that."""
         name = Name(self._prefix + nameless())

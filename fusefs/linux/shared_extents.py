@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator
-from itertools import zip_longest
 from typing import NamedTuple
 
 from fusefs.linux.fd import Fd
@@ -19,7 +18,6 @@ _FS_IOC_FIEMAP = 0xC020660B
 _HEADER = struct.Struct("=QQIIII")  # start, length, flags, extents told, extents wanted
 _EXTENT = struct.Struct("=QQQ16xI12x")  # logical, physical, length, flags
 _LAST, _SHARED = 0x0001, 0x2000
-_NO_PLACE = 0x0002 | 0x0004 | 0x0100 | 0x0200 | 0x0400  # unknown, delayed, not aligned, inline, tail
 _AT_ONCE = 256
 _WHOLE = (1 << 64) - 1
 
@@ -49,32 +47,11 @@ def shared_bytes(kernel: Kernel, file: Fd) -> int:
         return sum(extent.length for extent in _extents(kernel, fd) if extent.flags & _SHARED)
 
 
-def has_same_blocks(kernel: Kernel, a: Fd, b: Fd) -> bool:
-    """Whether two files of one filesystem, open for reading, are the same blocks at the same places, as a clone is.
-
-    False where that can't be told: a small file's content may be kept where its name is.
-    """
-    try:
-        pairs = zip_longest(_extents(kernel, a), _extents(kernel, b))
-        return all(
-            one is not None
-            and other is not None
-            and one.place() == other.place()
-            and not (one.flags | other.flags) & _NO_PLACE
-            for one, other in pairs
-        )
-    except OSError:
-        return False
-
-
 class _Extent(NamedTuple):
     logical: int
     physical: int
     length: int
     flags: int
-
-    def place(self) -> tuple[int, int, int]:
-        return self.logical, self.physical, self.length
 
 
 def _extents(kernel: Kernel, fd: Fd) -> Iterator[_Extent]:

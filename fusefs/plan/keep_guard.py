@@ -116,10 +116,7 @@ class Locking(NamedTuple):
             left_alone = {name for name, _why in spared}
             free = [name for name in names if name not in left_alone]
             taken = self.action.take(here, free) if free else ActionResult()
-            # What is offered again is looked at again: of the names from the first of those on nothing is told yet.
-            begins = names.index(free[-taken.n_left]) if taken.n_left else len(names)
-            told = [one for one in spared if names.index(one[0]) < begins]
-            return taken._replace(spared=(*taken.spared, *told), n_left=len(names) - begins)
+            return taken._replace(spared=(*taken.spared, *spared))
 
     def end(self, sums: SweepSums) -> ActionEnd:
         """See Action."""

@@ -21,7 +21,7 @@ from fusefs.core.plan_rules import (
     RuleOutcome,
     TrashAction,
 )
-from fusefs.core.printable_names import printable
+from fusefs.core.printable_names import printable, shell_word
 from fusefs.core.record import MAX_FAILURES, Failure
 from fusefs.core.report import Stops
 from fusefs.core.selection import KINDS, Matcher, Selection
@@ -39,6 +39,7 @@ from fusefs.store.backing_and_mount import BackingAndMount, Scope
 from fusefs.store.locate import scope_of
 from fusefs.store.stage import SwapOptions
 from fusefs.sweep.agenda import SliceCounts
+from fusefs.sweep.move_destination import rsync_line
 from fusefs.sweep.open_directories import MeantDirectory, PassedDirectory, find_directories
 from fusefs.sweep.request import (
     Action,
@@ -56,7 +57,6 @@ from fusefs.sweep.request import (
 )
 from fusefs.sweep.run import NOTHING_SPECIAL, run
 
-_HOW_TO_COPY = "copy = true copies, verifies each copy, and then removes the original"
 _ALL = Selection(types=frozenset(KINDS))
 _Ways = Mapping[bytes, frozenset[Identified]]
 """To the purge lists of all rules, by their directory."""
@@ -155,7 +155,7 @@ def _carry_out(
                 if rule.purge is not None and not rule.is_unit and not how.wishes.stops():
                     one.list_soon()
         except OtherFilesystem as error:
-            told: TrashdError = OtherFilesystem(error.detail, _HOW_TO_COPY)
+            told: TrashdError = OtherFilesystem(error.detail, _rsync_line(rule, found.path))
             yield RuleNotDone(rule, found.path, told.message(), told)
         except (TrashdError, OSError) as error:
             told = from_os(error, found.path)
@@ -259,8 +259,18 @@ def _act(rule: Rule) -> ToTrash | ToDelete | ToMove:
             return ToTrash(SwapOptions(retention_s=keep_for_s, note=f"plan {rule.place}"))
         case DeleteAction():
             return ToDelete(recursive=rule.is_unit)
-        case MoveAction(target, flat, if_exists, copy):
-            return ToMove(target, flat, IfExists(if_exists), copy)
+        case MoveAction(target, if_exists):
+            return ToMove(target, IfExists(if_exists))
+
+
+def _rsync_line(rule: Rule, directory: bytes) -> str:
+    """The command that does what a rule that moves cannot; for a unit, whose age no option names, only its outline."""
+    assert isinstance(rule.act, MoveAction)
+    if rule.is_unit:
+        source, target = (shell_word(os.path.join(path, b"")) for path in (directory, rule.act.target))
+        return f"rsync -aHAX --remove-source-files {source}NAME {target}"
+    more = () if rule.most is None else (b"--max-delete", b"%d" % rule.most)
+    return rsync_line(directory, rule.selection, rule.act.target, IfExists(rule.act.if_exists), more)
 
 
 class _UnitSorter:

@@ -231,12 +231,12 @@ def _finish(kernel: Kernel, base: BackingAndMount, name: Name, fd: Fd) -> bool:
     return not _hand_over(kernel, base, name)
 
 
-def discard_abandoned(kernel: Kernel, base: BackingAndMount, prefix: bytes = NEW_PREFIX) -> list[str]:
+def discard_abandoned(kernel: Kernel, base: BackingAndMount) -> list[str]:
     """Remove what killed makers of ours left; one with a running maker is locked, or may be another host's."""
     told = []
     with suppress(PermissionError), kernel.open_dir(base.fd) as readable:
         for name in kernel.list(readable):
-            if not name.startswith(prefix) or owner_of(kernel, base.fd, name) != os.geteuid():
+            if not name.startswith(NEW_PREFIX) or owner_of(kernel, base.fd, name) != os.geteuid():
                 continue
             with suppress(FileNotFoundError), kernel.open_dir(base.fd, name) as fd:
                 if kernel.is_local(fd) and kernel.lock(fd):

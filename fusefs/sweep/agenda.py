@@ -321,10 +321,9 @@ class SliceCounts:
         has_left  they still are to be taken from what is left
         """
         vanished, failed = _split(taken)
-        n_tried = n_names - taken.n_left
-        n_done = n_tried - len(taken.refused) - len(taken.spared)
+        n_done = n_names - len(taken.refused) - len(taken.spared)
         if are_matches:
-            self.count(SweepSums(n_matched=n_tried, n_done=n_done, n_vanished=vanished))
+            self.count(SweepSums(n_matched=n_names, n_done=n_done, n_vanished=vanished))
             if self.left is not None and has_left:
                 self.left -= n_done
         else:

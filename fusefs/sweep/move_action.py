@@ -1,4 +1,4 @@
-"""Matches moved to another directory, one rename each; what a rename doesn't reach by a copy, if that was asked for."""
+"""Matches moved to another directory, one rename each."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import os
 import stat
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import count
 
 from fusefs.core.names import RelPath
 from fusefs.core.sweep_result import SweepSums
@@ -15,14 +16,11 @@ from fusefs.linux.batched_calls import rename_all_free
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel, Refused
 from fusefs.store.backing_and_mount import is_same
-from fusefs.sweep.copy_across import Copier
-from fusefs.sweep.move_destination import ArrivedNames, MoveDestination, numbered, open_destination
+from fusefs.sweep.move_destination import MoveDestination, open_destination
 from fusefs.sweep.request import Action, ActionEnd, ActionPlace, ActionResult, Identified, IfExists, SweepRoot, ToMove
 from fusefs.sweep.store_guard import noted_stores, without_stores
 
 _CLOCK_REALTIME_COARSE = 5  # Python's time doesn't name it
-_MOST_NUMBERS = 10_000
-"""Names whose last number is remembered, so that the ten-thousandth `core` doesn't ask for all before it."""
 
 
 @contextmanager
@@ -31,14 +29,14 @@ def open_move(kernel: Kernel, top: SweepRoot, to: ToMove) -> Iterator[Action]:
 
     Raises  UsageError, OtherFilesystem, Refused, NotFound
     """
-    with open_destination(kernel, top, to.target, flat=to.flat, copies=to.copy) as destination:
+    with open_destination(kernel, top, to.target) as destination:
         yield _MoveAction(destination, to, noted_stores(kernel, top.path))
 
 
 @contextmanager
 def avoided_by(kernel: Kernel, top: SweepRoot, to: ToMove) -> Iterator[frozenset[Identified]]:
     """What a move would leave alone, without one; it touches nothing, and refuses what `open_move` would."""
-    with open_destination(kernel, top, to.target, flat=to.flat, copies=to.copy) as destination:
+    with open_destination(kernel, top, to.target) as destination:
         yield frozenset({destination.identified})
 
 
@@ -51,15 +49,11 @@ class _MoveAction:
         self._destination = destination
         self._noted = noted
         self._to = to
-        replaces = to.if_exists is IfExists.REPLACE
         # What gives files their ctime, a little behind the fine one.
-        began_ns = time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
-        self._arrivals = ArrivedNames(began_ns, remembers=replaces and to.flat)
-        self._copier = Copier(destination, to.if_exists, self._arrivals) if to.copy else None
-        self._numbers: dict[tuple[bytes, str], int] = {}
+        self._began_ns = time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
         self.avoided = frozenset({destination.identified})
-        # Others would not know what one remembers, or has put there just now.
-        self.is_single = to.copy or replaces
+        # Another worker would not know what this one has put there just now.
+        self.is_single = to.if_exists is IfExists.REPLACE
 
     def take(self, here: ActionPlace, names: Sequence[str]) -> ActionResult:
         """Move some names. Raises  OSError if the directory that they go to can't be had"""
@@ -70,13 +64,8 @@ class _MoveAction:
         with self._destination.open(here.upper, here.ways) as target:
             if is_same(here.kernel, here.sides.names(), target):
                 return ActionResult([(name, errno.ENOENT) for name in names], "openat2")
-            if self._copier is not None and self._destination.is_distant:
-                return self._copier.take(here, names, target)
             refused = rename_all_free(here.kernel, here.sides.names(), target, names)
-            self._arrivals.note(map(os.fsencode, set(names).difference(name for name, _number in refused)))
-            if not refused:
-                return ActionResult()
-            return self._copied(here, target, names, self._settled(here, target, refused))
+            return ActionResult(self._settled(here, target, refused), "renameat2") if refused else ActionResult()
 
     def end(self, sums: SweepSums) -> ActionEnd:
         """Say where everything is."""
@@ -98,39 +87,18 @@ class _MoveAction:
         return final
 
     def _number(self, here: ActionPlace, target: Fd, name: str) -> None:
-        key = (self._destination.place(here.upper, b""), name)
-        number = self._numbers.get(key, 0)
         old = os.fsencode(name)
-        while True:
-            number += 1
-            try:
-                here.kernel.rename_free(here.sides.names(), old, target, numbered(old, number))
-            except FileExistsError:
-                continue
-            break
-        if len(self._numbers) >= _MOST_NUMBERS:
-            self._numbers.clear()
-        self._numbers[key] = number
+        for number in count(1):
+            with suppress(FileExistsError):
+                here.kernel.rename_free(here.sides.names(), old, target, b"%s.%d" % (old, number))
+                return
 
     def _replace(self, here: ActionPlace, target: Fd, name: bytes) -> None:
         kernel, names = here.kernel, here.sides.names()
-        there = self._arrivals.check_replaceable(kernel, target, name)
+        there = kernel.stat(target, name)
+        if there.st_ctime_ns >= self._began_ns:  # it came since the sweep began: it may be another match of it
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
         if os.path.samestat(there, kernel.stat(names, name)) and not stat.S_ISDIR(there.st_mode):
             kernel.unlink(names, name)  # of two links to one file a rename leaves both
         else:
             kernel.rename(names, name, target, name)
-        self._arrivals.note([name])
-
-    def _copied(self, here: ActionPlace, target: Fd, names: Sequence[str], refused: Refused) -> ActionResult:
-        """Copy what a rename doesn't reach: a subvolume, or another project, within one filesystem."""
-        far = [name for name, number in refused if number == errno.EXDEV]
-        if self._copier is None or not far:
-            return ActionResult(refused, "renameat2")
-        if len(far) == len(names):
-            return self._copier.take(here, names, target)
-        near = [one for one in refused if one[1] != errno.EXDEV]
-        while far:
-            taken = self._copier.take(here._replace(is_stopped=lambda: False), far, target)
-            near += taken.refused
-            far = far[len(far) - taken.n_left :]
-        return ActionResult(near, "copy")

@@ -1,5 +1,4 @@
-"""The destination of moved matches: a directory that a person named, and in it the tree that they come from; and what
-becomes of a match whose name is taken there.
+"""The destination of moved matches: a directory that a person named, and in it the tree that they come from.
 
 Nothing here is ever done to a name that the owner of the place could have put there: a directory is made, with its
 owner and mode, where no other user can enter, and then gets its name.
@@ -9,13 +8,15 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import count
 
 from fusefs.core.errors import NotFound, OtherFilesystem, UsageError, errors_about
-from fusefs.core.names import Name, join
+from fusefs.core.names import Name
+from fusefs.core.printable_names import shell_word
+from fusefs.core.selection import Selection
+from fusefs.core.selection_syntax import format_options
 from fusefs.linux.directory_metadata import inherited_project, make_like, project_of, read_likeness
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
@@ -34,19 +35,16 @@ class MoveDestination:
 
     path        its path, links resolved
     identified  what it is on the backing side
-    is_distant  a rename doesn't reach it: it is on another filesystem, or behind a boundary in ours
     """
 
-    def __init__(self, kernel: Kernel, top: SweepRoot, scope: Scope, *, flat: bool) -> None:
+    def __init__(self, kernel: Kernel, top: SweepRoot, scope: Scope) -> None:
         self._kernel = kernel
         self._top = top
         self._root = BackingAndMount(scope.sides.names())
-        self._flat = flat
         self.path = scope.path()
         self.identified = identify(kernel, scope.sides.fd)
-        self.is_distant = _is_distant(kernel, top.sides, scope.sides)
         # A tree kept below a directory that the swept one is in may lead back into that.
-        self._way_back = b"" if flat or not is_inside(top.path, self.path) else below(top.path, self.path)
+        self._way_back = below(top.path, self.path) if is_inside(top.path, self.path) else b""
 
     def open(self, upper: bytes, ways: DeepOpeners) -> Fd:
         """The directory for the names of one of the swept tree; made like that if it is missing.
@@ -57,15 +55,7 @@ class MoveDestination:
         if self._way_back and (upper == self._way_back or upper.startswith(self._way_back + b"/")):
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         make = partial(self._make_way, ways.into(BackingAndMount(self._top.sides.fd)))
-        return ways.into(self._root).beneath(b"" if self._flat else upper, make).fd
-
-    def place(self, upper: bytes, name: bytes) -> bytes:
-        """Where a name of one of the swept tree's directories goes, from the destination."""
-        return name if self._flat else join(upper, name)
-
-    def open_root(self) -> Fd:
-        """The directory itself. Raises  OSError"""
-        return self._root.beneath(self._kernel, b"").fd
+        return ways.into(self._root).beneath(upper, make).fd
 
     def _make_way(self, models: DeepOpener, above: BackingAndMount, way: bytes, missing: bytes) -> None:
         make_missing(self._kernel, above.fd, way, missing, models, partial(_make_like, self._kernel))
@@ -80,24 +70,42 @@ def _make_like(kernel: Kernel, above: Fd, name: Name, model: Fd) -> None:
         make_like(kernel, place, name, wanted, partial(kernel.rename_free, place, name, above, name))
 
 
+def rsync_line(
+    directory: bytes, selection: Selection, target: bytes, if_exists: IfExists, more: Sequence[bytes] = ()
+) -> str:
+    """Write the command that moves the same matches to another filesystem, which no rename reaches.
+
+    rsync takes what follows `/./` in each path as the path below its destination.
+
+    directory  absolute
+    more       more words for `trashd sweep`: a list of names, a limit
+    """
+    options = format_options(selection)
+    if options is None:
+        return "rsync -aHAX --remove-source-files moves files to another filesystem"
+    words = [os.path.join(directory, b"."), *map(os.fsencode, options), *more, b"--print0"]
+    sweep = " ".join(map(shell_word, words))
+    flags = f"-a{'r' * ('d' in selection.types)}HAX --from0 --files-from=- --remove-source-files"
+    if if_exists is not IfExists.REPLACE:
+        flags += " --ignore-existing"
+    return f"trashd sweep {sweep} | rsync {flags} / {shell_word(os.path.join(target, b''))}"
+
+
 @contextmanager
-def open_destination(
-    kernel: Kernel, top: SweepRoot, path: bytes, *, flat: bool, copies: bool
-) -> Iterator[MoveDestination]:
+def open_destination(kernel: Kernel, top: SweepRoot, path: bytes) -> Iterator[MoveDestination]:
     """The directory at a path that a person named; it touches nothing.
 
-    copies  what a rename doesn't reach is no reason to refuse it
-    Raises  UsageError if it is the swept one; OtherFilesystem; Refused if a link on the way is another user's;
-            NotFound, and what `find_scope` raises
+    Raises  UsageError if it is the swept one; OtherFilesystem if no rename reaches it; Refused if a link on the way is
+            another user's; NotFound, and what `find_scope` raises
     """
     with _found(kernel, path) as scope:
         _refuse_others_way(kernel, scope, path)
         if os.path.samestat(kernel.fstat(scope.sides.fd), kernel.fstat(top.sides.fd)):
             raise UsageError("--move-to is the swept directory itself")
         with errors_about(path):
-            destination = MoveDestination(kernel, top, scope, flat=flat)
-        if destination.is_distant and not copies:
-            raise OtherFilesystem(path)
+            if _is_distant(kernel, top.sides, scope.sides):
+                raise OtherFilesystem(path)
+            destination = MoveDestination(kernel, top, scope)
         yield destination
 
 
@@ -140,43 +148,3 @@ def _is_distant(kernel: Kernel, here: BackingAndMount, there: BackingAndMount) -
             return wanted is not None and wanted != project_of(kernel, source)
     except PermissionError:
         return False  # each rename will say
-
-
-def candidates(name: bytes, if_exists: IfExists) -> Iterator[bytes]:
-    """The names that a match may get, the best first."""
-    yield name
-    if if_exists is IfExists.NUMBER:
-        for number in count(1):
-            yield numbered(name, number)
-
-
-def numbered(name: bytes, number: int) -> bytes:
-    """A name with a number."""
-    return b"%s.%d" % (name, number)
-
-
-class ArrivedNames:
-    """What came to the destination since the sweep began is not replaced: it may be another match of it."""
-
-    def __init__(self, began_ns: int, *, remembers: bool) -> None:
-        """Begin.
-
-        began_ns   by the clock that the filesystem gives ctimes from
-        remembers  matches of different directories may get one name: which were given is remembered, since ctimes may
-                   be whole seconds, a server's, or no more than mtimes (sshfs)
-        """
-        self._began_ns = began_ns
-        self._remembers = remembers
-        self._given: set[int] = set()
-
-    def note(self, names: Iterable[bytes]) -> None:
-        """The sweep gave names to matches."""
-        if self._remembers:
-            self._given.update(map(hash, names))  # of two names with one hash the second is left, and told
-
-    def check_replaceable(self, kernel: Kernel, dir_fd: int, name: bytes) -> os.stat_result:
-        """What has a name, if it may be replaced. Raises  OSError: EEXIST"""
-        st = kernel.stat(dir_fd, name)
-        if st.st_ctime_ns >= self._began_ns or hash(name) in self._given:
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
-        return st

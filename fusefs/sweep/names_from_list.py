@@ -1,13 +1,17 @@
-"""Names from a list, as jobs: read as they come, those of one directory together."""
+"""Names from a list, read as they come in bounded memory; and as jobs, those of one directory together.
+
+A newline in a name ends a line too, unless the list escapes it or ends names with NUL.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 
 from fusefs.core.errors import UsageError
-from fusefs.core.listed_names import NO_NAMES, Listed, ListedTogether
+from fusefs.core.listed_names import NO_NAMES, Listed, ListedName, ListedTogether, ListFormat
 from fusefs.core.names import join, split
 from fusefs.core.sweep_result import OUTSIDE, UNCLEAR
 from fusefs.sweep.agenda import Job, JobKind
@@ -16,6 +20,12 @@ _TOGETHER = 1024
 _MOST_KNOWN = 1024
 _LONGEST = 1 << 20
 """Bytes of a path, far longer than any real one: what has no end at all must not fill the memory."""
+
+
+_POLICY = re.compile(rb" *([0-9]+) +[0-9]+ +[0-9]+(?: .*)?", re.DOTALL)
+_DELIMITER = b" -- "
+_ESCAPED = re.compile(rb"%([0-9A-Fa-f]{2})")
+_BROKEN_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})|%00")
 
 
 class BrokenList(UsageError):
@@ -93,6 +103,26 @@ class _ListedPlaces:
             return None
         upper, _slash, last = whole.rpartition(b"/")
         return upper, last
+
+
+def read_list(fd: int, how: ListFormat) -> Iterator[Listed]:
+    """Read a list as its lines are needed. Raises  as `read_names`"""
+    names = read_names(fd, b"\0" if how is ListFormat.NUL else b"\n")
+    return map(_read_policy_line, names) if how is ListFormat.MMAPPLYPOLICY else names
+
+
+def _read_policy_line(line: bytes) -> ListedName:
+    """Read a line of mmapplypolicy: inode, generation and snapshot, what SHOW prints, ` -- `, the path.
+
+    Users choose what SHOW prints and the path: with two delimiters in it a line is not understood.
+    Source  Storage Scale's "File list format", and "Policy rules: Terms" on ESCAPE
+    """
+    head, _delimiter, path = line.partition(_DELIMITER)
+    numbers = _POLICY.fullmatch(head)
+    if numbers is None or _DELIMITER in path or _BROKEN_ESCAPE.search(path):
+        return ListedName(line, is_understood=False)
+    path = _ESCAPED.sub(lambda found: bytes.fromhex(found[1].decode()), path)
+    return ListedName(path, int(numbers[1])) if path.startswith(b"/") else ListedName(line, is_understood=False)
 
 
 def read_names(fd: int, end: bytes) -> Iterator[bytes]:

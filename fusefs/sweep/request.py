@@ -57,17 +57,10 @@ class ToDelete(NamedTuple):
 
 
 class ToMove(NamedTuple):
-    """The matches are moved.
-
-    target  the directory that they are moved to, as a person named it
-    flat    all into that directory itself; otherwise in the tree that they were in
-    copy    by a copy, which is verified before the original goes, where a rename can't do it
-    """
+    """The matches are moved, in the tree that they were in. target: the directory to move to, as a person named it"""
 
     target: bytes
-    flat: bool = False
     if_exists: IfExists = IfExists.SKIP
-    copy: bool = False
 
 
 class ToPrint(NamedTuple):
@@ -148,34 +141,30 @@ class SweepRoot(NamedTuple):
 class ActionPlace(NamedTuple):
     """Where an action is to take something.
 
-    sides       the open directory: look by `sides.fd` (readable), change names by `sides.names()`
-    upper       its path relative to the sweep's directory; empty for that itself
-    are_dirs    the names are directories, each to be taken whole; otherwise none was one when it was listed
-    is_stopped  to be asked now and then by what takes long: then return with what is not begun in `n_left`
-    ways        for the directories that correspond to this one in other trees
+    sides     the open directory: look by `sides.fd` (readable), change names by `sides.names()`
+    upper     its path relative to the sweep's directory; empty for that itself
+    are_dirs  the names are directories, each to be taken whole; otherwise none was one when it was listed
+    ways      for the directories that correspond to this one in other trees
     """
 
     kernel: Kernel
     sides: BackingAndMount
     upper: bytes
     are_dirs: bool
-    is_stopped: Stops
     ways: DeepOpeners
 
 
 class ActionResult(NamedTuple):
-    """What became of the names that an action was given: those neither refused, spared nor left are done.
+    """What became of the names that an action was given: those neither refused nor spared are done.
 
     refused  names and errnos; ENOENT is for one that vanished, which is no failure
     call     the call that refused, for people
     spared   names that it left alone on purpose, and why
-    n_left   of the last names, not tried: they are offered again, in the same order
     """
 
     refused: Sequence[tuple[str, int]] = ()
     call: str = ""
     spared: Sequence[tuple[str, str]] = ()
-    n_left: int = 0
 
 
 class ActionEnd(NamedTuple):

@@ -333,16 +333,15 @@ class _SweepRun:
                 names = self._unspared(job.upper, names, held)
             if not names:
                 return again
-            here = ActionPlace(self._kernel, sides, job.upper, are_dirs, self._is_stopped, self._ways)
+            here = ActionPlace(self._kernel, sides, job.upper, are_dirs, self._ways)
             taken = self._offer(here, names)
         tally.take(job.upper, len(names), taken, are_matches=not job.strips, has_left=not is_reserved)
-        n_tried = len(names) - taken.n_left
-        lengths, spaces = sizes.first(n_tried)
+        lengths, spaces = sizes
         if undone := {name for name, _why in (*taken.refused, *taken.spared)}:
-            is_done = [name not in undone for name in names[:n_tried]]
+            is_done = [name not in undone for name in names]
             lengths, spaces = [*compress(lengths, is_done)], [*compress(spaces, is_done)]
         tally.count(SweepSums(n_bytes=sum(lengths), taken_bytes=sum(spaces)))
-        return names[n_tried:] + again
+        return again
 
     def _unlink(self, upper: bytes, sides: BackingAndMount, names: list[str]) -> list[str]:
         """Delete those that are chosen; those of which that is not sure."""

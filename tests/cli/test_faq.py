@@ -223,11 +223,3 @@ def test_a_mount_point_is_emptied_from_within(ext4: Path) -> None:
     PAGE.typed("trashd sweep /scratch --name '*' --depth 1", ext4)
     assert not (ext4 / "beside").exists()
     assert job.is_dir()
-
-
-def test_a_sweep_copies_if_it_is_asked_to(ext4: Path) -> None:
-    job = make_job(ext4)
-    with tmpfs_volume() as other:
-        PAGE.typed("trashd sweep --move-to DIR --copy", ext4, f"--name '*.csv' {job}", DIR=other)
-        assert [path.read_text() for path in other.rglob("a.csv")] == ["1"]
-    assert not (job / "results/a.csv").exists()

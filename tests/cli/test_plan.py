@@ -161,3 +161,16 @@ def test_help_of_the_old_words_is_that_of_the_new_ones() -> None:
 
 def test_run_and_check_exclude_each_other(volume: Path) -> None:
     assert plan(volume, rule(volume), "--run", "--check").code == 2
+
+
+@pytest.mark.parametrize("command", ["show", "apply"])
+def test_a_removed_key_is_a_warning_and_the_rule_is_carried_out(volume: Path, command: str) -> None:
+    done = plan(volume, rule(volume, "copy = true"), command)
+    assert (done.code, "2 matches (14 B) in 1 directory" in done.out) == (0, True)
+    assert "trashd: warning: " in done.err
+    assert "copy has no effect" in done.err
+
+
+def test_a_removed_key_is_told_by_a_check_that_ends_well(volume: Path) -> None:
+    done = plan(volume, rule(volume, "copy = true"), "check")
+    assert (done.code, "copy has no effect" in done.out, "no problems" in done.out) == (0, True, False)

@@ -12,8 +12,10 @@ import pytest
 from tests.support.make_trees import make_tree
 from tests.support.other_users import run_as
 from tests.support.pty_session import Terminal
+from tests.support.real_filesystems import tmpfs_volume
 from tests.support.run_sweep import names
 from tests.support.trashd_command import TRASHD, Done, done_well, trashd
+from tests.support.tried_pages import in_bash
 
 pytestmark = pytest.mark.needs("root")
 
@@ -293,10 +295,68 @@ def test_a_list_of_another_program_is_read_as_it_is_told(top: Path) -> None:
 
 def test_a_format_without_a_list_or_another_one_is_refused(top: Path) -> None:
     assert trashd("sweep", top, "--name", "*", "--from-format", "lines").code == 2
-    assert trashd("sweep", top, "-0", "--from-format", "robinhood").code == 2
+    assert trashd("sweep", top, "-0", "--from-format", "mmapplypolicy").code == 2
     assert done_well("sweep", top, "-0", "--from-format", "nul", "--print", stdin=bytes(top / "a.log")).out
 
 
 def test_a_line_that_is_not_understood_is_told(top: Path) -> None:
-    done = trashd("sweep", top, "--delete", "--from", "-", "--from-format", "robinhood", stdin=bytes(top / "a.log"))
+    done = trashd("sweep", top, "--delete", "--from", "-", "--from-format", "mmapplypolicy", stdin=bytes(top / "a.log"))
     assert (done.code, f"not as the format has it: {top}/a.log" in done.out, len(names(top))) == (13, True, 4)
+
+
+# To another filesystem
+
+
+def hint_of(done: Done) -> str:
+    (line,) = [line for line in done.err.splitlines() if line.startswith("  hint: ")]
+    return line.removeprefix("  hint: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "moved"),
+    [
+        (["--name", "*.log"], {"a.log", "d", "d/it's c.log"}),
+        (["--name", "b*", "--size", "-3", "--older", "0s", "--user", "root"], {"b.txt"}),
+        (["--iname", "*.LOG", "--exclude", "a*", "--depth", "2..", "--regex", ".*[lg]"], {"d", "d/it's c.log"}),
+        (["--newer", "@-1.5", "--size", "+1", "--by", "ctime"], {"b.txt", "d", "d/it's c.log"}),
+        (["--empty", "--type", "f"], {"d", "d/empty"}),
+        (["--type", "d", "--name", "d"], {"d", "d/it's c.log", "d/empty"}),
+        (["--name", "*.log", "--max-delete", "0"], set()),
+        (["--name", "*.log", "--from", "{top}/../list"], {"d", "d/it's c.log"}),
+        (["--null", "--from", "{top}/../list"], {"d", "d/it's c.log"}),
+    ],
+)
+def test_the_hint_for_another_filesystem_moves_the_matches_there(
+    volume: Path, words: list[str], moved: set[str]
+) -> None:
+    top = make_tree(volume / "to p's", {"a.log": "1", "b.txt": "22", "d": {"it's c.log": "333", "empty": ""}})
+    ending = "\0" if "--null" in words else "\n"
+    (volume / "list").write_text(f"{top}/d/it's c.log{ending}")
+    words = [word.format(top=top) for word in words]
+    before = names(top)
+    with tmpfs_volume() as other:
+        (other / "de st").mkdir()
+        done = trashd("sweep", top, *words, "--move-to", other / "de st")
+        assert (done.code, names(top)) == (3, before)
+        assert in_bash(hint_of(done), volume).code == 0
+        assert names(other / "de st") == moved
+        assert {name for name in before if not (top / name).is_dir()} - names(top) == {
+            name for name in moved if (other / "de st" / name).is_file()
+        }
+
+
+def test_the_hint_for_another_filesystem_replaces_only_if_the_sweep_would(top: Path) -> None:
+    for if_exists, text in (("skip", "old"), ("number", "old"), ("replace", "1")):
+        with tmpfs_volume() as other:
+            (other / "a.log").write_text("old")
+            done = trashd("sweep", top, "--name", "a.log", "--move-to", other, "--if-exists", if_exists)
+            assert in_bash(hint_of(done), top).code == 0
+            assert (other / "a.log").read_text() == text
+            assert (top / "a.log").exists() == (text == "old")
+
+
+@pytest.mark.parametrize(("option", "instead"), [("--copy", "rsync"), ("--flat", "xargs -0 mv")])
+def test_an_option_that_is_gone_is_unknown_and_has_a_hint(top: Path, option: str, instead: str) -> None:
+    done = trashd("sweep", top, "--name", "*", "--move-to", top, option)
+    assert (done.code, len(names(top))) == (2, 4)
+    assert instead in hint_of(done)

@@ -103,16 +103,6 @@ def test_what_a_sweep_takes_is_there_afterwards(losing: LosingVolume) -> None:
     assert_silent(losing.path)
 
 
-@pytest.mark.needs("fuse")
-def test_what_a_sweep_copies_there_is_there_when_the_original_is_gone(losing: LosingVolume, volume: Path) -> None:
-    make_tree(volume / "logs", {"a.log": "content", "below": {"b.log": "more"}})
-    (target := losing.path / "target").mkdir()
-    done_well("sweep", "--name", "*.log", "--move-to", target, "--copy", volume / "logs")
-    assert ((target / "a.log").read_text(), (target / "below/b.log").read_text()) == ("content", "more")
-    assert not (volume / "logs/a.log").exists()
-    assert losing.n_unnamed() == 0
-
-
 @pytest.mark.needs("loop")
 @pytest.mark.parametrize("fstype", ["ext4", "xfs", "btrfs"])
 def test_they_last_on_disks(fstype: str) -> None:

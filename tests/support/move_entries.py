@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 from fusefs.core.sweep_result import SweepSums
@@ -14,15 +14,11 @@ from fusefs.store.backing_and_mount import BackingAndMount, open_shown_as
 from fusefs.store.deep_path import DeepOpeners
 from fusefs.store.locate import find_scope
 from fusefs.sweep.move_action import open_move
-from fusefs.sweep.request import Action, ActionPlace, ActionResult, IfExists, SweepRoot, ToMove
-from tests.support.make_trees import Spec, make_tree, remove_tree_hard, snapshot
-from tests.support.real_filesystems import loop_volume, tmpfs_volume
+from fusefs.sweep.request import Action, ActionPlace, IfExists, SweepRoot, ToMove
 
 _CLOCK_REALTIME_COARSE = 5
 Refusals = dict[str, int]
 """Errno by path, relative to the swept directory."""
-Volumes = tuple[Path, Path]
-"""A directory to sweep on one filesystem, and one to copy to on another."""
 
 
 def move(
@@ -30,18 +26,15 @@ def move(
     target: Path,
     kernel: Kernel | None = None,
     *,
-    flat: bool = False,
     if_exists: IfExists = IfExists.SKIP,
-    copy: bool = False,
     whole: bool = False,
-    is_stopped: Callable[[], bool] = lambda: False,
 ) -> Refusals:
     """Move all that is below a directory; what was refused, what had vanished too.
 
     whole  move its own directories, and nothing else
     """
     kernel = kernel or Kernel()
-    to = ToMove(os.fsencode(target), flat, if_exists, copy)
+    to = ToMove(os.fsencode(target), if_exists)
     found: Refusals = {}
     with ExitStack() as owned:
         scope = owned.enter_context(find_scope(kernel, os.fsencode(source)))
@@ -50,7 +43,7 @@ def move(
         action = owned.enter_context(open_move(kernel, top, to))
         for upper, names in [("", _dirs(source))] if whole else _walk(source, action):
             with _opened(top.sides, os.fsencode(upper)) as sides:
-                here = ActionPlace(kernel, sides, os.fsencode(upper), whole, is_stopped, ways)
+                here = ActionPlace(kernel, sides, os.fsencode(upper), whole, ways)
                 found |= {os.path.join(upper, name): number for name, number in _take(action, here, names)}
         action.end(SweepSums())
     return found
@@ -63,13 +56,12 @@ def _opened(top: BackingAndMount, upper: bytes) -> BackingAndMount:
 
 
 def _take(action: Action, here: ActionPlace, names: list[str]) -> Iterator[tuple[str, int]]:
-    while names and not here.is_stopped():
+    for at in range(0, len(names), 128):
+        some = names[at : at + 128]
         try:
-            taken = action.take(here, names[:128])
+            yield from action.take(here, some).refused
         except OSError as error:
-            taken = ActionResult([(name, error.errno or 0) for name in names[:128]])
-        yield from taken.refused
-        names = names[min(len(names), 128) - taken.n_left :]
+            yield from [(name, error.errno or 0) for name in some]
 
 
 def _walk(source: Path, action: Action) -> list[tuple[str, list[str]]]:
@@ -89,25 +81,6 @@ def _dirs(source: Path) -> list[str]:
 def _identity(path: Path) -> tuple[int, int]:
     st = path.stat()
     return st.st_dev, st.st_ino
-
-
-def fill(path: Path, entries: Spec) -> Path:
-    """A directory anew, with these entries."""
-    remove_tree_hard(path)
-    return make_tree(path, entries)
-
-
-def places(*paths: Path) -> dict[Path, object]:
-    """All that is no directory, by its path from the one it is in, with all that a copy must have."""
-    found: dict[Path, object] = {}
-    for path in paths:
-        for top, dirs, files in os.walk(path):
-            dirs[:] = [name for name in dirs if not name.startswith(".trashd.new-")]
-            for name in files:
-                file = Path(top, name)
-                seen = snapshot(file, with_times=True)[0]._replace(n_links=None, first_name=None)
-                assert found.setdefault(file.relative_to(path), seen) == seen, "two that differ"
-    return found
 
 
 def pass_a_tick() -> None:
@@ -130,23 +103,3 @@ class AfterThe:
             action, self.action = self.action, None
             action()
         self.left -= call == self.call
-
-
-@contextmanager
-def two_volumes(fs_type: str) -> Iterator[Volumes]:
-    """Two filesystems."""
-    one, other = (
-        (tmpfs_volume(), tmpfs_volume()) if fs_type == "tmpfs" else (loop_volume(fs_type, 32), loop_volume(fs_type, 32))
-    )
-    with one as here, other as there:
-        yield here, there
-
-
-def directories(here: Path, there: Path) -> Iterator[Volumes]:
-    """An empty directory on each, gone in the end."""
-    job, archive = here / "job", there / "archive"
-    job.mkdir()
-    archive.mkdir()
-    yield job, archive
-    remove_tree_hard(job)
-    remove_tree_hard(archive)

@@ -61,7 +61,7 @@ def take(kernel: Kernel, scope: Scope, action: Action, upper: bytes, names: list
         return [(name, errno.ENOENT) for name in names]
     with sides, kernel.open_dir(sides.fd) as readable, DeepOpeners(kernel) as ways:
         for are_dirs, some in groupby(names, lambda name: _is_dir(readable, name)):
-            here = ActionPlace(kernel, sides._replace(fd=readable), upper, are_dirs, lambda: False, ways)
+            here = ActionPlace(kernel, sides._replace(fd=readable), upper, are_dirs, ways)
             wanted = list(some)
             try:
                 refused += action.take(here, wanted).refused

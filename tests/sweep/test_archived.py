@@ -1,8 +1,7 @@
-"""What may be in an archive alone is not read: by cat, by diff, by a copy. The filesystem's kind is told, not real."""
+"""What may be in an archive alone is not read: by cat, by diff. The filesystem's kind is told, not real."""
 
 from __future__ import annotations
 
-import errno
 import os
 from pathlib import Path
 
@@ -13,9 +12,6 @@ from fusefs.linux.archived_files import may_be_archived
 from fusefs.linux.kernel import Kernel
 from fusefs.store.compare_trees import Difference, differences
 from fusefs.store.look_inside import content_of
-from fusefs.sweep.request import ToMove
-from tests.support.real_filesystems import tmpfs_volume
-from tests.support.run_sweep import ALL, sweep
 
 pytestmark = pytest.mark.needs("root")
 
@@ -62,13 +58,3 @@ def test_diff_calls_what_may_be_archived_unreadable(volume: Path) -> None:
     ):
         found = list(differences(kernel, a, b, b"", tells_new=True))
     assert found == [Difference(b"f", "unreadable")]
-
-
-def test_a_copy_leaves_what_may_be_archived_and_tells_it(volume: Path) -> None:
-    (volume / "top").mkdir()
-    hole(volume / "top/archived")
-    (volume / "top/here").write_text("x")
-    with tmpfs_volume() as other:
-        moved = sweep(volume / "top", ALL, ToMove(bytes(other), copy=True), kernel=ScaleKernel(), n_workers=1)
-        assert [(one.name, one.errno) for one in moved.failures] == [(b"archived", errno.ENODATA)]
-        assert (os.listdir(other), os.listdir(volume / "top")) == (["here"], ["archived"])

@@ -36,9 +36,7 @@ def test_directory_that_has_another_path_by_now_is_left_alone(volume: Path, job:
     ):
         with scope.sides.beneath(kernel, b"sub/deep") as sides:
             os.rename(job / "sub", volume / "outside")
-            taken = action.take(
-                ActionPlace(kernel, sides, b"sub/deep", False, lambda: False, DeepOpeners(kernel)), ["c.log"]
-            )
+            taken = action.take(ActionPlace(kernel, sides, b"sub/deep", False, DeepOpeners(kernel)), ["c.log"])
         assert list(taken.refused) == [("c.log", errno.ENOENT)]
         assert action.end(SweepSums()).orphan is None
     assert (volume / "outside/deep/c.log").exists()
@@ -52,10 +50,10 @@ def test_directory_that_is_in_the_container_by_now_loses_nothing(volume: Path, j
     ):
         with scope.sides.beneath(kernel, b"sub") as sides, DeepOpeners(kernel) as ways:
             (job / "sub/empty").mkdir()
-            here = ActionPlace(kernel, scope.sides, b"", True, lambda: False, ways)
+            here = ActionPlace(kernel, scope.sides, b"", True, ways)
             assert action.take(here, ["sub"]).refused == []
             # A process that had it open goes on in there.
-            taken = action.take(ActionPlace(kernel, sides, b"sub", True, lambda: False, ways), ["empty"])
+            taken = action.take(ActionPlace(kernel, sides, b"sub", True, ways), ["empty"])
         assert list(taken.refused) == [("empty", errno.ENOENT)]
         orphan = action.end(SweepSums(n_done=1)).orphan
     assert orphan is not None
@@ -70,6 +68,6 @@ def test_directory_that_its_names_go_to_by_now_loses_nothing(volume: Path, job: 
     with find_scope(kernel, raw(job)) as scope, open_move(kernel, SweepRoot(raw(job), scope.sides), to) as action:
         with scope.sides.beneath(kernel, b"sub/deep") as sides, DeepOpeners(kernel) as ways:
             os.rename(job / "sub", volume / "archive/sub")
-            taken = action.take(ActionPlace(kernel, sides, b"sub/deep", False, lambda: False, ways), ["c.log"])
+            taken = action.take(ActionPlace(kernel, sides, b"sub/deep", False, ways), ["c.log"])
         assert list(taken.refused) == [("c.log", errno.ENOENT)]
     assert os.listdir(volume / "archive/sub/deep") == ["c.log"]

@@ -74,14 +74,13 @@ def test_threads_trash_and_it_comes_back(slow: SlowVolume) -> None:
     assert names(slow.path / "top") == before
 
 
-@pytest.mark.parametrize("flat", [True, False])
-def test_threads_move_each_once(slow: SlowVolume, flat: bool) -> None:
+def test_threads_move_each_once(slow: SlowVolume) -> None:
     make_tree(slow.backing / "top", {f"d{n}": {f"f{n}-{m}": "" for m in range(10)} for n in range(12)})
     (slow.backing / "to").mkdir()
-    swept = sweep(slow.path / "top", ALL, ToMove(os.fsencode(slow.path / "to"), flat=flat))
+    swept = sweep(slow.path / "top", ALL, ToMove(os.fsencode(slow.path / "to")))
     assert (swept.sums.n_done, swept.sums.n_failed) == (120, 0)
     moved = {name for name in names(slow.backing / "to") if "f" in name}
-    assert moved == {f"f{n}-{m}" if flat else f"d{n}/f{n}-{m}" for n in range(12) for m in range(10)}
+    assert moved == {f"d{n}/f{n}-{m}" for n in range(12) for m in range(10)}
 
 
 def test_stopped_among_threads_it_gives_back_all_fds_and_the_next_does_the_rest(slow: SlowVolume) -> None:

@@ -26,8 +26,6 @@ WRITERS = {
     "in-order": ("nul", 'b"%b/d%06d/f%06d\\0" % (top, n // 1000, n)'),
     "in-no-order": ("nul", 'b"%b/d%03d/f%06d\\0" % (top, n % 1000, n)'),
     "mmapplypolicy": ("mmapplypolicy", 'b"%d 65538 0 show -- %b/d%%20%06d/f%06d\\n" % (n + 1, top, n // 1000, n)'),
-    "robinhood": ("robinhood", 'b"file, 4096, alice, , %b/d %06d/f%06d\\n" % (top, n // 1000, n)'),
-    "brindexer": ("brindexer", 'b"%b/d%06d/f%06d 4096 1580000000\\n" % (top, n // 1000, n)'),
 }
 
 

@@ -19,6 +19,8 @@ import pytest
 from fusefs.core.errors import NotADirectory, NotFound, OtherFilesystem, Refused, TrashdError, UsageError
 from fusefs.linux.kernel import Kernel
 from fusefs.sweep.request import IfExists
+from tests.support.foreground_mount import trashd_mount
+from tests.support.fuse_bad_rename import Mode, lying_volume
 from tests.support.make_trees import (
     Dir,
     HardLink,
@@ -147,22 +149,6 @@ def test_a_taken_name_is_replaced(volume: Path, archive: Path) -> None:
     pass_a_tick()
     assert move(job, archive, if_exists=IfExists.REPLACE) == {"is-dir": errno.EISDIR}
     assert (archive / "file").read_bytes() == b"new"
-
-
-def test_flat_puts_all_into_one_directory(volume: Path, archive: Path) -> None:
-    job = make_tree(volume / "job", {"a": {"x": b"1", "y": b"2"}, "b": {"z": b"3"}})
-    assert move(job, archive, flat=True) == {}
-    assert sorted(os.listdir(archive)) == ["x", "y", "z"]
-
-
-@pytest.mark.parametrize("if_exists", IfExists)
-def test_flat_loses_none_of_many_equal_names(volume: Path, archive: Path, if_exists: IfExists) -> None:
-    job = make_tree(volume / "job", {str(n): {"core": str(n).encode()} for n in range(20)})
-    before = contents(job)
-    refused = move(job, archive, flat=True, if_exists=if_exists)
-    assert contents(volume) == before
-    assert len(refused) == (0 if if_exists is IfExists.NUMBER else 19)
-    assert set(refused.values()) <= {errno.EEXIST}
 
 
 def test_two_links_to_one_file_end_as_one_where_names_are_replaced(volume: Path, archive: Path) -> None:
@@ -315,3 +301,26 @@ def test_two_moves_at_once_share_the_work(volume: Path, archive: Path) -> None:
         for refused in pool.map(move, [job] * 2, [archive] * 2):
             assert set(refused.values()) <= {errno.ENOENT}
     assert contents(archive) == before
+
+
+def test_without_rename_flags_a_taken_name_is_not_replaced() -> None:
+    with lying_volume(Mode.EINVAL) as served:
+        make_tree(served.backing / "job", {"file": b"new", "other": b"other"})
+        make_tree(served.backing / "archive", {"file": b"old"})
+        assert move(served.path / "job", served.path / "archive") == {"file": errno.EEXIST}
+        assert move(served.path / "job", served.path / "archive", if_exists=IfExists.NUMBER) == {}
+        assert (served.backing / "archive/file").read_bytes() == b"old"
+        assert (served.backing / "archive/file.1").read_bytes() == b"new"
+
+
+def test_a_move_in_a_mount_is_seen_in_it_at_once(volume: Path) -> None:
+    tree: Spec = {"a": {"file": b"text", "link": Symlink("x")}, "small": b""}
+    source = make_tree(volume / "source", {"job": tree, "archive": {}})
+    (volume / "mounted").mkdir()
+    init(source)
+    with trashd_mount(source, volume / "mounted", limit_s=60) as mount:
+        wanted = snapshot(mount.path / "job")
+        snapshot(mount.path / "archive")
+        assert move(mount.path / "job", mount.path / "archive") == {}
+        assert snapshot(mount.path / "archive")[1:] == wanted[1:]
+        assert not (mount.path / "job/small").exists()

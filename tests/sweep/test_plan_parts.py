@@ -258,47 +258,34 @@ def test_file_with_two_names_is_not_locked_by_ourselves(tmp_path: Path) -> None:
         assert [why_locked(KERNEL, fd, name, locks) for name in (b"a", b"b")] == [None, None]
 
 
-class Some:
-    """An action that takes so many of the names that it is given, and leaves the rest for the next time."""
+class Everything:
+    """An action that takes all names that it is given."""
 
     is_single = takes_dirs = False
     avoided: frozenset[Identified] = frozenset()
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self) -> None:
         self.taken: list[str] = []
 
     def take(self, _here: ActionPlace, names: Sequence[str]) -> ActionResult:
-        self.taken += names[: self._most]
-        return ActionResult(n_left=max(len(names) - self._most, 0))
+        self.taken += names
+        return ActionResult()
 
     def end(self, _sums: SweepSums) -> ActionEnd:
         return ActionEnd()
 
 
-@pytest.mark.parametrize("most", [1, 2, 3, 9])
-def test_each_locked_file_is_told_once_whatever_is_left_for_later(tmp_path: Path, most: int) -> None:
-    names = list("abcdef")
-    for name in names:
+def test_each_locked_file_is_told_once_and_the_others_are_taken(tmp_path: Path) -> None:
+    for name in "abcdef":
         put(tmp_path / name)
-    action = Some(most)
-    told: list[tuple[str, str]] = []
+    action = Everything()
     with ExitStack() as owned:
         for name in "acf":
             owned.enter_context(locked(tmp_path / name))
-        here = ActionPlace(
-            KERNEL,
-            BackingAndMount(owned.enter_context(KERNEL.open_path(bytes(tmp_path)))),
-            b"",
-            False,
-            lambda: False,
-            DeepOpeners(KERNEL),
-        )
-        while names:
-            taken = Locking(action, holds=True).take(here, names)
-            told += taken.spared
-            names = names[len(names) - taken.n_left :]
-    assert (action.taken, told) == (list("bde"), [(name, LOCKED) for name in "acf"])
+        sides = BackingAndMount(owned.enter_context(KERNEL.open_path(bytes(tmp_path))))
+        here = ActionPlace(KERNEL, sides, b"", False, DeepOpeners(KERNEL))
+        taken = Locking(action, holds=True).take(here, list("abcdef"))
+    assert (action.taken, list(taken.spared)) == (list("bde"), [(name, LOCKED) for name in "acf"])
 
 
 @pytest.mark.parametrize("name", [".", "unit", "unit/file"])
@@ -312,8 +299,8 @@ def test_lock_on_the_mounted_side_counts_too(tmp_path: Path, name: str) -> None:
         owned.enter_context(locked(tmp_path / "mounted" / name))
         guarded = KeepGuard(holds=True).spares(KERNEL, readable, b"")
         judged = list(judge_units(KERNEL, sides, Matcher(Selection(types=frozenset("d"))), _AGE))
-        here = ActionPlace(KERNEL, sides, b"", False, lambda: False, DeepOpeners(KERNEL))
-        taken = Locking(Some(9), holds=True).take(here, ["unit"])
+        here = ActionPlace(KERNEL, sides, b"", False, DeepOpeners(KERNEL))
+        taken = Locking(Everything(), holds=True).take(here, ["unit"])
     assert guarded == (LOCKED if name == "." else None)
     assert judged == [Spared(b"unit", LOCKED)] if name != "." else isinstance(judged[0], Unit)
     assert list(taken.spared) == ([("unit", LOCKED)] if name == "unit" else [])

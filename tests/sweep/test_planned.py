@@ -24,6 +24,7 @@ from tests.support.make_trees import snapshot
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.store_calls import entries, restore
+from tests.support.tried_pages import in_bash
 
 pytestmark = pytest.mark.needs("root")
 
@@ -308,13 +309,27 @@ def test_rule_without_a_directory_to_go_to_is_told(volume: Path) -> None:
 
 
 @pytest.mark.parametrize("runs", [True, False])
-def test_another_filesystem_to_go_to_is_told_with_the_key_that_copies(volume: Path, runs: bool) -> None:
+def test_another_filesystem_to_go_to_is_refused_with_the_command_that_moves_there(volume: Path, runs: bool) -> None:
     put(volume / "scratch/old", 40)
+    put(volume / "scratch/young", 4)
     with tmpfs_volume() as other:
-        (told,) = carried(volume / "scratch", f'{OLD}\naction = "move"\nmove_to = "{other}"', runs=runs)
+        move = f'{OLD}\ncopy = true\naction = "move"\nmove_to = "{other}"'
+        (told,) = carried(volume / "scratch", move, runs=runs)
+        assert isinstance(told, RuleNotDone)
+        assert told.error is not None
+        assert files(volume) == {"scratch/old", "scratch/young"}
+        assert in_bash(told.error.hint, volume).code == 0
+        assert (files(volume), files(other)) == ({"scratch/young"}, {"old"})
+
+
+def test_a_unit_that_another_filesystem_should_get_stays(volume: Path) -> None:
+    put(volume / "scratch/unit/old", 40)
+    with tmpfs_volume() as other:
+        (told,) = carried(volume / "scratch", f'{OLD}\nunit = "top"\naction = "move"\nmove_to = "{other}"')
     assert isinstance(told, RuleNotDone)
     assert told.error is not None
-    assert told.error.hint.startswith("copy = true")
+    assert told.error.hint == f"rsync -aHAX --remove-source-files {volume}/scratch/NAME {other}/"
+    assert files(volume) == {"scratch/unit/old"}
 
 
 @pytest.mark.parametrize("action", ["delete", "trash"])

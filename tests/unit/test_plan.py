@@ -108,8 +108,8 @@ def test_every_key_of_a_selection_is_understood() -> None:
         ('action = "delete"', DeleteAction()),
         ('action = "move"\nmove_to = "/old"', MoveAction(b"/old")),
         (
-            'action = "move"\nmove_to = "/old"\nflat = true\nif_exists = "number"\ncopy = true',
-            MoveAction(b"/old", flat=True, if_exists="number", copy=True),
+            'action = "move"\nmove_to = "/old"\nif_exists = "number"',
+            MoveAction(b"/old", if_exists="number"),
         ),
     ],
 )
@@ -173,7 +173,6 @@ def test_rules_come_in_the_order_of_the_files() -> None:
         ('name = "*"\naction = "move"', 4, "without move_to"),
         ('unit = "top"\nname = "*"', 3, "without older"),
         ('unit = "top"\nolder = "9d"\nsize = "+1M"', 5, "size with unit"),
-        ('unit = "top"\nolder = "9d"\ncopy = true\naction = "move"\nmove_to = "/old"', 5, "copy with unit"),
         ('name = "*"\npurgelist = { directory = "/l", ahead = "7d" }', 4, "purgelist without older"),
         ('older = "2026-01-01"\npurgelist = { directory = "/l", ahead = "7d" }', 4, "or with a fixed date"),
         ('older = "7d"\npurgelist = { directory = "/l", ahead = "7d" }', 4, "ahead is not shorter than older"),
@@ -268,3 +267,19 @@ def test_purge_lists_lie_anywhere_else(lists: str) -> None:
 def test_what_is_no_toml_is_told_with_the_page_of_plans() -> None:
     (found,) = problems("[[rule]\n")
     assert found.fix == "see docs/plan.md"
+
+
+@pytest.mark.parametrize("key", ["copy", "flat"])
+def test_a_removed_key_is_a_warning_and_changes_nothing(key: str) -> None:
+    warnings: list[ConfigProblem] = []
+    move = 'name = "*"\naction = "move"\nmove_to = "/old"\n'
+    text = f'[[rule]]\ndirectory = "/scratch"\n{move}{key} = true\n'
+    (with_key,) = read_plan([Source("f1", text)], WORLD._replace(warn=warnings.append))
+    assert with_key == rule(move)
+    (warning,) = warnings
+    assert (warning.is_warning, warning.what) == (True, f"{key} has no effect: there is no such key any more")
+
+
+def test_a_warning_is_told_with_the_problems_of_a_file() -> None:
+    told = problems('[[rule]]\ndirectory = "/scratch"\nname = "a/b"\ncopy = 7\n')
+    assert sorted(one.is_warning for one in told) == [False, True]
