@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from fusefs.cli.options import DURATION, NOTE, json_option, null_option, paths_argument
-from fusefs.cli.rm_paths import RmLine, remove_told
+from fusefs.cli.rm_paths import remove_paths
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
 
 
@@ -36,4 +36,4 @@ def command(**options: Any) -> int:
       trashd rm core.* old-build/
       find . -name '*.tmp' -print0 | trashd rm -0 --keep-for 1h
     """
-    return remove_told(RmLine(**options))
+    return remove_paths(**options)

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
-import msgspec
-
 from fusefs.core.errors import BY_NAME, AuthorityLost, KernelRefused, NoStore, NotPermitted, Refused, TrashdError
 from fusefs.linux.act_as_user import Ask, call_as, user_name
 from fusefs.linux.child_channel import ChildLost
@@ -81,6 +79,8 @@ def make_folder_of(store: Store, uid: int) -> UserFolder:
 
 def ask_owner(uid: int, body: Callable[[Ask], T], kind: Any, answer: Ask) -> T:
     """The result of `body`, run in a process of a user's by root, which it may ask something; kind, Raises as above."""
+    import msgspec  # here, because it takes a tenth of a command's start, and before the child may not read it
+
     try:
         message = call_as(uid, lambda ask: _run(body, ask), answer)
     except ChildLost as error:
@@ -99,6 +99,8 @@ def ask_owner(uid: int, body: Callable[[Ask], T], kind: Any, answer: Ask) -> T:
 
 def _run(body: Callable[[Ask], T], ask: Ask) -> bytes:
     """What a child says: its error in a line, then what it was asked for."""
+    import msgspec
+
     result, outcome = b"", _ChildsError()
     try:
         result = msgspec.json.encode(body(ask))
@@ -128,6 +130,8 @@ class _RenameThroughRoot(NamedTuple):
         self._put(RenameQuestion("refresh", held.state, held.name().decode()))
 
     def _put(self, question: RenameQuestion) -> RenameAnswer:
+        import msgspec
+
         answer = msgspec.json.decode(self.ask(msgspec.json.encode(question)), type=RenameAnswer)
         if answer.refused:
             raise Refused(answer.refused, ITS_OWNERS)

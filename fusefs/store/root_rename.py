@@ -12,8 +12,6 @@ import stat
 from contextlib import suppress
 from typing import NamedTuple
 
-import msgspec
-
 from fusefs.core.identity import Identity, Likelihood, compare
 from fusefs.core.lifecycle import State
 from fusefs.core.names import Name, is_container_id, join
@@ -72,6 +70,8 @@ class RootRename(NamedTuple):
 
     def answer(self, message: bytes) -> bytes:
         """Do what a child asks, if it is a move between the name and a container of that user."""
+        import msgspec
+
         try:
             question = msgspec.json.decode(message, type=RenameQuestion)
             if self.visible is None:
