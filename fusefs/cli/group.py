@@ -17,13 +17,15 @@ SECTIONS = {
     ),
     "Select": ("sweep", "plan"),
     "Watch": ("status", "stats", "doctor"),
-    "Administer": ("init", "mount", "umount", "service", "pause", "resume", "quarantine", "config"),
+    "Administer": ("init", "mount", "umount", "service", "pause", "resume", "config"),
 }  # fmt: skip
 """In the order in which people meet them; each is the `command` of its module, which has its name."""
 _COMMANDS = tuple(name for names in SECTIONS.values() for name in names)
 _N_MEANT = 3
-_SAID_ELSEWHERE = {"empty": "reap", "put": "rm"}
-"""What other trash cans call it (trash-empty, trash-put)."""
+_SAID_ELSEWHERE = {
+    "empty": "reap", "put": "rm", "quarantine": "list --state quarantine, reap ID, reap --force ID or restore ID",
+}  # fmt: skip
+"""What other trash cans (trash-empty, trash-put) and earlier releases call it."""
 _OLD_NAMES = {"reaper": ("service", "run")}
 """They work as ever, and are not listed."""
 REMOVED: dict[tuple[str, str], str] = {}

@@ -76,9 +76,9 @@ def test_why_is_it_still_full_something_could_not_be_removed(ext4: Path) -> None
     set_flags(job / "file", IMMUTABLE)
     swapped(job, "--keep-for", "0s")
     PAGE.typed("trashd reap", ext4, code=13)
-    assert "Operation not permitted" in PAGE.typed("trashd quarantine list", ext4)
+    assert "Operation not permitted" in PAGE.typed("trashd list --state quarantine", ext4)
     set_flags(next(ext4.glob(".trashd/u/0/quarantine/*/tree/file")), 0)
-    in_bash("trashd quarantine retry --all", ext4)
+    in_bash("trashd list --state quarantine --json | jq -r .id | xargs trashd reap", ext4)
 
 
 def test_why_is_it_still_full_nothing_runs(ext4: Path) -> None:
