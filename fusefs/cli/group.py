@@ -28,7 +28,11 @@ _SAID_ELSEWHERE = {
 """What other trash cans (trash-empty, trash-put) and earlier releases call it."""
 _OLD_NAMES = {"reaper": ("service", "run")}
 """They work as ever, and are not listed."""
-REMOVED: dict[tuple[str, str], str] = {}
+REMOVED: dict[tuple[str, str], str] = {
+    ("swap", "--holders"): "trashd holders ID, with the id that the swap prints",
+    ("swap", "--no-fsync"): "omit it: a swap flushes its container once",
+    ("rm", "--no-fsync"): "omit it: rm flushes once for each filesystem",
+}
 """Options that 0.3.0 had, by command and option, with the hint for people who still type them."""
 
 

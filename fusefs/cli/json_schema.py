@@ -75,7 +75,7 @@ def printed() -> dict[str, tuple[PrintedObject, ...]]:
     problem, file = _one(ConfigProblem), _one(FileReport)
     waited, awaited = _one(told.ReapedVolume, Waited), _one(told.WaitGoal, Waited, told.WaitAdvice)
     return {
-        "swap": (swapped, reaped, held, _one(Preflight), waited, awaited),
+        "swap": (swapped, reaped, _one(Preflight), waited, awaited),
         "rm": (swapped, reaped),
         "list": (restorable, _one(told.SummedBy, SumKey, OrphanSum)),
         "restore": (restored,),

@@ -21,7 +21,6 @@ from fusefs.core.lifecycle import DEFAULT_RETENTION_S
 @click.option("-v", "--verbose", is_flag=True, help="Name each that is gone, however many.")
 @click.option("--keep-for", type=DURATION, default=DEFAULT_RETENTION_S, help="Restorable that long (24h).")
 @click.option("--note", type=NOTE, default="", help="A sentence kept with the orphan.")
-@click.option("--no-fsync", is_flag=True, help="Don't flush after the rename; its record is flushed before it.")
 @click.option("--now", is_flag=True, help="Don't keep it: reap it at once, in the foreground.")
 @json_option
 def command(**options: Any) -> int:

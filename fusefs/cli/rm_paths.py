@@ -43,7 +43,6 @@ def remove_paths(
     verbose: bool = False,
     keep_for: int = DEFAULT_RETENTION_S,
     note: str = "",
-    no_fsync: bool = False,
     now: bool = False,
     as_json: bool = False,
 ) -> int:
@@ -55,7 +54,7 @@ def remove_paths(
     if force and not paths and not null:
         return 0
     wanted = every_path(paths, null=null)
-    options = SwapOptions(keep_for, note, not no_fsync, invocation=invocation())
+    options = SwapOptions(keep_for, note, invocation=invocation())
     removal = _RmCommand(options, force=force, verbose=verbose, now=now, as_json=as_json)
     if only_empty and not recursive:
         wanted = _emptied(wanted, removal.codes, as_json=as_json)
@@ -76,7 +75,6 @@ LINE = PlainLine(
         "--verbose": PlainOption("verbose"),
         "--keep-for": PlainOption("keep_for", parse_duration),
         "--note": PlainOption("note", read_note),
-        "--no-fsync": PlainOption("no_fsync"),
         "--now": PlainOption("now"),
         "--json": PlainOption("as_json"),
     },

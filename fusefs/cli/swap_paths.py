@@ -24,7 +24,7 @@ class SwapBatch(NamedTuple):
 
     kept   whether they can be restored afterwards; if not, no command for it is told
     ids_only  print their ids, and nothing else
-    after  called with each result, to go on with it (look for holders, reap at once); its exit code
+    after  called with each result, to go on with it (reap at once); its exit code
     """
 
     paths: Iterable[bytes]
@@ -41,7 +41,6 @@ def _swap_plainly(
     *,
     keep_for: int | None = None,
     note: str = "",
-    no_fsync: bool = False,
     unlike: bool = False,
     print_id: bool = False,
     as_json: bool = False,
@@ -50,7 +49,7 @@ def _swap_plainly(
     if print_id and as_json:
         raise ids_with("--json")
     retention_s = DEFAULT_RETENTION_S if keep_for is None else keep_for
-    options = SwapOptions(retention_s, note, not no_fsync, unlike)
+    options = SwapOptions(retention_s, note, unlike)
     return swap_all(SwapBatch(directories, options, json_lines=as_json, ids_only=print_id))
 
 
@@ -59,7 +58,6 @@ LINE = PlainLine(
     {
         "--keep-for": PlainOption("keep_for", parse_duration),
         "--note": PlainOption("note", read_note),
-        "--no-fsync": PlainOption("no_fsync"),
         "--unlike": PlainOption("unlike"),
         "--print-id": PlainOption("print_id"),
         "--json": PlainOption("as_json"),

@@ -202,11 +202,6 @@ def view_holders(volume: Path) -> str:
     return told
 
 
-def view_swap_with_holders(volume: Path) -> str:
-    with held(victims(volume)[1], b"\x1b[31m\xff"):
-        return said(trashd("swap", "--holders", victims(volume)[1]))
-
-
 def view_doctor(volume: Path) -> str:
     made = strange(volume)
     told = said(trashd("doctor", volume))

@@ -61,11 +61,6 @@ def told_swap_dry(_volume: Path, victim: Path) -> Done:
     return done_well("swap", "--json", "--dry-run", victim)
 
 
-def told_swap_held(_volume: Path, victim: Path) -> Done:
-    with (victim / "file").open("rb"):
-        return done_well("swap", "--json", "--holders", victim)
-
-
 def told_swap_waited(volume: Path, victim: Path) -> Done:
     with places() as base, service(base, volume):
         return done_well("swap", "--json", "--wait", victim)
@@ -235,7 +230,7 @@ def told_init_again(volume: Path, _victim: Path) -> Done:
 
 
 SCENES: dict[str, tuple[Act, ...]] = {
-    "swap": (golden.told_swap, golden.told_swap_now, told_swap_dry, told_swap_held, told_swap_awaited_in_vain,
+    "swap": (golden.told_swap, golden.told_swap_now, told_swap_dry, told_swap_awaited_in_vain,
              told_swap_waited),
     "rm": (golden.told_rm, told_rm_now, told_rm_together),
     "list": (golden.told_list, told_list_dropped, told_list_unreadable, told_list_sized, golden.told_list_quarantined),

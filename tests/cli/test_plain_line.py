@@ -21,7 +21,7 @@ from tests.support.trashd_command import Done, environment, trashd
 from tests.unit.test_import_cost import HEAVY
 
 needs_root = pytest.mark.needs("root")
-EVERY_OPTION = ("--json", "--no-fsync", "--unlike", "--keep-for", "3d", "--note=a word")
+EVERY_OPTION = ("--json", "--unlike", "--keep-for", "3d", "--note=a word")
 LINES = {"swap": swap_paths.LINE, "rm": rm_paths.LINE}
 VALUES_TYPED = [
     "3d", "0s", "1d12h", "9999w", "99999w", "3", "3 days", "", "x", "-1d", "a note", "n" * (NOTE_MAX_CHARS + 1),
@@ -80,7 +80,7 @@ def test_what_a_plain_line_of_rm_reads_click_reads_alike(words: list[str]) -> No
     check_alike("rm", words)
 
 
-@given(st.lists(st.sampled_from([*EVERY_OPTION[:3], "--keep-for=3d", "--note=x", "a", "b"]), max_size=6))
+@given(st.lists(st.sampled_from([*EVERY_OPTION[:2], "--keep-for=3d", "--note=x", "a", "b"]), max_size=6))
 def test_a_line_of_listed_options_and_paths_is_plain(words: list[str]) -> None:
     assert (swap_paths.LINE.read(words) is None) == (not {"a", "b"} & {*words})
 
