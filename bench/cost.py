@@ -112,7 +112,7 @@ def bed(case: Case) -> Iterator[Bed]:
             BY_NAME: partial(volume.run, TRASHD, "sweep", "{}", "--name", "f*", "--delete"),
             BY_SIZE: partial(volume.run, TRASHD, "sweep", "{}", "--size", "-1M", "--delete"),
             XARGS: partial(volume.run_listed, "xargs", "-0", "rm"),
-            NAMES: partial(volume.run_listed, TRASHD, "rm", "-0", "--no-fsync"),
+            NAMES: partial(volume.run_listed, TRASHD, "rm", "-0"),
         }
         yield Bed(turns)
 

@@ -61,7 +61,7 @@ def time_names(root: Path, n_names: int) -> float:
             name = parent / f"f{number}"
             name.touch()
             file.write(os.fsencode(name) + b"\0")
-    return time_command([TRASHD, "rm", "-0", "--no-fsync"], stdin=listed)
+    return time_command([TRASHD, "rm", "-0"], stdin=listed)
 
 
 @contextmanager
@@ -83,7 +83,6 @@ def bed(case: Case) -> Iterator[Bed]:
             BIG: lambda: time_swap(root, big),
             FSYNCS: lambda: time_fsyncs(flushed, next(numbers)),
             WITH_OPTIONS: lambda: time_swap(root, big, *OPTIONS),
-            "swap --no-fsync": lambda: time_swap(root, big, "--no-fsync"),
         }
         once: dict[str, Turn] = {RM: lambda: time_command(["rm", "-rf", big])}
         yield Bed(turns, once | {NAMES: lambda: time_names(root, N_NAMES)} if case.n >= MANY else once)

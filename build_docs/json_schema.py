@@ -74,7 +74,7 @@ def printed() -> dict[str, tuple[PrintedObject, ...]]:
     problem, file = _one(ConfigProblem), _one(FileReport)
     waited, awaited = _one(told.ReapedVolume, Waited), _one(told.WaitGoal, Waited, told.WaitAdvice)
     return {
-        "swap": (swapped, reaped, held, _one(Preflight), waited, awaited),
+        "swap": (swapped, reaped, _one(Preflight), waited, awaited),
         "rm": (swapped, reaped),
         "list": (restorable, _one(told.SummedBy, SumKey, OrphanSum)),
         "restore": (restored,),
@@ -83,7 +83,7 @@ def printed() -> dict[str, tuple[PrintedObject, ...]]:
         "ls": (_one(EntryInside),),
         "diff": (_one(Difference),),
         "keep": (_one(PinnedOrphan),),
-        "reap": (reaped, restorable, waited),
+        "reap": (reaped, _one(Reaped, told.KeptAs), restorable, waited),
         "check": (_one(Preflight),),
         "holders": (held,),
         "sweep": (_one(*swept, without="looks"), _one(told.SweepMatch)),
@@ -100,10 +100,6 @@ def printed() -> dict[str, tuple[PrintedObject, ...]]:
         "service uninstall": (file,),
         "pause": (_one(told.PausedVolume, Pause),),
         "resume": (_one(told.PausedVolume),),
-        "quarantine list": (_one(ListedContainer),),
-        "quarantine retry": (reaped,),
-        "quarantine restore": (restored,),
-        "quarantine delete": (_one(Reaped, told.KeptAs),),
         "config check": (problem,),
         "config show": (_one(Config), _one(VolumePolicy)),
         ERROR: (_one(told.ErrorTold), problem),

@@ -17,13 +17,16 @@ SECTIONS = {
     ),
     "Select": ("sweep", "plan"),
     "Watch": ("status", "doctor"),
-    "Administer": ("init", "mount", "umount", "service", "pause", "resume", "quarantine", "config"),
+    "Administer": ("init", "mount", "umount", "service", "pause", "resume", "config"),
 }  # fmt: skip
 """In the order in which people meet them; each is the `command` of its module, which has its name."""
 _COMMANDS = tuple(name for names in SECTIONS.values() for name in names)
 _N_MEANT = 3
-_SAID_ELSEWHERE = {"empty": "reap", "put": "rm", "stats": "status"}
-"""What other trash cans call it (trash-empty, trash-put), and commands that 0.3.0 had."""
+_SAID_ELSEWHERE = {
+    "empty": "reap", "put": "rm", "stats": "status",
+    "quarantine": "list --state quarantine, reap ID, reap --force ID or restore ID",
+}  # fmt: skip
+"""What other trash cans (trash-empty, trash-put) and earlier releases call it."""
 _OLD_NAMES = {"reaper": ("service", "run")}
 """They work as ever, and are not listed."""
 REMOVED: dict[tuple[str, str], str] = {
@@ -33,6 +36,9 @@ REMOVED: dict[tuple[str, str], str] = {
     ("doctor", "--forget"): "mv CONTAINER VOLUME/.trashd/u/UID/drop/, as its owner (man trashd-doctor)",
     ("sweep", "--flat"): "trashd sweep DIR … --print0 | xargs -0 mv -n -t DEST moves all into one directory",
     ("sweep", "--copy"): "without --copy, a move to another filesystem is refused with the rsync command for it",
+    ("swap", "--holders"): "trashd holders ID, with the id that the swap prints",
+    ("swap", "--no-fsync"): "omit it: a swap flushes its container once",
+    ("rm", "--no-fsync"): "omit it: rm flushes once for each filesystem",
 }
 """Options that 0.3.0 had, by command and option, with the hint for people who still type them."""
 

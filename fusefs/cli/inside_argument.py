@@ -9,13 +9,11 @@ from typing import Any, TypeVar
 import click
 
 from fusefs.cli.id_completion import OrphanIdOrPath
-from fusefs.cli.options import ParsedValue
 from fusefs.cli.restore_choice import chosen
 from fusefs.cli.settle_first import tended
 from fusefs.core.names import RelPath
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.user_names import uid_of
 from fusefs.store.layout import UserFolder
 from fusefs.store.list_orphans import ListedContainer
 from fusefs.store.look_inside import inside
@@ -23,9 +21,6 @@ from fusefs.store.look_inside import inside
 T = TypeVar("T")
 
 inside_argument = click.argument("word", metavar="ID[:PATH]|PATH", type=OrphanIdOrPath())
-whose_option = click.option(
-    "--user", "uid", type=ParsedValue("user", uid_of), metavar="USER", help="Whose orphan, for root."
-)
 
 
 def look_at_inside(

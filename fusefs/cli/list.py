@@ -10,7 +10,6 @@ import click
 from fusefs.cli import output
 from fusefs.cli.count_orphan import in_column
 from fusefs.cli.expiry_notice import tell_soon
-from fusefs.cli.json_objects import RestorableFor
 from fusefs.cli.options import json_option, volume_option
 from fusefs.cli.orphan_filters import ORDERS, OrphanFilter, filter_options, in_order, larger_option
 from fusefs.cli.settle_first import tended
@@ -21,13 +20,15 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import ID_RANDOM_CHARS
 from fusefs.core.orphan_sums import SumBy
 from fusefs.core.printable_names import printable
-from fusefs.core.record import Method
+from fusefs.core.record import MAX_FAILURES, Method
 from fusefs.linux.act_as_user import user_name
 from fusefs.store.find_orphans import all_entries
-from fusefs.store.list_orphans import ListedContainer
+from fusefs.store.list_orphans import ListedContainer, explain_failure
 
 _PAST = (State.REAPING, State.QUARANTINE)
 """Where the retention says nothing any more: it goes when the reaper comes to it, or when a person decides."""
+_MOST_REASONS = 3
+"""Of each in quarantine; --json has all."""
 _TOLD = {State.ORPHANS: "restorable", State.STAGE: "unfinished", State.RESTORING: "restoring"}
 
 
@@ -65,6 +66,9 @@ def command(
     paths and notes what fits: --json has them whole. Sizes are those that are known: trashd du counts the others, and
     notes what it counted.
 
+    Below an orphan in quarantine are the first reasons why the reaper could not delete it: the call, the path in the
+    container and the kernel's error. --json has up to 50 reasons.
+
     What they hold is told by user, by project (the first directories of where they came from) or by age with --sum-by:
     from records alone, however many there are, and changing nothing.
 
@@ -74,6 +78,7 @@ def command(
       trashd list --path '/scratch/*' --older 1d --sort left
       trashd list --within 1d                      what is gone by tomorrow, for a login's profile
       trashd list --volume /scratch --json | jq -r .id
+      trashd list --state quarantine               what the reaper could not delete, and why
       trashd list --volume /scratch --sum-by project --older 7d
     """
     wanted = OrphanFilter(uid, older_s, within_s, glob, state)
@@ -90,6 +95,8 @@ def command(
         found = [entry for entry in found if entry.size is not None and entry.size.n_bytes >= least]
     codes = [output.failed(error, as_json=as_json) for error in lost]
     if as_json:
+        from fusefs.cli.json_objects import RestorableFor
+
         for entry in found:
             output.as_json(entry, RestorableFor(entry.left_s(now_ns)))
         return max(codes, default=0)
@@ -100,8 +107,13 @@ def command(
     shown = ID_RANDOM_CHARS if sys.stdout.isatty() else 0  # the end of an id is enough, and leaves room for the rest
     rows = [("ID", "AGE", "LEFT", "SIZE", "OWNER", "STATE", "ORIGIN"), *(_row(entry, now_ns, shown) for entry in found)]
     width = output.terminal_width()
-    for line, note in zip(output.aligned(rows, width), ["", *map(_note, found)], strict=True):
+    head, *lines = output.aligned(rows, width)
+    print(head)
+    for line, entry in zip(lines, found, strict=True):
+        note = _note(entry)
         print(line + note if width is None or len(line + note) <= width else line)
+        for reason in _explain_quarantine(entry):
+            print(f"  {reason}")
     if any(entry.problem for entry in found):
         output.warn(f"of what is unreadable {WAY_OUT}")
     if within_s is None:  # who asks for these is told
@@ -126,6 +138,20 @@ def _row(entry: ListedContainer, now_ns: int, n_chars: int) -> tuple[str, ...]:
     swept = " (swept)" if entry.method is Method.SWEEP else ""
     origin = output.origin(entry.origin) + swept
     return (identifier, age, shown, in_column(entry.size), user_name(entry.uid), state, origin)
+
+
+def _explain_quarantine(entry: ListedContainer) -> list[str]:
+    """The first reasons why it could not be deleted; none if it is not in quarantine."""
+    if entry.state is not State.QUARANTINE or entry.problem:
+        return []
+    if not entry.failures:
+        return ["no reason was recorded: the volume was full, or somebody put it there"]
+    reasons = [explain_failure(failure) for failure in entry.failures[:_MOST_REASONS]]
+    n_more = entry.n_failed - len(reasons)
+    if n_more > 0:
+        more = f"{n_more}+" if entry.n_failed >= MAX_FAILURES else str(n_more)
+        reasons.append(f"and {more} more: --json shows them")
+    return reasons
 
 
 def _note(entry: ListedContainer) -> str:

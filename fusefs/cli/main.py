@@ -145,7 +145,7 @@ def _run(arguments: list[str]) -> int:
     gc.set_threshold(_GC_THRESHOLD)
     gc.enable()
     if line is not None and values is not None:
-        return line.run(values)
+        return line.run(**values)
     from fusefs.cli.group import dispatch
 
     return dispatch(arguments)

@@ -13,6 +13,7 @@ from fusefs.cli.plain_line import read_note
 from fusefs.cli.typed_paths import existing
 from fusefs.core.durations import parse_duration
 from fusefs.core.sizes import parse_rate
+from fusefs.linux.user_names import uid_of
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -89,6 +90,9 @@ volume_option: Decorator = click.option(
     "default: all that are known.",
 )
 paths_argument: Decorator = click.argument("paths", type=PathBytes(), nargs=-1, metavar="PATH…")
+whose_option: Decorator = click.option(
+    "--user", "uid", type=ParsedValue("user", uid_of), metavar="USER", help="Whose orphan, for root."
+)
 null_option: Decorator = click.option(
     "-0", "--null", is_flag=True, help="Read more paths from standard input, separated by NUL (find -print0)."
 )

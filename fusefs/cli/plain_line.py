@@ -29,12 +29,12 @@ class PlainLine(NamedTuple):
 
     paths    the name of click's parameter for them
     options  as they are typed
-    run      carries the line out; returns the exit code
+    run      carries the line out, with the values by their names; returns the exit code
     """
 
     paths: str
     options: dict[str, PlainOption]
-    run: Callable[[dict[str, Any]], int]
+    run: Callable[..., int]
 
     def read(self, words: list[str]) -> dict[str, Any] | None:
         """Read the values of click's parameters, without those that have their default; None: click reads this line."""

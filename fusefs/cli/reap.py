@@ -14,7 +14,16 @@ from fusefs.cli.confirm import can_be_asked
 from fusefs.cli.id_completion import OrphanId
 from fusefs.cli.mpi_option import mpi_option
 from fusefs.cli.options import ParsedValue, json_option, tempo_options, threads_option, volume_option
-from fusefs.cli.reap_choice import Choice, ask_about, by_retention, choose, tell_choice, tell_would_go
+from fusefs.cli.reap_choice import (
+    Choice,
+    ask_about,
+    ask_about_force,
+    by_retention,
+    check_quarantined,
+    choose,
+    tell_choice,
+    tell_would_go,
+)
 from fusefs.cli.reap_foreground import ReapOptions, has_expired, is_named, is_unpinned, reap_all
 from fusefs.cli.settle_first import tended
 from fusefs.cli.wall_clock import tell_kept_by_clock, watched
@@ -46,6 +55,7 @@ class _ReapLine(NamedTuple):
     counts: bool
     waits: bool
     with_stores: bool
+    force: bool
     volumes: tuple[bytes, ...]
     as_json: bool
     job: Any
@@ -68,10 +78,21 @@ class _ReapLine(NamedTuple):
             raise UsageError(
                 f"--one with {'ID' if self.identifiers else '--free'}", "it takes whichever is due and free"
             )
+        if self.force:
+            self._check_force()
         if self.job is not None and self.paced:
             raise UsageError(
                 "--mpi with --paced", "that listens to one machine's disk; --max-rate is for all ranks together"
             )
+
+    def _check_force(self) -> None:
+        if not self.identifiers:
+            raise UsageError("--force without ID", "name what is in quarantine: trashd list --state quarantine")
+        others = {"--wait": self.waits, "--mpi": self.job is not None}
+        for other in (option for option, is_given in others.items() if is_given):
+            raise UsageError(f"--force with {other}", "leave one of them out")
+        if not (self.yes or self.dry or can_be_asked()):
+            raise UsageError("nobody is there to be asked", "say --yes, or run it on a terminal")
 
 
 def _by_ranks(job: Any) -> Any:
@@ -100,6 +121,7 @@ def _by_ranks(job: Any) -> Any:
 @click.option("--count", "counts", is_flag=True, help="Count first, so that the progress bar knows the end.")
 @click.option("--wait", "waits", is_flag=True, help="Wait until the space has come back, or say what keeps it.")
 @click.option("--with-stores", is_flag=True, help="With ID: trash stores in it go too, but for what is pinned there.")
+@click.option("--force", is_flag=True, help="With ID in quarantine: delete also what its owner may not. It asks.")
 @volume_option
 @json_option
 @mpi_option(_by_ranks)
@@ -109,8 +131,11 @@ def command(**options: Any) -> int:
     Without ID: all that have expired (as root: everybody's, each with its owner's authority). An orphan that is
     named, or --all, is reaped before its time only with --now. What is pinned goes only if it is named, or by
     --pinned, which --all doesn't imply. A user's own store that is not in his registry may be a copy: what is in it
-    goes only if it is named. What can't be deleted goes to quarantine. After Ctrl-C, or however it ended,
-    the next reap goes on where it was.
+    goes only if it is named. After Ctrl-C, or however it ended, the next reap goes on where it was.
+
+    What can't be deleted goes to quarantine; trashd list shows the reasons. There it stays until its ID is named: a
+    reap tries it again, trashd restore takes back what remains. --force deletes it with the right of the caller: of
+    your own also directories that came in, or were changed, after the swap; as root everything, whoever owns it.
 
     Where a trash store in an orphan holds something, the reaper leaves that store and what it holds, and the rest of
     the orphan goes. --with-stores deletes it too; an orphan that is pinned in it stays all the same.
@@ -136,6 +161,8 @@ def command(**options: Any) -> int:
       trashd reap
       trashd reap --now 20261121T032253.555Z-job-2fe7e4cb8ba8
       trashd reap --dry-run
+      trashd list --state quarantine --json | jq -r .id | xargs trashd reap
+      trashd reap --force 2fe7e4cb8ba8
       trashd reap --free 200G --volume /scratch
       trashd reap --wait
       sbatch --array=1-64 --wrap 'trashd reap --one --volume /scratch'
@@ -151,7 +178,10 @@ def _run(told: _ReapLine) -> int:
     kernel, clocks = tended(told.volumes), watched()
     lost: list[TrashdError] = []
     if told.identifiers:
-        choice = Choice([find_container(kernel, told.volumes, one, clocks) for one in told.identifiers])
+        named = [find_container(kernel, told.volumes, one, clocks) for one in told.identifiers]
+        choice = Choice(list({entry.path: entry for entry in named}.values()))
+        if told.force:
+            check_quarantined(choice.chosen)
     else:
         found = [entry for entry in all_entries(kernel, told.volumes, lost, clocks) if entry.state in _REAPABLE]
         choice = choose(found, everything=told.everything, pinned=told.pinned, now=told.now)
@@ -178,11 +208,13 @@ def _run(told: _ReapLine) -> int:
     if told.dry:
         tell_would_go(due[:1] if told.one else due, as_json=told.as_json)
         return refused
+    if told.force and not told.yes:
+        ask_about_force(due)
     if told.now and len(waiting) > 1 and not (told.yes or told.one or told.as_json) and can_be_asked():
         ask_about(waiting)
     expired, is_told = partial(has_expired, clocks=clocks), told.now and (told.identifiers or told.pinned)
-    is_meant = is_named if is_told else is_unpinned if told.now or soon else expired
+    is_meant = is_named if is_told or told.force else is_unpinned if told.now or soon else expired
     tempo = Speed(told.max_rate, told.max_bytes)
     how = ReapOptions(told.n_workers, tempo, told.counts, told.waits, told.paced, told.with_stores, is_meant)
-    how = how._replace(only_one=told.one, job=told.job)
+    how = how._replace(only_one=told.one, job=told.job, force=told.force)
     return reap_all(kernel, told.volumes, due, how, as_json=told.as_json) or refused

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from fusefs.cli import output
 from fusefs.cli.confirm import is_confirmed
 from fusefs.core.durations import format_duration
-from fusefs.core.errors import Refused
+from fusefs.core.errors import BadRecord, Refused
 from fusefs.core.lifecycle import State
 from fusefs.core.printable_names import printable, shell_word
 from fusefs.core.report import Reaped, Report
@@ -65,7 +65,7 @@ def by_retention(chosen: Sequence[ListedContainer]) -> tuple[list[ListedContaine
 def tell_choice(choice: Choice, *, as_json: bool) -> None:
     """Say what is left, and how it would go."""
     _tell_left(choice.left, as_json=as_json)
-    tell_unvouched(choice.unvouched, as_json=as_json)
+    _tell_unvouched(choice.unvouched, as_json=as_json)
     _tell_unproven(choice.unproven, as_json=as_json)
 
 
@@ -84,7 +84,7 @@ def _tell_left(left: Sequence[ListedContainer], *, as_json: bool) -> None:
         output.warn(f"{stay} (trashd keep): --now with the ID reaps one, with --pinned all of them")
 
 
-def tell_unvouched(unvouched: Sequence[ListedContainer], *, as_json: bool) -> None:
+def _tell_unvouched(unvouched: Sequence[ListedContainer], *, as_json: bool) -> None:
     """Say what is left in stores that may be copies, and how it would go."""
     why = (
         "which may be a copy: nobody has registered that store. "
@@ -113,7 +113,7 @@ def _tell_staying(staying: Sequence[ListedContainer], lost: str, why: str, *, as
 
 def _waits(entry: ListedContainer) -> bool:
     """Whether its retention forbids to reap it; one that a reaper has begun is past that."""
-    if entry.state is State.REAPING:
+    if entry.state in (State.REAPING, State.QUARANTINE):
         return False
     return entry.expires_ns is None or entry.expires_ns > time.time_ns()
 
@@ -135,6 +135,24 @@ def ask_about(early: Sequence[ListedContainer]) -> None:
     tell_early(early)
     which = "this" if len(early) == 1 else f"these {len(early):,}"
     if not is_confirmed(f"Delete {which} for good, before {'its' if len(early) == 1 else 'their'} time?"):
+        raise Refused("nothing was deleted")
+
+
+def check_quarantined(entries: Sequence[ListedContainer]) -> None:
+    """Raises  Refused if one of them is not in quarantine; BadRecord if its record can't be read"""
+    for entry in entries:
+        if entry.state is not State.QUARANTINE:
+            raise Refused(f"{entry.id} is not in quarantine", "trashd reap without --force deletes it")
+        if entry.problem:
+            raise BadRecord(f"{entry.id}: {entry.problem}")
+
+
+def ask_about_force(entries: Sequence[ListedContainer]) -> None:
+    """Ask whether they may be deleted with the caller's right. Raises  Refused if the answer is no"""
+    for entry in entries:
+        print(f"{entry.id}  {user_name(entry.uid)}  {output.origin(entry.origin)}", file=sys.stderr)
+    extent = "whoever owns the files in it" if os.geteuid() == 0 else "with what came in after the swap"
+    if not is_confirmed(f"Delete this for good, {extent}?"):
         raise Refused("nothing was deleted")
 
 

@@ -14,18 +14,19 @@ from fusefs.cli.progress_bar import ProgressSink, bar
 from fusefs.cli.reap_wait import SpaceWait
 from fusefs.cli.stop_signals import StopSignals
 from fusefs.core.durations import format_duration
-from fusefs.core.errors import SETTLE, Incomplete, Refused, ServerAway, TrashdError, from_os
+from fusefs.core.errors import SETTLE, Busy, Incomplete, NotFound, Refused, ServerAway, TrashdError, from_os
 from fusefs.core.lifecycle import State
 from fusefs.core.orphan_age import Clock
 from fusefs.core.printable_names import printable
-from fusefs.core.record import Record
+from fusefs.core.record import NOTE_MAX_CHARS, Record
 from fusefs.core.report import Reaped
 from fusefs.core.sizes import format_size
 from fusefs.core.slice_budget import Speed
+from fusefs.linux.act_as_user import user_name
 from fusefs.linux.clocks import moment
 from fusefs.linux.kernel import Kernel
 from fusefs.store.claim import ClaimLost
-from fusefs.store.find_orphans import act_on, find_container
+from fusefs.store.find_orphans import act_on, find_container, opened_folder
 from fusefs.store.layout import UserFolder
 from fusefs.store.list_orphans import ListedContainer, explain_failure
 from fusefs.store.victim_rename import VisibleRename
@@ -36,6 +37,7 @@ _WHY_LOST = {
     ClaimLost.GONE: "it is gone already",
     ClaimLost.CHANGED: "it is kept by now",
 }
+_LOST: dict[ClaimLost, type[TrashdError]] = {ClaimLost.BUSY: Busy, ClaimLost.GONE: NotFound, ClaimLost.CHANGED: Busy}
 
 
 def is_named(_record: Record) -> bool:
@@ -64,6 +66,7 @@ class ReapOptions(NamedTuple):
     paced      make way for others; the tempo is the most that it may be
     with_stores  trash stores in it that hold something go too
     is_meant   asked again about an orphan's record when its turn comes: it may have been kept meanwhile
+    force      what is in quarantine, with the caller's own right
     only_one   the first that no other process has
     job        whose ranks do it (engine.mpi_ranks.MpiJob), or None
     """
@@ -75,6 +78,7 @@ class ReapOptions(NamedTuple):
     paced: bool = False
     with_stores: bool = False
     is_meant: Callable[[Record], bool] = is_named
+    force: bool = False
     only_one: bool = False
     job: Any = None
 
@@ -104,12 +108,15 @@ def reap_all(
                 break
             try:
                 with bar(_title(entry), shown=not as_json) as shows:
-                    act = partial(_reap, entry, how, shows, stop, is_away)
-                    done = act_on(kernel, volumes, entry, act, Reaped, needs_proof=True)
+                    if how.force:
+                        done = _reap_by_force(kernel, volumes, entry, how, shows, stop, is_away)
+                    else:
+                        act = partial(_reap, entry, how, shows, stop, is_away)
+                        done = act_on(kernel, volumes, entry, act, Reaped, needs_proof=True)
                 if how.only_one and done.lost:
                     continue
                 reaped.append(done)
-                codes.append(_tell(entry, done, as_json=as_json))
+                codes.append(_tell(entry, done, force=how.force, as_json=as_json))
                 space.reaped(entry, done)
                 if how.only_one:
                     break
@@ -151,8 +158,41 @@ def _reap(
         wishes = wishes._replace(waits=how.waits, with_stores=how.with_stores, job=how.job)
         limit_s = 0.0 if is_away else COMMAND_LIMIT_S
         outage = OutageWishes(limit_s, lambda number: output.tell_outage(number, limit_s))
-        wishes = wishes._replace(outage=outage)
+        by_force, is_own = how.force and folder.uid == 0, folder.uid == entry.uid
+        # Of one's own --force is the decision of a person who looked; no service makes it.
+        wishes = wishes._replace(outage=outage, by_force=by_force, without_doubt=how.force and is_own)
         return reap(folder, entry.id, wishes, how.is_meant)
+
+
+def _reap_by_force(
+    kernel: Kernel,
+    volumes: Sequence[bytes],
+    entry: ListedContainer,
+    how: ReapOptions,
+    shows: ProgressSink,
+    stop: StopSignals,
+    is_away: bool,
+) -> Reaped:
+    """Reap it in the caller's own folder, to which root moves it first.
+
+    Raises  Busy, NotFound, or as for `seize` and `_reap`
+    """
+    from fusefs.store.seize import seize
+    from fusefs.store.swap_path import own_folder
+
+    with opened_folder(kernel, volumes, entry) as folder, own_folder(folder.store) as own:
+        if folder.uid != own.uid:
+            note = f"taken from {user_name(folder.uid)}'s quarantine to be deleted; was {output.origin(entry.origin)}"
+            seized = seize(folder, entry.id, own, note[:NOTE_MAX_CHARS])
+            if isinstance(seized, ClaimLost):
+                raise _LOST[seized](entry.id)
+            for warning in seized.warnings:
+                output.warn(warning)
+            entry = entry._replace(id=seized.id)
+        reaped = _reap(entry, how, shows, stop, is_away, own, None)
+    if reaped.lost is not None:
+        raise _LOST[ClaimLost(reaped.lost)](entry.id)
+    return reaped
 
 
 def _title(entry: ListedContainer) -> str:
@@ -160,24 +200,30 @@ def _title(entry: ListedContainer) -> str:
     return entry.id if entry.origin is None else printable(os.path.basename(entry.origin))
 
 
-def _tell(entry: ListedContainer, reaped: Reaped, *, as_json: bool) -> int:
+def _tell(entry: ListedContainer, reaped: Reaped, *, force: bool, as_json: bool) -> int:
     """Say what became of one; its exit code."""
     report = reaped.report
+    where = "quarantine" if reaped.id == entry.id else f"root's quarantine as {reaped.id}"
     gone = f"{output.counted(report.removed, 'entry', 'entries')} removed"
     if report.n_bytes is not None:
         gone += f" ({format_size(report.n_bytes)})"
-    if as_json:
+    if as_json and force:
+        from fusefs.cli.json_objects import KeptAs
+
+        output.as_json(reaped, KeptAs(entry.id, reaped.id if report.n_failed or report.stopped else None))
+    elif as_json:
         output.as_json(reaped)
     elif reaped.lost:
         print(f"{entry.id}: skipped, {_WHY_LOST[ClaimLost(reaped.lost)]}")
     elif report.stopped:
-        print(f"{entry.id}: {gone}, then stopped; the next reap goes on")
+        rest = "" if reaped.id == entry.id else f" with {reaped.id}"
+        print(f"{entry.id}: {gone}, then stopped; the next reap goes on{rest}")
     elif report.n_failed:
-        print(f"{entry.id}: {gone}, {report.n_failed} could not be; it is in quarantine")
+        print(f"{entry.id}: {gone}, {report.n_failed} could not be; it is in {where}")
         for failure in report.failures[:_TOLD_FAILURES]:
             print(f"  {explain_failure(failure)}")
         if report.n_failed > _TOLD_FAILURES:
-            print(f"  and {report.n_failed - _TOLD_FAILURES:,} more (trashd quarantine list)")
+            print(f"  and {report.n_failed - _TOLD_FAILURES:,} more (trashd list --state quarantine --json)")
     else:
         print(f"{entry.id}: {gone}")
     return Incomplete.exit_code if report.n_failed else 0

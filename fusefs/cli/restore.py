@@ -10,8 +10,7 @@ import click
 from fusefs.cli import output
 from fusefs.cli.expiry_notice import look_for_soon
 from fusefs.cli.id_completion import OrphanIdOrPath
-from fusefs.cli.inside_argument import whose_option
-from fusefs.cli.options import PathBytes, json_option, volume_option
+from fusefs.cli.options import PathBytes, json_option, volume_option, whose_option
 from fusefs.cli.restore_choice import chosen
 from fusefs.cli.restore_last import restore_last
 from fusefs.cli.settle_first import tended

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from fusefs.cli.options import DURATION, NOTE, json_option, null_option, paths_argument
-from fusefs.cli.rm_paths import RmLine, remove_told
+from fusefs.cli.rm_paths import remove_paths
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
 
 
@@ -21,7 +21,6 @@ from fusefs.core.lifecycle import DEFAULT_RETENTION_S
 @click.option("-v", "--verbose", is_flag=True, help="Name each that is gone, however many.")
 @click.option("--keep-for", type=DURATION, default=DEFAULT_RETENTION_S, help="Restorable that long (24h).")
 @click.option("--note", type=NOTE, default="", help="A sentence kept with the orphan.")
-@click.option("--no-fsync", is_flag=True, help="Don't flush after the rename; its record is flushed before it.")
 @click.option("--now", is_flag=True, help="Don't keep it: reap it at once, in the foreground.")
 @json_option
 def command(**options: Any) -> int:
@@ -36,4 +35,4 @@ def command(**options: Any) -> int:
       trashd rm core.* old-build/
       find . -name '*.tmp' -print0 | trashd rm -0 --keep-for 1h
     """
-    return remove_told(RmLine(**options))
+    return remove_paths(**options)

@@ -7,7 +7,6 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
-from typing import NamedTuple
 
 from fusefs.cli import output
 from fusefs.cli.confirm import is_confirmed
@@ -33,21 +32,35 @@ from fusefs.store.swap_path import remove_path
 _MOST_TOLD = 10
 
 
-class RmLine(NamedTuple):
-    """What a command line asks for, named as click's parameters in cli/rm.py."""
-
-    paths: tuple[bytes, ...]
-    null: bool = False
-    force: bool = False
-    asks: bool = False
-    recursive: bool = False
-    only_empty: bool = False
-    verbose: bool = False
-    keep_for: int = DEFAULT_RETENTION_S
-    note: str = ""
-    no_fsync: bool = False
-    now: bool = False
-    as_json: bool = False
+def remove_paths(
+    paths: tuple[bytes, ...],
+    *,
+    null: bool = False,
+    force: bool = False,
+    asks: bool = False,
+    recursive: bool = False,
+    only_empty: bool = False,
+    verbose: bool = False,
+    keep_for: int = DEFAULT_RETENTION_S,
+    note: str = "",
+    now: bool = False,
+    as_json: bool = False,
+) -> int:
+    """Remove paths with the options of cli/rm.py; the exit code."""
+    if asks and force:
+        raise UsageError("-i with -f", "it is asked, or it is not")
+    if asks and (null or not sys.stdin.isatty()):
+        raise UsageError("-i asks at a terminal", "paths can't be read from there, too")
+    if force and not paths and not null:
+        return 0
+    wanted = every_path(paths, null=null)
+    options = SwapOptions(keep_for, note, invocation=invocation())
+    removal = _RmCommand(options, force=force, verbose=verbose, now=now, as_json=as_json)
+    if only_empty and not recursive:
+        wanted = _emptied(wanted, removal.codes, as_json=as_json)
+    code = removal.run(filter(_is_meant, wanted) if asks else iter(wanted))
+    look_for_soon(Kernel(), paths[:1], as_json=as_json)
+    return code
 
 
 LINE = PlainLine(
@@ -62,30 +75,11 @@ LINE = PlainLine(
         "--verbose": PlainOption("verbose"),
         "--keep-for": PlainOption("keep_for", parse_duration),
         "--note": PlainOption("note", read_note),
-        "--no-fsync": PlainOption("no_fsync"),
         "--now": PlainOption("now"),
         "--json": PlainOption("as_json"),
     },
-    lambda values: remove_told(RmLine(**values)),
+    remove_paths,
 )
-
-
-def remove_told(told: RmLine) -> int:
-    """Do what a command line asks for; the exit code."""
-    if told.asks and told.force:
-        raise UsageError("-i with -f", "it is asked, or it is not")
-    if told.asks and (told.null or not sys.stdin.isatty()):
-        raise UsageError("-i asks at a terminal", "paths can't be read from there, too")
-    if told.force and not told.paths and not told.null:
-        return 0
-    wanted = every_path(told.paths, null=told.null)
-    options = SwapOptions(told.keep_for, told.note, not told.no_fsync, invocation=invocation())
-    removal = _RmCommand(options, force=told.force, verbose=told.verbose, now=told.now, as_json=told.as_json)
-    if told.only_empty and not told.recursive:
-        wanted = _emptied(wanted, removal.codes, as_json=told.as_json)
-    code = removal.run(filter(_is_meant, wanted) if told.asks else iter(wanted))
-    look_for_soon(Kernel(), told.paths[:1], as_json=told.as_json)
-    return code
 
 
 def _is_meant(path: bytes) -> bool:

@@ -6,14 +6,12 @@ import os
 
 import click
 
-from fusefs.cli import output
 from fusefs.cli.check import tell_preflight
 from fusefs.cli.options import DURATION, NOTE, Decorator, ParsedValue, PathBytes, json_option, null_option
 from fusefs.cli.swap_paths import SwapBatch, SwapVerb, ids_with, swap_all
 from fusefs.cli.typed_paths import every_path
 from fusefs.core.errors import NotPermitted, UsageError
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
-from fusefs.core.printable_names import printable
 from fusefs.core.space_goal import ALL, SpaceGoal, parse_goal
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import SwapOptions
@@ -89,13 +87,11 @@ _wait_option: Decorator = click.option(
 )
 @click.option("--keep-for", type=DURATION, help="Restorable that long (24h).")
 @click.option("--note", type=NOTE, default="", help="A sentence kept with the orphan.")
-@click.option("--no-fsync", is_flag=True, help="Don't flush after the exchange; its record is flushed before it.")
 @click.option("--unlike", is_flag=True, help="Accept a fresh directory with another owner, group, ACL or label.")
 @click.option("--for-owner", is_flag=True, help="As root: give the orphan to the directory's owner to restore.")
 @click.option("--now", is_flag=True, help="Don't keep it: reap it at once, in the foreground.")
 @_wait_option
 @click.option("--print-id", is_flag=True, help="Print the orphan's id and nothing else, a line each: for scripts.")
-@click.option("--holders", is_flag=True, help="Afterwards say which processes still work in the old tree.")
 @json_option
 def command(
     directories: tuple[bytes, ...],
@@ -104,13 +100,11 @@ def command(
     keep: tuple[str, ...],
     keep_for: int | None,
     note: str,
-    no_fsync: bool,
     unlike: bool,
     for_owner: bool,
     now: bool,
     goal: SpaceGoal | None,
     print_id: bool,
-    holders: bool,
     as_json: bool,
 ) -> int:
     """Put a fresh, empty directory in each DIR's place by one atomic exchange.
@@ -128,12 +122,12 @@ def command(
       trashd swap --keep '*.conf' --keep licences /srv/app
       find /scratch -maxdepth 1 -name 'tmp.*' -print0 | trashd swap -0
       id=$(trashd swap --print-id build/) && make || trashd restore "$id"
-      trashd swap --now --no-fsync cache/
+      trashd swap --now cache/
       trashd swap --wait=100G /scratch/job && run-the-next-one
     """
     paths = every_path(directories, null=null)
     if print_id:
-        beside = {"--json": as_json, "--holders": holders, "--dry-run": dry, "--now": now, "--wait": goal is not None}
+        beside = {"--json": as_json, "--dry-run": dry, "--now": now, "--wait": goal is not None}
         for other in (option for option, is_told in beside.items() if is_told):
             raise ids_with(other)
     if dry:
@@ -141,12 +135,10 @@ def command(
     verb = _verb(for_owner=for_owner, now=now)
     is_given_up = goal is not None and not keep_for
     retention_s = DEFAULT_RETENTION_S if keep_for is None or is_given_up else keep_for
-    options = SwapOptions(retention_s, note, not no_fsync, unlike, keep)
+    options = SwapOptions(retention_s, note, unlike, keep)
     batch = SwapBatch(paths, options, verb, as_json, print_id, not now and not is_given_up)
 
     def after(swapped: Swapped) -> int:
-        if holders:
-            _tell_holders(swapped, as_json=as_json)
         return _reap(swapped, waits=goal is not None, as_json=as_json) if now else 0
 
     batch = batch._replace(after=after)
@@ -178,16 +170,3 @@ def _reap(swapped: Swapped, *, waits: bool, as_json: bool) -> int:
     kernel, volumes = Kernel(), (swapped.base(),)
     entry = find_container(kernel, volumes, swapped.id)
     return reap_all(kernel, volumes, [entry], PLAINLY._replace(waits=waits), as_json=as_json)
-
-
-def _tell_holders(swapped: Swapped, *, as_json: bool) -> None:
-    from fusefs.store.tree_holders import holders_of
-
-    tree = os.path.join(swapped.store, b"orphans", swapped.id.encode(), b"tree")
-    for held in holders_of([tree]):
-        if as_json:
-            output.as_json(held)
-            continue
-        for holder in held.holders:
-            what = f"{holder.kind} {printable(holder.path) or '.'}"
-            print(f"  held  pid {holder.pid} ({printable(holder.command.encode())}): {what}")

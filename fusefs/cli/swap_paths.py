@@ -24,7 +24,7 @@ class SwapBatch(NamedTuple):
 
     kept   whether they can be restored afterwards; if not, no command for it is told
     ids_only  print their ids, and nothing else
-    after  called with each result, to go on with it (look for holders, reap at once); its exit code
+    after  called with each result, to go on with it (reap at once); its exit code
     """
 
     paths: Iterable[bytes]
@@ -36,24 +36,21 @@ class SwapBatch(NamedTuple):
     after: Callable[[Swapped], int] = lambda _swapped: 0
 
 
-class PlainSwap(NamedTuple):
-    """The values of a plain line, named as click's parameters in cli/swap.py."""
-
-    directories: tuple[bytes, ...]
-    keep_for: int | None = None
-    note: str = ""
-    no_fsync: bool = False
-    unlike: bool = False
-    print_id: bool = False
-    as_json: bool = False
-
-    def run(self) -> int:
-        """Carry it out; the exit code."""
-        if self.print_id and self.as_json:
-            raise ids_with("--json")
-        retention_s = DEFAULT_RETENTION_S if self.keep_for is None else self.keep_for
-        options = SwapOptions(retention_s, self.note, not self.no_fsync, self.unlike)
-        return swap_all(SwapBatch(self.directories, options, json_lines=self.as_json, ids_only=self.print_id))
+def _swap_plainly(
+    directories: tuple[bytes, ...],
+    *,
+    keep_for: int | None = None,
+    note: str = "",
+    unlike: bool = False,
+    print_id: bool = False,
+    as_json: bool = False,
+) -> int:
+    """Carry out a plain line, whose values are named as click's parameters in cli/swap.py; the exit code."""
+    if print_id and as_json:
+        raise ids_with("--json")
+    retention_s = DEFAULT_RETENTION_S if keep_for is None else keep_for
+    options = SwapOptions(retention_s, note, unlike)
+    return swap_all(SwapBatch(directories, options, json_lines=as_json, ids_only=print_id))
 
 
 LINE = PlainLine(
@@ -61,12 +58,11 @@ LINE = PlainLine(
     {
         "--keep-for": PlainOption("keep_for", parse_duration),
         "--note": PlainOption("note", read_note),
-        "--no-fsync": PlainOption("no_fsync"),
         "--unlike": PlainOption("unlike"),
         "--print-id": PlainOption("print_id"),
         "--json": PlainOption("as_json"),
     },
-    lambda values: PlainSwap(**values).run(),
+    _swap_plainly,
 )
 
 

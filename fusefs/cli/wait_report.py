@@ -150,6 +150,6 @@ def _next_step(base: bytes, ids: tuple[ContainerId, ...], reason: SpaceKept) -> 
         case SpaceKeeper.BROKEN:
             return "trashd status tells the errors"
         case SpaceKeeper.LEFT:
-            return "trashd quarantine list"
+            return "trashd list --state quarantine"
         case _:
             return ""

@@ -59,7 +59,7 @@ WORDS = {
     PINNED: "kept in a trash store, and nothing deletes that from above; trashd restore it, or release it "
     "(trashd keep --release), with --volume DIR, where DIR is the directory above that store",
     CAME_IN: "it came in, or was changed, after the swap: who could move it need not be who may delete it; "
-    "trashd quarantine restore ID takes it back, trashd quarantine delete ID deletes it",
+    "trashd restore ID takes it back, trashd reap --force ID deletes it",
 }
 """What a person is told of each."""
 

@@ -24,7 +24,7 @@ from fusefs.store.spare_space import FOR_USER, with_room
 _S = 1_000_000_000
 _ELSEWHERE = {
     State.REAPING: ("is being reaped already", "trashd restore takes back what is left of it, on a local filesystem"),
-    State.QUARANTINE: ("is in quarantine, where nothing goes by itself", "trashd quarantine restore takes it back"),
+    State.QUARANTINE: ("is in quarantine, where nothing goes by itself", "trashd restore takes it back"),
     State.RESTORING: ("is being restored", SETTLE),
     State.STAGE: ("is not an orphan yet", SETTLE),
 }

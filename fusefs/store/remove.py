@@ -28,4 +28,4 @@ def remove(
             raise
         if not kernel.is_named(victim.fd, staged.held.fd, TREE):
             give_back(staged, victim, visible)
-        return finish(staged, victim, options, visible, (), None)
+        return finish(staged, victim, visible, (), None)

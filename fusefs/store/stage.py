@@ -55,7 +55,6 @@ class SwapOptions(NamedTuple):
     """What a person may ask of swap and rm.
 
     retention_s  seconds until it may be reaped; None for never unless asked
-    durable      flush after the exchange too (the record is always flushed before it)
     unlike       accept a fresh directory that is not quite like the old one
     keep         globs of top entries that a swap leaves in view
     taken        not asked for: the victim is a user's container (store/seize.py)
@@ -65,7 +64,6 @@ class SwapOptions(NamedTuple):
 
     retention_s: int | None = DEFAULT_RETENTION_S
     note: str = ""
-    durable: bool = True
     unlike: bool = False
     keep: tuple[str, ...] = ()
     taken: TakenContainer | None = None

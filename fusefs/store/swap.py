@@ -22,7 +22,7 @@ from fusefs.linux.directory_metadata import (
 )
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.store.container import HeldContainer, dissolve, is_taken_over, move
+from fusefs.store.container import HeldContainer, dissolve, flush, is_taken_over, move
 from fusefs.store.keep_entries import KeptLinks
 from fusefs.store.layout import FRESH, TREE, UserFolder
 from fusefs.store.locate import Victim
@@ -153,7 +153,7 @@ def _by_exchange(
                 _undo_exchange(staged, victim, visible)
             case ExchangeOutcome.DONE:
                 pass
-        return finish(staged, victim, options, visible, unlike, 0, keeping, adopt)
+        return finish(staged, victim, visible, unlike, 0, keeping, adopt)
 
 
 def _keep(staged: Staged, victim: Victim) -> KeptLinks | None:
@@ -264,7 +264,6 @@ def _undo_exchange(staged: Staged, victim: Victim, visible: VisibleRename) -> No
 def finish(
     staged: Staged,
     victim: Victim,
-    options: SwapOptions,
     visible: VisibleRename,
     unlike: Unlike,
     gap_ns: int | None,
@@ -283,22 +282,12 @@ def finish(
             warnings += [f"{held.id} has what was to be kept: {one}" for one in keeping.finish()]
         _take_back_both(staged, victim, visible)
         adopted = adopt(held)
-        if options.durable:
-            _flush(held)
+        flush(held)
     except OSError as error:
         warnings.append(f"{error.strerror} after the exchange; the next trashd command on this volume completes it")
     method, kept = held.record.method, () if keeping is None else keeping.staying.names()
     told = (*warnings, *adopted.warnings)
     return Swapped(adopted.id, victim.path(), adopted.store, method, gap_ns, unlike, told, kept=kept)
-
-
-def _flush(held: HeldContainer) -> None:
-    """Make exchange and adoption durable.
-
-    One flush of the container carries all that came before it on ext4, xfs and btrfs. Not one of stage/ or
-    orphans/: btrfs then writes the container's move without the plain rename that brought the tree (docs/crash.md).
-    """
-    held.folder.store.kernel.fsync(held.fd)
 
 
 def _take_back_both(staged: Staged, victim: Victim, visible: VisibleRename) -> None:
@@ -327,7 +316,7 @@ def _by_two_renames(
             give_back(staged, victim, visible)
         is_placed = (is_shared and not _has_fresh(staged, FRESH)) or _place(staged, victim, visible)
         gap_ns = gap_ns or time.monotonic_ns() - began_ns
-        swapped = finish(staged, victim, options, visible, unlike, gap_ns, keeping if is_placed else None, adopt)
+        swapped = finish(staged, victim, visible, unlike, gap_ns, keeping if is_placed else None, adopt)
     if is_placed:
         return swapped
     kept = "" if keeping is None else ", with what was to be kept"

@@ -96,8 +96,7 @@ class SweepContainer(NamedTuple):
                     unmake_at(self.held.folder.store.kernel, self.scope, self.made)
                 return None, ()
             move(come(self.held, size), State.ORPHANS)
-            if self.options.durable:
-                flush(self.held)
+            flush(self.held)
         except OSError as error:
             return self.held.id, (f"{error.strerror} in the end; the next trashd command on this volume completes it",)
         return self.held.id, ()

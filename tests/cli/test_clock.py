@@ -116,7 +116,7 @@ def test_what_is_in_quarantine_is_as_old_as_the_time_that_passed(volume: Path, s
     identifier = made(volume, "young", 60, set_s)
     folder = volume / ".trashd/u/0"
     (folder / "orphans" / identifier).rename(folder / "quarantine" / identifier)
-    assert " 1m" in trashd("quarantine", "list", "--volume", volume, STATE_DIRECTORY=str(state)).out
+    assert " 1m" in trashd("list", "--volume", volume, STATE_DIRECTORY=str(state)).out
 
 
 def files(volume: Path, set_s: int) -> Path:

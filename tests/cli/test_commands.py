@@ -177,7 +177,7 @@ def test_very_many_names_come_by_standard_input(volume: Path) -> None:
         name.touch()
     given = b"".join(os.fsencode(name) + b"\0" for name in names)
     assert len(given) > 131_072
-    done_well("rm", "-0", "--no-fsync", stdin=given)
+    done_well("rm", "-0", stdin=given)
     assert list(parent.iterdir()) == []
     assert len(listed(volume)) == 1
     done_well("reap", "--all", "--now", "--volume", volume)

@@ -32,7 +32,7 @@ def test_a_shell_completes_paths_by_itself(typed: str) -> None:
 
 
 @pytest.mark.needs("root")
-@pytest.mark.parametrize("command", ["restore", "keep", "reap", "holders", "quarantine delete"])
+@pytest.mark.parametrize("command", ["restore", "keep", "reap", "holders"])
 def test_a_shell_completes_the_callers_own_ids_by_either_end(volume: Path, command: str) -> None:
     identifier = swapped(make_tree(volume / "job", {"file": ""}))["id"]
     end = identifier[-12:]

@@ -147,7 +147,7 @@ def test_a_name_that_looks_like_an_option_asks_for_nothing(volume: Path) -> None
 
 @pytest.mark.parametrize(
     "words",
-    ["list", "reap", "restore x", "keep x", "holders x", "quarantine list", "quarantine retry --all"],
+    ["list", "reap", "restore x", "keep x", "holders x"],
 )
 def test_a_volume_that_is_missing_is_no_empty_one(volume: Path, words: str) -> None:
     done = trashd(*words.split(), "--volume", volume / "mistyped")

@@ -202,11 +202,6 @@ def view_holders(volume: Path) -> str:
     return told
 
 
-def view_swap_with_holders(volume: Path) -> str:
-    with held(victims(volume)[1], b"\x1b[31m\xff"):
-        return said(trashd("swap", "--holders", victims(volume)[1]))
-
-
 def view_doctor(volume: Path) -> str:
     made = strange(volume)
     told = said(trashd("doctor", volume))
@@ -231,8 +226,8 @@ def view_reap_of_what_stays(volume: Path) -> str:
             set_flags(one, IMMUTABLE)
     ids = swapped_by_alice(volume)
     told = said(trashd("reap", "--now", "--volume", volume, *ids))
-    told += said(trashd("quarantine", "list", "--volume", volume))
-    told += said(trashd("quarantine", "delete", "--volume", volume, "--yes", *ids))
+    told += said(trashd("list", "--volume", volume))
+    told += said(trashd("reap", "--force", "--volume", volume, "--yes", *ids))
     return told + said(trashd("list", "--volume", volume))
 
 
@@ -324,7 +319,7 @@ def wrong(*forms: Callable[[str], tuple[str, ...]]) -> str:
 def view_wrong_commands(_volume: Path) -> str:
     return wrong(
         lambda word: (word,), lambda word: ("help", word), lambda word: (f"swap{word}",),
-        lambda word: ("quarantine", word), lambda word: ("service", word),
+        lambda word: ("service", word),
     )  # fmt: skip
 
 
@@ -347,7 +342,7 @@ def view_wrong_values(_volume: Path) -> str:
 def view_wrong_ids(_volume: Path) -> str:
     return wrong(
         lambda word: ("keep", word), lambda word: ("reap", word), lambda word: ("restore", word),
-        lambda word: ("list", "--volume", word), lambda word: ("quarantine", "retry", word),
+        lambda word: ("list", "--volume", word), lambda word: ("reap", "--force", "--yes", word),
         lambda word: ("doctor", "--repair", word),
     )  # fmt: skip
 

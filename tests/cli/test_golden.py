@@ -19,13 +19,12 @@ from tests.support.trashd_command import Done, done_well, swapped, trashd
 
 GOLDEN = Path(__file__).with_name("golden")
 COMMANDS = (
-    "init", "swap", "rm", "sweep", "plan", "check", "holders", "list", "restore", "keep", "reap", "quarantine", "mount",
+    "init", "swap", "rm", "sweep", "plan", "check", "holders", "list", "restore", "keep", "reap", "mount",
     "undo", "browse", "du", "ls", "cat", "diff", "umount",
     "status", "pause", "resume", "service", "reaper", "config", "doctor",
 )  # fmt: skip
 PLAN = ("plan show", "plan apply")
 CONFIG = ("config check", "config show")
-QUARANTINE = ("quarantine list", "quarantine retry", "quarantine restore", "quarantine delete")
 SERVICE = ("service run", "service install", "service status", "service uninstall")
 ID = re.compile(r"\d{8}T\d{6}\.\d{3}Z-([A-Za-z0-9._-]*)-[0-9a-f]{12}")
 CHANGING = {
@@ -65,7 +64,7 @@ def steady(value: Any, words: Mapping[str, str], key: str = "") -> Any:
     return value
 
 
-@pytest.mark.parametrize("command", ["", *COMMANDS, *PLAN, *CONFIG, *QUARANTINE, *SERVICE])
+@pytest.mark.parametrize("command", ["", *COMMANDS, *PLAN, *CONFIG, *SERVICE])
 def test_help_is_as_promised(command: str) -> None:
     compare(f"help-{command.replace(' ', '-') or 'trashd'}.txt", done_well(*command.split(), "--help").out)
 
@@ -134,21 +133,21 @@ def quarantined(volume: Path, victim: Path) -> str:
     return identifier
 
 
-def told_quarantine_list(volume: Path, victim: Path) -> Done:
+def told_list_quarantined(volume: Path, victim: Path) -> Done:
     quarantined(volume, victim)
-    return done_well("quarantine", "list", "--json", "--volume", volume)
+    return done_well("list", "--json", "--volume", volume)
 
 
-def told_quarantine_retry(volume: Path, victim: Path) -> Done:
-    return trashd("quarantine", "retry", "--json", "--volume", volume, quarantined(volume, victim))
+def told_reap_quarantined(volume: Path, victim: Path) -> Done:
+    return trashd("reap", "--json", "--volume", volume, quarantined(volume, victim))
 
 
-def told_quarantine_restore(volume: Path, victim: Path) -> Done:
-    return done_well("quarantine", "restore", "--json", "--volume", volume, quarantined(volume, victim))
+def told_restore_quarantined(volume: Path, victim: Path) -> Done:
+    return done_well("restore", "--json", "--volume", volume, quarantined(volume, victim))
 
 
-def told_quarantine_delete(volume: Path, victim: Path) -> Done:
-    return done_well("quarantine", "delete", "--yes", "--json", "--volume", volume, quarantined(volume, victim))
+def told_reap_force(volume: Path, victim: Path) -> Done:
+    return done_well("reap", "--force", "--yes", "--json", "--volume", volume, quarantined(volume, victim))
 
 
 def told_plan(volume: Path, victim: Path) -> Done:
@@ -182,12 +181,12 @@ def told_error(volume: Path, _victim: Path) -> Done:
     "act",
     [
         told_init, told_swap, told_swap_now, told_rm, told_check, told_check_refused, told_holders, told_list,
-        told_restore, told_keep, told_config_check, told_reap, told_quarantine_list, told_quarantine_retry,
-        told_quarantine_restore, told_quarantine_delete, told_plan, told_doctor, told_error,
+        told_restore, told_keep, told_config_check, told_reap, told_list_quarantined, told_reap_quarantined,
+        told_restore_quarantined, told_reap_force, told_plan, told_doctor, told_error,
     ],
     ids=lambda act: act.__name__.removeprefix("told_"),
 )  # fmt: skip
-@pytest.mark.quick("swap", "rm", "check", "holders", "list", "restore", "keep", "reap", "quarantine", "plan", "doctor")
+@pytest.mark.quick("swap", "rm", "check", "holders", "list", "restore", "keep", "reap", "plan", "doctor")
 def test_json_is_as_promised(volume: Path, act: Act) -> None:
     victim = make_tree(volume / "victim", {"file": "content"})
     objects = [steady(told, {str(volume): "<volume>"}) for told in act(volume, victim).objects()]

@@ -25,15 +25,6 @@ def test_holders_names_who_works_in_the_tree(volume: Path) -> None:
     assert "cwd" in done.out
 
 
-def test_swap_tells_the_holders_on_request(volume: Path) -> None:
-    victim = make_victim(volume)
-    with subprocess.Popen(["cat"], cwd=victim, stdin=subprocess.PIPE) as holder:
-        done = done_well("swap", "--holders", victim)
-        assert holder.stdin is not None
-        holder.stdin.close()
-    assert f"held  pid {holder.pid} (cat): cwd" in done.out
-
-
 def test_holders_finds_an_orphan_by_its_id(volume: Path) -> None:
     victim = make_victim(volume)
     with subprocess.Popen(["cat"], cwd=victim, stdin=subprocess.PIPE) as holder:

@@ -61,11 +61,6 @@ def told_swap_dry(_volume: Path, victim: Path) -> Done:
     return done_well("swap", "--json", "--dry-run", victim)
 
 
-def told_swap_held(_volume: Path, victim: Path) -> Done:
-    with (victim / "file").open("rb"):
-        return done_well("swap", "--json", "--holders", victim)
-
-
 def told_swap_waited(volume: Path, victim: Path) -> Done:
     with places() as base, service(base, volume):
         return done_well("swap", "--json", "--wait", victim)
@@ -235,17 +230,20 @@ def told_init_again(volume: Path, _victim: Path) -> Done:
 
 
 SCENES: dict[str, tuple[Act, ...]] = {
-    "swap": (golden.told_swap, golden.told_swap_now, told_swap_dry, told_swap_held, told_swap_awaited_in_vain,
+    "swap": (golden.told_swap, golden.told_swap_now, told_swap_dry, told_swap_awaited_in_vain,
              told_swap_waited),
     "rm": (golden.told_rm, told_rm_now, told_rm_together),
-    "list": (golden.told_list, told_list_dropped, told_list_unreadable, told_list_sized),
-    "restore": (golden.told_restore, told_restore_rescued),
+    "list": (golden.told_list, told_list_dropped, told_list_unreadable, told_list_sized, golden.told_list_quarantined),
+    "restore": (golden.told_restore, told_restore_rescued, golden.told_restore_quarantined),
     "undo": (told_undo,),
     "du": (told_du,),
     "ls": (told_ls,),
     "diff": (told_diff,),
     "keep": (golden.told_keep, told_keep_for_good),
-    "reap": (golden.told_reap, told_reap_dry, told_reap_waited, told_reap_pinned),
+    "reap": (
+        golden.told_reap, golden.told_reap_quarantined, golden.told_reap_force, told_reap_dry, told_reap_waited,
+        told_reap_pinned,
+    ),
     "check": (golden.told_check, golden.told_check_refused),
     "holders": (golden.told_holders, told_holders_of_some),
     "sweep": (told_sweep, told_sweep_dry, told_sweep_printed),
@@ -260,10 +258,6 @@ SCENES: dict[str, tuple[Act, ...]] = {
     "service install": (told_service_install,),
     "service status": (told_service_status,),
     "service uninstall": (told_service_uninstall,),
-    "quarantine list": (golden.told_quarantine_list,),
-    "quarantine retry": (golden.told_quarantine_retry,),
-    "quarantine restore": (golden.told_quarantine_restore,),
-    "quarantine delete": (golden.told_quarantine_delete,),
     "config check": (golden.told_config_check,),
     "config show": (told_config_show, told_config_show_of_path),
     ERROR: (golden.told_error,),

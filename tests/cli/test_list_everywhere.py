@@ -98,7 +98,7 @@ def test_root_restores_from_a_home_by_the_id_alone(home: Path) -> None:
 
 def test_root_takes_nothing_over_in_a_users_own_store(home: Path) -> None:
     swapped_at_home(home)
-    for words in (("list",), ("reap",), ("doctor", home), ("quarantine", "list")):
+    for words in (("list",), ("reap",), ("doctor", home)):
         assert trashd(*words, cwd=ELSEWHERE).code == 0
     assert {path.stat().st_uid for path in (home / ".trashd", *(home / ".trashd").rglob("*"))} == {ALICE}
 
@@ -140,22 +140,15 @@ def test_all_of_ones_own_are_not_those_of_a_copy(home: Path, copy: Path) -> None
     assert len(os.listdir(copy / f".trashd/u/{ALICE}/orphans")) == 1
 
 
-@pytest.mark.parametrize("words", [("--all",), ("ID",)])
-def test_what_is_in_quarantine_in_a_copy_is_tried_again_by_its_id_alone(
-    home: Path, copy: Path, words: tuple[str, ...]
-) -> None:
+def test_what_is_in_quarantine_in_a_copy_is_tried_again_by_its_id(home: Path, copy: Path) -> None:
     """The one in the original has the same id, and is no hindrance."""
     folders = [base / f".trashd/u/{ALICE}" for base in (home, copy)]
     for folder in folders:
         (identifier,) = os.listdir(folder / "orphans")
         (folder / "orphans" / identifier).rename(folder / "quarantine" / identifier)
-    retried = [identifier if word == "ID" else word for word in words]
-    place = () if words == ("--all",) else ("--volume", copy)
-    done = trashd_as(ALICE, home, "quarantine", "retry", *retried, *place, cwd=copy)
+    done = trashd_as(ALICE, home, "reap", identifier, "--volume", copy, cwd=copy)
     assert done.code == 0, done
-    assert ("may be a copy" in done.err) == (words == ("--all",))
-    left = [len(os.listdir(folder / "quarantine")) for folder in folders]
-    assert left == ([0, 1] if words == ("--all",) else [1, 0])
+    assert [len(os.listdir(folder / "quarantine")) for folder in folders] == [1, 0]
 
 
 def test_to_use_a_copy_is_not_to_vouch_for_it(home: Path, copy: Path) -> None:
@@ -209,7 +202,7 @@ def test_a_mount_that_does_not_answer_is_passed_over_with_a_word(home: Path) -> 
 
 
 @pytest.mark.needs("fuse")
-@pytest.mark.parametrize("words", [("reap",), ("quarantine", "list"), ("reap", "--all", "--now")])
+@pytest.mark.parametrize("words", [("reap",), ("list",), ("reap", "--all", "--now")])
 @pytest.mark.usefixtures("home")
 def test_commands_go_on_where_a_mount_does_not_answer(words: tuple[str, ...]) -> None:
     with tmpfs_volume() as volume:

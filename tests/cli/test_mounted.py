@@ -56,7 +56,7 @@ def test_rm_and_reap(mount: Mounted) -> None:
 
 
 def test_swap_and_reap_at_once(mount: Mounted) -> None:
-    done_well("swap", "--now", "--holders", mount.path / "job")
+    done_well("swap", "--now", mount.path / "job")
     assert os.listdir(mount.path / "job") == []
     assert done_well("list", "--json", "--volume", mount.path).objects() == []
 

@@ -33,7 +33,7 @@ def test_it_is_a_line_for_each_that_was_swapped(volume: Path) -> None:
     assert done.code == 13
 
 
-@pytest.mark.parametrize("other", ["--json", "--holders", "--dry-run", "--now", "--wait"])
+@pytest.mark.parametrize("other", ["--json", "--dry-run", "--now", "--wait"])
 def test_nothing_else_may_print_beside_it(volume: Path, other: str) -> None:
     victim = make_tree(volume / "job", {"f": "1"})
     done = trashd("swap", "--print-id", other, victim)

@@ -91,7 +91,7 @@ def test_a_count_tells_programs_what_there_was(volume: Path) -> None:
     assert told["survey"]["n_bytes"] >= len(LARGE)
 
 
-@pytest.mark.parametrize("verb", [("reap", "--now"), ("restore",), ("quarantine", "delete", "--yes"), ("keep",)])
+@pytest.mark.parametrize("verb", [("reap", "--now"), ("restore",), ("reap", "--force", "--yes"), ("keep",)])
 @pytest.mark.parametrize("n", [0, 1, 3])
 def test_what_is_too_short_to_be_an_id_means_no_orphan_though_there_is_but_one(
     volume: Path, verb: tuple[str, ...], n: int
@@ -128,7 +128,7 @@ def test_the_sum_counts_what_failed(volume: Path) -> None:
     done = trashd("reap", "--all", "--now", "--volume", volume)
     assert done.code == 13
     assert done.out.splitlines()[-1].startswith("1 removed, 1 failed (in quarantine), 0 skipped: 6 entries in ")
-    done_well("quarantine", "delete", "--yes", "--volume", volume, refused.parts[-3])
+    done_well("reap", "--force", "--yes", "--volume", volume, refused.parts[-3])
 
 
 # Who keeps it meanwhile
@@ -312,7 +312,7 @@ def test_what_is_left_in_quarantine_is_a_reason_and_13(volume: Path) -> None:
     done = trashd("reap", "--all", "--now", "--wait", "--volume", volume)
     assert done.code == 13
     assert done.out.splitlines()[-1] == "  1.00 MiB: could not be removed"
-    done_well("quarantine", "delete", "--yes", "--volume", volume, refused.parts[-3])
+    done_well("reap", "--force", "--yes", "--volume", volume, refused.parts[-3])
 
 
 def test_what_was_not_reaped_is_not_waited_for(volume: Path) -> None:

@@ -74,7 +74,7 @@ def test_what_fails_is_one_too_and_the_next_task_takes_another(volume: Path) -> 
     assert trashd("reap", "--one", "--volume", volume).code == 13
     done = done_well("reap", "--one", "--volume", volume)
     assert done.out.startswith(f"{other}: ")
-    done_well("quarantine", "delete", "--yes", "--volume", volume, stuck)
+    done_well("reap", "--force", "--yes", "--volume", volume, stuck)
 
 
 @pytest.mark.parametrize("words", [("20261121T032253.555Z-job-2fe7e4cb8ba8",), ("--free", "1G")])

@@ -23,7 +23,7 @@ WORDS = {
     "reap": "--volume {volume} --now {id}", "check": "{victim}", "holders": "--volume {volume} {id}",
     "sweep": "{victim} --name file", "plan": "show {top}/plan.toml", "status": "",
     "doctor": "{volume}", "init": "{volume}", "mount": "--explain {volume} {volume}", "umount": "{volume}",
-    "service": "status", "pause": "{volume}", "resume": "{volume}", "quarantine": "list --volume {volume}",
+    "service": "status", "pause": "{volume}", "resume": "{volume}",
     "config": "show",
 }  # fmt: skip
 STREAMS = ("", "<&- >&- 2>&-", "2>/dev/full")

@@ -202,7 +202,7 @@ def test_what_could_not_be_removed_is_told_with_the_reason(volume: Path) -> None
         done, told = waited("--wait", victim)
     (orphan,) = orphans(volume, "quarantine")
     set_flags(orphan / "tree/file", IMMUTABLE, on=False)
-    assert (done.code, kinds(told), told["hint"]) == (13, ["left"], "trashd quarantine list")
+    assert (done.code, kinds(told), told["hint"]) == (13, ["left"], "trashd list --state quarantine")
     assert told["reasons"][0]["detail"].endswith("unlink tree/file: Operation not permitted")
     assert told["reasons"][0]["n_bytes"] >= 4 * MIB
 

@@ -337,12 +337,12 @@ def test_what_can_not_be_deleted(ext4: Path) -> None:
         set_flags(job / "file", IMMUTABLE)
         identifier = swapped(job, "--keep-for", "0s")["id"]
         PAGE.typed("trashd reap", ext4, f"--volume {ext4}", code=13)
-        assert "Operation not permitted" in PAGE.typed("trashd quarantine list", ext4)
+        assert "Operation not permitted" in PAGE.typed("trashd list --state quarantine", ext4)
         PAGE.typed("chattr -i", ext4, f"{ext4}/.trashd/u/0/quarantine/*/tree/file")
         if name == "again":
-            PAGE.typed("trashd quarantine retry ID", ext4, ID=identifier)
+            PAGE.typed("trashd reap ID", ext4, ID=identifier)
         else:
-            PAGE.typed("trashd quarantine delete ID", ext4, "--yes", ID=identifier)
+            PAGE.typed("trashd reap --force ID", ext4, "--yes", ID=identifier)
 
 
 def test_a_file_that_is_open(ext4: Path) -> None:

@@ -130,12 +130,11 @@ class Cut:
             os.close(fd)
 
     def swapped(self, k: int, options: SwapOptions = SwapOptions()) -> str:  # noqa: B008  a value
-        """Swap by the watched kernel, durable if the options say so; the id."""
+        """Swap by the watched kernel; the id."""
         self.may(k, Shape.SWAPPED)
         done = swap(self.name(k), self.kernel, options)
         assert not done.warnings, done.warnings
-        if options.durable:
-            self.stands(k, Shape.SWAPPED)
+        self.stands(k, Shape.SWAPPED)
         return done.id
 
 
@@ -145,13 +144,6 @@ class Cut:
 def swap_round(cut: Cut, k: int) -> None:
     cut.begin(k)
     cut.swapped(k)
-
-
-def swap_no_fsync_round(cut: Cut, k: int) -> None:
-    cut.begin(k)
-    cut.swapped(k, SwapOptions(durable=False))
-    cut.flush_unrelated()
-    cut.stands(k, Shape.SWAPPED, sync=True)
 
 
 def lower_store_round(cut: Cut, k: int) -> None:
@@ -186,23 +178,6 @@ def rm_file_round(cut: Cut, k: int) -> None:
     cut.may(k, Shape.HOME)
     restore(cut.base, identifier, cut.kernel)
     cut.stands(k, Shape.HOME)
-
-
-def rm_file_no_fsync_round(cut: Cut, k: int) -> None:
-    cut.begin_file(k)
-    _remove_no_fsync(cut, k)
-
-
-def rm_no_fsync_round(cut: Cut, k: int) -> None:
-    cut.begin(k)
-    _remove_no_fsync(cut, k)
-
-
-def _remove_no_fsync(cut: Cut, k: int) -> None:
-    cut.may(k, Shape.REMOVED)
-    remove(cut.name(k), cut.kernel, SwapOptions(durable=False))
-    cut.flush_unrelated()
-    cut.stands(k, Shape.REMOVED, sync=True)
 
 
 def restore_removed_round(cut: Cut, k: int) -> None:
@@ -371,7 +346,6 @@ class Scenario(NamedTuple):
 
 VERBS = {
     "swap": Scenario(swap_round),
-    "swap --no-fsync": Scenario(swap_no_fsync_round),
     "swap in a lower store": Scenario(lower_store_round, boundary=True),
     "first swap": Scenario(swap_round, n_rounds=1, has_store=False, repeats=False),
     "rm in a lower store": Scenario(lower_store_rm_round, boundary=True),
@@ -382,8 +356,6 @@ VERBS = {
     "two renames": Scenario(two_rename_round, exchange=False),
     "rm": Scenario(rm_round),
     "rm of a file": Scenario(rm_file_round),
-    "rm --no-fsync of a file": Scenario(rm_file_no_fsync_round),
-    "rm --no-fsync": Scenario(rm_no_fsync_round),
     "restore of removed": Scenario(restore_removed_round),
     "drop": Scenario(drop_round),
     "restore": Scenario(restore_round),

@@ -192,7 +192,7 @@ def test_in_a_store_of_roots_everybodys_orphans_count_for_root(volume: Path) -> 
 
 
 def test_a_deletion_by_root_spares_what_its_owner_pinned(volume: Path) -> None:
-    """`quarantine delete` of what Alice could not delete: root is who asks, and her pinned orphan stays."""
+    """`reap --force` of what Alice could not delete: root is who asks, and her pinned orphan stays."""
     make_tree(volume / "alice", Dir({"team": Dir({"roots": {"file": "root's"}}, owner=(ALICE, ALICE))}))
     os.chown(volume / "alice", ALICE, ALICE)
 
@@ -202,7 +202,7 @@ def test_a_deletion_by_root_spares_what_its_owner_pinned(volume: Path) -> None:
     team = as_user(ALICE, lambda: str(remove(volume / "alice/team").id))
     reap_now(volume, team)
     for words in ((), ("--with-stores",)):
-        assert command(volume, "quarantine", "delete", "--yes", team, *words) == 13
+        assert command(volume, "reap", "--force", "--yes", team, *words) == 13
         (entry,) = [one for one in entries(volume) if one.state is State.QUARANTINE]
         team = entry.id
         (found,) = place(volume, team).rglob(f".trashd/u/{ALICE}/orphans/{inner}")
@@ -283,7 +283,7 @@ def test_the_list_of_the_quarantine_says_what_helps(volume: Path, capsys: pytest
     team, inner = team_in(volume)
     command(volume, "reap", "--now", team)
     assert "trashd reap --with-stores ID" in capsys.readouterr().out
-    command(volume, "quarantine", "list")
+    command(volume, "list")
     reason = capsys.readouterr().out.splitlines()[-1]
     assert reason.startswith("  tree/deep/proj/.trashd: a trash store that holds something")
     assert command(left_over(volume, team) / "deep/proj", "restore", inner, "--to", str(volume / "back")) == 0

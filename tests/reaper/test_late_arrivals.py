@@ -99,11 +99,6 @@ def thesis_in(volume: Path, identifier: str, where: str = "tree/in") -> Path:
     return place(volume, identifier) / where / DEEP
 
 
-def quarantine(volume: Path, verb: str, *words: str) -> int:
-    """The exit code of `trashd quarantine VERB`."""
-    return command(volume, "quarantine", verb, *words)
-
-
 def came_in(reaped: Reaped) -> list[bytes]:
     """What a reap left because it came in later."""
     return sorted(failure.name for failure in reaped.report.failures if failure.call == CAME_IN)
@@ -278,7 +273,7 @@ def test_root_that_takes_it_over_deletes_nothing_of_a_third_that_came_in(volume:
         identifier = swap_as(ALICE, project / "job")
         move_in(project / "bobs", fd)
         reap_as(ALICE, volume, identifier)
-    assert quarantine(volume, "delete", "--yes", identifier) == 13
+    assert command(volume, "reap", "--force", "--yes", identifier) == 13
     [entry] = entries(volume)
     assert entry.uid == 0
     assert [failure.name for failure in entry.failures] == [b"tree/tree/bobs"]
@@ -311,7 +306,7 @@ def test_its_owner_deletes_it_by_his_own_word(quick_volume: Path) -> None:
         identifier = swap_as(ALICE, project / "job")
         move_in(project / "results", fd)
         reap_as(ALICE, quick_volume, identifier)
-    act = partial(quarantine, quick_volume, "delete", "--yes", identifier)
+    act = partial(command, quick_volume, "reap", "--force", "--yes", identifier)
     assert as_user(ALICE, act, groups=[TEAM]) == 0
     assert entries(quick_volume) == []
 
@@ -322,8 +317,8 @@ def test_root_deletes_what_is_his_by_his_own_word(quick_volume: Path) -> None:
         identifier = swap_as(0, project / "job")
         move_in(project / "results", fd)
         reap_as(0, quick_volume, identifier)
-    assert quarantine(quick_volume, "retry", identifier) == 13
-    assert quarantine(quick_volume, "delete", "--yes", identifier) == 0
+    assert command(quick_volume, "reap", identifier) == 13
+    assert command(quick_volume, "reap", "--force", "--yes", identifier) == 0
     assert entries(quick_volume) == []
 
 
@@ -343,10 +338,10 @@ def test_the_list_says_why_and_what_to_do(quick_volume: Path, capsys: pytest.Cap
         identifier = swap_as(0, project / "job")
         move_in(project / "results", fd)
         reap_as(0, quick_volume, identifier)
-    quarantine(quick_volume, "list")
+    command(quick_volume, "list")
     told = capsys.readouterr().out
     assert "tree/in: it came in, or was changed, after the swap" in told
-    assert "trashd quarantine delete ID" in told
+    assert "trashd reap --force ID" in told
 
 
 # Writers that go on

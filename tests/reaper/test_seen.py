@@ -144,7 +144,7 @@ def test_what_cannot_be_removed_is_audited_hooked_and_counted(volume: Path, watc
     watched.service.until(lambda: any(line["event"] == "quarantined" for line in watched.hooked()))
     watched.service.until(lambda: f'trashd_quarantined_orphans{{volume="{volume}"}} 1.0' in watched.asked())
     (line,) = watched.audited("quarantined")
-    trashd("quarantine", "delete", "--yes", "--volume", volume, str(line["id"]))
+    trashd("reap", "--force", "--yes", "--volume", volume, str(line["id"]))
 
 
 def test_metrics_count_what_was_reaped_in_file_and_answer(volume: Path, watched: Watched) -> None:

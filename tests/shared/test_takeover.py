@@ -163,12 +163,11 @@ def test_what_a_reaper_has_begun_on_is_not_kept(nodes: Nodes) -> None:
     assert_quiet(nodes)
 
 
-@pytest.mark.parametrize("words", [("restore",), ("quarantine", "restore")], ids=" ".join)
-def test_what_is_in_quarantine_is_not_moved_back(nodes: Nodes, words: tuple[str, ...]) -> None:
+def test_what_is_in_quarantine_is_not_moved_back(nodes: Nodes) -> None:
     """A reaper that was cut off may go on with it by the directories that it has open."""
     identifier = swapped(with_store(nodes))
     nodes.b.run(partial(_to_quarantine, nodes.b.volume, identifier))
-    done = nodes.b.trashd(*words, "--volume", nodes.b.volume, identifier)
+    done = nodes.b.trashd("restore", "--volume", nodes.b.volume, identifier)
     assert done.code == Busy.exit_code, done
     assert "copy what is left of it" in done.err
     assert states(nodes.b, identifier) == ["quarantine"]

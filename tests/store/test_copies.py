@@ -295,7 +295,7 @@ def test_root_deletes_from_quarantine_what_has_a_record_with_a_second_link(volum
     make_tree(place(volumes.source, identifier) / "tree" / "roots", {"file": "root's"})
     reap_now(volumes.source, identifier)
     (volumes.source / "second").hardlink_to(place(volumes.source, identifier) / "record.json")
-    assert command(volumes.source, "quarantine", "delete", identifier, "--yes") == 0
+    assert command(volumes.source, "reap", "--force", "--yes", identifier) == 0
     assert entries(volumes.source) == []
 
 

@@ -49,7 +49,7 @@ VERBS: Mapping[str, Verb] = {
     "root's reap": Verb(ROOT, "reap --volume VOLUME", ALICE),
     "root's reap of all": Verb(ROOT, "reap --all --now --volume VOLUME", ROOT),
     "root's reap of hers": Verb(ROOT, "reap --now ID --volume VOLUME", ALICE),
-    "root's delete": Verb(ROOT, "quarantine delete ID --yes --volume VOLUME", ALICE),
+    "root's delete": Verb(ROOT, "reap --force --yes ID --volume VOLUME", ALICE),
     "root's restore": Verb(ROOT, "restore ID --volume VOLUME", ALICE, back=DATA),
     "restore to": Verb(ROOT, f"restore ID --to VOLUME/{BACK} --volume VOLUME", ALICE, back=BACK),
     "for owner": Verb(ROOT, f"swap --for-owner VOLUME/{HOMES}", gives=HOMES),

@@ -39,7 +39,7 @@ BY_ROOT = [
     ["reap"],
     ["reap", "--all", "--now"],
     ["reap", "--now", FORGED],
-    ["quarantine", "delete", FORGED, "--yes"],
+    ["reap", "--force", "--yes", FORGED],
 ]
 
 

@@ -264,7 +264,7 @@ def test_a_mount_in_the_stores_way_is_told_with_what_helps_and_changes_nothing(
         assert snapshot(volume / ".trashd") == before
 
 
-@pytest.mark.parametrize("verb", [["list"], ["reap"], ["quarantine", "list"]])
+@pytest.mark.parametrize("verb", [["list"], ["reap"]])
 def test_a_store_in_the_named_volume_that_can_not_be_used_is_no_empty_one(verb: list[str]) -> None:
     with hers() as (volume, _whole, _cut):
         with bind_mount(volume / "roots/mounted", volume / ".trashd/u"):

@@ -126,13 +126,12 @@ def test_record_says_what_was_swapped_where_when_and_how(volume: Path) -> None:
     assert (record.host, record.boot, record.retention_s, record.note) == (host_id(), boot_id(), 90, "a note")
 
 
-@pytest.mark.parametrize("durable", [True, False])
-def test_record_is_durable_before_the_exchange_with_no_fsync_too(volume: Path, durable: bool) -> None:
+def test_the_record_is_flushed_before_the_exchange_and_the_container_once_after_it(volume: Path) -> None:
     job = victim_in(volume)
-    calls = list(calls_of(lambda kernel: swap(job, kernel, SwapOptions(durable=durable))))
+    calls = list(calls_of(lambda kernel: swap(job, kernel)))
     exchange = calls.index("exchange")
     assert calls.index("write") < calls.index("fsync") < calls.index("link") < exchange
-    assert calls[exchange:].count("fsync") == (1 if durable else 0)
+    assert calls[exchange:].count("fsync") == 1
 
 
 def test_nothing_touches_the_name_but_one_exchange(volume: Path) -> None:

@@ -22,7 +22,6 @@ for _name in (
     "init",
     "keep",
     "list",
-    "quarantine",
     "reap",
     "restore",
     "rm",

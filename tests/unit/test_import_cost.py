@@ -32,6 +32,12 @@ def test_rm_starts_without_heavy_modules() -> None:
     assert list_heavy_imports("import fusefs.cli.main, fusefs.cli.rm_paths") == set()
 
 
+def test_list_reap_restore_and_sweep_start_without_msgspec() -> None:
+    """Only a child process that acts as another user needs it."""
+    commands = "import fusefs.cli.list, fusefs.cli.reap, fusefs.cli.restore, fusefs.cli.sweep"
+    assert not {"msgspec", "trio"} & list_heavy_imports(commands)
+
+
 def test_a_mounts_options_are_told_without_its_daemon() -> None:
     assert not {"pyfuse3", "trio"} & list_heavy_imports("import fusefs.cli.mount")
 
