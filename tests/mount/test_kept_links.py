@@ -34,9 +34,7 @@ def mount(volume: Path, request: pytest.FixtureRequest) -> Iterator[Mounted]:
     source = volume / request.param
     source.mkdir()
     source.chmod(0o755)
-    with trashd_mount(
-        source, options=(f"coherence={request.param}", "timeout=3600"), limit_s=SHARED_LIMIT_S
-    ) as mounted:
+    with trashd_mount(source, options=(f"coherence={request.param}",), limit_s=SHARED_LIMIT_S) as mounted:
         yield mounted
 
 

@@ -246,10 +246,10 @@ EXCLUSIVE, SHARED, SLOW, TINY = "coherence=exclusive", "coherence=shared", "back
 CASES = [
     Case("ext4", 120, [EXCLUSIVE]),
     Case("ext4 without caches", 50, [SHARED, "timeout=0"]),
-    Case("ext4 watched", 50, [SHARED, "timeout=3600"]),
+    Case("ext4 shared", 50, [SHARED, "timeout=3600"]),
     Case("ext4 in threads", 50, [EXCLUSIVE, SLOW]),
     Case("ext4 in threads without the daemon's cache", 30, [EXCLUSIVE, SLOW, "cache_size=0"]),
-    Case("ext4 in threads watched with a tiny cache", 40, [SHARED, "timeout=3600", SLOW, TINY]),
+    Case("ext4 in threads, shared, with a tiny cache", 40, [SHARED, "timeout=3600", SLOW, TINY]),
     # Has no file handles: all is found by its names.
     Case("overlay", 50, [EXCLUSIVE], "overlay", N_FDS_LEAST),
     Case("overlay in threads with a tiny cache", 30, [EXCLUSIVE, SLOW, TINY], "overlay", N_FDS_LEAST),
