@@ -103,8 +103,6 @@ _PROTOTYPES: dict[str, tuple[type, ...]] = {
     "setgroups": (c_int, c_char_p),
     "sync_file_range": (c_int, c_long, c_long, c_uint),
     "syncfs": (c_int,),
-    "timerfd_create": (c_int, c_int),
-    "timerfd_settime": (c_int, c_int, c_char_p, c_char_p),
     "umount2": (c_char_p, c_int),
     "unshare": (c_int,),
     "utimensat": (c_int, c_char_p, c_char_p, c_int),
@@ -360,16 +358,6 @@ def fanotify_init(flags: int, event_flags: int) -> int:
 def fanotify_mark(fd: int, flags: int, mask: int, dir_fd: int, path: bytes) -> None:
     """fanotify_mark(2)."""
     checked(_libc.fanotify_mark(fd, flags, mask, dir_fd, path))
-
-
-def timerfd_create(clock: int, flags: int) -> int:
-    """timerfd_create(2)."""
-    return checked(_libc.timerfd_create(clock, flags))
-
-
-def timerfd_settime(fd: int, flags: int, wanted: bytes) -> None:
-    """timerfd_settime(2). wanted: struct itimerspec"""
-    checked(_libc.timerfd_settime(fd, flags, wanted, None))
 
 
 def mount(source: bytes | None, target: bytes, kind: bytes | None, flags: int, data: bytes | None) -> None:
