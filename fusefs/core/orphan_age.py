@@ -12,21 +12,25 @@ from typing import Any, NamedTuple
 
 STEP_NS = 1_000_000_000
 """A difference below a second is no jump: the two clocks are not read at the same moment, and NTP corrects a little."""
-ERAS_MAX = 32
-"""Jumps remembered; of more the oldest two become one. A clock that is set every day is remembered for a month."""
+ERAS_MAX = 3
+"""Before a jump, until the clock was set right, and since. Of more the oldest two become one."""
+_ERAS_READ = 32
+"""0.2.0 and 0.3.0 saved up to so many, of three numbers each."""
 
 
 class Era(NamedTuple):
     """A time in which the wall clock ran undisturbed.
 
     since_ns  the true time at which it may have begun, that of the last look before; the first began before all records
-    ahead_ns  how far the wall clock was ahead of the true time in it; negative if it was behind
+    ahead_ns  how far the wall clock was ahead of the true time in it, at least; negative if it was behind
     seen_ns   the true time at which it was noticed: the era before may have lasted until then
+    spread_ns  by how much more it was ahead at most, where several eras became this one
     """
 
     since_ns: int
     ahead_ns: int
     seen_ns: int = 0
+    spread_ns: int = 0
 
 
 class Clock(NamedTuple):
@@ -120,12 +124,17 @@ def jumped(clock: Clock, wall_ns: int, boot_ns: int) -> Clock:
     ahead_ns = wall_ns - clock.true_ns()
     if abs(ahead_ns - clock.ahead_ns()) < STEP_NS:
         return clock
-    eras = (*clock.eras, Era(looked_ns, ahead_ns, clock.true_ns()))
-    if len(eras) > ERAS_MAX:
-        # The one that makes its orphans younger stands for both.
-        first = eras[0]._replace(ahead_ns=min(eras[0].ahead_ns, eras[1].ahead_ns))
-        eras = (first, *eras[2:])
-    return clock._replace(eras=eras)
+    return clock._replace(eras=_bounded((*clock.eras, Era(looked_ns, ahead_ns, clock.true_ns()))))
+
+
+def _bounded(eras: tuple[Era, ...]) -> tuple[Era, ...]:
+    """The eras that are remembered. The oldest two become one that makes their orphans as young as either would."""
+    while len(eras) > ERAS_MAX:
+        first, second, *others = eras
+        least_ns = min(first.ahead_ns, second.ahead_ns)
+        most_ns = max(first.ahead_ns + first.spread_ns, second.ahead_ns + second.spread_ns)
+        eras = (first._replace(ahead_ns=least_ns, spread_ns=most_ns - least_ns), *others)
+    return eras
 
 
 def see(clock: Clock, created_ns: int) -> FirstSight:
@@ -175,11 +184,11 @@ def told_age_ns(clock: Clock, created_ns: int) -> int:
     """
     now_ns = clock.true_ns()
     ends = [*(era.seen_ns for era in clock.eras[1:]), now_ns]
-    made = (created_ns - era.ahead_ns for era in clock.eras)
+    made = (created_ns - era.ahead_ns for era in clock.eras)  # at the latest
     ages = [
-        now_ns - made_ns
+        now_ns - min(made_ns, end_ns)
         for made_ns, era, end_ns in zip(made, clock.eras, ends, strict=True)
-        if made_ns <= end_ns and (made_ns >= era.since_ns or era is clock.eras[0])
+        if made_ns - era.spread_ns <= end_ns and (made_ns >= era.since_ns or era is clock.eras[0])
     ]
     return min(ages, default=0)
 
@@ -202,7 +211,7 @@ def encode(clock: Clock) -> bytes:
 
 
 def decode(text: bytes) -> Clock | None:
-    """The clock that `encode` wrote; None for anything else: without it the wall clock is believed."""
+    """The clock that `encode` wrote, or that of 0.2.0 or 0.3.0; None for anything else: the wall clock is believed."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -212,15 +221,15 @@ def decode(text: bytes) -> Clock | None:
     raw = found["eras"]
     if (
         not isinstance(raw, list)
-        or not 0 < len(raw) <= ERAS_MAX
-        or not all(_are_times(era, len(Era._fields)) for era in raw)
+        or not 0 < len(raw) <= _ERAS_READ
+        or not all(_are_times(era, 3) or (_are_times(era, 4) and era[3] >= 0) for era in raw)
     ):
         return None
     numbers = [found["wall_ns"], found["boot_ns"], found["origin_ns"]]
     if not _are_times(numbers, 3):
         return None
     wall_ns, boot_ns, origin_ns = numbers
-    return Clock(wall_ns, boot_ns, origin_ns, tuple(Era(*era) for era in raw), found["boot"])
+    return Clock(wall_ns, boot_ns, origin_ns, _bounded(tuple(Era(*era) for era in raw)), found["boot"])
 
 
 def _are_times(found: Any, n: int) -> bool:

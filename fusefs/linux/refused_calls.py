@@ -77,7 +77,6 @@ _TRIALS = (
         "what is in a store is known again by its birth alone; a mount hears of no change behind it",
     ),
     _Trial("inotify_init1", lambda: syscalls.inotify_init1(-1), _NO_SERVICE),
-    _Trial("timerfd_create", lambda: syscalls.timerfd_create(-1, 0), _NO_SERVICE),
     _Trial(
         "pidfd_send_signal", lambda: signal.pidfd_send_signal(_NO_FD, 0), "the service can't end a child that hangs"
     ),

@@ -101,8 +101,6 @@ _PROTOTYPES: dict[str, tuple[type, ...]] = {
     "setgroups": (c_int, c_char_p),
     "sync_file_range": (c_int, c_long, c_long, c_uint),
     "syncfs": (c_int,),
-    "timerfd_create": (c_int, c_int),
-    "timerfd_settime": (c_int, c_int, c_char_p, c_char_p),
     "umount2": (c_char_p, c_int),
     "unshare": (c_int,),
     "utimensat": (c_int, c_char_p, c_char_p, c_int),
@@ -348,16 +346,6 @@ def inotify_add_watch(fd: int, path: bytes, mask: int) -> int:
 def inotify_rm_watch(fd: int, watch: int) -> None:
     """inotify_rm_watch(2)."""
     checked(_libc.inotify_rm_watch(fd, watch))
-
-
-def timerfd_create(clock: int, flags: int) -> int:
-    """timerfd_create(2)."""
-    return checked(_libc.timerfd_create(clock, flags))
-
-
-def timerfd_settime(fd: int, flags: int, wanted: bytes) -> None:
-    """timerfd_settime(2). wanted: struct itimerspec"""
-    checked(_libc.timerfd_settime(fd, flags, wanted, None))
 
 
 def mount(source: bytes | None, target: bytes, kind: bytes | None, flags: int, data: bytes | None) -> None:

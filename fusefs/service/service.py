@@ -22,7 +22,6 @@ from fusefs.core.record import quote
 from fusefs.core.service_status import IDLE_TELL_S, PassedOver, Status, VolumePhase
 from fusefs.linux import service_lock
 from fusefs.linux.boot_id import boot_id
-from fusefs.linux.clock_changes import ClockWatch
 from fusefs.linux.config_files import Loaded
 from fusefs.linux.fd import Fd
 from fusefs.linux.inotify import InotifyEvent as Noticed
@@ -175,7 +174,6 @@ class _Service:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._obey, context, nursery)
             nursery.start_soon(self._watcher.run)
-            nursery.start_soon(_watch_clock, context)
             nursery.start_soon(self._end_with_forker, context, nursery)
             self.outlets.run(context.config, nursery)
             _log_warnings(self._loaded)
@@ -397,8 +395,9 @@ class _Service:
             self._changed = trio.Event()
             self._write_status()
             self._tell_manager()
+            clock = context.clock()  # however idle it is, a jump of the wall clock is noticed
             if context.is_told():
-                save_clock(self._state, context.clock(), is_durable=False)  # killed, it is not told again
+                save_clock(self._state, clock, is_durable=False)  # killed, it is not told again
             is_working = any(loop.session is not None for loop in self._all_loops())
             with trio.move_on_after(_TELL_S if is_working else IDLE_TELL_S):
                 await self._changed.wait()
@@ -445,15 +444,6 @@ def _log_warnings(loaded: Loaded) -> None:
     """Log each key that has no effect any more."""
     for warning in loaded.warnings:
         _LOG.warning("configuration: %s", warning)
-
-
-async def _watch_clock(context: ServiceContext) -> None:
-    """Look at the clocks when the wall clock is set: what is made before a look may be of either time. Checkpoint"""
-    with ClockWatch() as watch:
-        while True:
-            context.clock()
-            await trio.lowlevel.wait_readable(watch)
-            watch.seen()
 
 
 def _stores(n: int) -> str:

@@ -19,12 +19,12 @@ CALLS = {
     "move_mount": 429, "open_tree": 428, "mount_setattr": 442, "fsopen": 430,
     **(
         {
-            "statx": 332, "renameat2": 316, "name_to_handle_at": 303, "inotify_init1": 294, "timerfd_create": 283,
+            "statx": 332, "renameat2": 316, "name_to_handle_at": 303, "inotify_init1": 294,
             "copy_file_range": 326, "memfd_create": 319,
         }
         if os.uname().machine == "x86_64"
         else {
-            "statx": 291, "renameat2": 276, "name_to_handle_at": 264, "inotify_init1": 26, "timerfd_create": 85,
+            "statx": 291, "renameat2": 276, "name_to_handle_at": 264, "inotify_init1": 26,
             "copy_file_range": 285, "memfd_create": 279,
         }
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import NamedTuple
 
 import pytest
@@ -313,13 +314,34 @@ def test_saved_clock_reads_back(happening: list[Step]) -> None:
         b"", b"null", b"[]", b"{}", b'{"wall_ns": 1}', b"\xff", b"[" * 100_000, b"9" * 5000,
         encode(Clock(1, 1, 1, ())),
         encode(Clock(1, 1, 1 << 63, (Era(0, 0),))),
-        encode(Clock(1, 1, 1, (Era(0, 0),))).replace(b"[0, 0, 0]", b"[0, true, 0]"),
-        encode(Clock(1, 1, 1, (Era(0, 0),))).replace(b"[[0, 0, 0]]", b"7"),
-        encode(Clock(1, 1, 1, (Era(0, 0),) * (ERAS_MAX + 1))),
+        encode(Clock(1, 1, 1, (Era(0, 0),))).replace(b"[0, 0, 0, 0]", b"[0, true, 0, 0]"),
+        encode(Clock(1, 1, 1, (Era(0, 0),))).replace(b"[[0, 0, 0, 0]]", b"7"),
+        encode(Clock(1, 1, 1, (Era(0, 0),) * 33)),
+        encode(Clock(1, 1, 1, (Era(0, 0, 0, -1),))),
     ],
 )  # fmt: skip
 def test_anything_else_that_was_saved_is_no_clock(text: bytes) -> None:
     assert decode(text) is None
+
+
+@given(steps, steps)
+def test_the_eras_that_0_3_0_saved_make_no_orphan_older_than_it_is(before: list[Step], after: list[Step]) -> None:
+    world, eras = World(), [[0, 0, 0]]
+    made = [Made(NOW - DAY, NOW - DAY)]
+    for step in before:
+        made += play(world, [step._replace(restarts=False)])[1:]
+        last = world.clock.eras[-1]
+        if last.ahead_ns != eras[-1][1]:
+            eras.append([last.since_ns, last.ahead_ns, last.seen_ns])
+    saved = {**world.clock._asdict(), "eras": eras[-32:]}
+    clock = decode(json.dumps(saved).encode())
+    assert clock is not None
+    assert len(clock.eras) <= ERAS_MAX
+    world.clock = clock
+    made += play(world, after)[1:]
+    for orphan in made:
+        seen_now = see(world.clock, orphan.told_ns)
+        assert 0 <= age_ns(world.clock, orphan.told_ns, seen_now) <= world.true_ns - orphan.true_ns
 
 
 @given(st.binary(max_size=200))
