@@ -62,7 +62,7 @@ def check_command(files: tuple[bytes, ...], system: bool, as_json: bool) -> int:
     loaded = None
     try:
         loaded = check_files(files) if files else _load(system=system)
-        problems = tuple(_missing(loaded))
+        problems = (*loaded.warnings, *_missing(loaded))
     except BadConfig as error:
         problems = error.problems
     for problem in problems:
@@ -73,13 +73,14 @@ def check_command(files: tuple[bytes, ...], system: bool, as_json: bool) -> int:
         if not loaded.files:
             place = SYSTEM_DIR if system else config_dir() or b"~"
             print(f"there is no configuration in {printable(place)}: the defaults are in force")
-    return BadConfig.exit_code if problems else 0
+    return 0 if all(problem.is_warning for problem in problems) else BadConfig.exit_code
 
 
 def problems_in_force() -> tuple[ConfigProblem, ...]:
     """What is wrong in the caller's configuration, which is the system's for root."""
     try:
-        return tuple(_missing(_load(system=os.geteuid() == 0)))
+        loaded = _load(system=os.geteuid() == 0)
+        return (*loaded.warnings, *_missing(loaded))
     except BadConfig as error:
         return error.problems
 
@@ -131,6 +132,8 @@ def show_command(path: bytes | None, system: bool, as_json: bool) -> int:
       trashd config show /scratch/ci/workspace
     """
     loaded = _load(system=system)
+    for warning in loaded.warnings:
+        output.warn(str(warning))
     told = _in_force(loaded) if path is None else _in_force_at(loaded, os.path.realpath(path))
     if as_json:
         output.as_json(told.policy)

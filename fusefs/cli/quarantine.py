@@ -11,7 +11,6 @@ from functools import partial
 import click
 
 from fusefs.cli import output
-from fusefs.cli.expiry_notice import look_for_soon
 from fusefs.cli.group import OrderedGroup
 from fusefs.cli.id_completion import OrphanId
 from fusefs.cli.json_objects import KeptAs
@@ -136,9 +135,7 @@ def restore_command(identifier: str, to: bytes | None, volumes: tuple[bytes, ...
     kernel = tended(volumes)
     (entry,) = _quarantined(kernel, volumes, (identifier,))
     done = restore_by_id(kernel, volumes, entry, None, to)
-    code = tell_restored(done, as_json=as_json)
-    look_for_soon(kernel, (done.path,), as_json=as_json)
-    return code
+    return tell_restored(done, as_json=as_json)
 
 
 @command.command("delete", short_help="Delete it all the same; as root, whoever's it is.", no_args_is_help=True)

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from fusefs.cli import output
 from fusefs.cli.confirm import is_confirmed
-from fusefs.cli.expiry_notice import look_for_soon
 from fusefs.cli.plain_line import PlainLine, PlainOption, any_paths, note
 from fusefs.cli.stop_signals import StopSignals
 from fusefs.cli.swap_fast_lane import SwapBatch, swap_all
@@ -90,9 +89,7 @@ def remove_told(told: RmLine) -> int:
     removal = _RmCommand(options, force=told.force, verbose=told.verbose, now=told.now, as_json=told.as_json)
     if told.only_empty and not told.recursive:
         wanted = _emptied(wanted, removal.codes, as_json=told.as_json)
-    code = removal.run(filter(_is_meant, wanted) if told.asks else iter(wanted))
-    look_for_soon(Kernel(), told.paths[:1], as_json=told.as_json)
-    return code
+    return removal.run(filter(_is_meant, wanted) if told.asks else iter(wanted))
 
 
 def _is_meant(path: bytes) -> bool:

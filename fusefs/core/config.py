@@ -8,7 +8,17 @@ from typing import Any, NamedTuple
 from fusefs.core import setting_types
 from fusefs.core.errors import BadConfig, ConfigProblem
 from fusefs.core.policy import Authority, Quota, RetentionRules, VolumePolicy, Watermark, is_at_or_below
-from fusefs.core.toml_reader import Key, Schema, Settings, SettingsBuilder, Source, Tables, read_document, read_settings
+from fusefs.core.toml_reader import (
+    Key,
+    RemovedKey,
+    Schema,
+    Settings,
+    SettingsBuilder,
+    Source,
+    Tables,
+    read_document,
+    read_settings,
+)
 
 POLL_S = 600
 """Ten minutes: how long what inotify can't tell (network filesystems) may stay unseen; a look costs next to nothing."""
@@ -48,7 +58,6 @@ class Config(NamedTuple):
     volumes   those that the configuration names
     audit     the audit log; None: the journal only
     poll_s    how often to look where the kernel doesn't tell
-    notices   whether a command on a terminal may say that orphans of its user expire soon
     """
 
     defaults: VolumePolicy = VolumePolicy(b"")
@@ -57,7 +66,6 @@ class Config(NamedTuple):
     metrics: MetricsConfig = MetricsConfig()
     audit: str | None = AUDIT_FILE
     poll_s: int = POLL_S
-    notices: bool = True
 
     def volume(self, path: bytes) -> VolumePolicy:
         """What holds for the volume that is mounted there."""
@@ -121,7 +129,7 @@ METRICS: Schema = {
 _TOP: Schema = {
     "poll": setting_types.TIME_LIMIT,
     "audit": setting_types.or_none(setting_types.FILE),
-    "notices": setting_types.FLAG,
+    "notices": RemovedKey("drop it; trashd list --within 1d shows what expires soon"),
 }
 CONFIG: Schema = {
     **_TOP,
@@ -144,16 +152,19 @@ def read_config(sources: Sequence[Source], defaults: Config = DEFAULTS) -> Confi
     return read_with_places(sources, defaults)[0]
 
 
-def read_with_places(sources: Sequence[Source], defaults: Config) -> tuple[Config, Settings]:
-    """The configuration that sources give together, and where each setting in force stands. Raises  BadConfig"""
+def read_with_places(sources: Sequence[Source], defaults: Config) -> tuple[Config, Settings, tuple[ConfigProblem, ...]]:
+    """The configuration that sources give together, where each setting in force stands, and warnings.
+
+    Raises  BadConfig
+    """
     problems: list[ConfigProblem] = []
     settings: Settings = {}
     for source in sources:
         settings |= read_settings(read_document(source, problems), CONFIG, problems)
     config = _ConfigBuilder(settings, problems).config(defaults)
-    if problems:
+    if not all(problem.is_warning for problem in problems):
         raise BadConfig(problems=tuple(problems))
-    return config, settings
+    return config, settings, tuple(problems)
 
 
 class _ConfigBuilder(SettingsBuilder):
@@ -170,7 +181,6 @@ class _ConfigBuilder(SettingsBuilder):
             metrics=self._metrics(base.metrics),
             audit=self.get("audit", otherwise=base.audit),
             poll_s=self.get("poll", otherwise=base.poll_s),
-            notices=self.get("notices", otherwise=base.notices),
         )
 
     def _each(self, at: Key, keys: Iterable[str], base: Iterable[Any]) -> Iterator[Any]:

@@ -89,13 +89,15 @@ class UsageError(TrashdError):
 class ConfigProblem(NamedTuple):
     """What is wrong in a configuration, and what to write instead.
 
-    line  None if it is the file as a whole
+    line        None if it is the file as a whole
+    is_warning  the configuration is in force all the same
     """
 
     file: str
     line: int | None
     what: str
     fix: str
+    is_warning: bool = False
 
     def __str__(self) -> str:
         """For a person, on one line."""

@@ -199,13 +199,19 @@ def _unquoted(part: str) -> str:
 Key = tuple[str | bytes, ...]
 """The way to a setting; in an array of tables it goes by a table's own `path`, not by its index."""
 
-Schema = Mapping[str, "ValueKind | Schema | Tables"]
+Schema = Mapping[str, "ValueKind | Schema | Tables | RemovedKey"]
 
 
 class Tables(NamedTuple):
     """An array of tables, each with a `path` of its own."""
 
     schema: Schema
+
+
+class RemovedKey(NamedTuple):
+    """A key that an earlier release had: a warning, and no effect. instead: what to write"""
+
+    instead: str
 
 
 class Setting(NamedTuple):
@@ -250,6 +256,10 @@ class _SettingsReader:
                     self._unknown(key, schema, (*at, key))
                 case ValueKind() as kind:
                     self._value(found, kind, (*at, key), (*to, key))
+                case RemovedKey(instead):
+                    what = f"{key} has no effect: there is no such key any more"
+                    warning = self._document.place((*at, key)).problem(what, instead)
+                    self._problems.append(warning._replace(is_warning=True))
                 case Tables(inner):
                     self._tables(found, inner, (*at, key), (*to, key))
                 case inner if isinstance(found, dict):
@@ -328,7 +338,8 @@ def read_tables(
         settings = read_settings(Document(document.name, table, lines), schema, problems)
         keys = _keys(table, schema)
         known = {key for key in keys if _is_known(key, schema)}
-        yield SettingsTable(document.place(at), settings, frozenset(known - settings.keys()), known != keys)
+        removed = {key for key in keys if isinstance(schema.get(str(key[0])), RemovedKey)}
+        yield SettingsTable(document.place(at), settings, frozenset(known - removed - settings.keys()), known != keys)
 
 
 def _listed(found: Any, place: ConfigLine, name: str, problems: list[ConfigProblem]) -> list[dict[str, Any]]:
@@ -378,10 +389,10 @@ class SettingsBuilder:
             self.problems.append(place.problem(what, fix))
 
 
-def _schema_in(kind: ValueKind | Schema | Tables) -> Schema:
+def _schema_in(kind: ValueKind | Schema | Tables | RemovedKey) -> Schema:
     """The keys of a table, or of each table in an array."""
     match kind:
-        case ValueKind():
+        case ValueKind() | RemovedKey():
             return {}
         case Tables(inner):
             return inner

@@ -19,11 +19,15 @@ _FILE, _DROP_INS, _ENDING = b"config.toml", b"config.d", b".toml"
 
 
 class Loaded(NamedTuple):
-    """A configuration, the files that it came from, in the order in which they were read, and what each of them set."""
+    """A configuration, the files that it came from, in the order in which they were read, and what each of them set.
+
+    warnings  keys that have no effect any more
+    """
 
     config: Config
     files: tuple[bytes, ...]
     settings: Settings
+    warnings: tuple[ConfigProblem, ...] = ()
 
 
 def config_dir() -> bytes | None:
@@ -67,12 +71,12 @@ def check_files(files: Sequence[bytes]) -> Loaded:
 def _load(files: Sequence[bytes], problems: list[ConfigProblem], base: Config, *, is_trusting: bool) -> Loaded:
     sources = read_sources(files, problems, is_trusting=is_trusting)
     try:
-        config, settings = read_with_places(sources, base)
+        config, settings, warnings = read_with_places(sources, base)
     except BadConfig as error:
         raise BadConfig(problems=(*problems, *error.problems)) from error
     if problems:
         raise BadConfig(problems=tuple(problems))
-    return Loaded(config, tuple(files), settings)
+    return Loaded(config, tuple(files), settings, warnings)
 
 
 def _find(directory: bytes | None) -> tuple[list[bytes], list[ConfigProblem]]:

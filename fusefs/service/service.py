@@ -178,6 +178,7 @@ class _Service:
             nursery.start_soon(_watch_clock, context)
             nursery.start_soon(self._end_with_forker, context, nursery)
             self.outlets.run(context.config, nursery)
+            _log_warnings(self._loaded)
             self._watch_pauses()
             self._watch_registry()
             await self._find(context, nursery)
@@ -228,6 +229,7 @@ class _Service:
                 _LOG.error("configuration: %s: %s", f"{problem.file}:{problem.line}", problem.what)
             context.tell(EventKind.CONFIGURED, detail="it is wrong, and the old one stays in force")
         else:
+            _log_warnings(self._loaded)
             context.config = self._loaded.config
             self.outlets.configure(context.config, nursery)
             context.tell(EventKind.CONFIGURED, detail=", ".join(map(printable, self._loaded.files)) or "defaults")
@@ -437,6 +439,12 @@ class _Service:
         while watchdog_s is not None:
             self._notifier.alive()
             await trio.sleep(watchdog_s / 2)
+
+
+def _log_warnings(loaded: Loaded) -> None:
+    """Log each key that has no effect any more."""
+    for warning in loaded.warnings:
+        _LOG.warning("configuration: %s", warning)
 
 
 async def _watch_clock(context: ServiceContext) -> None:
