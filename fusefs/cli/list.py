@@ -9,7 +9,6 @@ import click
 
 from fusefs.cli import output
 from fusefs.cli.count_orphan import in_column
-from fusefs.cli.expiry_notice import tell_soon
 from fusefs.cli.options import json_option, volume_option
 from fusefs.cli.orphan_filters import ORDERS, OrphanFilter, filter_options, in_order, larger_option
 from fusefs.cli.settle_first import tended
@@ -116,8 +115,6 @@ def command(
             print(f"  {reason}")
     if any(entry.problem for entry in found):
         output.warn(f"of what is unreadable {WAY_OUT}")
-    if within_s is None:  # who asks for these is told
-        tell_soon(every, as_json=as_json)
     return max(codes, default=0)
 
 

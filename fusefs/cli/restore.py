@@ -8,7 +8,6 @@ from functools import partial
 import click
 
 from fusefs.cli import output
-from fusefs.cli.expiry_notice import look_for_soon
 from fusefs.cli.id_completion import OrphanIdOrPath
 from fusefs.cli.options import PathBytes, json_option, volume_option, whose_option
 from fusefs.cli.restore_choice import chosen
@@ -65,9 +64,7 @@ def command(
     part = None if inside is None else os.path.normpath(inside)
     meant = chosen(kernel, volumes, word, part, uid, as_json=as_json)
     done = restore_by_id(kernel, volumes, meant.entry, meant.inside, to)
-    code = tell_restored(done, as_json=as_json)
-    look_for_soon(kernel, (done.path,), as_json=as_json)
-    return code
+    return tell_restored(done, as_json=as_json)
 
 
 def tell_restored(done: Restored, *, as_json: bool) -> int:

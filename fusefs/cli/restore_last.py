@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 import click
 
 from fusefs.cli import output
-from fusefs.cli.expiry_notice import look_for_soon
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import NotFound, TrashdError
 from fusefs.core.lifecycle import State
@@ -39,15 +38,12 @@ def restore_last(kernel: Kernel, volumes: Sequence[bytes], tell: Callable[[Resto
     if not as_json:
         for line in _told(meant):
             click.echo(line, err=True)
-    codes, paths = [], []
+    codes = []
     for entry in meant:
         try:
-            done = restore_by_id(kernel, volumes, entry, None, None)
-            codes.append(tell(done))
-            paths.append(done.path)
+            codes.append(tell(restore_by_id(kernel, volumes, entry, None, None)))
         except TrashdError as error:
             codes.append(output.failed(error, as_json=as_json))
-    look_for_soon(kernel, paths, as_json=as_json)
     return output.exit_code(codes)
 
 

@@ -10,7 +10,6 @@ from itertools import chain, islice
 
 from fusefs.cli import output
 from fusefs.cli.confirm import is_confirmed
-from fusefs.cli.expiry_notice import look_for_soon
 from fusefs.cli.plain_line import PlainLine, PlainOption, read_note
 from fusefs.cli.stop_signals import StopSignals
 from fusefs.cli.swap_paths import SwapBatch, swap_all
@@ -58,9 +57,7 @@ def remove_paths(
     removal = _RmCommand(options, force=force, verbose=verbose, now=now, as_json=as_json)
     if only_empty and not recursive:
         wanted = _emptied(wanted, removal.codes, as_json=as_json)
-    code = removal.run(filter(_is_meant, wanted) if asks else iter(wanted))
-    look_for_soon(Kernel(), paths[:1], as_json=as_json)
-    return code
+    return removal.run(filter(_is_meant, wanted) if asks else iter(wanted))
 
 
 LINE = PlainLine(

@@ -8,7 +8,17 @@ from typing import Any, NamedTuple
 from fusefs.core import setting_types
 from fusefs.core.errors import BadConfig, ConfigProblem
 from fusefs.core.policy import Authority, Quota, RetentionRules, VolumePolicy, Watermark, is_at_or_below
-from fusefs.core.toml_reader import Key, Schema, Settings, SettingsBuilder, Source, Tables, read_document, read_settings
+from fusefs.core.toml_reader import (
+    Key,
+    RemovedKey,
+    Schema,
+    Settings,
+    SettingsBuilder,
+    Source,
+    Tables,
+    read_document,
+    read_settings,
+)
 
 POLL_S = 600
 """Ten minutes: how long what inotify can't tell (network filesystems) may stay unseen; a look costs next to nothing."""
@@ -48,7 +58,6 @@ class Config(NamedTuple):
     volumes   those that the configuration names
     audit     the audit log; None: the journal only
     poll_s    how often to look where the kernel doesn't tell
-    notices   whether a command on a terminal may say that orphans of its user expire soon
     """
 
     defaults: VolumePolicy = VolumePolicy(b"")
@@ -57,7 +66,6 @@ class Config(NamedTuple):
     metrics: MetricsConfig = MetricsConfig()
     audit: str | None = AUDIT_FILE
     poll_s: int = POLL_S
-    notices: bool = True
 
     def volume(self, path: bytes) -> VolumePolicy:
         """What holds for the volume that is mounted there."""
@@ -124,7 +132,7 @@ METRICS: Schema = {
 _TOP: Schema = {
     "poll": setting_types.TIME_LIMIT,
     "audit": setting_types.or_none(setting_types.FILE),
-    "notices": setting_types.FLAG,
+    "notices": RemovedKey("drop it; trashd list --within 1d shows what expires soon"),
 }
 CONFIG: Schema = {
     **_TOP,
@@ -176,7 +184,6 @@ class _ConfigBuilder(SettingsBuilder):
             metrics=self._metrics(base.metrics),
             audit=self.get("audit", otherwise=base.audit),
             poll_s=self.get("poll", otherwise=base.poll_s),
-            notices=self.get("notices", otherwise=base.notices),
         )
 
     def _each(self, at: Key, keys: Iterable[str], base: Iterable[Any]) -> Iterator[Any]:

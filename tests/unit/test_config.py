@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.config import Config, HooksConfig, MetricsConfig, read_config, tell_config
+from fusefs.core.config import Config, HooksConfig, MetricsConfig, read_config, read_with_places, tell_config
 from fusefs.core.errors import BadConfig, ConfigProblem
 from fusefs.core.policy import Authority, Quota, RetentionRules, VolumePolicy, Watermark
 from fusefs.core.time_windows import TimeWindow
@@ -44,7 +44,6 @@ def test_every_key_is_understood() -> None:
     config = read("""
         poll = "5m"
         audit = "none"
-        notices = false
         [defaults]
         retention = "2d"
         [[volume]]
@@ -104,7 +103,6 @@ def test_every_key_is_understood() -> None:
         metrics=MetricsConfig("/var/lib/node_exporter/trashd.prom", ("::1", 9817)),
         audit=None,
         poll_s=300,
-        notices=False,
     )
 
 
@@ -152,6 +150,14 @@ def test_what_contradicts_itself_across_files_is_told_where_it_stands() -> None:
 def test_caller_says_what_holds_without_files() -> None:
     assert read_config([], Config(audit=None)).audit is None
     assert read_config([Source("f", 'audit = "/a"')], Config(audit=None)).audit == "/a"
+
+
+def test_a_key_of_an_earlier_release_is_a_warning_and_ignored() -> None:
+    config, settings, (warning,) = read_with_places([Source("f", 'notices = false\npoll = "1m"\n')], Config())
+    assert config == Config(poll_s=60)
+    assert ("notices",) not in settings
+    assert (warning.file, warning.line, warning.is_warning) == ("f", 1, True)
+    assert "trashd list --within 1d" in warning.fix
 
 
 # What is wrong.

@@ -193,7 +193,6 @@ configs = st.builds(
     ),
     audit=st.none() | st.just(AUDIT_FILE) | absolute.filter(lambda path: path != "/"),
     poll_s=st.integers(1, DURATION_MAX_S),
-    notices=st.booleans(),
 )
 
 
