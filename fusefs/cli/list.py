@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 
 import click
 
@@ -17,15 +18,18 @@ from fusefs.core.durations import format_duration
 from fusefs.core.errors import WAY_OUT, TrashdError
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ID_RANDOM_CHARS
-from fusefs.core.orphan_sums import SumBy
+from fusefs.core.orphan_sums import OrphanSum, OrphanSums, SumBy, SumKey
 from fusefs.core.printable_names import printable
 from fusefs.core.record import MAX_FAILURES, Method
+from fusefs.core.sizes import format_size
 from fusefs.linux.act_as_user import user_name
-from fusefs.store.find_orphans import all_entries
+from fusefs.linux.kernel import Kernel
+from fusefs.store.find_orphans import all_entries, sum_entries
 from fusefs.store.list_orphans import ListedContainer, explain_failure
 
 _PAST = (State.REAPING, State.QUARANTINE)
 """Where the retention says nothing any more: it goes when the reaper comes to it, or when a person decides."""
+_UNKNOWN = "?"
 _MOST_REASONS = 3
 """Of each in quarantine; --json has all."""
 _TOLD = {State.ORPHANS: "restorable", State.STAGE: "unfinished", State.RESTORING: "restoring"}
@@ -82,9 +86,7 @@ def command(
     """
     wanted = OrphanFilter(uid, older_s, within_s, glob, state)
     if sum_by is not None:
-        from fusefs.cli.list_sums import tell_sums
-
-        return tell_sums(volumes, SumBy(sum_by), depth, wanted, least, as_json=as_json)
+        return _print_sums(volumes, SumBy(sum_by), depth, wanted, least, as_json=as_json)
     kernel = tended(volumes)
     now_ns = time.time_ns()
     lost: list[TrashdError] = []
@@ -154,3 +156,50 @@ def _explain_quarantine(entry: ListedContainer) -> list[str]:
 def _note(entry: ListedContainer) -> str:
     """Behind all else, where there is room."""
     return f"  # {printable(entry.note.encode('utf-8', 'replace'))}" if entry.note else ""
+
+
+def _print_sums(
+    volumes: Sequence[bytes], by: SumBy, depth: int, wanted: OrphanFilter, least: int | None, *, as_json: bool
+) -> int:
+    """Print the sums of those that are wanted; the exit code. least: bytes that each is known to take"""
+
+    def is_meant(entry: ListedContainer, now_ns: int) -> bool:
+        is_large = least is None or (entry.size is not None and entry.size.n_bytes >= least)
+        return is_large and wanted.is_meant(entry, now_ns)
+
+    lost: list[TrashdError] = []
+    sums = sum_entries(Kernel(), volumes, lambda: OrphanSums(by, depth), is_meant, lost, watched(notes=False))
+    found = list(sums)
+    codes = [output.failed(error, as_json=as_json) for error in lost]
+    if as_json:
+        from fusefs.cli.json_objects import SummedBy
+
+        for key, one in found:
+            output.as_json(SummedBy(by.value), key, one)
+    elif not found:
+        click.echo("no orphans", err=True)
+    else:
+        head = ("ORPHANS", "SIZE", "UNKNOWN", "DUE", "OLDEST", by.value.upper())
+        for line in output.aligned([head, *(_sum_row(by, *one) for one in found)], output.terminal_width()):
+            print(line)
+    return max(codes, default=0)
+
+
+def _sum_row(by: SumBy, key: SumKey, one: OrphanSum) -> tuple[str, ...]:
+    bound = ">=" if one.is_at_least else ""
+    oldest = _UNKNOWN if one.oldest_s is None else format_duration(one.oldest_s)
+    counts = (f"{one.n_orphans:,}", bound + format_size(one.n_bytes), f"{one.n_unknown:,}", f"{one.n_due:,}")
+    return (*counts, oldest, _sum_name(by, key))
+
+
+def _sum_name(by: SumBy, key: SumKey) -> str:
+    match by:
+        case SumBy.USER:
+            return _UNKNOWN if key.uid is None else user_name(key.uid)
+        case SumBy.PROJECT:
+            return _UNKNOWN if key.project is None else printable(key.project)
+        case SumBy.AGE if key.from_s is None:
+            return _UNKNOWN
+        case SumBy.AGE:
+            begins = "" if not key.from_s else f"{format_duration(key.from_s)} "
+            return f"{begins}to {format_duration(key.under_s)}" if key.under_s else f"from {begins}".rstrip()

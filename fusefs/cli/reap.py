@@ -21,6 +21,7 @@ from fusefs.cli.reap_choice import (
     by_retention,
     check_quarantined,
     choose,
+    enough_to_free,
     tell_choice,
     tell_would_go,
 )
@@ -188,8 +189,6 @@ def _run(told: _ReapLine) -> int:
     waiting, ended = by_retention(choice.chosen)
     due, soon = choice.chosen if told.now else ended, list[ListedContainer]()
     if told.wanted_bytes is not None:
-        from fusefs.cli.reap_free import enough_to_free
-
         due, soon = enough_to_free(kernel, told.volumes, ended, waiting, told.wanted_bytes, yes=told.yes or told.dry)
         due, waiting = [*due, *soon], []
     broken = [output.failed(error, as_json=told.as_json) for error in lost if isinstance(error, BrokenStore)]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from functools import partial
+import time
+from collections.abc import Sequence
 
 import click
 
@@ -11,10 +12,16 @@ from fusefs.cli import output
 from fusefs.cli.id_completion import OrphanIdOrPath
 from fusefs.cli.options import PathBytes, json_option, volume_option, whose_option
 from fusefs.cli.restore_choice import chosen
-from fusefs.cli.restore_last import restore_last
 from fusefs.cli.settle_first import tended
-from fusefs.core.errors import Incomplete, UsageError
+from fusefs.core.durations import format_duration
+from fusefs.core.errors import Incomplete, NotFound, TrashdError, UsageError
+from fusefs.core.lifecycle import State
 from fusefs.core.printable_names import printable, shell_word
+from fusefs.core.record import Method
+from fusefs.linux.invocation import session
+from fusefs.linux.kernel import Kernel
+from fusefs.store.find_orphans import all_entries, not_looked_at
+from fusefs.store.list_orphans import ListedContainer
 from fusefs.store.restore import Restored
 from fusefs.store.restore_by_id import restore_by_id
 
@@ -60,11 +67,61 @@ def command(
         raise UsageError("what is to come back?", "its ID, or the PATH that it was taken from; --last: see trashd undo")
     kernel = tended(volumes)
     if word is None:
-        return restore_last(kernel, volumes, partial(tell_restored, as_json=as_json), as_json=as_json)
+        return restore_last(kernel, volumes, as_json=as_json)
     part = None if inside is None else os.path.normpath(inside)
     meant = chosen(kernel, volumes, word, part, uid, as_json=as_json)
     done = restore_by_id(kernel, volumes, meant.entry, meant.inside, to)
     return tell_restored(done, as_json=as_json)
+
+
+def restore_last(kernel: Kernel, volumes: Sequence[bytes], *, as_json: bool) -> int:
+    """Take back all that the caller's last command in this session took away and is not back yet, the newest first.
+
+    What can't be taken back is told too, and the rest comes all the same.
+    Raises  NotFound
+    """
+    lost: list[TrashdError] = []
+    silent: list[bytes] = []
+    meant = _of_last(all_entries(kernel, volumes, lost, (), silent))
+    if not meant:
+        if lost:
+            raise lost[0]
+        hint = not_looked_at(silent) or "trashd list shows what there is; trashd restore PATH takes it back"
+        raise NotFound("nothing that a command of yours took away in this terminal is there", hint)
+    if not as_json:
+        for line in _describe_last(meant):
+            click.echo(line, err=True)
+    codes, paths = [], []
+    for entry in meant:
+        try:
+            done = restore_by_id(kernel, volumes, entry, None, None)
+            codes.append(tell_restored(done, as_json=as_json))
+            paths.append(done.path)
+        except TrashdError as error:
+            codes.append(output.failed(error, as_json=as_json))
+    return output.exit_code(codes)
+
+
+def _of_last(listed: Sequence[ListedContainer]) -> list[ListedContainer]:
+    here, uid = session(), os.geteuid()
+    own = [
+        entry for entry in listed
+        if here and entry.uid == uid and entry.state is State.ORPHANS
+        and entry.invocation is not None and entry.invocation.session == here
+    ]  # fmt: skip
+    own.sort(key=lambda entry: entry.created_ns, reverse=True)
+    return [entry for entry in own if entry.invocation == own[0].invocation]
+
+
+def _describe_last(meant: Sequence[ListedContainer]) -> list[str]:
+    """What will be done, in words."""
+    age = format_duration(meant[0].age_s(time.time_ns()))
+    return [f"taken away {age} ago, comes back:", *(f"  {_describe(entry)}" for entry in meant)]
+
+
+def _describe(entry: ListedContainer) -> str:
+    origin = output.origin(entry.origin)
+    return f"what was taken out of {origin}" if entry.method is Method.SWEEP else origin
 
 
 def tell_restored(done: Restored, *, as_json: bool) -> int:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import click
 
 from fusefs.cli.options import json_option, volume_option
-from fusefs.cli.restore import tell_restored
-from fusefs.cli.restore_last import restore_last
+from fusefs.cli.restore import restore_last
 from fusefs.cli.settle_first import tended
 
 
@@ -26,4 +23,4 @@ def command(volumes: tuple[bytes, ...], as_json: bool) -> int:
       trashd rm results/ old.log
       trashd undo
     """
-    return restore_last(tended(volumes), volumes, partial(tell_restored, as_json=as_json), as_json=as_json)
+    return restore_last(tended(volumes), volumes, as_json=as_json)
