@@ -44,7 +44,7 @@ def command() -> None:
 @_system_option
 @json_option
 def check_command(files: tuple[bytes, ...], system: bool, as_json: bool) -> int:
-    """Check the configuration in force, or FILEs alone, such as a draft: each problem with file, line and fix.
+    """Check the configuration in force, or FILEs alone, such as a draft: each problem with file, key and fix.
 
     Values that can't be, keys that nobody knows, and texts that are no TOML are found; users and commands that this
     machine doesn't have, too. In the files in force, also those that somebody else than root could change. Exit code

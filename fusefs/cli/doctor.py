@@ -114,7 +114,7 @@ def _examine_all(repair: bool, ended: Sequence[str], waits: Waits | None, *, as_
 def _examine_machine(*, is_reaping: bool) -> Iterator[AdoptionProblem]:
     """What is not in a store: as much of it as the caller could change. is_reaping: there are stores"""
     for problem in (*problems_in_force(), *problems_in_plans()):
-        place = problem.file if problem.line is None else f"{problem.file}:{problem.line}"
+        place = f"{problem.file}: {problem.key}" if problem.key else problem.file
         yield AdoptionProblem(place, problem.what, problem.fix)
     try:
         yield from unit_problems(is_reaping=is_reaping, has_rules=has_plans())

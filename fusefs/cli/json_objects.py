@@ -134,7 +134,7 @@ class SweepMatch(NamedTuple):
 
 
 class PlannedRule(NamedTuple):
-    """File and line of a rule."""
+    """File and key of a rule."""
 
     rule: str
 

@@ -76,7 +76,7 @@ def command() -> None:
     """Carry out rules such as "what nobody has touched below /scratch for 30 days goes to the trash".
 
     A PLAN is a TOML file, or a directory with *.toml; without any: those in /etc/trashd/plan.d, or of your own in
-    ~/.config/trashd/plan.d. An error in any of them is told with its line, and then nothing is done.
+    ~/.config/trashd/plan.d. An error in any of them is told with its key, and then nothing is done.
     trashd-sweep.timer applies the system's every night.
 
     Left alone is what holds a file .trashd-keep, and what any program has locked by flock(2).

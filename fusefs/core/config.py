@@ -1,4 +1,4 @@
-"""The configuration: TOML texts in, one Config out, or every problem with its file, line and fix; and as TOML again."""
+"""The configuration: TOML texts in, one Config out, or every problem with its file, key and fix; and as TOML again."""
 
 from __future__ import annotations
 
@@ -336,4 +336,4 @@ def _table(values: Mapping[str, Any], schema: Schema, origins: list[Key], settin
 def _place(key: Key, settings: Settings) -> str:
     """A comment that tells where a setting stands; none for a default."""
     setting = settings.get(key)
-    return "" if setting is None else f"  # {setting.place}"
+    return "" if setting is None else f"  # {setting.place.file}"

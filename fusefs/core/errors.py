@@ -89,20 +89,20 @@ class UsageError(TrashdError):
 class ConfigProblem(NamedTuple):
     """What is wrong in a configuration, and what to write instead.
 
-    line        None if it is the file as a whole
+    key         the path of the key, such as `volume[2].quota`; empty if it is the file as a whole
     is_warning  the configuration is in force all the same
     """
 
     file: str
-    line: int | None
+    key: str
     what: str
     fix: str
     is_warning: bool = False
 
     def __str__(self) -> str:
         """For a person, on one line."""
-        place = self.file if self.line is None else f"{self.file}:{self.line}"
-        return f"{place}: {self.what}" + (f" ({self.fix})" if self.fix else "")
+        text = ": ".join(filter(None, (self.file, self.key, self.what)))
+        return f"{text} ({self.fix})" if self.fix else text
 
 
 class BadConfig(TrashdError):

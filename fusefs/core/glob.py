@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from enum import Enum
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
+from fnmatch import translate
 from functools import cache
-from itertools import takewhile
+from itertools import groupby, takewhile
 from typing import NamedTuple
 
 Matches = Callable[[str], bool]
@@ -23,13 +24,6 @@ class NameEnds(NamedTuple):
 ANY_ENDS = NameEnds(b"", b"")
 
 
-class _Wild(Enum):
-    """What stands for characters that are not named."""
-
-    ANY = "?"
-    MANY = "*"
-
-
 class _Set(NamedTuple):
     """`[…]`: one character of several, or one of all others."""
 
@@ -38,7 +32,10 @@ class _Set(NamedTuple):
     classes: tuple[str, ...]
 
 
-_Token = str | _Wild | _Set
+_Token = str | _Set
+"""A character, `*` or `?`, each as fnmatch has it: a character that means more there is in brackets."""
+_LITERAL = {character: f"[{character}]" for character in "*?["}
+_CHARACTER = {pattern: character for character, pattern in _LITERAL.items()}
 _Fold = Callable[[str], str]
 
 _CLASS = r"\[:([a-z]*):\]"
@@ -74,7 +71,12 @@ def name_ends(pattern: str) -> NameEnds:
 
 def _text_before(tokens: Sequence[_Token]) -> str:
     """The characters that stand before all others."""
-    return "".join(map(str, takewhile(lambda token: isinstance(token, str), tokens)))
+    return _text(takewhile(lambda token: not isinstance(token, _Set) and token not in ("*", "?"), tokens))
+
+
+def _text(tokens: Iterable[_Token]) -> str:
+    """Tokens that are characters, as these."""
+    return "".join(_CHARACTER.get(token, token) for token in tokens if isinstance(token, str))
 
 
 def _read(pattern: str, folds: _Fold | None) -> list[_Token]:
@@ -85,7 +87,7 @@ def _read(pattern: str, folds: _Fold | None) -> list[_Token]:
         character = pattern[at]
         at += 1
         if character in "*?":
-            tokens.append(_Wild(character))
+            tokens.append(character)
         elif character == "[":
             token, at = _read_set(pattern, at, folds)
             tokens.append(token)
@@ -95,14 +97,13 @@ def _read(pattern: str, folds: _Fold | None) -> list[_Token]:
                     raise ValueError(rf"{pattern!r} ends in a lone \: write \\ for the character itself")
                 character = pattern[at]
                 at += 1
-            tokens.append(folds(character) if folds else character)
+            character = folds(character) if folds else character
+            tokens.append(_LITERAL.get(character, character))
     return tokens
 
 
 def _read_set(pattern: str, begin: int, folds: _Fold | None) -> tuple[_Token, int]:
     """What begins with the `[` before an index, and where it ends; a `[` that is never closed means itself."""
-    import re  # most globs do without
-
     is_negated = pattern.startswith(("!", "^"), begin)
     at = first = begin + is_negated
     ranges: list[tuple[str, str]] = []
@@ -115,17 +116,15 @@ def _read_set(pattern: str, begin: int, folds: _Fold | None) -> tuple[_Token, in
         elif ("[", "[") in ranges or pattern.endswith(("-", "\\")):
             raise ValueError(rf"{pattern!r} has a [ that is never closed: write \[ for the character itself")
         else:
-            return "[", begin
+            return _LITERAL["["], begin
         at = found.end()
     return _Set(is_negated, tuple(ranges), tuple(classes)), at + 1
 
 
 def _checked_class(pattern: str, name: str, *, ignores_case: bool) -> str:
-    from fusefs.core.glob_classes import ASCII, CASED
-
     if name not in ASCII:
         raise ValueError(f"{pattern!r}: there is no class [:{name}:]; there are {', '.join(ASCII)}")
-    if ignores_case and name in CASED:
+    if ignores_case and name in ("lower", "upper"):
         raise ValueError(f"{pattern!r}: [:{name}:] means nothing where case is ignored: write [:alpha:]")
     return name
 
@@ -150,9 +149,15 @@ def _by_text(pattern: str, tokens: Sequence[_Token], ignores_case: bool) -> Matc
     """
     if not _is_utf8(pattern) or (ignores_case and not pattern.isascii()):
         return None
-    if any(isinstance(token, _Set) or token is _Wild.ANY for token in tokens):
+    if any(isinstance(token, _Set) or token == "?" for token in tokens):
         return None
-    match ["".join(map(str, run)) for run in _runs(tokens)]:
+    texts = [""]
+    for token in tokens:
+        if token == "*":
+            texts.append("")
+        else:
+            texts[-1] += _text([token])
+    match texts:
         case [text]:
             return text.__eq__
         case ["", text]:
@@ -168,8 +173,6 @@ def _by_text(pattern: str, tokens: Sequence[_Token], ignores_case: bool) -> Matc
 
 
 def _by_regex(pattern: str, tokens: Sequence[_Token], ignores_case: bool) -> Matches:
-    from fusefs.core.glob_classes import ASCII, in_class  # most globs do without
-
     in_bytes = _compile(_read(_bytewise(pattern), _fold_byte if ignores_case else None), ASCII.__getitem__)
     in_characters = cache(lambda: _compile(tokens, in_class))  # most names are ASCII, and its classes take a while
     is_ascii, has_characters = pattern.isascii(), _is_utf8(pattern)
@@ -189,37 +192,15 @@ def _fold_byte(character: str) -> str:
 
 
 def _compile(tokens: Sequence[_Token], in_class: Callable[[str], str]) -> Callable[[str], re.Match[str] | None]:
-    """A regular expression; what stands between two `*` is looked for once, so that it takes no time in powers."""
-    import re
-
-    first, *others = ("".join(_one(token, in_class) for token in run) for run in _runs(tokens))
-    if others:
-        first += "".join(f"(?>.*?{run})" for run in others[:-1] if run) + ".*" + others[-1]
-    return re.compile(first, re.DOTALL).fullmatch
+    """A regular expression for tokens. fnmatch looks for what stands between two `*` once: no exponential time."""
+    sets = (_format_set(token, in_class) for token in tokens if isinstance(token, _Set))
+    text = translate("".join(token if isinstance(token, str) else "\0" for token in tokens))
+    return re.compile(re.sub("\0", lambda _found: next(sets), text)).fullmatch
 
 
-def _runs(tokens: Sequence[_Token]) -> Iterator[list[str | _Set | _Wild]]:
-    """The tokens between the `*`, of which none may be there."""
-    run: list[str | _Set | _Wild] = []
-    for token in tokens:
-        if token is _Wild.MANY:
-            yield run
-            run = []
-        else:
-            run.append(token)
-    yield run
-
-
-def _one(token: _Token, in_class: Callable[[str], str]) -> str:
-    """The regular expression for what stands for one character."""
-    import re
-
-    if isinstance(token, _Wild):
-        return "."
-    if isinstance(token, str):
-        return re.escape(token)
-    ranges = "".join(f"{re.escape(low)}-{re.escape(high)}" for low, high in token.ranges)
-    return f"[{'^' * token.is_negated}{ranges}{''.join(map(in_class, token.classes))}]"
+def _format_set(one: _Set, in_class: Callable[[str], str]) -> str:
+    ranges = "".join(f"{re.escape(low)}-{re.escape(high)}" for low, high in one.ranges)
+    return f"[{'^' * one.is_negated}{ranges}{''.join(map(in_class, one.classes))}]"
 
 
 def _is_utf8(name: str) -> bool:
@@ -249,3 +230,85 @@ def _fold(name: str) -> str:
 def _fold_ascii(name: str) -> str:
     """A name without the case of its ASCII letters."""
     return name.encode("utf-8", "surrogateescape").lower().decode("utf-8", "surrogateescape")
+
+
+# Classes of characters, such as [:alpha:], as a regular expression has them.
+
+ASCII = {
+    "alnum": "0-9A-Za-z",
+    "alpha": "A-Za-z",
+    "blank": r"\t ",
+    "cntrl": r"\x00-\x1f\x7f",
+    "digit": "0-9",
+    "graph": "!-~",
+    "lower": "a-z",
+    "print": " -~",
+    "punct": r"!-/:-@\[-`{-~",
+    "space": r"\t-\r ",
+    "upper": "A-Z",
+    "xdigit": "0-9A-Fa-f",
+}
+"""The classes as the inside of a regular expression's set, for characters that are a byte each."""
+_FIXED_SPACES = "\xa0\u2007\u202f"
+"""Spaces at which no line may break: the C library counts them among what is seen."""
+_IDEOGRAPHS = range(0x20000, 0x40000)
+"""Two planes that hold nothing else; looking each of them up would take longer than a whole sweep."""
+_OF_IDEOGRAPHS = frozenset({"alnum", "alpha", "graph", "print"})
+
+
+@cache
+def in_class(name: str) -> str:
+    """A class as the inside of a regular expression's set, beyond ASCII too, near to what the C library has.
+
+    It takes a while for each class once. Signs that only combine (as vowels do in Hindi) are no letters here.
+    """
+    belongs = _BEYOND_ASCII.get(name)
+    if belongs is None:
+        return ASCII[name]
+    found = [ASCII[name]]
+    for is_in, group in groupby(map(chr, range(0x80, _IDEOGRAPHS.start)), belongs):
+        if is_in:
+            first, *others = group
+            found.append(f"{first}-{others[-1]}" if others else first)
+    if name in _OF_IDEOGRAPHS:
+        found.append(f"{chr(_IDEOGRAPHS.start)}-{chr(_IDEOGRAPHS.stop - 1)}")
+    return "".join(found)
+
+
+def _is_upper(character: str) -> bool:
+    return character.isupper() or character.istitle()
+
+
+def _is_alpha(character: str) -> bool:
+    is_letter = character.isalpha() or unicodedata.category(character) in ("Nd", "Nl")
+    return is_letter or character.isupper() or character.islower()
+
+
+def _is_print(character: str) -> bool:
+    return unicodedata.category(character) not in ("Cc", "Cn", "Cs", "Zl", "Zp")
+
+
+def _is_space(character: str) -> bool:
+    return unicodedata.category(character) in ("Zl", "Zp", "Zs") and character not in _FIXED_SPACES
+
+
+def _is_blank(character: str) -> bool:
+    return unicodedata.category(character) == "Zs" and character not in _FIXED_SPACES
+
+
+def _is_graph(character: str) -> bool:
+    return _is_print(character) and not _is_blank(character)
+
+
+_BEYOND_ASCII: dict[str, Callable[[str], bool]] = {
+    "alnum": _is_alpha,
+    "alpha": _is_alpha,
+    "blank": _is_blank,
+    "cntrl": lambda character: unicodedata.category(character) in ("Cc", "Zl", "Zp"),
+    "graph": _is_graph,
+    "lower": str.islower,
+    "print": _is_print,
+    "punct": lambda character: _is_graph(character) and not _is_alpha(character),
+    "space": _is_space,
+    "upper": _is_upper,
+}

@@ -1,4 +1,4 @@
-"""A plan: TOML texts in, rules out, or every problem with its file, line and fix; and what the rules did."""
+"""A plan: TOML texts in, rules out, or every problem with its file, key and fix; and what the rules did."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fusefs.core.stat_bounds import Field, SizeBound, TimeBound
 from fusefs.core.sweep_result import Swept
 from fusefs.core.timestamps import SECOND_NS, CivilTime, is_path, parse_when
 from fusefs.core.toml_reader import (
-    ConfigLine,
+    ConfigKey,
     Document,
     RemovedKey,
     Schema,
@@ -75,7 +75,7 @@ class Rule(NamedTuple):
     most       of its matches; None: all
     """
 
-    place: ConfigLine
+    place: ConfigKey
     directory: bytes
     selection: Selection
     act: TrashAction | DeleteAction | MoveAction = TrashAction()
@@ -203,14 +203,12 @@ def read_plan(sources: Sequence[Source], world: PlanContext) -> tuple[Rule, ...]
     problems: list[ConfigProblem] = []
     rules: list[Rule] = []
     for source in sources:
-        n_before = len(problems)
         document = read_document(source, problems, "docs/plan.md")
         problems += _unknown_keys(document)
         for table in read_tables(document, "rule", RULE, problems):
             rule = _RuleBuilder(table, world, problems).rule()
             if rule is not None:
                 rules.append(rule)
-        problems[n_before:] = sorted(problems[n_before:], key=lambda one: one.line or 0)
     problems += _swept_lists(rules)
     if not all(problem.is_warning for problem in problems):
         raise BadConfig(hint="trashd plan show names all of them; docs/plan.md", problems=tuple(problems))
@@ -224,7 +222,7 @@ def _unknown_keys(document: Document) -> Iterator[ConfigProblem]:
     for key in document.tree:
         if key != "rule":
             fix = "a plan has rules alone: write [[rule]] above each" if key in RULE else "known here: [[rule]]"
-            yield document.place((key,)).problem(f"unknown key {setting_types.bare(key)}", fix)
+            yield document.place(key).problem("unknown key", fix)
 
 
 def _swept_lists(rules: Sequence[Rule]) -> Iterator[ConfigProblem]:
@@ -258,10 +256,10 @@ class _RuleBuilder(SettingsBuilder):
         """The rule; None if there is a problem."""
         n_before = len(self.problems)
         if self._is_absent("directory"):
-            self._lacks("[[rule]] without a directory", 'write directory = "/…" below it')
+            self._lacks("no directory", 'write directory = "/…" in it')
         if not any(self.get(key) or self._is_wrong(key) for key in _NARROWS) and not self._table.has_unknown:
             fix = 'write older = "30d"; if all of it is meant, write name = "*"'
-            self._lacks("[[rule]] that selects nothing in particular", fix)
+            self._lacks("it selects nothing in particular", fix)
         age, is_unit = self._age(), self._has("unit")
         selection = self._selection(age, is_unit=is_unit)
         self._check_unit() if is_unit else self._check_types(selection)
@@ -294,7 +292,7 @@ class _RuleBuilder(SettingsBuilder):
         try:
             return read(self.get(key))
         except ValueError as error:
-            self.wrong(f"{key}: {error}", "", (key,))
+            self.wrong(str(error), "", (key,))
             return otherwise
 
     def _selection(self, age: RuleAge | None, *, is_unit: bool) -> Selection:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
+
+from msgspec import Meta, convert
 
 from fusefs.core.durations import SECONDS, parse_duration
 from fusefs.core.policy import Authority
@@ -13,15 +15,18 @@ from fusefs.core.sizes import parse_rate, parse_size
 from fusefs.core.time_windows import TimeWindow, parse_window
 
 NONE = "none"
-_TEXT_MAX = 4096
-_LIST_MAX = 1000
 _SHOWN_MAX = 60
+_AnyText = Annotated[str, Meta(min_length=1, pattern=r"\A[^\0]*\Z")]
+_Text = Annotated[str, Meta(min_length=1, max_length=4096, pattern=r"\A[^\0]*\Z")]
+_List = Annotated[list[Any], Meta(max_length=1000)]
+_Number = Annotated[int, Meta(ge=0, lt=1 << 60)]
+_Positive = Annotated[int, Meta(ge=1, lt=1 << 60)]
 
 
 class ValueKind(NamedTuple):
     """One kind of value.
 
-    name   after `is not`: what it should be
+    name   after `expected`: what it should be
     fix    how to type it
     read   what TOML has → the value; ValueError for anything else
     write  the value → TOML, which reads as the same value
@@ -71,16 +76,11 @@ def listed(items: tuple[str, ...]) -> str:
 
 
 def _any_text(found: Any) -> str:
-    if not isinstance(found, str) or not found or "\0" in found:
-        raise ValueError(found)
-    return found
+    return convert(found, _AnyText)
 
 
 def _text(found: Any) -> str:
-    text = _any_text(found)
-    if len(text) > _TEXT_MAX:
-        raise ValueError(text)
-    return text
+    return convert(found, _Text)
 
 
 def read_texts(found: Any) -> tuple[str, ...]:
@@ -93,15 +93,13 @@ def _typed(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
 
 
 def _items(found: Any, read: Callable[[Any], Any]) -> tuple[Any, ...]:
-    if not isinstance(found, list) or len(found) > _LIST_MAX:
-        raise ValueError(found)
-    return tuple(map(read, found))
+    return tuple(map(read, convert(found, _List)))
 
 
 def or_none(kind: ValueKind, none: str = NONE) -> ValueKind:
     """Values of a kind, or a word for none at all."""
     return ValueKind(
-        f"{kind.name}, nor {quoted(none)}",
+        f"{kind.name} or {quoted(none)}",
         f"{kind.fix}, or {quoted(none)}",
         lambda found: None if found == none else kind.read(found),
         lambda value: quoted(none) if value is None else kind.write(value),
@@ -132,12 +130,8 @@ def _write_duration(seconds: int) -> str:
     return quoted(f"{seconds // SECONDS[unit]}{unit}")
 
 
-def _is_number(found: Any, least: int) -> bool:
-    return isinstance(found, int) and not isinstance(found, bool) and least <= found < 1 << 60
-
-
 def _read_rate(found: Any) -> int:
-    return parse_rate(str(found) if _is_number(found, 1) else _text(found))
+    return parse_rate(str(convert(found, _Positive | _Text)))
 
 
 def _size_text(size: int) -> str:
@@ -155,11 +149,12 @@ def _read_share(found: Any) -> float:
 
 
 def _read_count(found: Any) -> int:
-    return int(found) if _is_number(found, 0) else parse_size(_text(found))
+    value = convert(found, _Number | _Text)
+    return value if isinstance(value, int) else parse_size(value)
 
 
 def _read_number_or_text(found: Any) -> str:
-    return str(found) if _is_number(found, 0) and found < 1 << 32 else _any_text(found)
+    return str(convert(found, Annotated[int, Meta(ge=0, lt=1 << 32)] | _AnyText))
 
 
 def read_path(found: Any) -> bytes:
@@ -207,7 +202,7 @@ def _write_address(address: tuple[str, int]) -> str:
 
 
 FLAG: Final = ValueKind(
-    "true or false", "write true or false, without quotes", _only(lambda found: isinstance(found, bool)),
+    "true or false", "write true or false, without quotes", lambda found: convert(found, bool),
     lambda on: str(on).lower(),
 )  # fmt: skip
 DURATION: Final = ValueKind(
@@ -222,7 +217,7 @@ TEXT: Final = ValueKind("a text", "write one, in quotes; what else is meant is a
 TEXTS: Final = ValueKind("a text or a list of texts", 'write "…" or ["…", "…"]', read_texts, str)
 NUMBER_OR_TEXT: Final = ValueKind("a name or number", 'write "anna" or 1000', _read_number_or_text, str)
 POSITIVE: Final = ValueKind(
-    "a number above 0", "write 100000, without quotes", _only(lambda found: _is_number(found, 1)), str
+    "a number above 0", "write 100000, without quotes", lambda found: convert(found, _Positive), str
 )
 COUNT: Final = ValueKind("a number", 'write 1000000 or "1M"', _read_count, str)
 RATE: Final = ValueKind(

@@ -48,7 +48,7 @@ from fusefs.store.registry_lines import STORES, registered
 
 _LOG = logging.getLogger(__name__)
 _IMPORTED_LATE = (
-    "fusefs.core.glob", "fusefs.core.glob_classes", "fusefs.engine.worker_processes", "fusefs.engine.worker_threads",
+    "fusefs.core.glob", "fusefs.engine.worker_processes", "fusefs.engine.worker_threads",
     "fusefs.linux.backing_fd_socket", "fusefs.linux.getdents", "fusefs.linux.mergerfs", "fusefs.linux.refused_calls",
     "fusefs.service.metrics_http", "fusefs.service.prometheus",
     "fusefs.store.gated_rename", "fusefs.store.make_store", "fusefs.store.rename_probes", "fusefs.store.take_over",
@@ -224,7 +224,7 @@ class _Service:
             self._loaded = await trio.to_thread.run_sync(self._wanted.load)
         except BadConfig as error:
             for problem in error.problems:
-                _LOG.error("configuration: %s: %s", f"{problem.file}:{problem.line}", problem.what)
+                _LOG.error("configuration: %s", problem)
             context.tell(EventKind.CONFIGURED, detail="it is wrong, and the old one stays in force")
         else:
             _log_warnings(self._loaded)

@@ -57,6 +57,6 @@ def test_without_a_volume_every_store_and_the_configuration_are_looked_at(volume
     ill = as_user(USER, doctor)
     assert ill.code == 1
     assert taken["id"] in ill.out
-    assert f"{config}:1: " in ill.out
+    assert f"{config}: nonsense: " in ill.out
     record.write_bytes(whole)
     assert_silent(volume)

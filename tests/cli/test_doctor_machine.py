@@ -68,12 +68,12 @@ def test_who_has_no_service_is_told_nothing_of_one(home: Path) -> None:
     assert doctor_of(home) == Done(0, "", "")
 
 
-def test_rules_that_are_wrong_are_told_with_their_line(home: Path) -> None:
+def test_rules_that_are_wrong_are_told_with_their_key(home: Path) -> None:
     plan = home / "config/trashd/plan.d/mine.toml"
     plan.write_text('[[rule]]\ndirectory = "/x"\nolder = "30x"\n', encoding="utf-8")
     done = doctor_of(home)
     assert done.code == 1
-    assert done.out.startswith(f"{plan}:3: older: '30x': there is no unit 'x'")
+    assert done.out.startswith(f"{plan}: rule[1].older: '30x': there is no unit 'x'")
 
 
 def test_a_rule_for_what_is_not_there_is_told_and_one_for_what_may_come_is_not(home: Path) -> None:
@@ -82,7 +82,7 @@ def test_a_rule_for_what_is_not_there_is_told_and_one_for_what_may_come_is_not(h
     plan.write_text(there, encoding="utf-8")
     done = doctor_of(home)
     assert done.code == 1
-    assert done.out.splitlines()[0] == f"{plan}:4: {home}/gone is no directory"
+    assert done.out.splitlines()[0] == f"{plan}: rule[2]: {home}/gone is no directory"
     assert len(done.out.splitlines()) == 2
 
 

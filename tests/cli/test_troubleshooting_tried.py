@@ -358,7 +358,7 @@ def test_a_wrong_configuration(volume: Path, tmp_path: Path) -> None:
     wrong = tmp_path / "config.toml"
     wrong.write_text('[defaults]\nmax_rat = "1/s"\n')
     told = refused("The configuration has problems", f"trashd service run --config {tmp_path}", volume, 2)
-    assert "config.toml:2" in told
+    assert "config.toml: defaults.max_rat" in told
     assert "max_rate" in PAGE.typed("trashd config check", volume, str(wrong), code=2)
     wrong.write_text('[defaults]\nmax_rate = "1/s"\n')
     PAGE.typed("trashd config check", volume, str(wrong))

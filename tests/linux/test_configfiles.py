@@ -59,7 +59,7 @@ def test_drop_ins_are_read_after_the_file_sorted_by_name(etc: Path) -> None:
     loaded = load(etc)
     assert loaded.config.poll_s == 120
     assert [os.path.basename(file) for file in loaded.files] == [b"config.toml", b"10.toml", b"20.toml"]
-    assert str(loaded.settings["poll",].place) == f"{etc}/config.d/20.toml:1"
+    assert str(loaded.settings["poll",].place) == f"{etc}/config.d/20.toml: poll"
 
 
 @pytest.mark.parametrize("name", ["10.toml~", ".10.toml", "10.toml.dpkg-old", "README"])
@@ -72,10 +72,10 @@ def test_problems_of_all_files_come_together(etc: Path) -> None:
     write(etc / "config.toml", "\npoll = 1")
     write(etc / "config.d/1.toml", 'poll = "1m"').chmod(0o666)
     write(etc / "config.d/2.toml", "what = 1")
-    assert [(problem.file.removeprefix(f"{etc}/"), problem.line) for problem in problems(partial(load, etc))] == [
-        ("config.d/1.toml", None),
-        ("config.toml", 2),
-        ("config.d/2.toml", 1),
+    assert [(problem.file.removeprefix(f"{etc}/"), problem.key) for problem in problems(partial(load, etc))] == [
+        ("config.d/1.toml", ""),
+        ("config.toml", "poll"),
+        ("config.d/2.toml", "what"),
     ]
 
 
@@ -154,7 +154,7 @@ def test_huge_file_is_refused(etc: Path) -> None:
 def test_bytes_that_are_no_text_are_told(etc: Path) -> None:
     write(etc / "config.toml").write_bytes(b"# \xe9\n")
     (problem,) = problems(partial(load, etc))
-    assert (problem.line, problem.what) == (1, "not UTF-8")
+    assert problem.what == "line 1 is not UTF-8"
 
 
 def test_name_of_a_file_moves_no_cursor(etc: Path) -> None:

@@ -112,7 +112,7 @@ def test_orphan_is_roots_and_says_whose_rule_it_was(volume: Path) -> None:
     os.chown(volume / "home/old", ALICE, ALICE)
     swept(volume / "home", f'{OLD}\nkeep_for = "3d"')
     (entry,) = entries(volume)
-    assert (entry.uid, entry.note) == (0, "plan plan:1")
+    assert (entry.uid, entry.note) == (0, "plan plan: rule[1]")
 
 
 @pytest.mark.parametrize("unit", ["", 'unit = "top"'])

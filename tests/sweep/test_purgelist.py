@@ -14,7 +14,7 @@ import pytest
 from fusefs.core.errors import NotFound, Refused
 from fusefs.core.plan_rules import PurgeListed, PurgeNotice, Rule, RuleNotDone
 from fusefs.core.selection import Selection
-from fusefs.core.toml_reader import ConfigLine
+from fusefs.core.toml_reader import ConfigKey
 from fusefs.linux.kernel import Kernel
 from fusefs.plan.purge_lists import CountedPurges, open_lists
 from fusefs.plan.run_plan import PlanOptions, carry_out
@@ -213,7 +213,7 @@ def test_no_list_goes_after_a_directory_that_failed(
     (tmp_path / "scratch").mkdir()
     monkeypatch.setattr("fusefs.plan.run_plan.scope_of", fail)
     rule = Rule(
-        ConfigLine("plan", 1), bytes(tmp_path / "scratch"), Selection(), purge=PurgeNotice(bytes(there), 86_400)
+        ConfigKey("plan", "rule[1]"), bytes(tmp_path / "scratch"), Selection(), purge=PurgeNotice(bytes(there), 86_400)
     )
     failed, listed = carry_out(KERNEL, [rule], PlanOptions(runs, 0))
     assert isinstance(failed, RuleNotDone)

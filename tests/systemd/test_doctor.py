@@ -14,7 +14,7 @@ pytestmark = pytest.mark.needs("systemd")
 
 ENABLED = (REAPER,)
 SWEEP, TIMER = "trashd-sweep.service", "trashd-sweep.timer"
-UNITS = (REAPER, SWEEP, TIMER, "units", "/run/trashd/reaper", "/etc/trashd/plan.d/all.toml:1")
+UNITS = (REAPER, SWEEP, TIMER, "units", "/run/trashd/reaper", "/etc/trashd/plan.d/all.toml: rule[1]")
 
 
 @pytest.fixture(scope="module", autouse=True)

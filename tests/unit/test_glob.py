@@ -10,8 +10,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from fusefs.core.glob import compile_glob, name_ends
-from fusefs.core.glob_classes import ASCII
+from fusefs.core.glob import ASCII, compile_glob, name_ends
 from tests.support.libc_fnmatch import PLAIN, UTF_8, fnmatch
 
 LETTER, ANY_LETTER = "é", "[[:alpha:]]"
