@@ -6,7 +6,7 @@ from html import escape
 from typing import NamedTuple
 
 from bench.declared import targets_of
-from bench.old_rows import READERS
+from bench.program_rows import READERS
 from bench.runner import Result
 from bench.runs import RESULTS, RUNS, from_row, read
 from bench.subjects import markdown

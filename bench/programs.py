@@ -1,13 +1,13 @@
 """Benchmarks with a command of their own, started and recorded like the others.
 
-Each appends rows to a file of its own, in its own form (bench/old_rows.py reads them).
+Each appends rows to a file of its own, in its own form (bench/program_rows.py reads them).
 """
 
 import subprocess
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from bench.old_rows import READERS
+from bench.program_rows import READERS
 from bench.runner import Result
 from bench.runs import RESULTS, read
 from bench.subjects import BINDFS, MERGERFS, NATIVE, OURS

@@ -14,7 +14,6 @@ from bench.verdicts import Round
 RESULTS = Path(__file__).with_name("results")
 RUNS = RESULTS / "runs.jsonl"
 SCHEMA = 2
-"""The rows of before had a form for each benchmark, and no number: bench/old_rows.py."""
 
 
 class Run(NamedTuple):

@@ -16,11 +16,11 @@ from fusefs.cli.init import RefusedFolders
 from fusefs.cli.service_install import FileReport, ServiceInstalled
 from fusefs.core.config import Config
 from fusefs.core.errors import ConfigProblem
-from fusefs.core.freed_space import Waited
 from fusefs.core.orphan_sums import OrphanSum, SumKey
 from fusefs.core.policy import VolumePolicy
 from fusefs.core.report import Reaped
 from fusefs.core.service_status import Status
+from fusefs.core.space_goal import Waited
 from fusefs.core.sweep_result import Swept
 from fusefs.store.adopt import AdoptionProblem
 from fusefs.store.compare_trees import Difference
@@ -72,7 +72,7 @@ def printed() -> dict[str, tuple[PrintedObject, ...]]:
         _one(told.WrittenPurgeLists),
     )
     problem, file = _one(ConfigProblem), _one(FileReport)
-    waited, awaited = _one(told.ReapedVolume, Waited), _one(told.WaitGoal, Waited, told.WaitAdvice)
+    waited, awaited = _one(Waited), _one(Waited, told.WaitAdvice)
     return {
         "swap": (swapped, reaped, _one(Preflight), waited, awaited),
         "rm": (swapped, reaped),

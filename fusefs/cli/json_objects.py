@@ -65,26 +65,11 @@ class CountEnd(NamedTuple):
     is_stopped: bool
 
 
-class WaitGoal(NamedTuple):
-    """The directory that holds the store, what was waited for there, as it was typed, and whether it came."""
-
-    volume: bytes
-    goal: str
-    is_reached: bool
-
-
 class WaitAdvice(NamedTuple):
-    """Inodes that came (None where they aren't counted), commands that take back what still can be, the next step."""
+    """Commands that restore what still can be restored, and the next step; empty for none."""
 
-    came_inodes: int | None
     restore: tuple[str, ...]
     hint: str
-
-
-class ReapedVolume(NamedTuple):
-    """The directory that holds the store."""
-
-    volume: bytes
 
 
 class PausedVolume(NamedTuple):

@@ -120,7 +120,9 @@ def _by_ranks(job: Any) -> Any:
 @threads_option
 @tempo_options
 @click.option("--count", "counts", is_flag=True, help="Count first, so that the progress bar knows the end.")
-@click.option("--wait", "waits", is_flag=True, help="Wait until the space has come back, or say what keeps it.")
+@click.option(
+    "--wait", "waits", is_flag=True, help="Wait for the space, and name each process that keeps deleted files open."
+)
 @click.option("--with-stores", is_flag=True, help="With ID: trash stores in it go too, but for what is pinned there.")
 @click.option("--force", is_flag=True, help="With ID in quarantine: delete also what its owner may not. It asks.")
 @volume_option

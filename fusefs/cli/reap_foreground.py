@@ -6,12 +6,12 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple
 
 from fusefs.cli import output
 from fusefs.cli.progress_bar import ProgressSink, bar
-from fusefs.cli.reap_wait import SpaceWait
 from fusefs.cli.stop_signals import StopSignals
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import SETTLE, Busy, Incomplete, NotFound, Refused, ServerAway, TrashdError, from_os
@@ -62,7 +62,7 @@ class ReapOptions(NamedTuple):
 
     n_workers  None: what is best there
     counts     count first
-    waits      until the space has come back
+    waits      print, at the end, how much space came back, and what keeps it
     paced      make way for others; the tempo is the most that it may be
     with_stores  trash stores in it that hold something go too
     is_meant   asked again about an orphan's record when its turn comes: it may have been kept meanwhile
@@ -102,7 +102,12 @@ def reap_all(
     """Reap containers one after the other, or one of them; the exit code. Ctrl-C ends it between two slices."""
     began = time.monotonic()
     codes, reaped, is_away = [], [], False
-    with StopSignals() as stop, SpaceWait(kernel, due if how.waits else ()) as space:
+    with StopSignals() as stop, ExitStack() as owned:
+        space = None
+        if how.waits:
+            from fusefs.waiting.wait_for_space import ReapWait
+
+            space = owned.enter_context(ReapWait(kernel, due))
         for entry in due:
             if stop():
                 break
@@ -117,7 +122,8 @@ def reap_all(
                     continue
                 reaped.append(done)
                 codes.append(_tell(entry, done, force=how.force, as_json=as_json))
-                space.reaped(entry, done)
+                if space is not None:
+                    space.add(entry, done)
                 if how.only_one:
                     break
             except (TrashdError, OSError) as error:
@@ -128,7 +134,10 @@ def reap_all(
                 print("no orphan is left to reap: others have them", file=sys.stderr)
         elif len(due) > 1 and not as_json:
             print(_sum(reaped, len(due) - len(reaped), time.monotonic() - began))
-        codes += space.wait(stop, as_json=as_json)
+        if space is not None:
+            from fusefs.cli.wait_report import print_reaped
+
+            codes += print_reaped(space.conclude(stop), as_json=as_json)
         if stop():
             return stop.exit_code()
     return output.exit_code(codes)
@@ -155,7 +164,7 @@ def _reap(
     counted = shows.counted if counts else None
     with pacer_in(folder.store.kernel, folder.fd, how.tempo, output.tell_why if how.paced else None) as pacer:
         wishes = RemovalWishes(how.n_workers, pacer, shows.advance, stop, counted=counted, counting=shows.counting)
-        wishes = wishes._replace(waits=how.waits, with_stores=how.with_stores, job=how.job)
+        wishes = wishes._replace(with_stores=how.with_stores, job=how.job)
         limit_s = 0.0 if is_away else COMMAND_LIMIT_S
         outage = OutageWishes(limit_s, lambda number: output.tell_outage(number, limit_s))
         by_force, is_own = how.force and folder.uid == 0, folder.uid == entry.uid

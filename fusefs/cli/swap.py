@@ -12,7 +12,7 @@ from fusefs.cli.swap_paths import SwapBatch, SwapVerb, ids_with, swap_all
 from fusefs.cli.typed_paths import every_path
 from fusefs.core.errors import NotPermitted, UsageError
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
-from fusefs.core.space_goal import ALL, SpaceGoal, parse_goal
+from fusefs.core.space_goal import DONE, SpaceGoal, parse_goal
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap import Swapped
@@ -34,31 +34,27 @@ class _SwapCommand(click.Command):
     """A command with `--wait[=GOAL]`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Give `--wait` its value where it has none: click would take the next word, a directory, for it."""
-        takes_next = {name for one in self.params if _takes_a_word(one) for name in one.opts}
-        told, left = [], list(args)
-        while left and left[0] != "--":
-            word = left.pop(0)
-            if word == _WAIT:
-                word = f"{_WAIT}={left.pop(0) if left and _is_goal(left[0]) else ALL.text}"
-            told.append(word)
-            if word in takes_next:
-                told += left[:1]
-                del left[:1]
-        return super().parse_args(ctx, [*told, *left])
+        """Give a bare `--wait` its value. click's optional values would take the next argument, a directory, for it."""
+        options = [one for one in self.params if isinstance(one, click.Option) and not one.is_flag]
+        with_value = {name for option in options for name in option.opts}
+        words, at = list(args), 0
+        while at < len(words) and words[at] != "--":
+            if words[at] == _WAIT:
+                goal = words[at + 1 : at + 2] if _is_goal(*words[at + 1 : at + 2]) else []
+                words[at : at + 1 + len(goal)] = [f"{_WAIT}={''.join(goal) or DONE.text}"]
+            elif words[at] in with_value:
+                at += 1
+            at += 1
+        return super().parse_args(ctx, words)
 
 
-def _is_goal(word: str) -> bool:
-    """Whether the word after the option is its value: a goal, and the name of nothing here."""
+def _is_goal(word: str = "") -> bool:
+    """Whether an argument after `--wait` is its value: a goal, and not the name of a file here."""
     try:
         parse_goal(word)
     except ValueError:
         return False
     return not os.path.lexists(word)
-
-
-def _takes_a_word(param: click.Parameter) -> bool:
-    return isinstance(param, click.Option) and not param.is_flag and _WAIT not in param.opts
 
 
 _wait_option: Decorator = click.option(
@@ -67,7 +63,7 @@ _wait_option: Decorator = click.option(
     cls=_WaitOption,
     type=ParsedValue("goal", parse_goal),
     metavar="[=GOAL]",
-    help="Give up its retention, and wait until so much space is back: 50%, 100G, inodes:1M, or done (all).",
+    help="Give up its retention, and wait until so much space is free: 50%, 100G, inodes:1M, or done (all trees gone).",
 )
 
 
@@ -142,7 +138,7 @@ def command(
         return _reap(swapped, waits=goal is not None, as_json=as_json) if now else 0
 
     batch = batch._replace(after=after)
-    if goal is None or (now and goal.is_all()):
+    if goal is None or (now and goal.is_done()):
         return swap_all(batch)
     if now:
         raise UsageError(f"--now with --wait={goal.text}", "--now waits for all of it, or not at all")

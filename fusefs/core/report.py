@@ -38,14 +38,12 @@ class Reaped(NamedTuple):
     lost        why it was not ours to reap; None if it was
     report      what was removed and what failed; with failures it is in quarantine now
     survey      what was in it before, if that was asked for
-    left_bytes  what was surveyed and is in quarantine now
     """
 
     id: ContainerId
     lost: str | None
     report: Report
     survey: Survey | None = None
-    left_bytes: int = 0
 
 
 STORE = "store"

@@ -1,27 +1,24 @@
-"""What a command that gives space back waits for: all that can come, a part of what the trees took, or an amount."""
+"""What a command waits for (`--wait`): the end of the trees or an amount of free space; and how that ended."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from enum import Enum
 from typing import NamedTuple
 
-from fusefs.core import freed_space
-from fusefs.core.freed_space import SpaceCourse, SpaceKeeper, SpaceKept, Survey, Waited, WaitStep
-from fusefs.core.sizes import format_size, parse_size
+from fusefs.core.sizes import parse_size
 
+TOLERANCE_BYTES = 256 << 10
+"""So much may be missing: metadata is allocated and freed, and other processes write a little at any time."""
 _THOUSANDS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3}
-_SETTLE_S = 3.0
-"""How much longer than the blocks the inodes of a reaped tree may take (xfs)."""
 
 
 class SpaceGoal(NamedTuple):
-    """What has to be back before a waiting command ends. With nothing named: all that can come.
+    """What has to be free again before a waiting command ends. Without a number: all trees are gone.
 
-    text      as it was typed
-    share     of the bytes that the trees took, above 0, at most 1
-    n_bytes   so many bytes
-    n_inodes  so many inodes
+    text      as the user typed it
+    share     of the bytes that the trees took, above 0, at most 1; until `of` has made bytes of it
     """
 
     text: str = "done"
@@ -29,48 +26,68 @@ class SpaceGoal(NamedTuple):
     n_bytes: int | None = None
     n_inodes: int | None = None
 
-    def is_all(self) -> bool:
-        """Whether it takes the last of the trees to be gone."""
+    def is_done(self) -> bool:
+        """Whether only the end of the trees reaches it."""
         return self.share is None and self.n_bytes is None and self.n_inodes is None
 
-
-ALL = SpaceGoal()
-
-
-class SpaceCourses(NamedTuple):
-    """How the bytes and the inodes of a volume went; None for inodes where the filesystem doesn't count them."""
-
-    space: SpaceCourse
-    inodes: SpaceCourse | None
-
-    def came_inodes(self) -> int | None:
-        """The most that were free at a time, above those before."""
-        return None if self.inodes is None else max(self.inodes.came(), 0)
+    def of(self, tree_bytes: int) -> SpaceGoal:
+        """The goal in bytes, for trees of this size; 100% tolerates what metadata keeps."""
+        if self.share is None:
+            return self
+        tolerated = tree_bytes - max(TOLERANCE_BYTES, tree_bytes // 50)
+        return self._replace(share=None, n_bytes=max(min(math.ceil(self.share * tree_bytes), tolerated), 0))
 
 
-class GoalReached(NamedTuple):
-    """What became of a goal.
+DONE = SpaceGoal()
 
-    waited       of the space: what came, and what keeps the rest
-    came_inodes  None where the filesystem doesn't count them
+
+class WaitReasonKind(Enum):
+    """Why a goal is not reached."""
+
+    OPEN = "open"  # a process has deleted files open
+    LEFT = "left"  # not everything could be removed: the orphan is in quarantine
+    RESTORED = "restored"
+    PINNED = "pinned"  # another process has locked the orphan
+    NOBODY = "nobody"  # no reaper serves the volume
+    PAUSED = "paused"
+    BROKEN = "broken"  # the reaper rests after too many errors
+    LESS = "less"  # the trees are gone, and less space than the goal is free
+
+
+class WaitReason(NamedTuple):
+    """One reason. n_bytes: what a process has open; 0 for all other kinds"""
+
+    kind: WaitReasonKind
+    n_bytes: int
+    detail: str
+
+
+class Waited(NamedTuple):
+    """How the waiting for one volume ended.
+
+    volume       the directory that holds the store
+    goal         as the user typed it
+    came_bytes   the most that was free at any time, above what was free before
+    came_inodes  0 where the filesystem does not count inodes
+    reasons      why the goal is not reached
     """
 
-    goal: SpaceGoal
+    volume: bytes
+    goal: str
     is_reached: bool
-    waited: Waited
-    came_inodes: int | None
+    came_bytes: int
+    came_inodes: int
+    reasons: tuple[WaitReason, ...]
 
 
 def parse_goal(text: str) -> SpaceGoal:
-    """A goal from `done`, `50%`, `100G` (as sizes are typed) or `inodes:1M` (counted in thousands).
+    """Parse `done`, `50%`, `100G` (a size) or `inodes:1M` (in thousands).
 
-    Raises  ValueError with a message for the person who typed it
+    Raises  ValueError with a message for the user
     """
     typed = text.strip().lower()
-    if typed == "done":
-        return ALL
-    import re  # who waits for all has no need of it
-
+    if typed == DONE.text:
+        return DONE
     if share := re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,6})?)%", typed, re.ASCII):
         percent = float(share[1])
         if not 0 < percent <= 100:
@@ -88,69 +105,3 @@ def parse_goal(text: str) -> SpaceGoal:
         if n_bytes > 0:
             return SpaceGoal(typed, n_bytes=n_bytes)
     raise ValueError(f"{text!r} is nothing to wait for: write 50%, 100G, inodes:1M or done")
-
-
-def wanted_bytes(goal: SpaceGoal, survey: Survey) -> int | None:
-    """The bytes that a goal asks for; None if it asks for none in particular.
-
-    survey  of the trees before they were reaped
-    """
-    return goal.n_bytes if goal.share is None else math.ceil(goal.share * survey.n_bytes)
-
-
-def is_reached(goal: SpaceGoal, survey: Survey, courses: SpaceCourses) -> bool:
-    """Whether what is waited for is there; never for a goal of all: that takes the end of the trees."""
-    wanted = wanted_bytes(goal, survey)
-    if wanted is not None:
-        return courses.space.came() >= wanted
-    return goal.n_inodes is not None and (courses.came_inodes() or 0) >= goal.n_inodes
-
-
-def decide_goal(
-    goal: SpaceGoal,
-    survey: Survey,
-    courses: SpaceCourses,
-    reasons: Sequence[SpaceKept],
-    now_s: float,
-    patience_s: float,
-) -> WaitStep:
-    """Say whether to wait on when the trees are gone; arguments as for `freed_space.decide`."""
-    if is_reached(goal, survey, courses):
-        return WaitStep.DONE
-    step = freed_space.decide(courses.space, survey.n_bytes, reasons, now_s, patience_s)
-    if step is WaitStep.DONE and goal.n_inodes is not None:
-        grown_at_s = max(course.grown_at_s for course in courses if course is not None)
-        return WaitStep.KEEP_WAITING if now_s - grown_at_s < min(patience_s, _SETTLE_S) else WaitStep.GIVE_UP
-    return step
-
-
-def conclude_goal(goal: SpaceGoal, survey: Survey, courses: SpaceCourses, waited: Waited) -> GoalReached:
-    """What became of a goal when the waiting for it has ended; a part of the space is there if all of it is."""
-    came_inodes = courses.came_inodes()
-    if goal.is_all() or (goal.share is not None and waited.is_complete):
-        return GoalReached(goal, waited.is_well(), waited, came_inodes)
-    if is_reached(goal, survey, courses):
-        return GoalReached(goal, True, waited._replace(reasons=()), came_inodes)
-    if waited.is_complete:
-        less = SpaceKept(SpaceKeeper.LESS, 0, f"what was swapped away is gone, and took {format_size(survey.n_bytes)}")
-        waited = waited._replace(reasons=(less,))
-    return GoalReached(goal, False, waited, came_inodes)
-
-
-def explain_impossible(goal: SpaceGoal, survey: Survey) -> SpaceKept | None:
-    """Why these trees can't give what a goal asks for; None if they can, or if that is not known.
-
-    Its bytes are those that will be missing at least; 0 of inodes
-    """
-    if survey.n_failed or survey.is_at_least:
-        return None  # there is more in them than could be counted
-    most = survey.n_bytes - survey.linked_bytes
-    wanted = wanted_bytes(goal, survey)
-    if wanted is not None and wanted - freed_space.tolerance_bytes(wanted) > most:
-        what = f"what was swapped away takes {format_size(survey.n_bytes)}"
-        if survey.linked_bytes:
-            what += f", and other names outside keep {format_size(survey.linked_bytes)}"
-        return SpaceKept(SpaceKeeper.LESS, wanted - most, what)
-    if goal.n_inodes is not None and goal.n_inodes > survey.n_entries:
-        return SpaceKept(SpaceKeeper.LESS, 0, f"what was swapped away has {survey.n_entries:,} entries")
-    return None

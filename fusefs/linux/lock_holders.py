@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
-from contextlib import suppress
 
 _FLOCK = struct.Struct("@hhqqi4x")
 """struct flock: kind, whence, begin, length (0: to the end), pid. Source  fcntl(2)"""
@@ -35,10 +34,3 @@ def flock_holders(ino: int) -> list[int]:
         for words in fields
         if len(words) >= 6 and words[1] == b"FLOCK" and words[5].rpartition(b":")[2] == b"%d" % ino
     ]
-
-
-def command_of(pid: int) -> str:
-    """The name of a process's program; empty if it has ended."""
-    with suppress(OSError), open(f"/proc/{pid}/comm", "rb") as file:
-        return os.fsdecode(file.read().rstrip(b"\n"))
-    return ""

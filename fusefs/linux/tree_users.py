@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -63,15 +63,6 @@ def find_holders(trees: list[FilesystemPath]) -> Iterator[tuple[FilesystemPath, 
             for tree in trees:
                 if place is not None and tree.holds(place):
                     yield tree, TreeHolder(int(pid), uid, command, kind, below(place.path, tree.path))
-
-
-def find_named(is_wanted: Callable[[bytes], bool]) -> Iterator[TreeHolder]:
-    """A hold of each process on something whose path is wanted, as the process has it: in whatever mount it sees it."""
-    for pid, uid, command, _mounts in processes():
-        for kind, path in _links(pid):
-            if is_wanted(path):
-                yield TreeHolder(int(pid), uid, command, kind, path)
-                break
 
 
 def serves_fuse(pid: int) -> bool:

@@ -100,7 +100,6 @@ class _ReapRun:
             if held is ClaimLost.GONE and self._is_emptied:
                 return Reaped(self._container, None, _NOTHING, self._seen)
             return Reaped(self._container, held.value, _NOTHING, self._seen)
-        left_bytes = 0
         with held:
             crew = None if wishes.job is None else wishes.job.crew(held, wishes)
             held = held._replace(record=_with_entered(held.record, self._entered))
@@ -118,13 +117,9 @@ class _ReapRun:
                 self._is_emptied = True
                 report = _with_known_size(_retire(held, report), held.record, is_whole=self._is_whole)
             if report.n_failed:
-                if wishes.waits:
-                    from fusefs.engine.count_tree import survey
-
-                    left_bytes = survey(self._kernel, held.fd).n_bytes
                 _set_aside(held, report, entered)
         restock(folder)
-        return Reaped(self._container, None, report, self._seen, left_bytes)
+        return Reaped(self._container, None, report, self._seen)
 
     def _hold(self) -> HeldContainer | ClaimLost:
         folder, container = self._folder, self._container
@@ -172,13 +167,12 @@ def _sum(before: Report, report: Report) -> Report:
 
 def _survey(kernel: Kernel, container: Fd, wishes: RemovalWishes) -> Survey | None:
     """What is in a container, if that is asked for; stopped it is less than that, and nothing is removed then."""
-    if wishes.counted is None and not wishes.waits:
+    if wishes.counted is None:
         return None
     from fusefs.engine.count_tree import survey  # hardly a reap is counted
 
-    seen = survey(kernel, container, wishes.counting, with_shared=wishes.waits, stops=wishes.stops)
-    if wishes.counted is not None:
-        wishes.counted(seen)
+    seen = survey(kernel, container, wishes.counting, stops=wishes.stops)
+    wishes.counted(seen)
     return seen
 
 

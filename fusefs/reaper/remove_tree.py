@@ -58,7 +58,6 @@ class RemovalWishes(NamedTuple):
     with_stores  stores in it that hold something go too, but for what is pinned in them
     counted    told what there is before anything is removed; None: it is not counted, which costs a stat a file
     counting   told how the counting goes
-    waits      the caller will wait for the space: count, and look for what snapshots share too
     outage     how long a server that does not answer is waited for
     job        who shares it
     """
@@ -73,7 +72,6 @@ class RemovalWishes(NamedTuple):
     with_stores: bool = False
     counted: Callable[[Survey], None] | None = None
     counting: Progress = lambda _entries, _bytes: None
-    waits: bool = False
     outage: OutageWishes = OutageWishes()
     job: SharesRemovals | None = None
 

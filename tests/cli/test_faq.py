@@ -67,7 +67,8 @@ def test_why_is_it_still_full_it_has_other_names(ext4: Path) -> None:
     os.link(job / "file", ext4 / "other")
     swapped(job, "--keep-for", "0s")
     assert "1.00 MiB stay: other names have it" in PAGE.typed("trashd du", ext4)
-    assert "other names outside the tree keep files" in PAGE.typed("trashd reap --wait", ext4, f"--volume {ext4}")
+    PAGE.typed("trashd reap", ext4)
+    assert (ext4 / "other").read_bytes()
 
 
 def test_why_is_it_still_full_something_could_not_be_removed(ext4: Path) -> None:
@@ -93,7 +94,8 @@ def test_why_is_it_still_full_a_snapshot_has_it() -> None:
         swapped(job, "--keep-for", "0s")
         assert "<=" in PAGE.typed("trashd du", volume)
         assert (volume / "before/job/file").stat().st_size == 1 << 20
-        assert "snapshots or reflinks" in PAGE.typed("trashd reap --wait", volume)
+        PAGE.typed("trashd reap", volume)
+        assert (volume / "before/job/file").exists()
         assert_silent(volume)
 
 

@@ -10,13 +10,11 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from fcntl import LOCK_EX, flock
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fusefs.cli.reap_wait import tell_came
 from fusefs.core.service_status import VolumePhase
 from tests.support.foreground_mount import trashd_mount
 from tests.support.make_trees import IMMUTABLE, make_tree, set_flags
@@ -66,8 +64,8 @@ def test_it_ends_when_the_space_is_back(volume: Path, goal: str) -> None:
 def test_all_is_the_orphan_gone_and_its_space_back(volume: Path) -> None:
     with small_reaper(volume):
         done, told = waited("--wait", make_victim(volume))
-    assert (done.code, told["is_complete"], told["goal"]) == (0, True, "done")
-    assert told["came_bytes"] >= told["expected_bytes"] - 256 * 1024 >= 3 * MIB
+    assert (done.code, told["is_reached"], told["goal"]) == (0, True, "done")
+    assert told["came_bytes"] >= 4 * MIB
     assert trashd("list", "--json", "--volume", volume).out == ""
 
 
@@ -76,7 +74,7 @@ def test_several_are_waited_for_together(volume: Path) -> None:
     with small_reaper(volume):
         done, told = waited("--wait", *victims)
     assert (done.code, told["volume"]) == (0, str(volume))
-    assert told["expected_bytes"] >= 12 * MIB
+    assert told["came_bytes"] >= 12 * MIB
 
 
 def test_each_volume_is_told_by_itself(volume: Path) -> None:
@@ -90,11 +88,11 @@ def test_each_volume_is_told_by_itself(volume: Path) -> None:
         assert (two["volume"], kinds(two)) == (str(other), ["nobody"])
 
 
-def test_people_are_told_whatdescribe_came(volume: Path) -> None:
+def test_how_much_came_back_is_printed(volume: Path) -> None:
     with small_reaper(volume):
         done = trashd("swap", "--wait", make_victim(volume))
     assert done.code == 0
-    assert re.fullmatch(r".* MiB came back of the 4\.\d+ MiB that were swapped away", done.out.splitlines()[-1])
+    assert re.fullmatch(rf"{volume}: 4\.\d+ MiB came back", done.out.splitlines()[-1])
     assert "undo" not in done.out
 
 
@@ -108,7 +106,7 @@ def test_a_users_own_are_waited_for_by_himself() -> None:
         with small_reaper(volume):
             done = run_as(USER, [TRASHD, "swap", "--json", "--wait", victim], env=environment({}))
         assert done.returncode == 0, done
-        assert json.loads(done.stdout.splitlines()[-1])["is_complete"]
+        assert json.loads(done.stdout.splitlines()[-1])["is_reached"]
         assert_silent(volume)
 
 
@@ -119,7 +117,7 @@ def test_root_waits_for_what_he_gave_to_its_owner(volume: Path) -> None:
         os.chown(path, NOBODY, NOBODY)
     with small_reaper(volume):
         done, told = waited("--wait", "--for-owner", victim)
-    assert (done.code, told["is_complete"]) == (0, True)
+    assert (done.code, told["is_reached"]) == (0, True)
 
 
 @pytest.mark.needs("fuse")
@@ -127,7 +125,7 @@ def test_what_is_swapped_through_a_mount_is_waited_for_behind_it(volume: Path) -
     make_victim(volume)
     with trashd_mount(volume) as mounted, small_reaper(volume):
         done, told = waited("--wait", mounted.path / "victim")
-    assert (done.code, told["volume"], told["is_complete"]) == (0, str(mounted.path), True)
+    assert (done.code, told["volume"], told["is_reached"]) == (0, str(mounted.path), True)
 
 
 @pytest.mark.needs("loop")
@@ -204,10 +202,9 @@ def test_what_could_not_be_removed_is_told_with_the_reason(volume: Path) -> None
     set_flags(orphan / "tree/file", IMMUTABLE, on=False)
     assert (done.code, kinds(told), told["hint"]) == (13, ["left"], "trashd list --state quarantine")
     assert told["reasons"][0]["detail"].endswith("unlink tree/file: Operation not permitted")
-    assert told["reasons"][0]["n_bytes"] >= 4 * MIB
 
 
-def test_who_has_a_file_open_is_named(volume: Path) -> None:
+def test_a_process_that_has_a_file_open_is_named(volume: Path) -> None:
     victim = make_victim(volume)
     with small_reaper(volume), (victim / "file").open():
         done, told = waited("--wait", victim)
@@ -215,20 +212,19 @@ def test_who_has_a_file_open_is_named(volume: Path) -> None:
     assert f"(pid {os.getpid()}) has a deleted file open" in told["reasons"][0]["detail"]
 
 
-def test_links_outside_are_a_reason_and_no_failure(volume: Path) -> None:
+def test_links_outside_are_no_failure(volume: Path) -> None:
     victim = make_victim(volume)
     os.link(victim / "file", volume / "outside")
     with small_reaper(volume):
         done, told = waited("--wait", victim)
-    assert (done.code, told["is_reached"], kinds(told)) == (0, True, ["links"])
+    assert (done.code, told["is_reached"], kinds(told)) == (0, True, [])
 
 
 @pytest.mark.parametrize("goal", ["100G", "inodes:1M"])
-def test_what_the_tree_does_not_have_is_not_waited_for(volume: Path, goal: str) -> None:
-    with small_reaper(volume, reaps=False):
+def test_a_goal_that_the_tree_does_not_have_ends_with_the_tree(volume: Path, goal: str) -> None:
+    with small_reaper(volume):
         done, told = waited(f"--wait={goal}", make_victim(volume))
     assert (done.code, kinds(told)) == (13, ["less"])
-    assert len(orphans(volume, "reaping")) == 1
 
 
 def test_an_orphan_that_was_restored_meanwhile_ends_it(volume: Path) -> None:
@@ -289,11 +285,11 @@ def test_a_signal_ends_the_waiting_and_nothing_else(volume: Path, number: signal
     assert len(orphans(volume, "reaping")) == 1
 
 
-def test_the_tree_is_counted_before_the_reaper_may_have_it(volume: Path) -> None:
+def test_a_share_is_of_the_tree_as_it_was_before_the_reaper_had_it(volume: Path) -> None:
     victim = make_tree(volume / "victim", {f"{i}": b"x" * 4096 for i in range(3000)})
     with small_reaper(volume):
-        _done, told = waited("--wait", victim)
-    assert told["expected_bytes"] >= 3000 * 4096
+        _done, told = waited("--wait=90%", victim)
+    assert told["came_bytes"] >= 0.9 * 3000 * 4096
 
 
 def test_a_terminal_shows_what_the_reaper_waits_for(volume: Path) -> None:
@@ -321,18 +317,6 @@ def test_a_retention_that_was_asked_for_is_kept_and_told(volume: Path) -> None:
     assert "nothing may be reaped before its retention ends, in 2h" in done.err
     assert "undo" in done.out
     assert len(orphans(volume)) == 1
-
-
-def test_an_orphan_whose_lock_somebody_holds_is_named_with_him(volume: Path) -> None:
-    def take_lock() -> None:
-        for orphan in orphans(volume):
-            locked.append(os.open(orphan / "record.json", os.O_RDONLY))
-            flock(locked[-1], LOCK_EX)
-
-    locked: list[int] = []
-    with small_reaper(volume, also=take_lock, reaps=False):
-        done, told = waited("--keep-for", "1s", "--wait", make_victim(volume))
-    assert (done.code, kinds(told)) == (13, ["pinned"])
 
 
 # The command line
@@ -367,12 +351,6 @@ def test_what_is_no_goal_is_a_directory(volume: Path) -> None:
     assert (done.code, "Not found: " in done.err) == (13, True)
 
 
-def test_what_others_gave_back_is_not_told_as_this_ones() -> None:
-    told = "4.00 KiB came back of the 4.00 KiB that were swapped away"
-    assert tell_came(8192, 4096, "swapped away") == told
-    assert tell_came(68 << 20, 4096, "swapped away") == f"{told} (others gave back 68.0 MiB meanwhile)"
-
-
 def test_the_word_may_be_another_options_value_or_a_directorys_name(volume: Path) -> None:
     victim = make_tree(volume / "--wait", {"file": "content"})
     done = trashd("swap", "--json", "--note", "--wait", "--", "--wait", cwd=volume)
@@ -394,7 +372,7 @@ def test_nonsense_is_2_and_swaps_nothing(volume: Path, goal: str) -> None:
 @pytest.mark.quick("swap")
 def test_now_reaps_and_waits_without_a_reaper(volume: Path) -> None:
     done, told = waited("--now", "--wait", make_victim(volume))
-    assert (done.code, told["is_complete"]) == (0, True)
+    assert (done.code, told["is_reached"]) == (0, True)
 
 
 def test_now_waits_for_no_part(volume: Path) -> None:

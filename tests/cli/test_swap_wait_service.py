@@ -66,7 +66,7 @@ def test_a_user_whom_the_service_never_saw_is_served_too(base: Path, volume: Pat
         running.until_phase(volume, VolumePhase.IDLE)
         done = run_as(USER, [TRASHD, "swap", "--json", "--wait", victim], env=environment({}))
     assert done.returncode == 0, done
-    assert json.loads(done.stdout.splitlines()[-1])["is_complete"]
+    assert json.loads(done.stdout.splitlines()[-1])["is_reached"]
 
 
 def test_a_pause_is_told_and_what_it_left_goes_when_it_ends(base: Path, volume: Path) -> None:
@@ -98,7 +98,7 @@ def test_a_retention_that_was_asked_for_is_kept_by_the_service_too(base: Path, v
         began = time.monotonic()
         done = trashd("swap", "--json", "--keep-for", "1s", "--wait", make_victim(volume))
         assert time.monotonic() - began > 1
-    assert (done.code, last(done)["is_complete"]) == (0, True)
+    assert (done.code, last(done)["is_reached"]) == (0, True)
 
 
 def test_a_service_that_is_killed_while_somebody_waits_ends_it(base: Path, volume: Path) -> None:

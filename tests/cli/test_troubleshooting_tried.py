@@ -45,7 +45,6 @@ ELSEWHERE = {
     "What happened is not what was meant; everything was kept": "tests/crash",
     "The filesystem's server does not answer": "tests/shared",
     "A volume's reaper needs somebody's help": "tests/systemd",
-    "snapshots or reflinks share it": "tests/cli/test_faq.py",
 }
 """Messages whose causes take more than a volume, and where they are caused; the page says that, too."""
 

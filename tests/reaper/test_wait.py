@@ -1,4 +1,4 @@
-"""Waiting for the space of a reaped tree: it comes, or what keeps it is named with its bytes."""
+"""`--wait` after a reap: the space comes back, or each process that keeps it is named with its bytes."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ import mmap
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from fusefs.core.freed_space import SpaceKeeper, Survey, Waited, tolerance_bytes
 from fusefs.core.names import ContainerId
-from fusefs.core.space_goal import ALL
+from fusefs.core.space_goal import DONE, SpaceGoal, Waited, WaitReason, WaitReasonKind, parse_goal
 from fusefs.engine.count_tree import survey
-from fusefs.linux.kernel import XFS_MAGIC, Kernel
-from fusefs.waiting.wait_for_space import FreeSpaceGauge, wait_for_goal
+from fusefs.linux.deleted_files import DeletedFile
+from fusefs.linux.kernel import Kernel
+from fusefs.waiting import wait_for_space
+from fusefs.waiting.wait_for_space import FreeSpaceGauge
 from tests.support.filesystem_params import ALL_FILESYSTEMS
 from tests.support.fuse_silent import silent_fuse
-from tests.support.make_trees import IMMUTABLE, Spec, make_tree, set_flags
+from tests.support.make_trees import Spec, make_tree
 from tests.support.other_users import as_user, become
 from tests.support.real_filesystems import loop_volume, sync, tmpfs_volume
 from tests.support.small_orphans import OTHER
@@ -50,49 +50,29 @@ def volume_of(fs_type: str) -> Iterator[Path]:
 
 
 class Gone(NamedTuple):
-    """A tree that was counted and reaped."""
+    """A tree that was reaped, its size, and the free space of its volume since before the reap."""
 
     id: ContainerId
-    before_bytes: int
-    survey: Survey
+    n_bytes: int
+    gauge: FreeSpaceGauge
 
-    def wait(self, volume: Path, left_bytes: int = 0, patience_s: float = 30.0) -> Waited:
-        """`--wait`."""
-        kernel = Kernel()
-        with kernel.open_path(raw(volume)) as fd:
-            return wait_for_goal(
-                kernel,
-                fd,
-                FreeSpaceGauge(kernel, fd, before_bytes=self.before_bytes),
-                ALL,
-                self.survey,
-                left_bytes=left_bytes,
-                containers=[self.id],
-                patience_s=patience_s,
-            ).waited
+    def wait(self, goal: SpaceGoal = DONE) -> Waited:
+        """`--wait`, after the reap."""
+        return self.gauge.conclude(goal, [self.id], (), are_gone=True, stops=lambda: False)
 
 
-def reap_counted(volume: Path, victim: Path, before_reap: Callable[[Path], object] = lambda _tree: None) -> Gone:
-    """Swap a directory, count it, and reap it; `before_reap` gets the orphan's tree."""
+@contextmanager
+def reaped(volume: Path, victim: Path) -> Iterator[Gone]:
+    """A directory that was swapped, counted and reaped."""
     kernel = Kernel()
     swapped = swap(victim)
-    before_reap(tree_of(swapped))
     sync(volume)
     with kernel.open_path(raw(volume)) as fd:
-        before_bytes = kernel.free_bytes(fd)
-    with kernel.open_path(raw(tree_of(swapped).parent), os.O_RDONLY) as fd:
-        seen = survey(kernel, fd, with_shared=True)
-    reap_now(volume, swapped.id)
-    return Gone(swapped.id, before_bytes, seen)
-
-
-def flush_deferred(volume: Path) -> None:
-    """Have xfs free now what it has put off (inodegc): a freeze waits for that."""
-    with Kernel().open_path(raw(volume)) as fd:
-        is_xfs = Kernel().filesystem(fd) == XFS_MAGIC
-    if is_xfs:
-        subprocess.run(["fsfreeze", "--freeze", volume], check=True)
-        subprocess.run(["fsfreeze", "--unfreeze", volume], check=True)
+        gauge = FreeSpaceGauge(kernel, raw(volume), fd)
+        with kernel.open_path(raw(tree_of(swapped).parent), os.O_RDONLY) as container:
+            n_bytes = survey(kernel, container).n_bytes
+        reap_now(volume, swapped.id)
+        yield Gone(swapped.id, n_bytes, gauge)
 
 
 @contextmanager
@@ -106,52 +86,62 @@ def holder(path: Path) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
-def is_about(n_bytes: int, expected: int, of: int) -> bool:
-    """Whether it is as many, but for what metadata comes and goes."""
-    return abs(n_bytes - expected) <= tolerance_bytes(of) + MIB
-
-
-# It comes
+# The space comes back
 
 
 @pytest.mark.parametrize("fs_type", ALL_FILESYSTEMS)
 def test_the_space_comes_back(fs_type: str) -> None:
-    with volume_of(fs_type) as volume:
-        gone = reap_counted(volume, make_job(volume))
-        waited = gone.wait(volume)
-        assert gone.survey.n_bytes >= SIZE + 200 * 20_000
-        assert (waited.is_complete, waited.reasons) == (True, ())
-        assert waited.came_bytes >= gone.survey.n_bytes - tolerance_bytes(gone.survey.n_bytes)
-
-
-# Or it is known why not
+    with volume_of(fs_type) as volume, reaped(volume, make_job(volume)) as gone:
+        goal = SpaceGoal("100%", share=1.0).of(gone.n_bytes)
+        waited = gone.wait(goal)
+        assert gone.n_bytes >= SIZE + 200 * 20_000
+        assert (waited.is_reached, waited.reasons) == (True, ())
+        assert waited.came_bytes >= (goal.n_bytes or 0)
 
 
 @pytest.mark.parametrize("fs_type", ALL_FILESYSTEMS)
-def test_who_has_a_deleted_file_open_is_named_with_its_bytes(fs_type: str) -> None:
+def test_done_is_reached_when_no_process_has_anything_open(fs_type: str) -> None:
+    with volume_of(fs_type) as volume, reaped(volume, make_job(volume)) as gone:
+        waited = gone.wait()
+    assert (waited.is_reached, waited.reasons) == (True, ())
+
+
+# Processes that have deleted files open
+
+
+@pytest.mark.parametrize("fs_type", ALL_FILESYSTEMS)
+def test_a_process_that_has_a_deleted_file_open_is_named_with_its_bytes(fs_type: str) -> None:
     with volume_of(fs_type) as volume:
         job = make_job(volume)
-        with holder(job / "held") as process:
-            gone = reap_counted(volume, job)
-            waited = gone.wait(volume)
+        with holder(job / "held") as process, reaped(volume, job) as gone:
+            waited = gone.wait()
             (reason,) = waited.reasons
-            assert (reason.kind, reason.n_bytes, waited.is_complete) == (SpaceKeeper.OPEN, SIZE, False)
+            assert (reason.kind, reason.n_bytes, waited.is_reached) == (WaitReasonKind.OPEN, SIZE, False)
             assert f"(pid {process.pid}) has a deleted file open: " in reason.detail
             assert reason.detail.endswith(f"{gone.id}/tree/held")
-            assert gone.wait(volume, patience_s=0).reasons == waited.reasons
-            assert is_about(waited.came_bytes, gone.survey.n_bytes - SIZE, gone.survey.n_bytes)
-        assert gone.wait(volume).is_complete
+            process.kill()
+            process.wait()
+            assert gone.wait().is_reached
 
 
 def test_a_file_that_several_have_counts_once_and_all_are_named() -> None:
     with volume_of("ext4") as volume:
         job = make_job(volume)
-        with holder(job / "held") as one, holder(job / "held") as other:
-            waited = reap_counted(volume, job).wait(volume)
-            assert sorted(reason.n_bytes for reason in waited.reasons) == [0, SIZE]
-            told = " ".join(reason.detail for reason in waited.reasons)
+        with holder(job / "held") as one, holder(job / "held") as other, reaped(volume, job) as gone:
+            reasons = gone.wait().reasons
+            assert sorted(reason.n_bytes for reason in reasons) == [0, SIZE]
+            told = " ".join(reason.detail for reason in reasons)
             assert f"(pid {one.pid})" in told
             assert f"(pid {other.pid})" in told
+
+
+def test_a_process_that_only_works_in_a_deleted_directory_is_no_failure() -> None:
+    with volume_of("ext4") as volume:
+        job = make_job(volume)
+        with subprocess.Popen(["sleep", "infinity"], cwd=job / "sub") as process, reaped(volume, job) as gone:
+            waited = gone.wait()
+            process.kill()
+    assert (waited.is_reached, waited.reasons) == (True, ())
 
 
 @contextmanager
@@ -188,36 +178,17 @@ def mapper(path: Path, uid: int) -> Iterator[int]:
 def test_a_file_that_is_only_mapped_is_found_too(fs_type: str, uid: int) -> None:
     with volume_of(fs_type) as volume:
         job = make_job(volume)
-        with mapper(job / "held", uid) as pid:
-            gone = reap_counted(volume, job)
-            waited = as_user(uid, partial(gone.wait, volume)) if uid else gone.wait(volume)
+        with mapper(job / "held", uid) as pid, reaped(volume, job) as gone:
+            waited = as_user(uid, gone.wait) if uid else gone.wait()
             (reason,) = waited.reasons
-            assert (reason.kind, reason.n_bytes) == (SpaceKeeper.OPEN, SIZE)
+            assert (reason.kind, reason.n_bytes) == (WaitReasonKind.OPEN, SIZE)
             assert f"(pid {pid})" in reason.detail
 
 
-def test_a_user_is_told_that_root_would_see_more() -> None:
-    with volume_of("ext4") as volume:
-        job = make_job(volume)
-        with holder(job / "held"):
-            gone = reap_counted(volume, job)
-            waited = as_user(OTHER, partial(gone.wait, volume, patience_s=0))
-    (reason,) = waited.reasons
-    assert reason.kind is SpaceKeeper.UNKNOWN
-    assert is_about(reason.n_bytes, SIZE, gone.survey.n_bytes)
-    assert "root would see" in reason.detail
-
-
 def test_deleted_files_that_were_none_of_the_tree_are_not_blamed() -> None:
-    with volume_of("ext4") as volume, holding_deleted(volume / "else"):
-        gone = reap_counted(volume, make_job(volume))
-        (volume / "written").write_bytes(os.urandom(SIZE))
-        sync(volume)
-        waited = gone.wait(volume, patience_s=0)
-    (reason,) = waited.reasons
-    assert reason.kind is SpaceKeeper.UNKNOWN
-    assert is_about(reason.n_bytes, SIZE, gone.survey.n_bytes)
-    assert "others wrote" in reason.detail
+    with volume_of("ext4") as volume, holding_deleted(volume / "else"), reaped(volume, make_job(volume)) as gone:
+        waited = gone.wait()
+    assert (waited.is_reached, waited.reasons) == (True, ())
 
 
 @contextmanager
@@ -231,166 +202,147 @@ def holding_deleted(path: Path) -> Iterator[None]:
 
 @pytest.mark.needs("fuse")
 def test_a_mount_that_never_answers_holds_nobody_who_looks_for_holders() -> None:
-    with volume_of("ext4") as volume:
-        gone = reap_counted(volume, make_job(volume))
-        (volume / "written").write_bytes(os.urandom(SIZE))
+    with volume_of("ext4") as volume, reaped(volume, make_job(volume)) as gone:
         mounted = volume / str(gone.id) / "looks like a file (deleted)"
         mounted.mkdir(parents=True)
         with silent_fuse(mounted, 0):  # root's: another user's request would be refused, not kept waiting
             fd = os.open(mounted, os.O_PATH)
             try:
-                waited = gone.wait(volume, patience_s=0)
+                waited = gone.wait()
             finally:
                 os.close(fd)
-    assert [reason.kind for reason in waited.reasons] == [SpaceKeeper.UNKNOWN]
-
-
-def test_a_hard_link_outside_is_a_reason() -> None:
-    with volume_of("ext4") as volume:
-        job = make_job(volume)
-        os.link(job / "held", volume / "outside")
-        waited = reap_counted(volume, job).wait(volume)
-        assert [(reason.kind, reason.n_bytes) for reason in waited.reasons] == [(SpaceKeeper.LINKS, SIZE)]
-        assert not waited.is_complete
-
-
-@pytest.mark.needs("btrfs")
-def test_a_snapshot_is_a_reason() -> None:
-    with volume_of("btrfs") as volume:
-        job = make_job(volume)
-        subprocess.run(["btrfs", "subvolume", "snapshot", volume, volume / "snapshot"], check=True, capture_output=True)
-        gone = reap_counted(volume, job)
-        waited = gone.wait(volume, patience_s=0)
-        assert [reason.kind for reason in waited.reasons] == [SpaceKeeper.SHARED]
-        assert is_about(waited.reasons[0].n_bytes, gone.survey.n_bytes, gone.survey.n_bytes)
-
-
-@pytest.mark.needs("btrfs")
-def test_a_snapshot_that_goes_meanwhile_gives_the_space() -> None:
-    """btrfs frees it in the background: some commits later."""
-    with loop_volume("btrfs", 200, mount_options=["commit=1"]) as volume:
-        init(volume)
-        job = make_job(volume)
-        snapshot = volume / "snapshot"
-        subprocess.run(["btrfs", "subvolume", "snapshot", volume, snapshot], check=True, capture_output=True)
-        gone = reap_counted(volume, job)
-        subprocess.run(["btrfs", "subvolume", "delete", snapshot], check=True, capture_output=True)
-        assert gone.wait(volume, patience_s=600).is_complete
-
-
-@pytest.mark.needs("xfs")
-def test_a_reflink_is_a_reason() -> None:
-    with volume_of("xfs") as volume:
-        job = make_job(volume)
-        subprocess.run(["cp", "--reflink=always", job / "held", volume / "copy"], check=True)
-        gone = reap_counted(volume, job)
-        assert gone.survey.shared_bytes == SIZE
-        flush_deferred(volume)
-        (reason,) = gone.wait(volume, patience_s=0).reasons
-        assert reason.kind is SpaceKeeper.SHARED
-        assert is_about(reason.n_bytes, SIZE, gone.survey.n_bytes)
-
-
-@pytest.mark.needs("xfs")
-def test_files_that_share_only_with_each_other_come_back_whole() -> None:
-    with volume_of("xfs") as volume:
-        job = make_job(volume)
-        subprocess.run(["cp", "--reflink=always", job / "held", job / "copy"], check=True)
-        gone = reap_counted(volume, job)
-        assert gone.survey.shared_bytes == 2 * SIZE
-        flush_deferred(volume)
-        (reason,) = gone.wait(volume, patience_s=0).reasons  # counted twice, and nobody can tell
-        assert reason.kind is SpaceKeeper.SHARED
-        assert is_about(reason.n_bytes, SIZE, gone.survey.n_bytes)
-
-
-def test_what_lies_in_quarantine_is_a_reason() -> None:
-    with volume_of("ext4") as volume:
-        gone = reap_counted(volume, make_job(volume), lambda tree: set_flags(tree / "held", IMMUTABLE))
-        (container,) = volume.glob(".trashd/u/*/quarantine/*")
-        kernel = Kernel()
-        with kernel.open_path(raw(container), os.O_RDONLY) as fd:
-            left = survey(kernel, fd)
-        (reason,) = gone.wait(volume, left.n_bytes).reasons
-        set_flags(container / "tree/held", IMMUTABLE, on=False)
-        assert (reason.kind, reason.n_bytes) == (SpaceKeeper.LEFT, left.n_bytes)
-        assert left.n_bytes >= SIZE
+    assert (waited.is_reached, waited.reasons) == (True, ())
 
 
 # How it waits: a volume whose free space is told by a script, and a clock that only pauses move
 
 
-class Volume(Kernel):
-    """A kernel that tells the next of some figures at each look, in MiB, and the last one for ever."""
+class Clock:
+    """Stands in for `time`."""
 
-    def __init__(self, *free_mib: int) -> None:
-        self.calls: list[str] = []
-        super().__init__(self.calls.append)
-        self._free = list(free_mib)
+    def __init__(self) -> None:
         self.now_s = 0.0
-        self.told: list[int] = []
 
-    def free_bytes(self, _fd: int) -> int:
-        return (self._free.pop(0) if len(self._free) > 1 else self._free[0]) * MIB
+    def monotonic(self) -> float:
+        return self.now_s
 
-    def pause(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> None:
         self.now_s += seconds
 
-    def wait(self, patience_s: float = 30.0, stops: Callable[[], bool] = lambda: False) -> Waited:
-        """Wait for 64 MiB that were taken when 100 were free."""
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(wait_for_space, "time", clock)
+    return clock
+
+
+class Volume(Kernel):
+    """A kernel that tells the next of some figures at each look, and the last one for ever: free MiB, free inodes."""
+
+    def __init__(self, free_mib: Sequence[int] = (100,), free_inodes: Sequence[int] | None = (500,)) -> None:
+        self.calls: list[str] = []
+        super().__init__(self.calls.append)
+        self._mib = list(free_mib)
+        self._inodes = None if free_inodes is None else list(free_inodes)
+
+    def free_bytes(self, _fd: int) -> int:
+        return _next(self._mib) * MIB
+
+    def free_inodes(self, _fd: int) -> int | None:
+        return None if self._inodes is None else _next(self._inodes)
+
+    def wait(self, goal: str, stops: Callable[[], bool] = lambda: False) -> Waited:
+        """Wait after a reap; the first figures were those before it."""
         with self.open_path(b"/dev/shm") as fd:
-            return wait_for_goal(
-                self,
-                fd,
-                FreeSpaceGauge(self, fd, before_bytes=100 * MIB, clock=lambda: self.now_s),
-                ALL,
-                Survey(1, 64 * MIB, 0, 0, 0, False),
-                containers=[ContainerId("nobody-has-this-id")],
-                patience_s=patience_s,
-                tell=lambda came, _expected: self.told.append(came // MIB),
-                stops=stops,
-                clock=lambda: self.now_s,
-                pause=self.pause,
-            ).waited
+            gauge = FreeSpaceGauge(self, b"/dev/shm", fd)
+            nobodys = [ContainerId("nobody-has-this-id")]
+            return gauge.conclude(parse_goal(goal), nobodys, (), are_gone=True, stops=stops)
 
 
-def test_what_is_there_at_once_is_not_waited_for() -> None:
-    volume = Volume(164)
-    assert volume.wait() == Waited(64 * MIB, 64 * MIB, (), True)
-    assert (volume.told, volume.calls.count("syncfs")) == ([], 0)
+def _next(figures: list[int]) -> int:
+    return figures.pop(0) if len(figures) > 1 else figures[0]
 
 
-def test_it_waits_while_space_still_comes() -> None:
-    volume = Volume(*range(100, 165))
-    assert volume.wait(patience_s=1.0).is_complete
-    assert volume.told == sorted(volume.told)
-    assert volume.now_s > 1.0
+def test_an_amount_that_is_there_is_not_waited_for(clock: Clock) -> None:
+    waited = Volume([100, 164]).wait("64M")
+    assert (waited.is_reached, waited.came_bytes, waited.reasons, clock.now_s) == (True, 64 * MIB, (), 0.0)
 
 
-def test_it_gives_up_when_nothing_has_come_for_as_long_as_its_patience() -> None:
-    volume = Volume(110, 120, 120)
-    waited = volume.wait()
-    assert (waited.came_bytes, waited.is_complete) == (20 * MIB, False)
-    assert [(reason.kind, reason.n_bytes) for reason in waited.reasons] == [(SpaceKeeper.UNKNOWN, 44 * MIB)]
-    assert 30 <= volume.now_s < 35
-    assert volume.calls.count("syncfs") < 25
+@pytest.mark.usefixtures("clock")
+def test_it_ends_as_soon_as_enough_has_come() -> None:
+    waited = Volume(range(100, 165)).wait("20M")
+    assert waited.is_reached
+    assert 20 * MIB <= waited.came_bytes <= 25 * MIB
 
 
-def test_it_hurries_up_a_commit_before_it_waits() -> None:
-    volume = Volume(100, 164)
-    assert volume.wait().is_complete
-    assert (volume.told, volume.calls.count("syncfs")) == ([], 1)
+def test_it_waits_while_space_still_comes(clock: Clock) -> None:
+    slowly = [mib for mib in range(100, 165) for _ in range(10)]
+    assert Volume(slowly).wait("64M").is_reached
+    assert clock.now_s > 30
 
 
-def test_who_says_stop_gets_what_is_known() -> None:
-    volume = Volume(110)
-    assert volume.wait(stops=lambda: volume.now_s > 1).came_bytes == 10 * MIB
-    assert volume.now_s < 5
+def test_it_gives_up_when_nothing_has_come_for_a_while(clock: Clock) -> None:
+    waited = Volume([100, 110, 120]).wait("64M")
+    assert (waited.came_bytes, waited.is_reached) == (20 * MIB, False)
+    assert [reason.kind for reason in waited.reasons] == [WaitReasonKind.LESS]
+    assert 10 <= clock.now_s < 15
 
 
-def test_a_network_is_asked_for_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    volume = Volume(110)
+def test_inodes_are_waited_for_by_their_number(clock: Clock) -> None:
+    waited = Volume([100, 164], [500, 600, 900, 1500]).wait("inodes:1000")
+    assert (waited.is_reached, waited.came_inodes) == (True, 1000)
+    assert clock.now_s < 5
+
+
+@pytest.mark.usefixtures("clock")
+def test_inodes_that_no_filesystem_counts_never_come() -> None:
+    waited = Volume([100, 164], None).wait("inodes:5")
+    assert (waited.is_reached, waited.came_inodes) == (False, 0)
+
+
+def test_done_waits_only_while_free_space_grows(clock: Clock) -> None:
+    waited = Volume([100, 110, 120, 130]).wait("done")
+    assert (waited.is_reached, waited.came_bytes) == (True, 30 * MIB)
+    assert clock.now_s < 2
+
+
+def test_space_that_others_used_again_has_come(clock: Clock) -> None:
+    waited = Volume([100, 150, 90]).wait("64M")
+    assert (waited.is_reached, waited.came_bytes) == (False, 50 * MIB)
+    assert clock.now_s >= 10
+
+
+def test_a_stop_ends_it(clock: Clock) -> None:
+    assert Volume([100, 110]).wait("64M", stops=lambda: clock.now_s > 1).came_bytes == 10 * MIB
+    assert clock.now_s < 5
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_commit_is_requested_once() -> None:
+    volume = Volume([100, 110])
+    volume.wait("64M")
+    assert volume.calls.count("syncfs") == 1
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_server_is_asked_for_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    volume = Volume([100, 110])
     monkeypatch.setattr(volume, "is_local", lambda _fd: False)
-    (reason,) = volume.wait().reasons
-    assert "server" in reason.detail
+    volume.wait("64M")
     assert "syncfs" not in volume.calls
+
+
+def test_a_daemon_that_has_files_open_is_waited_for_and_named_if_it_keeps_them(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = [DeletedFile(7, 0, "trashd", (0, ino), MIB, b"/v/.trashd/x") for ino in range(3)]
+    ends_s = [5.0]
+    monkeypatch.setattr(wait_for_space, "find_deleted", lambda *_args: held if clock.now_s < ends_s[0] else ())
+    monkeypatch.setattr(wait_for_space, "serves_fuse", lambda _pid: True)
+    assert Volume([100, 164]).wait("done").is_reached
+    assert 5 <= clock.now_s < 7
+    clock.now_s, ends_s[0] = 0.0, 100.0
+    (reason,) = Volume([100, 164]).wait("done").reasons
+    assert reason == WaitReason(WaitReasonKind.OPEN, 3 * MIB, "trashd (pid 7) has 3 deleted files open: /v/.trashd/x")
+    assert 10 <= clock.now_s < 12

@@ -38,7 +38,7 @@ CHANGES = frozenset(
 )
 _OFD_SETLK = 37
 _WRITE_LOCK = struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0)
-_EXCHANGE, _NOREPLACE = 2, 1
+_EXCHANGE = 2
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -340,18 +340,6 @@ def until_seen_ino(line: Line, path: str, limit_s: float) -> tuple[float, int]:
             missing += 1
         time.sleep(0.002)
     raise TimeoutError(path)
-
-
-def seconds_of(_line: Line, step: str, path: str) -> tuple[str, float]:
-    """How a step ended on a path, and how long it took: read or write (open and close), rename, unlink."""
-    steps: dict[str, Callable[[], object]] = {
-        "read": lambda: os.close(os.open(path, os.O_RDONLY)),
-        "write": lambda: os.close(os.open(path, os.O_RDWR)),
-        "rename": lambda: os.rename(path, f"{path}.moved"),
-        "unlink": lambda: os.unlink(path),
-    }
-    begun = time.monotonic()
-    return tried(steps[step]), time.monotonic() - begun
 
 
 def unlink_by_fd(line: Line, directory: str, name: str) -> str:

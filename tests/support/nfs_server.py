@@ -12,7 +12,6 @@ from pathlib import Path
 from tests.support import uml_guest
 from tests.support.uml_guest import Line
 
-MODULES = ("nfsd", "nfsv3", "nfsv4")
 EXPORT = "/mnt/export"
 MIN_LEASE_S = 10
 _NFSD = Path("/proc/fs/nfsd")

@@ -95,10 +95,6 @@ def _dissolve(one: Container) -> Steps:
 # The two fences.
 
 
-def _is_gate(name: str) -> bool:
-    return name.startswith("gate")
-
-
 def _listed(directory: str) -> Generator[Call, Answer, tuple[list[str], list[str]]]:
     """What a directory has, but for its old container and its record; and the gates in it."""
     names = [name for name in (yield _call("list", directory)).split() if name not in ("ENOENT", "old")]

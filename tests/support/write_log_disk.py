@@ -32,7 +32,6 @@ from tests.support.fuse_watchdog import fuse_mount
 CTL_ENV = "TRASHD_TEST_CTL"  # where a child process finds `ctl`; see mark()
 MOUNTED = "mounted"  # the mark that ends mkfs and the first mount
 STOPPING = "stopping"  # the mark that ends the body; what follows is the unmount
-MIN_SIZE_MB = {"ext4": 16, "xfs": 300, "btrfs": 114}
 
 _MKFS: dict[str, tuple[str, ...]] = {
     # no lazy initialisation: its kernel thread would write into the log at random times

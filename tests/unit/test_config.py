@@ -156,7 +156,7 @@ def test_a_key_of_an_earlier_release_is_a_warning_and_ignored() -> None:
     config, settings, (warning,) = read_with_places([Source("f", 'notices = false\npoll = "1m"\n')], Config())
     assert config == Config(poll_s=60)
     assert ("notices",) not in settings
-    assert (warning.file, warning.line, warning.is_warning) == ("f", 1, True)
+    assert (warning.file, warning.key, warning.is_warning) == ("f", "notices", True)
     assert "trashd list --within 1d" in warning.fix
 
 

@@ -1,14 +1,11 @@
-"""Rows of bench/results that are not in the one form: of programs that have their own, and of before there was one.
-
-What a row has only the median of, is one round here.
-"""
+"""Rows of the programs, each of which appends to bench/results in a form of its own, as runs with targets."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any
 
-from bench import declared, depth, gap, listing_targets, mount_targets, neighbour_table, reap, swap, swap_through, sweep
+from bench import depth, listing_targets, mount_targets, neighbour_table, swap_through
 from bench.runner import Result
 from bench.runs import Run
 from bench.subjects import OURS
@@ -18,9 +15,8 @@ Row = Mapping[str, Any]
 
 
 def _run(
-    row: Row, benchmark: str, case: str, n: int, rounds: list[Round], targets: Sequence[Target] = ()
+    row: Row, benchmark: str, case: str, n: int, rounds: list[Round], targets: Sequence[Target]
 ) -> Iterator[Result]:
-    """targets: of a program; the others' are declared"""
     machine = {key: found for key, found in row["machine"].items() if key != "load"}
     after = float(row["machine"]["load"])
     commit = row.get("versions", {}).get("commit", "")
@@ -31,7 +27,7 @@ def _run(
     }
     load = (float(row.get("load_before", after)), after)
     run = Run(benchmark, case, n, tuple(rounds), left_out, row["at"], commit, machine, load)
-    yield Result(run, targets or declared.targets_of(run))
+    yield Result(run, targets)
 
 
 def by_round(columns: Mapping[str, list[float]]) -> list[Round]:
@@ -40,66 +36,6 @@ def by_round(columns: Mapping[str, list[float]]) -> list[Round]:
         {key: value for key, value in zip(columns, values, strict=True) if value is not None}
         for values in zip_longest(*columns.values())
     ]
-
-
-def _swap(row: Row) -> Iterator[Result]:
-    names = {
-        swap.INTERPRETER: "interpreter", swap.SMALL: "small", swap.BIG: "big", swap.FSYNCS: "fsyncs",
-        swap.RM: "rm",
-    }  # fmt: skip
-    return _run(row, "swap", row["filesystem"], row["n_files"], [{key: row[name] for key, name in names.items()}])
-
-
-def _columns(row: Row) -> dict[str, list[float]]:
-    """Of reap and sweep: the seconds of each subject, and until they were synced."""
-    found = {}
-    for name, subject in row["subjects"].items():
-        if "seconds" in subject:
-            found[name] = list(subject["seconds"])
-        if "all_synced" in subject:
-            found[f"{name}, synced"] = list(subject["all_synced"])
-    return found
-
-
-def _reap(row: Row) -> Iterator[Result]:
-    case = " ".join((row["filesystem"], row["shape"], *([reap.COLD] if row["cold"] else [])))
-    return _run(row, "reap", case, row["n_files"], by_round(_columns(row)))
-
-
-def _sweep(row: Row) -> Iterator[Result]:
-    case = " ".join((row["filesystem"], row["job"], *([reap.COLD] if row["cold"] else [])))
-    first = {sweep.FIRST: [row["first_s"]]}
-    return _run(row, "sweep", case, row["n_files"], by_round(_columns(row) | first))
-
-
-def _gap(row: Row) -> Iterator[Result]:
-    return _run(row, "gap", row["filesystem"], 0, [{name: row[name]["median"] for name in gap.WAYS}])
-
-
-def _threads(row: Row) -> Iterator[Result]:
-    for shape, found in row["shapes"].items():
-        columns = {}
-        for n, turns in found.items():
-            name = f"{n} threads" if n != "1" else "one thread"
-            columns[name] = [turn["seconds"] for turn in turns]
-            columns[f"{name}, longest slice"] = [turn["longest_s"] for turn in turns]
-        yield from _run(row, "threads", f"{shape} {row['delay_ms']:g}ms", row["n_files"], by_round(columns))
-
-
-_SERVICE = MappingProxyType(
-    {
-        "cpu_percent": "cpu %", "wakeups_per_30_s": "wake-ups in 30 s", "pss_mib": "MiB", "ready_s": "until ready",
-        "first_s": "until the first is gone", "status_s": "status", "waited_s": "",
-    }
-)  # fmt: skip
-_N_OF_SERVICE = MappingProxyType({"idle": 60, "queue": 100_000, "fair": 1_000_000})
-
-
-def _service(row: Row) -> Iterator[Result]:
-    part = row["part"]
-    names = {old: f"{part}, {new}" if new else part for old, new in _SERVICE.items()}
-    found = {names[old]: value for old, value in row["figures"].items() if old in names}
-    return _run(row, "service", f"{part} {row['filesystem']}", _N_OF_SERVICE[part], [found])
 
 
 def _neighbour(row: Row) -> Iterator[Result]:
@@ -143,8 +79,6 @@ def _steps(row: Row) -> list[Round]:
 
 def _mount(row: Row) -> Iterator[Result]:
     """Of each target the step that decides it, by the medians; the program itself judges by means."""
-    if "cores" not in row or not mount_targets.traits_of(dict(row), OURS):
-        return  # of before there were targets for these steps
     case = f"{row['part']} {row['scene']} {row['cores']}"
     targets = list(map(_deciding, filter(lambda finding: finding.verdicts, mount_targets.judged(dict(row)))))
     yield from _run(row, "mount", case, row["n_files"], _steps(row), targets)
@@ -214,8 +148,5 @@ def _depth(row: Row) -> Iterator[Result]:
 
 
 READERS = MappingProxyType[str, Callable[[Row], Iterator[Result]]](
-    {
-        "swap": _swap, "reap": _reap, "sweep": _sweep, "gap": _gap, "threads": _threads, "service": _service,
-        "neighbour": _neighbour, "mount": _mount, "listing": _listing, "swap_through": _swap_through, "depth": _depth,
-    }
-)  # fmt: skip
+    {"neighbour": _neighbour, "mount": _mount, "listing": _listing, "swap_through": _swap_through, "depth": _depth}
+)
