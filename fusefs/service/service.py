@@ -22,7 +22,7 @@ from fusefs.core.record import quote
 from fusefs.core.service_status import IDLE_TELL_S, PassedOver, Status, VolumePhase
 from fusefs.linux import service_lock
 from fusefs.linux.boot_id import boot_id
-from fusefs.linux.clock_changes import ClockWatch
+from fusefs.linux.clocks import ClockWatch
 from fusefs.linux.config_files import Loaded
 from fusefs.linux.fd import Fd
 from fusefs.linux.inotify import InotifyEvent as Noticed

@@ -24,9 +24,8 @@ from fusefs.core.names import STORE, ContainerId
 from fusefs.core.printable_names import printable
 from fusefs.core.report import Stops
 from fusefs.core.space_goal import GoalReached, SpaceCourses, SpaceGoal, conclude_goal, decide_goal, is_reached
-from fusefs.linux.deleted_files import DeletedFile, device_of, find_deleted
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.tree_users import find_named, serves_fuse
+from fusefs.linux.tree_users import DeletedFile, device_of, find_deleted, find_named, serves_fuse
 
 PATIENCE_S = 30.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import select
 
-from fusefs.linux.clock_changes import ClockWatch
+from fusefs.linux.clocks import ClockWatch
 
 
 def test_it_says_nothing_while_nobody_sets_the_clock() -> None:

@@ -35,10 +35,9 @@ from fusefs.mount.bridge.pyfuse3_handlers import Pyfuse3Handlers
 from fusefs.mount.bridge.pyfuse3_threads import Pyfuse3Threads
 from fusefs.mount.bridge.reply_patching import INIT_BITS, MAPS_DIRECT, ReplyPatching, beginning
 from fusefs.mount.life import backing_fd_server
+from fusefs.mount.life.forget_stored import StoredNotices
 from fusefs.mount.life.root_inode import show
-from fusefs.mount.native.load_core import load
-from fusefs.mount.native.native_core import native_core
-from fusefs.mount.notices.forget_stored import StoredNotices
+from fusefs.mount.native.native_core import load, native_core
 from fusefs.mount.places import runtime_dir
 from fusefs.mount.places.attach import Attached, UnmountMode, attach, attach_apart, detach, flags_of, numbers
 from fusefs.mount.places.counters import Counters, kept

@@ -9,12 +9,11 @@ from contextlib import suppress
 from fusefs.core.common_xattrs import ACLS, CAPABILITY, LABEL, NAMES, UNSUPPORTED, is_asked_of_all
 from fusefs.core.inode_attributes import Attributes
 from fusefs.core.inode_table import InodeTable, Node
-from fusefs.linux import selinux
 from fusefs.linux.capabilities import Capability
 from fusefs.linux.fuse_caller import Caller, is_capable
 from fusefs.linux.statx import look_at
 from fusefs.linux.thread_credentials import ITSELF, NO_ID, call_as
-from fusefs.linux.xattrs import get_at, get_of
+from fusefs.linux.xattrs import get_at, get_of, is_selinux_enabled
 from fusefs.mount.tables.daemon_cache import CacheFill, DaemonCache
 from fusefs.mount.tables.directory_fds import DirectoryFds
 from fusefs.mount.tables.prefetch import Prefetch
@@ -71,7 +70,7 @@ class XattrOperations:
         self._are_for_all = are_for_all
         self._are_ours = are_for_all or os.geteuid() != 0
         """Whether the daemon is told what any caller would be: a user's own does all as that user, and asks so, too."""
-        self._hides_labels = not selinux.is_enabled()
+        self._hides_labels = not is_selinux_enabled()
 
     @property
     def are_told_alike(self) -> bool:
