@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from fusefs.core.inode_attributes import Attributes
 from fusefs.core.inode_table import InodeTable, Node, SourceKey, source_key
@@ -29,34 +30,21 @@ _NOT_BELOW = os.O_DIRECT | os.O_TRUNC
 _ANEW = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
+@dataclass(eq=False, repr=False)
 class NameOperations:
     """Those of one mount. To be used with the tables' lock; all methods raise OSError only, and WouldWait."""
 
-    def __init__(
-        self,
-        lock: TablesLock,
-        nodes: InodeTable,
-        cache: DaemonCache,
-        directories: DirectoryFds,
-        timeouts: AttrTimeouts,
-        stored: StoredNodes,
-        access: NodeAccess,
-        references: NodeReferences,
-        reader: InodeReader,
-        lookups: LookupOperations,
-        opening: Opening,
-    ) -> None:
-        self._lock = lock
-        self._nodes = nodes
-        self._cache = cache
-        self._directories = directories
-        self._timeouts = timeouts
-        self._stored = stored
-        self._access = access
-        self._references = references
-        self._reader = reader
-        self._lookups = lookups
-        self._opening = opening
+    _lock: TablesLock
+    _nodes: InodeTable
+    _cache: DaemonCache
+    _directories: DirectoryFds
+    _timeouts: AttrTimeouts
+    _stored: StoredNodes
+    _access: NodeAccess
+    _references: NodeReferences
+    _reader: InodeReader
+    _lookups: LookupOperations
+    _opening: Opening
 
     # New names.
 
