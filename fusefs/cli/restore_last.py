@@ -14,7 +14,7 @@ from fusefs.core.durations import format_duration
 from fusefs.core.errors import NotFound, TrashdError
 from fusefs.core.lifecycle import State
 from fusefs.core.record import Method
-from fusefs.linux.invocation import session
+from fusefs.linux.boot_id import session
 from fusefs.linux.kernel import Kernel
 from fusefs.store.find_orphans import all_entries, not_looked_at
 from fusefs.store.list_orphans import ListedContainer

@@ -230,10 +230,10 @@ def _lines(record: logging.LogRecord) -> list[str]:
     return [show(line) for line in lines]
 
 
-def send_to(handler: logging.Handler, level: int = logging.INFO) -> None:
+def send_to(handler: logging.Handler) -> None:
     """Make a handler the only one of this process."""
     root = logging.getLogger()
     for other in root.handlers[:]:
         root.removeHandler(other)
     root.addHandler(handler)
-    root.setLevel(level)
+    root.setLevel(logging.INFO)

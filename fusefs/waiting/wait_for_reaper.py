@@ -20,8 +20,8 @@ from fusefs.core.service_status import VolumePhase, VolumeStatus
 from fusefs.core.space_goal import GoalReached, SpaceGoal, explain_impossible, is_reached
 from fusefs.engine.count_tree import survey
 from fusefs.linux.fd import Fd
+from fusefs.linux.file_locks import command_of, flock_holders
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.lock_holders import command_of, flock_holders
 from fusefs.linux.mountinfo import find_place, is_inside, read_mounts
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME, runtime_dir
 from fusefs.service.status_file import served_volumes

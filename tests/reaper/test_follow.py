@@ -15,8 +15,8 @@ import pytest
 from fusefs.core.freed_space import SpaceKeeper
 from fusefs.core.service_status import VolumePhase, volume_status
 from fusefs.core.space_goal import ALL
+from fusefs.linux.file_locks import take
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.service_lock import take
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap import Swapped
 from fusefs.waiting.wait_for_reaper import Followed, FollowedOrphan, LeftToReaper, follow, hand_over

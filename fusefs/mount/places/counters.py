@@ -20,7 +20,7 @@ from fusefs.core.mount_counters import BOUNDS_NS, N_BUCKETS, CounterLayout, Coun
 from fusefs.core.printable_names import printable
 from fusefs.linux.atomic_files import NEW
 from fusefs.linux.fd import Fd
-from fusefs.linux.lock_holders import lock_open_file
+from fusefs.linux.file_locks import lock_open_file
 from fusefs.linux.runtime_directories import make_dir
 from fusefs.mount.places import runtime_dir
 
@@ -99,7 +99,8 @@ class Counters:
         self._token = trio.lowlevel.current_trio_token()
         while True:
             gauges = look()
-            self._set_gauges(gauges)
+            for at, value in enumerate(gauges, _LAYOUT.gauges):
+                self.cells[at] = value
             self.cells[_LAYOUT.updated_ns] = updated_ns  # a reader that sees this sees those, too
             if not gauges.n_threads and not gauges.n_prefetches:  # nothing tells of their end
                 self._has_changed = trio.Event()
@@ -107,10 +108,6 @@ class Counters:
                 await self._has_changed.wait()
             await trio.sleep(_LAG_S)
             updated_ns = time.time_ns()
-
-    def _set_gauges(self, gauges: Gauges) -> None:
-        for at, value in enumerate(gauges, _LAYOUT.gauges):
-            self.cells[at] = value
 
 
 @contextmanager

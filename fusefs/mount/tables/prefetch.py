@@ -386,11 +386,9 @@ class PrefetchRings:
             _log.info("attributes are fetched ahead by %s", "io_uring" if are_they else "threads: no io_uring here")
         return are_they
 
-    def peeks(self, bell: Fd) -> StatxUring[tuple[PrefetchBatch, bytes]] | None:
-        """A ring for the thread that asks; None: there is none to be had now."""
-        with suppress(OSError):
-            return StatxUring(bell, self._n_at_a_time, self.wanted.of, has_handles=self.wanted.has_handles)
-        return None
+    def peeks(self, bell: Fd) -> StatxUring[tuple[PrefetchBatch, bytes]]:
+        """A ring for the thread that asks. Raises  OSError: there is none to be had now"""
+        return StatxUring(bell, self._n_at_a_time, self.wanted.of, has_handles=self.wanted.has_handles)
 
     def is_over(self, queue: PrefetchQueue, batches: deque[PrefetchBatch]) -> bool:
         """Whether a queue has nothing more to be fetched: its ring is then no more. Without the tables' lock."""
@@ -424,12 +422,13 @@ class _PrefetchRing:
 
     def _work(self) -> None:
         with self._bell:
-            peeks = self._rings.peeks(self._bell)
-            if peeks is not None:
-                with peeks:
-                    self._look(peeks)
-            else:
+            try:
+                peeks = self._rings.peeks(self._bell)
+            except OSError:
                 self._look_alone()
+                return
+            with peeks:
+                self._look(peeks)
 
     def _look(self, peeks: StatxUring[tuple[PrefetchBatch, bytes]]) -> None:
         while True:
