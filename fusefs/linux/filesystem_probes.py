@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 from fusefs.core.names import Name
-from fusefs.linux.fd import Fd
+from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.syscalls import NO_TMPFILE
 from fusefs.linux.thread_credentials import ThreadCredentials, call_as
@@ -93,13 +93,11 @@ class _WrongMode(Exception):
 
 def _made(kernel: Kernel, dir_fd: Fd, name: Name, mode: int) -> Fd:
     kernel.mkdir(dir_fd, name)
-    with ExitStack() as owned:
-        fd = owned.enter_context(kernel.open_dir(dir_fd, name))
+    with closed_on_error(kernel.open_dir(dir_fd, name)) as fd:
         kernel.chmod(fd, mode)
         st = kernel.fstat(fd)
         if st.st_mode & 0o777 != mode or st.st_uid != 0:
             raise _WrongMode
-        owned.pop_all()
     return fd
 
 

@@ -22,7 +22,7 @@ from fusefs.core.errors import Busy, KernelRefused, NotFound, NotPermitted, Refu
 from fusefs.core.mount_options import MountOptions, flags_after
 from fusefs.core.printable_names import printable
 from fusefs.linux import fusermount, mount_calls
-from fusefs.linux.fd import Fd
+from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.fuse_device import kill_late, servers
 from fusefs.linux.mountinfo import OURS, Mount, covering, is_inside, read_mounts
 from fusefs.linux.runtime_directories import HOME
@@ -95,18 +95,16 @@ def flags_of(dir_fd: int) -> frozenset[str]:
 
 
 def attach_apart(source: bytes, target: bytes, options: MountOptions, flags: Iterable[str]) -> Attached:
-    """Mount as root, in no namespace until it is moved to its mount point: see top.py.
+    """Mount as root, in no namespace until it is moved to its mount point: see life/root_inode.py.
 
     Raises  OSError besides: not here, or not of this source, whose path may be too long
     """
     mount_calls.check_move_mount()
-    with ExitStack() as undo:
-        fd = undo.enter_context(_open_fuse())
+    with closed_on_error(_open_fuse()) as fd:
         words = {name.encode(): value.encode() for name, value in _data(fd, options).items()}
         words[b"subtype"] = _SUBTYPE
-        apart = undo.enter_context(mount_calls.new_mount(b"fuse", source, words, numbers(flags)))
-        device = statx(apart).dev
-        undo.pop_all()
+        with closed_on_error(mount_calls.new_mount(b"fuse", source, words, numbers(flags))) as apart:
+            device = statx(apart).dev
     told = b"%d:%d" % (os.major(device), os.minor(device))
     return Attached(fd, Mount(0, 0, told, b"/", target, OURS, source, b""), apart)
 
@@ -147,17 +145,13 @@ def _data(fd: Fd, options: MountOptions) -> dict[str, str]:
 
 
 def _as_root(source: bytes, target: bytes, options: MountOptions, flags: Iterable[str]) -> Fd:
-    fd = _open_fuse()
-    try:
-        with _open(target) as target_fd:
-            data = ",".join(f"{name}={value}" if value else name for name, value in _data(fd, options).items())
-            mount_calls.mount(source, target_fd, OURS, numbers(flags), data.encode())
-    except PermissionError as error:
-        fd.close()
-        raise NotPermitted(target, "mounting needs CAP_SYS_ADMIN, which this container doesn't give") from error
-    except BaseException:
-        fd.close()
-        raise
+    with closed_on_error(_open_fuse()) as fd:
+        try:
+            with _open(target) as target_fd:
+                data = ",".join(f"{name}={value}" if value else name for name, value in _data(fd, options).items())
+                mount_calls.mount(source, target_fd, OURS, numbers(flags), data.encode())
+        except PermissionError as error:
+            raise NotPermitted(target, "mounting needs CAP_SYS_ADMIN, which this container doesn't give") from error
     return fd
 
 

@@ -21,7 +21,7 @@ from contextlib import suppress
 from functools import partial
 
 from fusefs.core.inode_table import Node
-from fusefs.linux.fd import Fd
+from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.statx import look_at, peek, peek_closely
 from fusefs.linux.statx_uring import DEPTH, StatxUring, are_possible
 from fusefs.mount.tables.daemon_cache import CacheFill, DaemonCache, SeenByName
@@ -408,12 +408,8 @@ class _PrefetchRing:
         self._batches: deque[PrefetchBatch] = deque()
         self.n_under_way = 0
         """Looks that were begun, and have not ended; its thread's to change."""
-        self._bell = Fd(os.eventfd(0, os.EFD_CLOEXEC))
-        try:
+        with closed_on_error(Fd(os.eventfd(0, os.EFD_CLOEXEC))) as self._bell:
             threading.Thread(target=self._work, daemon=True, name="ring").start()
-        except RuntimeError:
-            self._bell.close()
-            raise
 
     def add(self, batch: PrefetchBatch) -> None:
         """Have something looked at; with the tables' lock."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fusefs.core.inode_attributes import Attributes
 from fusefs.core.inode_table import InodeTable, Node, SourceKey, source_key
 from fusefs.linux import syscalls
-from fusefs.linux.fd import Fd
+from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.fuse_caller import Caller, keeps_group
 from fusefs.linux.statx import look_at, peek_at
 from fusefs.mount.tables.daemon_cache import DaemonCache, NameIn
@@ -86,11 +86,8 @@ class NameOperations:
         wanted = flags & ~_NOT_BELOW | os.O_TMPFILE | os.O_CLOEXEC
         creating = self._creating(directory, dir_fd, mode, caller)
         fd = Fd(creating.call(os.open, b".", wanted, stat.S_IMODE(mode), dir_fd=dir_fd))
-        try:
+        with closed_on_error(fd):
             seen, handle = self._lock.call(peek_at, fd)
-        except BaseException:
-            fd.close()
-            raise
         node = self._nodes.learn(source_key(seen, self._directories.lasting(handle)), seen, directory, b"")
         self._nodes.take_away(node, directory, b"")
         node.nlookup += 1  # the kernel is told
