@@ -95,7 +95,7 @@ def flags_of(dir_fd: int) -> frozenset[str]:
 
 
 def attach_apart(source: bytes, target: bytes, options: MountOptions, flags: Iterable[str]) -> Attached:
-    """Mount as root, in no namespace until it is moved to its mount point: see life/root_inode.py.
+    """Mount as root, in no namespace until it is moved to its mount point: see mount/life/root_inode.py
 
     Raises  OSError besides: not here, or not of this source, whose path may be too long
     """
