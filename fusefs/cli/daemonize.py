@@ -11,8 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from fusefs.core.errors import Exit
-from fusefs.linux.journald import make_handler
-from fusefs.linux.systemd import SystemdNotifier
+from fusefs.linux.systemd import SystemdNotifier, make_handler
 
 Ready = Callable[[], None]
 _SYSLOG = "/dev/log"

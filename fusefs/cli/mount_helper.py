@@ -42,8 +42,8 @@ def run(arguments: list[str]) -> int:
 
 def _run(arguments: list[str]) -> int:
     from fusefs.cli.mount import serve
+    from fusefs.mount.places.attach import remount
     from fusefs.mount.places.mount_points import real_path
-    from fusefs.mount.places.remount import remount
 
     try:
         given, paths = getopt.gnu_getopt(arguments, "sfnvN:o:t:")

@@ -18,7 +18,7 @@ from fusefs.core.errors import Incomplete, NotFound, TrashdError, UsageError
 from fusefs.core.lifecycle import State
 from fusefs.core.printable_names import printable, shell_word
 from fusefs.core.record import Method
-from fusefs.linux.invocation import session
+from fusefs.linux.boot_id import session
 from fusefs.linux.kernel import Kernel
 from fusefs.store.find_orphans import all_entries, not_looked_at
 from fusefs.store.list_orphans import ListedContainer

@@ -21,7 +21,7 @@ from fusefs.core.printable_names import printable, shell_word
 from fusefs.core.record import Method
 from fusefs.core.removal_group import RemovalGroup
 from fusefs.core.sweep_result import Swept
-from fusefs.linux.invocation import invocation
+from fusefs.linux.boot_id import invocation
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import below
 from fusefs.store.stage import SwapOptions

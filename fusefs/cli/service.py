@@ -88,7 +88,7 @@ def run_command(directory: bytes | None, volumes: tuple[bytes, ...]) -> int:
       trashd status --watch
     """
     from fusefs.linux.config_files import load_config
-    from fusefs.linux.journald import make_handler, send_to
+    from fusefs.linux.systemd import make_handler, send_to
     from fusefs.service.service import ServiceOptions, serve
 
     if directory is not None and os.path.isfile(directory):

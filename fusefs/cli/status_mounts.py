@@ -8,11 +8,14 @@ from fusefs.cli.json_objects import MemoryUse, MountNumbers, MountsSeen, Request
 from fusefs.cli.status_text import moment
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import DaemonGone, TrashdError, from_os
+from fusefs.core.fast_paths import FastPath
 from fusefs.core.mount_counters import MountStats, Operation, SeenMount
 from fusefs.core.printable_names import printable, show
 from fusefs.core.sizes import format_size
 
 _HEADS = ("mount", "requests", "errors", "mean", "p99", "max", "nodes", "cache", "daemon")
+_BY_URING = (FastPath.URING.value, FastPath.NATIVE.value)
+"""Both are off where uring=on does not ask for them; where it does the mount has the first, or fails."""
 _UNITS = (("s", 1e9), ("ms", 1e6), ("µs", 1e3))
 
 
@@ -87,14 +90,16 @@ def _all_requests(stats: MountStats) -> Operation:
 
 
 def _daemon(seen: SeenMount, now_ns: int) -> str:
-    """Version and age of the daemon, or its end; and the fast paths that are off."""
+    """Version and age of the daemon, or its end; and the fast paths that are off although they could be on."""
     stats = seen.stats
     if not seen.is_running:
         return f"gone; last asked: {moment(stats.updated_ns, now_ns) if stats.updated_ns else 'never'}"
     age_s = max(0, (now_ns - stats.table.started_ns) // 1_000_000_000)
     up = f"{show(stats.table.version)}, up {format_duration(age_s)}"
-    off = ", ".join(show(one.name) for one in seen.fast_paths if not one.is_on)
-    return f"{up}, without {off}" if off else up
+    off = [show(one.name) for one in seen.fast_paths if not one.is_on]
+    if FastPath.URING.value in off:
+        off = [name for name in off if name not in _BY_URING]
+    return f"{up}, without {', '.join(off)}" if off else up
 
 
 def _time_text(ns: float | None) -> str:

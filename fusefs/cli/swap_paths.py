@@ -10,7 +10,7 @@ from fusefs.cli.plain_line import PlainLine, PlainOption, read_note
 from fusefs.core.durations import parse_duration
 from fusefs.core.errors import Exit, TrashdError, Unsettled, UsageError
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
-from fusefs.linux.invocation import invocation
+from fusefs.linux.boot_id import invocation
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap import Swapped

@@ -30,8 +30,8 @@ from fusefs.core.sizes import format_size
 from fusefs.core.slice_budget import Speed
 from fusefs.core.sweep_result import SweepSums, Swept
 from fusefs.linux.batched_calls import look_at_all
+from fusefs.linux.boot_id import invocation
 from fusefs.linux.fd import Fd
-from fusefs.linux.invocation import invocation
 from fusefs.linux.kernel import Kernel
 
 _NotTold = list[tuple[str, int]]

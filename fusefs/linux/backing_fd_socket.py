@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from typing import NamedTuple
 
-from fusefs.linux.fd import Fd, told_of
+from fusefs.linux.fd import Fd, closed_on_error, told_of
 from fusefs.linux.mountinfo import is_inside
 from fusefs.linux.runtime_directories import HOME
 
@@ -69,14 +69,11 @@ def _ask(path: bytes, shown: int) -> Fd:
 def open_door(path: bytes) -> socket.socket:
     """A new listening socket at a path, open to every process that reaches it. Raises  OSError"""
     door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
+    with closed_on_error(door):
         door.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         door.bind(path)
         os.chmod(path, 0o666)
         door.listen(_N_WAITING)
-    except BaseException:
-        door.close()
-        raise
     return door
 
 

@@ -10,14 +10,13 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from types import ModuleType
 from typing import NamedTuple
 
 from fusefs.linux import getdents, syscalls
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import NO_NOREPLACE, Kernel, Refused
-from fusefs.linux.native import load_bulk
 
-_bulk = load_bulk.load()
 _statx = syscalls.statx_held
 """With Python's lock: a local filesystem answers sooner than that is had back."""
 # Python's own numbers would be made into these at each call.
@@ -33,6 +32,20 @@ _CODING = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
 _NANO = 1_000_000_000
 _HELPED = (*NO_NOREPLACE, errno.ESTALE)
 """What `Kernel.rename_free` knows a way around."""
+
+
+def _load_bulk() -> ModuleType | None:
+    """The calls of native/; None where they were not built (hatch_build.py), are off, or names are no UTF-8."""
+    if os.environ.get("TRASHD_NATIVE") == "0" or sys.getfilesystemencoding() != "utf-8":
+        return None
+    try:
+        from fusefs.linux.native import _bulk
+    except ImportError:
+        return None
+    return _bulk
+
+
+_bulk = _load_bulk()
 
 
 class StatxResult(NamedTuple):

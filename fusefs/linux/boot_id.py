@@ -1,9 +1,11 @@
-"""Which machine this is, and which of its boots."""
+"""Which machine this is, which of its boots, which command, and from which terminal's session."""
 
 from __future__ import annotations
 
 import os
 from functools import cache
+
+from fusefs.core.record import Invocation
 
 
 def host_id() -> str:
@@ -20,3 +22,47 @@ def boot_id() -> str:
     """The running kernel's boot id: the same in all its containers, so that locks are seen among them."""
     with open("/proc/sys/kernel/random/boot_id", "rb") as file:  # a file of text would load its own ASCII
         return file.read().decode("ascii").strip()
+
+
+@cache
+def invocation() -> Invocation:
+    """This process as its records tell of it. The id is random; nothing is derived from what was typed."""
+    return Invocation(os.urandom(8).hex(), session())
+
+
+def session() -> str:
+    """The terminal's session that this process belongs to, the same for all commands of one shell; "": not to be told.
+
+    That of its leader, which is told from a later one of the same number by its start and boot. `sudo` and the like may
+    give what they run a terminal and a session of its own: then that of the user who called them.
+    """
+    try:
+        leader = _Process(os.getsid(0))
+        while (caller := _caller(leader)) is not None:
+            leader = caller
+        return f"{boot_id()[:8]}.{leader.pid}.{leader.start}"
+    except (OSError, ValueError):
+        return ""
+
+
+def _caller(leader: _Process) -> _Process | None:
+    """The leader of the session from which another user's program has made this one; None: nobody has."""
+    parent = _Process(leader.parent) if leader.parent else None
+    if parent is None or parent.session in (0, leader.pid) or not parent.has_terminal:
+        return None
+    caller = _Process(parent.session)
+    return None if caller.uid == leader.uid else caller
+
+
+class _Process:
+    """A process. Source  proc_pid_stat(5): what follows its name, which may hold anything"""
+
+    def __init__(self, pid: int) -> None:
+        directory = f"/proc/{pid}"
+        with open(f"{directory}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        self.pid = pid
+        self.uid = os.stat(directory).st_uid
+        self.parent, self.session = int(fields[1]), int(fields[3])
+        self.has_terminal = int(fields[4]) != 0
+        self.start = int(fields[19])

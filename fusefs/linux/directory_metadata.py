@@ -11,11 +11,11 @@ from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
-from fusefs.linux import identity_xattr, syscalls
+from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd
-from fusefs.linux.kernel import Kernel
+from fusefs.linux.kernel import IDENTITY_XATTR, Kernel
 
-_NOT_COPIED = ("security.evm", "security.ima", identity_xattr.XATTR)
+_NOT_COPIED = ("security.evm", "security.ima", IDENTITY_XATTR)
 _NOT_COPIED_PREFIXES = ("trusted.overlay.", "trusted.SGI_ACL_")
 """The latter is an ACL once more, as xfs has it: on another filesystem it would be some attribute."""
 

@@ -1,16 +1,20 @@
 """What a store rests on and not every filesystem that says so holds: tried, not believed.
 
 That a file keeps its first name, if it got that late; that others are refused what a folder's safety rests on.
+
+Whatever a killed trial left in the directory where it was tried has one beginning of a name. Who may write above it
+could give its name to any directory of ours: nothing else in it is removed, and it stays then.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 
 from fusefs.core.names import Name
-from fusefs.linux.fd import Fd
+from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.syscalls import NO_TMPFILE
 from fusefs.linux.thread_credentials import ThreadCredentials, call_as
@@ -20,6 +24,8 @@ _CONTENT = b"trashd\n"
 _NOBODY = 65534
 _ONE, _OTHER, _MOVED, _CLOSED = (Name(name) for name in (b"one", b"other", b"moved", b"closed"))
 _OPEN_TO_ALL, _READ_ONLY = 0o777, 0o755
+TRIAL = b"trial-"
+_MAX_DEPTH = 4
 
 
 def keeps_unnamed(kernel: Kernel, dir_fd: Fd, name: bytes) -> bool:
@@ -87,13 +93,11 @@ class _WrongMode(Exception):
 
 def _made(kernel: Kernel, dir_fd: Fd, name: Name, mode: int) -> Fd:
     kernel.mkdir(dir_fd, name)
-    with ExitStack() as owned:
-        fd = owned.enter_context(kernel.open_dir(dir_fd, name))
+    with closed_on_error(kernel.open_dir(dir_fd, name)) as fd:
         kernel.chmod(fd, mode)
         st = kernel.fstat(fd)
         if st.st_mode & 0o777 != mode or st.st_uid != 0:
             raise _WrongMode
-        owned.pop_all()
     return fd
 
 
@@ -130,3 +134,42 @@ def discard_trial(kernel: Kernel, dir_fd: Fd, name: Name) -> None:
             with suppress(FileNotFoundError):
                 kernel.rmdir(top, made)
     kernel.rmdir(dir_fd, name)
+
+
+def trial(name: str) -> Name:
+    """A name for something that is tried."""
+    return Name(TRIAL + name.encode())
+
+
+@contextmanager
+def trial_directory(kernel: Kernel, dir_fd: int, name: Name) -> Iterator[Fd]:
+    """A new directory of ours alone, gone again at the end. What a killed one left there is removed first.
+
+    Raises  OSError
+    """
+    discard_trial_directory(kernel, dir_fd, name)
+    kernel.mkdir(dir_fd, name)
+    try:
+        with kernel.open_dir(dir_fd, name) as fd:
+            yield fd
+    finally:
+        discard_trial_directory(kernel, dir_fd, name)
+
+
+def discard_trial_directory(kernel: Kernel, dir_fd: int, name: Name) -> None:
+    """Remove one, if it is there. Raises  OSError; ENOTEMPTY if there is something else in it"""
+    with suppress(FileNotFoundError):
+        _discard(kernel, dir_fd, name, _MAX_DEPTH)
+
+
+def _discard(kernel: Kernel, dir_fd: int, name: bytes, depth: int) -> None:
+    try:
+        kernel.unlink(dir_fd, name)
+    except (IsADirectoryError, PermissionError):  # POSIX allows either for a directory
+        if depth:
+            with kernel.open_dir(dir_fd, name) as fd:
+                for inner in kernel.list(fd):
+                    if inner.startswith(TRIAL):
+                        with suppress(FileNotFoundError):
+                            _discard(kernel, fd, inner, depth - 1)
+        kernel.rmdir(dir_fd, name)

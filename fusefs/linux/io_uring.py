@@ -16,7 +16,7 @@ import struct
 from typing import NamedTuple, Self
 
 from fusefs.linux import syscalls
-from fusefs.linux.fd import Fd
+from fusefs.linux.fd import Fd, closed_on_error
 
 OPENAT, STATX, READ, GETXATTR = 18, 21, 22, 44
 _COMMAND = 46
@@ -76,13 +76,10 @@ class IoUring:
         _SETUP_FLAGS.pack_into(parameters, 0, flags)
         self._sqe_size = _WIDE_SQE.size if is_wide else _SQE.size
         self._fd = Fd(syscalls.io_uring_setup(n_entries, parameters))
-        try:
+        with closed_on_error(self._fd):
             most = ctypes.create_string_buffer(_MOST.pack(n_workers, n_workers), _MOST.size)
             syscalls.io_uring_register(self._fd, _REGISTER_IOWQ_MAX_WORKERS, most, 2)
             self._map(*_PARAMETERS.unpack(parameters))
-        except BaseException:
-            self._fd.close()
-            raise
         self._timespec = ctypes.create_string_buffer(_TIMESPEC.size)
         self._wait = ctypes.create_string_buffer(_WAIT.pack(0, 0, 0, ctypes.addressof(self._timespec)), _WAIT.size)
 

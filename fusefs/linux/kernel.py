@@ -15,11 +15,11 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, suppress
 from signal import SIGURG
 
-from fusefs.core.identity import Identity
+from fusefs.core.identity import MARK, Identity
+from fusefs.core.names import is_hex
 from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd
 from fusefs.linux.getdents import Dirents
-from fusefs.linux.identity_xattr import mark, read_mark, unmark
 
 CallHook = Callable[[str], None]
 Refused = list[tuple[str, int]]
@@ -33,6 +33,9 @@ _LOCAL = frozenset({EXT_MAGIC, XFS_MAGIC, BTRFS_MAGIC, TMPFS_MAGIC, 0xF2F52010, 
 """ext4, xfs, btrfs, tmpfs, f2fs, ZFS, overlayfs"""
 NO_NOREPLACE = (errno.EINVAL, errno.ENOSYS)
 """What renameat2 says where a filesystem, or a kernel, has no such flag."""
+IDENTITY_XATTR = "user.trashd.fresh"
+"""A mark on a directory, for filesystems where nothing else tells whether it is the one that was there before."""
+_N_MARK_DIGITS = 32
 _FEW_BYTES = 4096
 _STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -49,6 +52,15 @@ def is_local_kind(magic: int) -> bool:
 def is_at_once(magic: int) -> bool:
     """Whether such a filesystem needs no server to tell what an inode is; what lies below an overlayfs may need one."""
     return magic in _LOCAL - {OVERLAY_MAGIC}
+
+
+def _read_mark(fd: int) -> str:
+    """The mark of what an fd of any kind holds, as a handle; empty if there is none, or none that could be ours."""
+    try:
+        digits = os.getxattr(b"/proc/self/fd/%d" % fd, IDENTITY_XATTR).decode("ascii", "replace")
+    except OSError:
+        return ""
+    return MARK + digits if len(digits) == _N_MARK_DIGITS and is_hex(digits) else ""
 
 
 class Kernel:
@@ -187,26 +199,30 @@ class Kernel:
 
     def identify(self, fd: int) -> Identity:
         """The identity of what an fd holds; without a handle where handles don't last (FUSE) or aren't given,
-        but for one that was marked (linux.mark).
+        but for one that was marked (`mark`).
         """
         self._hook("identify")
         x = syscalls.statx(fd)
         lasts = syscalls.statfs_type(fd) != FUSE_MAGIC
         handle = syscalls.format_handle(syscalls.handle_of(fd)) if lasts else ""
         if not handle and not x.btime_ns:
-            handle = read_mark(fd)
+            handle = _read_mark(fd)
         # libfuse numbers inodes as it goes and forgets: without a birth time beside it such a number proves nothing.
         return Identity(handle, x.ino if lasts or x.btime_ns else 0, x.btime_ns)
 
     def mark(self, fd: int) -> None:
-        """Mark a directory of ours, so that `identify` knows it again where nothing else tells."""
+        """Mark a directory of ours, which is open for reading, if its filesystem has attributes for that.
+
+        So `identify` knows it again where nothing else tells.
+        """
         self._hook("setxattr")
-        mark(fd)
+        with suppress(OSError):
+            os.setxattr(fd, IDENTITY_XATTR, os.urandom(_N_MARK_DIGITS // 2).hex().encode())
 
     def unmark(self, fd: int) -> None:
         """Take the mark off. Raises  OSError"""
         self._hook("removexattr")
-        unmark(fd)
+        os.removexattr(b"/proc/self/fd/%d" % fd, IDENTITY_XATTR)
 
     def is_named(self, fd: int, dir_fd: int, name: bytes) -> bool:
         """Whether a name means what an fd holds: certain, since a number is not reused while an fd has it."""

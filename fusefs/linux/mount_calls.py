@@ -28,7 +28,6 @@ _FSCONFIG_SET_FLAG, _FSCONFIG_SET_STRING, _FSCONFIG_CMD_CREATE = 0, 1, 6
 _CLOEXEC = 1
 _MS_REMOUNT, _MS_PRIVATE, _MS_RELATIME = 1 << 5, 1 << 18, 1 << 21
 _NO_FD = -1
-_AT_RECURSIVE = 0x8000
 _OF_A_FILESYSTEM = {MS_RDONLY: b"ro", MS_SYNCHRONOUS: b"sync", MS_DIRSYNC: b"dirsync"}
 _OF_A_MOUNT = {
     MS_RDONLY: 1, MS_NOSUID: 2, MS_NODEV: 4, MS_NOEXEC: 8, MS_NOSYMFOLLOW: 0x200000,
@@ -59,12 +58,12 @@ def set_flags(mount_fd: int, flags: int, unwanted: int = 0) -> None:
     _set_attributes(mount_fd, flags, unwanted, 0)
 
 
-def _set_attributes(mount_fd: int, flags: int, unwanted: int, propagation: int, at: int = 0) -> None:
+def _set_attributes(mount_fd: int, flags: int, unwanted: int, propagation: int) -> None:
     """Source  mount_setattr(2); Linux 5.12"""
     wanted = _attributes(flags)
     cleared = _attributes(unwanted) & ~wanted
     attributes = struct.pack("=QQQQ", wanted, cleared, propagation, 0)
-    syscalls.mount_setattr(mount_fd, b"", AT_EMPTY_PATH | at, attributes)
+    syscalls.mount_setattr(mount_fd, b"", AT_EMPTY_PATH, attributes)
 
 
 def _attributes(flags: int) -> int:

@@ -7,7 +7,7 @@ import os
 import re
 from contextlib import suppress
 
-from fusefs.linux.lock_holders import flock_holders
+from fusefs.linux.file_locks import flock_holders
 from fusefs.linux.runtime_directories import HOME
 
 _SLUG_MAX_BYTES = 60

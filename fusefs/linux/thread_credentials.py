@@ -70,8 +70,8 @@ def call_as(who: ThreadCredentials, act: Callable[P, R], /, *args: P.args, **kwa
     """
     uid, gid, groups, capabilities, umask = who
     effective = b"" if capabilities is None else with_effective(capabilities)
-    if groups:
-        _check_groups()
+    if groups and not _may_have_groups():  # there would be no way back, either
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
     own_uid = own_gid = own_umask = -1
     is_itself = False
     try:
@@ -107,14 +107,9 @@ def call_as(who: ThreadCredentials, act: Callable[P, R], /, *args: P.args, **kwa
             _end()
 
 
-def _check_groups() -> None:
-    """Raises  OSError EPERM: our user namespace forbids groups; then there would be no way back, either"""
-    if not _may_have_groups():
-        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
-
-
 @cache
 def _may_have_groups() -> bool:
+    """Whether our user namespace allows groups."""
     with open("/proc/self/setgroups", "rb") as said:
         return said.read() != b"deny\n"
 

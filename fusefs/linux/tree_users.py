@@ -1,13 +1,24 @@
-"""Holders of a tree: open fds, working and root directories, mappings of all processes that we may look at."""
+"""What the processes that we may look at have open: holders of a tree, and deleted files that are kept alive.
+
+Open fds, working and root directories, programs and mappings. A link in /proc to what may be deleted is looked at in
+three steps, as a filesystem that never answers blocks the caller, beyond SIGKILL: its text; then the mount, through an
+O_PATH fd of our own, which asks no server; and only if that is a mount of the volume, the file.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
+from fusefs.core.freed_space import STAT_BLOCK_BYTES
+from fusefs.linux.fd import Fd, told_of
 from fusefs.linux.mountinfo import FilesystemPath, Mount, below, find_place, read_mounts
+
+_DELETED = b" (deleted)"
+_LINKS = ("cwd", "root", "exe")
 
 
 class TreeHolder(NamedTuple):
@@ -76,7 +87,7 @@ def serves_fuse(pid: int) -> bool:
 
 
 def _links(pid: str) -> Iterator[tuple[str, bytes]]:
-    for kind in ("cwd", "root", "exe"):
+    for kind in _LINKS:
         yield from _link(kind, f"/proc/{pid}/{kind}")
     try:
         for fd in os.listdir(f"/proc/{pid}/fd"):
@@ -85,7 +96,7 @@ def _links(pid: str) -> Iterator[tuple[str, bytes]]:
             for line in lines:
                 path = line.rstrip(b"\n").split(maxsplit=5)[5:]
                 if path and path[0].startswith(b"/"):
-                    yield "map", _alive(path[0].replace(b"\\012", b"\n"))
+                    yield "map", path[0].replace(b"\\012", b"\n").removesuffix(_DELETED)
     except OSError:
         return
 
@@ -96,8 +107,97 @@ def _link(kind: str, link: str) -> Iterator[tuple[str, bytes]]:
     except OSError:
         return
     if path.startswith(b"/"):
-        yield kind, _alive(path)
+        yield kind, path.removesuffix(_DELETED)
 
 
-def _alive(path: bytes) -> bytes:
-    return path.removesuffix(b" (deleted)")
+class DeletedFile(NamedTuple):
+    """A deleted file, or directory, that one process keeps.
+
+    inode    st_dev and st_ino; st_dev 0 if only its mapping could be seen
+    n_bytes  its blocks; what is mapped of it if only that could be seen
+    path     where it was, as the kernel tells; empty if that is too long to tell
+    """
+
+    pid: int
+    uid: int
+    command: str
+    inode: tuple[int, int]
+    n_bytes: int
+    path: bytes
+
+
+def device_of(fd: int) -> bytes | None:
+    """`major:minor` of the superblock that an fd is on, as in mountinfo; None if we don't see it mounted."""
+    return _device(fd, read_mounts())
+
+
+def find_deleted(device: bytes, is_wanted: Callable[[bytes], bool]) -> Iterator[DeletedFile]:
+    """The deleted files of one filesystem that the processes that we may look at keep, once for each process.
+
+    device     as from `device_of`
+    is_wanted  asked for each path; what has none is always wanted
+    """
+    for pid, uid, command, mounts in processes():
+        with suppress(OSError):  # it ended meanwhile
+            for inode, (n_bytes, path) in _kept_by(pid, device, mounts, is_wanted).items():
+                yield DeletedFile(int(pid), uid, command, inode, n_bytes, path)
+
+
+def _kept_by(
+    pid: str, device: bytes, mounts: list[Mount], is_wanted: Callable[[bytes], bool]
+) -> dict[tuple[int, int], tuple[int, bytes]]:
+    found: dict[tuple[int, int], tuple[int, bytes]] = {}
+    for link in _kept_links(pid):
+        with suppress(OSError):
+            path = _deleted_path(link)
+            if path is None or (path and not is_wanted(path)):
+                continue
+            with Fd(os.open(link, os.O_PATH | os.O_CLOEXEC)) as fd:
+                if _device(fd, mounts) == device:
+                    st = os.fstat(fd)
+                    if st.st_nlink == 0:
+                        found[st.st_dev, st.st_ino] = st.st_blocks * STAT_BLOCK_BYTES, path
+    seen = {ino for _dev, ino in found}
+    for ino, n_bytes, path in _mapped(pid, device):
+        if ino not in seen and is_wanted(path):
+            found[0, ino] = found.get((0, ino), (0, path))[0] + n_bytes, path
+    return found
+
+
+def _kept_links(pid: str) -> Iterator[str]:
+    yield from (f"/proc/{pid}/{link}" for link in _LINKS)
+    for directory in (f"/proc/{pid}/fd", f"/proc/{pid}/map_files"):
+        with suppress(OSError):
+            yield from (f"{directory}/{name}" for name in os.listdir(directory))
+
+
+def _deleted_path(link: str) -> bytes | None:
+    """What the text of a link says of a deleted file: its path, empty if too long; None if it is none."""
+    try:
+        text = os.readlink(os.fsencode(link))
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return b""
+        raise
+    return text.removesuffix(_DELETED) if text.endswith(_DELETED) else None
+
+
+def _device(fd: int, mounts: list[Mount]) -> bytes | None:
+    """The superblock of an fd by its mount's id, without asking the filesystem."""
+    mnt_id = int(told_of(fd)["mnt_id"])
+    return next((mount.device for mount in mounts if mount.mnt_id == mnt_id), None)
+
+
+def _mapped(pid: str, device: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Inode number, length and path of each mapping of a deleted file, where map_files can't be opened (not root)."""
+    major, _, minor = device.partition(b":")
+    with suppress(OSError), open(f"/proc/{pid}/maps", "rb") as lines:
+        for line in lines:
+            fields = line.rstrip(b"\n").split(maxsplit=5)
+            if len(fields) < 6 or not fields[5].endswith(_DELETED):
+                continue
+            of_major, _, of_minor = fields[3].partition(b":")
+            if (int(of_major, 16), int(of_minor, 16)) == (int(major), int(minor)):
+                start, _, end = fields[0].partition(b"-")
+                path = fields[5].removesuffix(_DELETED).replace(b"\\012", b"\n")
+                yield int(fields[4]), int(end, 16) - int(start, 16), path

@@ -7,7 +7,7 @@ import os
 import stat
 from collections.abc import Container, Sequence
 
-from fusefs.linux.fd import Fd
+from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import OTHERS_WRITE, Kernel
 from fusefs.linux.mountinfo import Mount
 
@@ -63,13 +63,13 @@ class _PathWalk:
         names = _names(path)
         fd, here, mount = self._kernel.open_path(b"/"), b"/", None
         while names:
-            try:
+            with closed_on_error(fd):
                 name = names.pop()
                 there = os.path.join(here, name)
                 if mount is not None and mount.fstype == _AUTOFS and there not in self._points:
                     raise _refusal(errno.ENOENT, there)
                 inner = Fd(os.open(name, _STEP, dir_fd=fd))
-                try:
+                with closed_on_error(inner):
                     mount = self._mount_of(inner, there)
                     st = self._kernel.fstat(inner)
                     is_link = stat.S_ISLNK(st.st_mode)
@@ -77,12 +77,6 @@ class _PathWalk:
                         start, added = self._followed(fd, here, name, st)
                     elif not stat.S_ISDIR(st.st_mode):
                         raise _refusal(errno.ENOTDIR, there)
-                except BaseException:
-                    inner.close()
-                    raise
-            except BaseException:
-                fd.close()
-                raise
             fd.close()
             if is_link:
                 inner.close()

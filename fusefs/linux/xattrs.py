@@ -11,6 +11,7 @@ import os
 import struct
 import threading
 from functools import lru_cache
+from pathlib import Path
 
 from fusefs.core.common_xattrs import NAMES
 from fusefs.linux.fd import Fd
@@ -22,6 +23,7 @@ _ARGUMENTS = struct.Struct("=QII")
 _ARGUMENTS_SIZE = ctypes.c_size_t(_ARGUMENTS.size)
 """struct xattr_args: where the value goes, how much room is there, flags."""
 _ROOM, _ROOM_MAX = 256, 65536
+_FILESYSTEMS = Path("/proc/filesystems")
 
 
 class _XattrBuffer:
@@ -89,3 +91,15 @@ def are_for_all(root: Fd) -> bool:
         return False
     device = os.fstat(root).st_dev
     return any("default_permissions" in mount.flags() for mount in read_mounts() if mount.st_dev() == device)
+
+
+def is_selinux_enabled() -> bool:
+    """Whether SELinux labels files, enforcing or not: then, and only then, the kernel has its filesystem.
+
+    Source  selinuxfs: registered at boot, unless SELinux is compiled out, off by the command line, or not among the
+            security modules in use; libselinux's is_selinux_enabled asks the same wherever it isn't mounted
+    """
+    try:
+        return any(line.split()[-1:] == ["selinuxfs"] for line in _FILESYSTEMS.read_text().splitlines())
+    except OSError:
+        return False

@@ -20,7 +20,7 @@ from fusefs.core.events import Event, EventKind
 from fusefs.core.printable_names import printable
 from fusefs.core.record import quote
 from fusefs.core.service_status import IDLE_TELL_S, PassedOver, Status, VolumePhase
-from fusefs.linux import service_lock
+from fusefs.linux import file_locks
 from fusefs.linux.boot_id import boot_id
 from fusefs.linux.config_files import Loaded
 from fusefs.linux.fd import Fd
@@ -94,7 +94,7 @@ def serve(wanted: ServiceOptions) -> None:
         forker = owned.enter_context(Forker())
         be_idle()
         runtime, state = make_dir(runtime_dir()), state_dir()
-        lock = service_lock.take(runtime)
+        lock = file_locks.take(runtime)
         if lock is None:
             raise AlreadyRunning(runtime)
         owned.enter_context(lock)

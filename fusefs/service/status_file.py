@@ -12,7 +12,7 @@ import msgspec
 from fusefs.core.service_status import SeenStatus, Status, VolumeStatus, age_s, decode, encode
 from fusefs.linux.atomic_files import replace_file
 from fusefs.linux.boot_id import boot_id
-from fusefs.linux.service_lock import is_held
+from fusefs.linux.file_locks import holds_service_lock
 
 FILE = b"status.json"
 
@@ -37,7 +37,7 @@ def read_status(directory: bytes) -> SeenStatus | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     age = age_s(status, boot_id(), time.clock_gettime_ns(time.CLOCK_BOOTTIME), time.time_ns())
-    return SeenStatus(status, is_held(directory, status.pid), age)
+    return SeenStatus(status, holds_service_lock(directory, status.pid), age)
 
 
 def served_volumes(directory: bytes) -> tuple[VolumeStatus, ...]:

@@ -17,8 +17,8 @@ from fusefs.core.record_decoding import decode
 from fusefs.core.report import WORDS
 from fusefs.linux.batched_calls import read_on
 from fusefs.linux.fd import Fd
+from fusefs.linux.file_locks import flock_holders
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.lock_holders import flock_holders
 from fusefs.store.claim import open_record
 from fusefs.store.layout import UserFolder
 from fusefs.store.store_registry import is_vouched

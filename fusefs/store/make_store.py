@@ -348,7 +348,7 @@ def discard_unfinished(kernel: Kernel, base: BackingAndMount, name: Name) -> Non
 
 def discard_trials(kernel: Kernel, fd: Fd) -> None:
     """Remove what a killed `prove` left in an opened `.trashd`. Raises  OSError"""
-    from fusefs.linux.trial_directory import discard_trial_directory
+    from fusefs.linux.filesystem_probes import discard_trial_directory
     from fusefs.store.rename_probes import discard_rename_trials
 
     discard_rename_trials(kernel, fd)

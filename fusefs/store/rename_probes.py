@@ -11,8 +11,8 @@ from typing import NamedTuple
 from fusefs.core.names import Name
 from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd
+from fusefs.linux.filesystem_probes import discard_trial_directory, trial, trial_directory
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.trial_directory import discard_trial_directory, trial, trial_directory
 from fusefs.store.victim_rename import NO_EXCHANGE
 
 _PAIR = (Name(b"probe-a"), Name(b"probe-b"))

@@ -7,13 +7,12 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from typing import NamedTuple, Self
 
-from fusefs.core.identity import Identity
+from fusefs.core.identity import Identity, Likelihood, compare
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S, State
 from fusefs.core.names import ContainerId, RelPath, join
 from fusefs.core.record import Invocation, Method, NewOwner, Record
 from fusefs.linux.boot_id import boot_id, host_id
 from fusefs.linux.fd import Fd
-from fusefs.linux.identity_xattr import needs_mark
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import FULL
 from fusefs.store.container import (
@@ -263,7 +262,7 @@ def _record(
 def _known(kernel: Kernel, fresh: Fd) -> Identity:
     """The identity of a fresh directory, which is marked if its filesystem gives it none that proves anything."""
     identity = kernel.identify(fresh)
-    if needs_mark(identity):
+    if compare(identity, identity) is Likelihood.UNKNOWN:
         kernel.mark(fresh)
         identity = kernel.identify(fresh)
     return identity

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from fusefs.core.identity import Likelihood, compare
 from fusefs.linux.atomic_files import replace_file
 from fusefs.linux.fd import Fd
+from fusefs.linux.file_locks import take
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import read_mounts
 from fusefs.linux.runtime_directories import lasting_dir, make_dir
-from fusefs.linux.service_lock import take
 from fusefs.store.registry_lines import (
     MAX_BYTES,
     MAX_LINES,

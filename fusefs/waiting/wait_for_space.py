@@ -21,12 +21,11 @@ from fusefs.core.service_status import VolumePhase, VolumeStatus
 from fusefs.core.sizes import format_size
 from fusefs.core.space_goal import DONE, TOLERANCE_BYTES, SpaceGoal, Waited, WaitReason, WaitReasonKind
 from fusefs.engine.count_tree import survey
-from fusefs.linux.deleted_files import DeletedFile, device_of, find_deleted
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import find_place, is_inside, read_mounts
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME, runtime_dir
-from fusefs.linux.tree_users import serves_fuse
+from fusefs.linux.tree_users import DeletedFile, device_of, find_deleted, serves_fuse
 from fusefs.service.status_file import served_volumes
 from fusefs.store.as_owner import as_owner
 from fusefs.store.backing_and_mount import DIRECTORY

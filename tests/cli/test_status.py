@@ -26,7 +26,7 @@ from fusefs.core.service_status import (
     VolumePhase,
     VolumeStatus,
 )
-from fusefs.linux import service_lock
+from fusefs.linux import file_locks
 from fusefs.linux.fd import Fd
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME, make_dir
 from fusefs.service.status_file import write_status
@@ -91,7 +91,7 @@ def directory() -> Iterator[bytes]:
 @pytest.fixture
 def alive(directory: bytes) -> Iterator[bytes]:
     """The directory of root's service, empty but for its lock: we are the service."""
-    lock = service_lock.take(directory)
+    lock = file_locks.take(directory)
     assert isinstance(lock, Fd)
     with lock:
         yield directory
@@ -190,7 +190,7 @@ def test_a_users_own_service_is_shown_beside_roots_and_a_dead_one_is_not(alive: 
         write_status(own, status_of(VolumeStatus(path="/own")))
         ask = partial(run_as, SOMEBODY, [TRASHD, "status"], env={"XDG_RUNTIME_DIR": str(home), "LC_ALL": "C.UTF-8"})
         assert b"/own" not in ask().stdout
-        lock = service_lock.take(own)
+        lock = file_locks.take(own)
         assert lock is not None
         with lock:
             told = ask().stdout
@@ -303,7 +303,7 @@ def test_a_terminal_sees_the_service_work_and_gets_its_screen_back(alive: bytes)
 def test_a_terminal_sees_a_service_come_and_go(directory: bytes) -> None:
     terminal = watching()
     terminal.wait_for("No reaper service runs")
-    lock = service_lock.take(directory)
+    lock = file_locks.take(directory)
     assert lock is not None
     with lock:
         write_status(directory, status_of(VOLUME))

@@ -29,12 +29,11 @@ from fusefs.linux.batched_calls import (
 )
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel, Refused
-from fusefs.linux.native import load_bulk
 from tests.support.real_filesystems import bind_mount, tmpfs_volume
 
 pytestmark = [
     pytest.mark.needs("root"),
-    pytest.mark.skipif(load_bulk.load() is None, reason="it was not built: TRASHD_NATIVE=0"),
+    pytest.mark.skipif(batched_calls._bulk is None, reason="it was not built: TRASHD_NATIVE=0"),
 ]
 
 ODD = ["file", "new\nline", "-dash", "invalid \udcff", "n" * 255, "ünïcode", "a" * 4]
@@ -246,7 +245,7 @@ def test_it_refuses_what_python_refuses(
     tmp_path: Path, remove: Callable[[Kernel, int, list[str]], Refused], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = []
-    for directory, bulk in (("c", load_bulk.load()), ("python", None)):
+    for directory, bulk in (("c", batched_calls._bulk), ("python", None)):
         monkeypatch.setattr(batched_calls, "_bulk", bulk)
         (tmp_path / directory / "sub" / "full").mkdir(parents=True)
         (tmp_path / directory / "empty").mkdir()
@@ -260,7 +259,7 @@ def test_it_refuses_what_python_refuses(
 
 def test_it_moves_what_python_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = []
-    for directory, bulk in (("c", load_bulk.load()), ("python", None)):
+    for directory, bulk in (("c", batched_calls._bulk), ("python", None)):
         monkeypatch.setattr(batched_calls, "_bulk", bulk)
         source, target = tmp_path / directory, tmp_path / f"{directory} to"
         (source / "sub" / "full").mkdir(parents=True)

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fusefs.linux.journald import JournalHandler, encode_field, make_handler, priority
+from fusefs.linux.systemd import JournalHandler, encode_field, make_handler, priority
 
 
 def parse(message: bytes) -> dict[str, str]:
@@ -109,7 +109,7 @@ def test_a_level_has_its_priority(level: int, number: int) -> None:
 
 SAYS = """
 import logging, sys
-from fusefs.linux.journald import JournalHandler, make_handler, send_to
+from fusefs.linux.systemd import JournalHandler, make_handler, send_to
 send_to(eval(sys.argv[1]))
 logging.getLogger("x").warning("a name: %s", "a\\nb\\udcff")
 """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.linux import selinux
+from fusefs.linux import xattrs
 
 
 @pytest.mark.needs("root")
@@ -17,7 +17,7 @@ def test_it_is_on_iff_its_filesystem_can_be_mounted() -> None:
         ["unshare", "--mount", "mount", "-t", "selinuxfs", "none", "/mnt"],
         env=dict(os.environ, LC_ALL="C"), capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert selinux.is_enabled() == ("unknown filesystem type" not in done.stderr)
+    assert xattrs.is_selinux_enabled() == ("unknown filesystem type" not in done.stderr)
 
 
 @pytest.mark.parametrize(
@@ -28,10 +28,10 @@ def test_the_kernel_lists_its_filesystem_iff_it_is_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, is_enabled: bool
 ) -> None:
     (tmp_path / "filesystems").write_text(text)
-    monkeypatch.setattr(selinux, "_FILESYSTEMS", tmp_path / "filesystems")
-    assert selinux.is_enabled() == is_enabled
+    monkeypatch.setattr(xattrs, "_FILESYSTEMS", tmp_path / "filesystems")
+    assert xattrs.is_selinux_enabled() == is_enabled
 
 
 def test_without_proc_it_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selinux, "_FILESYSTEMS", tmp_path / "none")
-    assert not selinux.is_enabled()
+    monkeypatch.setattr(xattrs, "_FILESYSTEMS", tmp_path / "none")
+    assert not xattrs.is_selinux_enabled()

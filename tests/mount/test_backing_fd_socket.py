@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from fusefs.linux import mount_calls
 from fusefs.linux.backing_fd_socket import door_of, knock
 from fusefs.linux.fd import Fd
-from fusefs.mount.places.remount import remount
+from fusefs.mount.places.attach import remount
 from tests.support.background_mounts import RUNTIME, backing_of, daemon_of, mount, our_mount, workbench
 from tests.support.client_processes import in_time
 from tests.support.foreground_mount import until

@@ -16,7 +16,7 @@ import trio
 import trio.testing
 
 from fusefs.linux.fd import Fd
-from fusefs.mount.notices.forget_stored import StoredNotices
+from fusefs.mount.life.forget_stored import StoredNotices
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.both_sides_of_mount import opened
 from tests.support.foreground_mount import Mounted, trashd_mount, until

@@ -191,6 +191,14 @@ def test_status_names_what_is_off(bench: Path) -> None:
     assert not told["fast_paths"]["kept-links"]
 
 
+def test_status_is_silent_on_uring_that_the_mount_was_not_asked_for(bench: Path) -> None:
+    mount(bench / "source", bench / "target", "--uring", "off")
+    done = trashd("status").out
+    assert str(bench / "target") in done
+    assert "uring" not in done
+    assert "native-core" not in done
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -9,7 +9,7 @@ import pytest
 
 from fusefs.core.errors import NotPermitted
 from fusefs.linux.mountinfo import read_mounts
-from fusefs.mount.places.remount import remount
+from fusefs.mount.places.attach import remount
 from tests.support.background_mounts import backing_of, mount
 from tests.support.fuse_watchdog import device_for_all
 from tests.support.other_users import as_user, run_as

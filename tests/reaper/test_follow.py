@@ -13,8 +13,8 @@ import pytest
 
 from fusefs.core.service_status import VolumePhase, volume_status
 from fusefs.core.space_goal import DONE, WaitReason, WaitReasonKind
+from fusefs.linux.file_locks import take
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.service_lock import take
 from fusefs.store.swap import Swapped
 from fusefs.waiting import wait_for_space
 from fusefs.waiting.wait_for_space import (

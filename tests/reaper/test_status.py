@@ -22,10 +22,10 @@ SERVICE = """
 import os, sys
 import msgspec
 from fusefs.core.service_status import Status, VolumeStatus
-from fusefs.linux import service_lock
+from fusefs.linux import file_locks
 from fusefs.service.status_file import write_status
 directory = sys.argv[1].encode()
-lock = service_lock.take(directory)
+lock = file_locks.take(directory)
 status = Status(version="0", pid=os.getpid(), boot_id="b", started_ns=0, updated_ns=0)
 write_status(directory, status)
 print("ready", flush=True)

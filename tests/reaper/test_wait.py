@@ -17,8 +17,8 @@ import pytest
 from fusefs.core.names import ContainerId
 from fusefs.core.space_goal import DONE, SpaceGoal, Waited, WaitReason, WaitReasonKind, parse_goal
 from fusefs.engine.count_tree import survey
-from fusefs.linux.deleted_files import DeletedFile
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.tree_users import DeletedFile
 from fusefs.waiting import wait_for_space
 from fusefs.waiting.wait_for_space import FreeSpaceGauge
 from tests.support.filesystem_params import ALL_FILESYSTEMS

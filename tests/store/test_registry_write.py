@@ -12,7 +12,7 @@ from types import FrameType
 
 import pytest
 
-from fusefs.linux.service_lock import take
+from fusefs.linux.file_locks import take
 from fusefs.store.registry_lines import MAX_BYTES, MAX_LINES, decode, encode
 from tests.support.crash_scenarios import EVERY_CALL
 from tests.support.make_trees import Dir, make_tree

@@ -15,8 +15,8 @@ import msgspec
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId
 from fusefs.core.service_status import Status, VolumePhase, VolumeStatus, volume_status
+from fusefs.linux.file_locks import take
 from fusefs.linux.runtime_directories import make_dir, runtime_dir
-from fusefs.linux.service_lock import take
 from fusefs.reaper.reap import reap
 from fusefs.service.status_file import write_status
 from fusefs.store.as_owner import as_owner

@@ -20,8 +20,7 @@ from fusefs.core.fuse_protocol import Opcode
 from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_ring import FuseRing, RingEntry
 from fusefs.linux.io_uring import READ, IoUring
-from fusefs.mount.native import load_core
-from fusefs.mount.native.native_core import native_core
+from fusefs.mount.native.native_core import load, native_core
 from fusefs.mount.requests.ring_servers import Core
 from fusefs.mount.tables.tables_lock import Turn
 from fusefs.mount.tree.vfs import Vfs
@@ -89,7 +88,7 @@ def core_threads(
     below: Path | None = None, *, is_shared: bool = False
 ) -> Iterator[tuple[Callable[[], CoreAsked], Kernel, Vfs, Path]]:
     """What makes the calling thread's part of a core, and what `asked_core` has. below: what the directory lies in"""
-    module = load_core.load()
+    module = load()
     if isinstance(module, str):
         pytest.skip(module)
     mutex = module.TurnsLock()

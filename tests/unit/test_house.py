@@ -18,7 +18,7 @@ FLOORS = {
     "core": 0, "linux": 1, "store": 2, "engine": 3, "reaper": 4, "sweep": 4, "mount": 4, "service": 5, "plan": 5,
     "waiting": 6, "browse": 6, "cli": 7,
 }  # fmt: skip
-WINGS = {"places": 0, "tables": 1, "tree": 2, "requests": 3, "notices": 3, "native": 4, "bridge": 4, "life": 5}
+WINGS = {"places": 0, "tables": 1, "tree": 2, "requests": 3, "native": 4, "bridge": 4, "life": 5}
 """The parts of the mount, by floors of their own."""
 LATE_FROM = FLOORS["engine"]
 """From here up commands import when they are called: `trashd swap` needs none of it."""
@@ -431,7 +431,7 @@ def test_every_document_names_what_exists() -> None:
         (the_mount_has_wings, "fusefs.mount.a", ""),
         (wings_point_down, "fusefs.mount.tree.a", "from fusefs.mount.bridge import pyfuse3_loop"),
         (wings_point_down, "fusefs.mount.tables.a", "def f():\n    from fusefs.mount.tree.vfs import Vfs"),
-        (wings_point_down, "fusefs.mount.requests.a", "from fusefs.mount.notices.forget_stored import StoredNotices"),
+        (wings_point_down, "fusefs.mount.native.a", "from fusefs.mount.bridge.pyfuse3_loop import hook"),
         (rooms_of_a_floor_do_not_meet, "fusefs.plan.a", "from fusefs.service.service import serve"),
         (commands_import_late, "fusefs.cli.a", "import fusefs.service.service"),
         (commands_import_late, "fusefs.cli.a", "if True:\n    import fusefs.mount.life.daemon"),

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fusefs.cli.status_mounts import lines
 from fusefs.core.errors import TrashdError
+from fusefs.core.fast_paths import FastPathState
 from fusefs.core.mount_counters import (
     BOUNDS_NS,
     OPERATIONS,
@@ -20,6 +22,7 @@ from fusefs.core.mount_counters import (
     Operation,
     Remembered,
     Remembering,
+    SeenMount,
     decode,
     encode,
 )
@@ -112,6 +115,24 @@ def test_nothing_has_no_mean_and_no_percentile() -> None:
 
 def test_the_hit_rate_is_the_share_of_hits() -> None:
     assert Remembered(3, 1).rate() == 0.75
+
+
+@pytest.mark.parametrize(
+    ("off", "printed"),
+    [
+        (("uring", "native-core"), ""),
+        (("uring", "native-core", "passthrough"), ", without passthrough"),
+        (("native-core",), ", without native-core"),
+    ],
+)
+def test_a_mount_that_was_not_asked_for_uring_lacks_neither_that_nor_the_core(
+    off: tuple[str, ...], printed: str
+) -> None:
+    states = tuple(
+        FastPathState(name, is_on=name not in off, why="") for name in ("uring", "native-core", "passthrough")
+    )
+    (_head, line) = lines([SeenMount(b"/mnt", b"/src", decode(encode(TABLE)), True, states)], 5)
+    assert line.endswith(f"up 0s{printed}")
 
 
 @given(times_ns, shares)

@@ -35,10 +35,9 @@ from fusefs.mount.bridge.pyfuse3_handlers import Pyfuse3Handlers
 from fusefs.mount.bridge.pyfuse3_threads import Pyfuse3Threads
 from fusefs.mount.bridge.reply_patching import INIT_BITS, MAPS_DIRECT, ReplyPatching, beginning
 from fusefs.mount.life import backing_fd_server
+from fusefs.mount.life.forget_stored import StoredNotices
 from fusefs.mount.life.root_inode import show
-from fusefs.mount.native.load_core import load
-from fusefs.mount.native.native_core import native_core
-from fusefs.mount.notices.forget_stored import StoredNotices
+from fusefs.mount.native.native_core import load, native_core
 from fusefs.mount.places import runtime_dir
 from fusefs.mount.places.attach import Attached, UnmountMode, attach, attach_apart, detach, flags_of, numbers
 from fusefs.mount.places.counters import Counters, kept
@@ -104,21 +103,16 @@ class _MountDaemon(Pyfuse3Handlers):
             self._states.turn_off(FastPath.SEAM, "this pyfuse3 reads its requests otherwise than those that we know")
             self.lock.stay_home()
         if self._states.is_on(FastPath.URING):
-            self._states.decide(FastPath.URING, self._why_no_rings())
+            assert self._rings is not None
+            try:
+                self._rings.prepare()  # before the kernel is told yes: then it hands out no other
+            except (OSError, MemoryError, RuntimeError) as error:
+                self._states.turn_off(FastPath.URING, f"its threads and memory can't be had: {error}")
         depth = stack_depth(self._vfs.root)
         self._replies.patch_next(beginning(self._states.on(), stack_depth=depth))
         if not self._states.is_on(FastPath.SEAM):
             self._replies.let_pass()  # all but this one
         self._has_begun.set()
-
-    def _why_no_rings(self) -> str | None:
-        """Make what requests by io_uring take: once the kernel has been told yes, it hands out no other."""
-        assert self._rings is not None
-        try:
-            self._rings.prepare()
-        except (OSError, MemoryError, RuntimeError) as error:
-            return f"its threads and memory can't be had: {error}"
-        return None
 
     def _native_core(self, requests: FuseRequests) -> Core | None:
         """What answers the commonest requests in C, if this mount is to have it."""
@@ -164,7 +158,10 @@ class _MountDaemon(Pyfuse3Handlers):
             requests = FuseRequests(self._vfs, self._replies, self._pool, opens_directories=opens)
             if self._rings is not None and self._states.is_on(FastPath.URING):
                 core = self._native_core(requests)
-                self._states.decide(FastPath.URING, _why_not_begun(self._rings, requests, core))
+                try:
+                    self._rings.begin(requests, core)
+                except OSError as error:
+                    self._states.turn_off(FastPath.URING, f"the kernel has not taken it: {error.strerror}")
             is_by_ring = self._states.is_on(FastPath.URING)
             self._states.decide(FastPath.NATIVE, None if is_by_ring else f"it takes {FastPath.URING.value}")
             if not is_by_ring:
@@ -181,7 +178,8 @@ class _MountDaemon(Pyfuse3Handlers):
         if self._states.is_on(FastPath.PASSTHROUGH):
             self._states.decide(FastPath.PASSTHROUGH, why_refused(self._replies.device))
         if self._states.is_on(FastPath.PASSTHROUGH):
-            self._vfs.passthrough.start(_turning_off_soon(self._states))
+            run_soon = trio.lowlevel.current_trio_token().run_sync_soon  # any thread may have to turn it off
+            self._vfs.passthrough.start(lambda why: run_soon(self._states.turn_off, FastPath.PASSTHROUGH, why))
         elif self._options.passthrough is PassthroughMode.ON:
             why = self._states.why_off(FastPath.PASSTHROUGH)
             self._refusal = Refused(f"passthrough=on: {why}", "passthrough=auto mounts without it")
@@ -247,25 +245,6 @@ class _MountDaemon(Pyfuse3Handlers):
                 nursery.start_soon(backing_fd_server.serve, asked, self._vfs.access, self.threads)
             await pyfuse3_loop.answer_requests(_N_WORKERS)
             ended.set()
-
-
-def _why_not_begun(rings: RingServers, requests: FuseRequests, core: Core | None) -> str | None:
-    """Have the kernel hand requests to the rings from now on."""
-    try:
-        rings.begin(requests, core)
-    except OSError as error:
-        return f"the kernel has not taken it: {error.strerror}"
-    return None
-
-
-def _turning_off_soon(states: FastPathStates) -> Callable[[str], None]:
-    """What any thread may call to have it turned off that reads and writes pass through."""
-    token = trio.lowlevel.current_trio_token()
-
-    def turn_off(why: str) -> None:
-        token.run_sync_soon(states.turn_off, FastPath.PASSTHROUGH, why)
-
-    return turn_off
 
 
 def serve(

@@ -1,19 +1,21 @@
-"""What the native core works on: the parts of a mount, handed over once."""
+"""The native core: its module, where it was built (hatch_build.py), and the parts of a mount that it works on."""
 
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from types import ModuleType
+from typing import Final
 
 from fusefs.core.fuse_protocol import Opcode
 from fusefs.core.inode_attributes import Attributes
 from fusefs.core.inode_table import TOP, Node, NodeZone
 from fusefs.core.latency import QUICK_NS
-from fusefs.linux import selinux, syscalls
+from fusefs.linux import syscalls
 from fusefs.linux.capabilities import at_rest, with_effective
 from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_ring import Answering, FuseRing
-from fusefs.linux.xattrs import has_getxattrat
+from fusefs.linux.xattrs import has_getxattrat, is_selinux_enabled
 from fusefs.mount.places.counters import CELL_OF, LAYOUT
 from fusefs.mount.requests.failures import errno_of
 from fusefs.mount.requests.fuse_requests import FuseRequests
@@ -32,12 +34,26 @@ _OPERATIONS = {
     Opcode.READDIRPLUS: "readdir",
 }  # fmt: skip
 """What it answers, and where that is counted."""
+_NOT_BUILT: Final = (
+    "it was not built when trashd was installed: apt install trashd-mount, or install trashd anew with gcc and "
+    "python3-dev, and without TRASHD_NATIVE=0"
+)
+
+
+def load() -> ModuleType | str:
+    """The module, or why there is none."""
+    try:
+        return import_module("fusefs.mount.native._core")
+    except ModuleNotFoundError:
+        return _NOT_BUILT
+    except ImportError as error:
+        return f"it can't be loaded: {error}"
 
 
 def native_core(module: ModuleType, vfs: Vfs, requests: FuseRequests, device: int) -> Core | None:
     """What answers the commonest requests of a mount; None: its filesystem has no file handles.
 
-    module  load_core.load()
+    module  of load()
     """
     if not vfs.directories.handle_of(vfs.root):
         return None  # a node is known by its handle
@@ -58,7 +74,7 @@ def native_core(module: ModuleType, vfs: Vfs, requests: FuseRequests, device: in
         statx_flags=0 if vfs.reader.asks else syscalls.AT_STATX_DONT_SYNC,
         is_shared=vfs.reader.is_shared,
         tells_xattrs=vfs.xattrs.are_told_alike and has_getxattrat(),
-        hides_labels=not selinux.is_enabled(),
+        hides_labels=not is_selinux_enabled(),
         acts_as_others=os.geteuid() == 0,
         hides_trash=not vfs.listings.shows_trash,
         lifetime_s=vfs.cache.lifetime_s,

@@ -1,6 +1,9 @@
-"""FUSE mounts of ours made and unmade: by root with mount(2), by others through fusermount3.
+"""FUSE mounts of ours made, changed and unmade: by root with mount(2), by others through fusermount3.
 
 libfuse takes the fd as its mount point (`/dev/fd/N`): its own way of mounting knows no bytes that are not ASCII.
+
+`mount -o remount,…` changes the kernel's flags alone, and the daemon need not know. Of a mount over itself the tree
+below /run/trashd is restricted as the mount is: first the mount, or what is refused there would go the other way.
 """
 
 from __future__ import annotations
@@ -8,19 +11,21 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
 from fusefs.core.errors import Busy, KernelRefused, NotFound, NotPermitted, Refused
-from fusefs.core.mount_options import MountOptions
+from fusefs.core.mount_options import MountOptions, flags_after
 from fusefs.core.printable_names import printable
 from fusefs.linux import fusermount, mount_calls
-from fusefs.linux.fd import Fd
-from fusefs.linux.fuse_servers import kill_late, servers
-from fusefs.linux.mountinfo import OURS, Mount, read_mounts
+from fusefs.linux.fd import Fd, closed_on_error
+from fusefs.linux.fuse_device import kill_late, servers
+from fusefs.linux.mountinfo import OURS, Mount, covering, is_inside, read_mounts
+from fusefs.linux.runtime_directories import HOME
 from fusefs.linux.syscalls import statx
 from fusefs.mount.places import runtime_dir
 from fusefs.mount.places.mount_points import real_path, top_mount
@@ -37,8 +42,13 @@ INHERITED = {
 _SUBTYPE = OURS.partition(b".")[2]
 _NO_FUSE = "load the kernel's module: modprobe fuse; a container needs --device /dev/fuse"
 _NO_FUSERMOUNT = "install it (Debian: fuse3), or mount as root"
-_PATIENCE_S = 5.0
-"""For a daemon whose mount was unmounted to answer what was asked before, and to end."""
+_PATIENCE_S, _GLANCE_S = 5.0, 0.02
+"""For a daemon whose mount was unmounted to answer what was asked before, and to end; and for one to close what the
+last writer has closed."""
+_ALL = (
+    mount_calls.MS_RDONLY | mount_calls.MS_NOSUID | mount_calls.MS_NODEV | mount_calls.MS_NOEXEC
+    | mount_calls.MS_NOSYMFOLLOW
+)  # fmt: skip
 _FUSECTL = Path("/sys/fs/fuse/connections")
 
 
@@ -85,18 +95,16 @@ def flags_of(dir_fd: int) -> frozenset[str]:
 
 
 def attach_apart(source: bytes, target: bytes, options: MountOptions, flags: Iterable[str]) -> Attached:
-    """Mount as root, in no namespace until it is moved to its mount point: see top.py.
+    """Mount as root, in no namespace until it is moved to its mount point: see mount/life/root_inode.py
 
     Raises  OSError besides: not here, or not of this source, whose path may be too long
     """
     mount_calls.check_move_mount()
-    with ExitStack() as undo:
-        fd = undo.enter_context(_open_fuse())
+    with closed_on_error(_open_fuse()) as fd:
         words = {name.encode(): value.encode() for name, value in _data(fd, options).items()}
         words[b"subtype"] = _SUBTYPE
-        apart = undo.enter_context(mount_calls.new_mount(b"fuse", source, words, numbers(flags)))
-        device = statx(apart).dev
-        undo.pop_all()
+        with closed_on_error(mount_calls.new_mount(b"fuse", source, words, numbers(flags))) as apart:
+            device = statx(apart).dev
     told = b"%d:%d" % (os.major(device), os.minor(device))
     return Attached(fd, Mount(0, 0, told, b"/", target, OURS, source, b""), apart)
 
@@ -137,17 +145,13 @@ def _data(fd: Fd, options: MountOptions) -> dict[str, str]:
 
 
 def _as_root(source: bytes, target: bytes, options: MountOptions, flags: Iterable[str]) -> Fd:
-    fd = _open_fuse()
-    try:
-        with Fd(os.open(target, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)) as target_fd:
-            data = ",".join(f"{name}={value}" if value else name for name, value in _data(fd, options).items())
-            mount_calls.mount(source, target_fd, OURS, numbers(flags), data.encode())
-    except PermissionError as error:
-        fd.close()
-        raise NotPermitted(target, "mounting needs CAP_SYS_ADMIN, which this container doesn't give") from error
-    except BaseException:
-        fd.close()
-        raise
+    with closed_on_error(_open_fuse()) as fd:
+        try:
+            with _open(target) as target_fd:
+                data = ",".join(f"{name}={value}" if value else name for name, value in _data(fd, options).items())
+                mount_calls.mount(source, target_fd, OURS, numbers(flags), data.encode())
+        except PermissionError as error:
+            raise NotPermitted(target, "mounting needs CAP_SYS_ADMIN, which this container doesn't give") from error
     return fd
 
 
@@ -241,3 +245,75 @@ def _abort(mount: Mount) -> None:
     except FileNotFoundError as error:
         hint = f"root has to: mount -t fusectl none {_FUSECTL}"
         raise Refused("the connection can't be aborted", hint) from error
+
+
+def remount(target: bytes, texts: Sequence[str], *, is_sloppy: bool = False) -> bool:
+    """Change the flags of the mount at a mount point as `-o` says; whether it says remount at all.
+
+    What SRC's own mount refuses stays refused, and what a user's mount does: its daemon may say that all is root's.
+    Raises  UsageError; Refused: it is no mount of ours; NotPermitted; Busy: a file is open for writing
+    """
+    if flags_after(texts, frozenset(), is_sloppy=is_sloppy) is None:
+        return False
+    path, mounts = printable(target), read_mounts()
+    mount = top_mount(target, mounts)
+    if mount is None or not mount.is_ours():
+        raise Refused(f"{path} is no mount of trashd", "findmnt -t fuse.trashd lists its mounts")
+    if os.geteuid():
+        raise NotPermitted(target, "only root can change a mount; mount it anew")
+    before = mount.flags()
+    wanted = numbers((flags_after(texts, before, is_sloppy=is_sloppy) or frozenset()) | _kept(mount, mounts))
+    with ExitStack() as stack:
+        point = stack.enter_context(_open(target))
+        try:
+            if _is_over_itself(mount):
+                tree = stack.enter_context(_open(mount.source))
+                _change(point, tree, wanted, was_read_only="ro" in before)
+            else:
+                mount_calls.remount(point, wanted)
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            raise Busy(path, f"somebody has a file open for writing: fuser -vm {path} tells who") from error
+    return True
+
+
+def _change(point: Fd, tree: Fd, wanted: int, *, was_read_only: bool) -> None:
+    if not wanted & mount_calls.MS_RDONLY:
+        mount_calls.set_flags(tree, wanted, _ALL)
+    mount_calls.remount(point, wanted)
+    if wanted & mount_calls.MS_RDONLY:
+        try:
+            _restrict(tree, wanted)
+        except OSError:
+            if not was_read_only:
+                mount_calls.remount(point, wanted & ~mount_calls.MS_RDONLY)
+            raise
+
+
+def _restrict(tree: Fd, wanted: int) -> None:
+    deadline_s = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            mount_calls.set_flags(tree, wanted, _ALL)
+        except OSError as error:
+            if error.errno != errno.EBUSY or time.monotonic() > deadline_s:
+                raise
+            time.sleep(_GLANCE_S)
+        else:
+            return
+
+
+def _kept(mount: Mount, mounts: Sequence[Mount]) -> frozenset[str]:
+    """The flags of the mount that SRC is on, which over itself is the one below ours; and of a user's mount its own."""
+    holder = mount.parent_id if _is_over_itself(mount) else covering(mount.source, mounts)
+    flags = frozenset(flag for one in mounts if one.mnt_id == holder for flag in one.flags())
+    return flags & INHERITED.keys() | (mount.flags() & INHERITED.keys() if mount.owner else frozenset())
+
+
+def _is_over_itself(mount: Mount) -> bool:
+    return is_inside(mount.source, HOME)
+
+
+def _open(path: bytes) -> Fd:
+    return Fd(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC))

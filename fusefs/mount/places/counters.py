@@ -19,8 +19,8 @@ import trio
 from fusefs.core.mount_counters import BOUNDS_NS, N_BUCKETS, CounterLayout, CounterTable, Gauges, Remembering, encode
 from fusefs.core.printable_names import printable
 from fusefs.linux.atomic_files import NEW
-from fusefs.linux.fd import Fd
-from fusefs.linux.lock_holders import lock_open_file
+from fusefs.linux.fd import Fd, closed_on_error
+from fusefs.linux.file_locks import lock_open_file
 from fusefs.linux.runtime_directories import make_dir
 from fusefs.mount.places import runtime_dir
 
@@ -99,7 +99,8 @@ class Counters:
         self._token = trio.lowlevel.current_trio_token()
         while True:
             gauges = look()
-            self._set_gauges(gauges)
+            for at, value in enumerate(gauges, _LAYOUT.gauges):
+                self.cells[at] = value
             self.cells[_LAYOUT.updated_ns] = updated_ns  # a reader that sees this sees those, too
             if not gauges.n_threads and not gauges.n_prefetches:  # nothing tells of their end
                 self._has_changed = trio.Event()
@@ -107,10 +108,6 @@ class Counters:
                 await self._has_changed.wait()
             await trio.sleep(_LAG_S)
             updated_ns = time.time_ns()
-
-    def _set_gauges(self, gauges: Gauges) -> None:
-        for at, value in enumerate(gauges, _LAYOUT.gauges):
-            self.cells[at] = value
 
 
 @contextmanager
@@ -144,16 +141,13 @@ def _make(path: bytes) -> Fd:
     with suppress(FileNotFoundError):
         os.unlink(path + NEW)
     fd = Fd(os.open(path + NEW, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-    try:
+    with closed_on_error(fd):
         text = encode(CounterTable(version=version("trashd"), pid=os.getpid(), started_ns=time.time_ns()))
         with open(fd, "wb", closefd=False) as file:
             file.write(text)
         lock_open_file(fd)
         os.fchmod(fd, 0o644)
         os.rename(path + NEW, path)
-    except BaseException:
-        fd.close()
-        raise
     return fd
 
 

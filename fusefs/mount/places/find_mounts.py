@@ -12,7 +12,7 @@ from fusefs.core.errors import NotFound, NotPermitted, TrashdError
 from fusefs.core.mount_counters import MountStats, SeenMount, decode
 from fusefs.core.printable_names import printable
 from fusefs.linux.fd import Fd
-from fusefs.linux.lock_holders import is_locked
+from fusefs.linux.file_locks import is_locked
 from fusefs.linux.mount_claims import name_of
 from fusefs.linux.mountinfo import Mount, read_mounts
 from fusefs.linux.runtime_directories import HOME

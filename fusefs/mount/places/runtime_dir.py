@@ -19,7 +19,7 @@ from fusefs.core.errors import Busy
 from fusefs.linux import mount_calls
 from fusefs.linux.atomic_files import NEW
 from fusefs.linux.backing_fd_socket import DOOR, TREE
-from fusefs.linux.fd import Fd
+from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.mount_claims import directory_of, name_of
 from fusefs.linux.mountinfo import is_inside, read_mounts
 from fusefs.linux.runtime_directories import HOME
@@ -101,13 +101,10 @@ def clone(path: bytes, dir_fd: int, flags: int) -> tuple[Fd, bytes]:
     for directory in (os.path.dirname(tree), tree):
         os.mkdir(directory, 0o700)
     mount_fd = mount_calls.clone_tree(dir_fd)
-    try:
+    with closed_on_error(mount_fd):
         mount_calls.make_private(mount_fd, flags)
         with Fd(os.open(tree, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)) as tree_fd:
             mount_calls.move_mount(mount_fd, tree_fd)
-    except BaseException:
-        mount_fd.close()
-        raise
     return mount_fd, tree
 
 

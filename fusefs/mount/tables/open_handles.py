@@ -14,7 +14,7 @@ from fusefs.core.packed_entries import Dirent, PackedEntries
 from fusefs.linux.fd import Fd
 from fusefs.linux.getdents import Dirents
 from fusefs.mount.tables.daemon_cache import CacheFill
-from fusefs.mount.tables.prefetch_queue import PrefetchBatch, PrefetchQueue
+from fusefs.mount.tables.prefetch import PrefetchBatch, PrefetchQueue
 from fusefs.mount.tables.tables_lock import TablesLock
 
 FOR_EXECUTION = 0x20

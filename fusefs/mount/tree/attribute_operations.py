@@ -6,6 +6,7 @@ import os
 import stat
 import time
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from fusefs.core.inode_table import Node
@@ -43,35 +44,24 @@ _NOW_NS = 60 * 10**9
 """A time that is no further from now means now: a process that may write to a file may set that anyway."""
 
 
+@dataclass(eq=False, repr=False)
 class AttributeOperations:
-    """Those of one mount. To be used with the tables' lock; all methods raise OSError only, and WouldWait."""
+    """Those of one mount. To be used with the tables' lock; all methods raise OSError only, and WouldWait.
 
-    def __init__(
-        self,
-        root: Fd,
-        lock: TablesLock,
-        cache: DaemonCache,
-        directories: DirectoryFds,
-        handles: OpenHandles,
-        timeouts: AttrTimeouts,
-        drops: DropLinks,
-        access: NodeAccess,
-        lookups: LookupOperations,
-        opening: Opening,
-        bits: setid_bits.SetidBits,
-    ) -> None:
-        """root: the backing tree's directory, which stays its owner's"""
-        self._root = root
-        self._lock = lock
-        self._cache = cache
-        self._directories = directories
-        self._handles = handles
-        self._timeouts = timeouts
-        self._drops = drops
-        self._access = access
-        self._lookups = lookups
-        self._opening = opening
-        self._setid_bits = bits
+    root  the backing tree's directory, which stays its owner's
+    """
+
+    _root: Fd
+    _lock: TablesLock
+    _cache: DaemonCache
+    _directories: DirectoryFds
+    _handles: OpenHandles
+    _timeouts: AttrTimeouts
+    _drops: DropLinks
+    _access: NodeAccess
+    _lookups: LookupOperations
+    _opening: Opening
+    _setid_bits: setid_bits.SetidBits
 
     def readlink(self, nodeid: int, caller: Caller) -> bytes:
         """A link's target."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from fusefs.core.inode_table import InodeTable, Node, NodeId
 from fusefs.mount.tables.daemon_cache import DaemonCache
 from fusefs.mount.tables.directory_fds import DirectoryFds
@@ -13,24 +15,16 @@ from fusefs.mount.tree.validity import NOTHING, EntryParam
 from fusefs.store.layout import is_stores_own
 
 
+@dataclass(eq=False, repr=False)
 class CachedReplies:
     """Those of one mount. None everywhere: it is not remembered, and has to be asked."""
 
-    def __init__(
-        self,
-        nodes: InodeTable,
-        cache: DaemonCache,
-        directories: DirectoryFds,
-        retries: EstaleRetries,
-        prefetch: Prefetch,
-        references: NodeReferences,
-    ) -> None:
-        self._nodes = nodes
-        self._cache = cache
-        self._directories = directories
-        self._retries = retries
-        self._prefetch = prefetch
-        self._references = references
+    _nodes: InodeTable
+    _cache: DaemonCache
+    _directories: DirectoryFds
+    _retries: EstaleRetries
+    _prefetch: Prefetch
+    _references: NodeReferences
 
     def lookup(self, parent: int, name: bytes, pid: int) -> EntryParam | None:
         """What a name means to a thread of a client's; one more reference for the kernel."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from dataclasses import KW_ONLY, dataclass
 
 from fusefs.core.inode_table import Node
 from fusefs.linux.fd import Fd
@@ -28,42 +29,27 @@ _COPIED_BYTES_MAX = 64 << 20
 """At a time: a client killed meanwhile waits for it."""
 
 
+@dataclass(eq=False, repr=False)
 class FileOperations:
-    """Those of one mount. To be used with the tables' lock; all methods raise OSError only, and WouldWait."""
+    """Those of one mount. To be used with the tables' lock; all methods raise OSError only, and WouldWait.
 
-    def __init__(
-        self,
-        lock: TablesLock,
-        cache: DaemonCache,
-        handles: OpenHandles,
-        retries: EstaleRetries,
-        passthrough: Passthrough,
-        timeouts: AttrTimeouts,
-        pages: PageValidity,
-        access: NodeAccess,
-        opening: Opening,
-        bits: setid_bits.SetidBits,
-        *,
-        is_shared: bool,
-        is_flushed: bool,
-    ) -> None:
-        """Begin.
+    is_shared   files may change behind the mount at any time
+    is_flushed  the backing filesystem may tell of a failed write as late as at a close
+    """
 
-        is_shared   files may change behind the mount at any time
-        is_flushed  the backing filesystem may tell of a failed write as late as at a close
-        """
-        self._lock = lock
-        self._cache = cache
-        self._handles = handles
-        self._retries = retries
-        self._passthrough = passthrough
-        self._timeouts = timeouts
-        self._pages = pages
-        self._access = access
-        self._opening = opening
-        self._setid_bits = bits
-        self._is_shared = is_shared
-        self._is_flushed = is_flushed
+    _lock: TablesLock
+    _cache: DaemonCache
+    _handles: OpenHandles
+    _retries: EstaleRetries
+    _passthrough: Passthrough
+    _timeouts: AttrTimeouts
+    _pages: PageValidity
+    _access: NodeAccess
+    _opening: Opening
+    _setid_bits: setid_bits.SetidBits
+    _: KW_ONLY
+    is_shared: bool
+    is_flushed: bool
 
     def open(self, nodeid: int, flags: int, caller: Caller) -> OpenedFile:
         """A handle of a file, which is opened as the caller.
@@ -82,7 +68,7 @@ class FileOperations:
                 fd = self._opening.open_as(caller, node, held, seen, flags & ~_KERNELS_OWN | os.O_CLOEXEC)
         backing_id = self._opening.opened(node, fd, caller.uid, flags, file_writer(seen.uid, seen.mode))
         try:
-            keeps = not self._is_shared or (not backing_id and self.keeps_pages(node, fd))
+            keeps = not self.is_shared or (not backing_id and self.keeps_pages(node, fd))
         except BaseException:
             self._opening.release(fd)
             raise
@@ -109,7 +95,7 @@ class FileOperations:
         """
         node, file = self._handles.opened(fh)
         if flags is None:
-            flags = os.O_APPEND if self._is_shared and self._handles.is_to_append(fh) else 0
+            flags = os.O_APPEND if self.is_shared and self._handles.is_to_append(fh) else 0
         how, writer = os.RWF_APPEND if flags & os.O_APPEND else 0, self._passthrough.writer_of(node, file)
         with self._cache.changes(node.source):
             if self._handles.comes_whole(fh):
@@ -160,7 +146,7 @@ class FileOperations:
 
     def flush(self, fh: int) -> None:
         """A client closes a file: what was written may fail now. Raises  OSError ENOSYS, once: it never does"""
-        if not self._is_flushed:
+        if not self.is_flushed:
             raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
         _node, file = self._handles.opened(fh)
         self._lock.call(os.close, os.dup(file))

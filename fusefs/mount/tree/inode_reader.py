@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 
 from fusefs.core.inode_attributes import Attributes
 from fusefs.core.inode_table import InodeTable, Node
@@ -15,32 +16,25 @@ from fusefs.mount.tables.open_handles import OpenHandles
 from fusefs.mount.tables.tables_lock import TablesLock
 
 
+@dataclass(eq=False, repr=False)
 class InodeReader:
-    """That of one mount. To be used with the tables' lock; all methods raise OSError only, and WouldWait."""
+    """That of one mount. To be used with the tables' lock; all methods raise OSError only, and WouldWait.
 
-    def __init__(
-        self,
-        lock: TablesLock,
-        nodes: InodeTable,
-        directories: DirectoryFds,
-        handles: OpenHandles,
-        lookers: StatxReaders,
-        *,
-        is_shared: bool,
-    ) -> None:
-        """Begin.
+    lookers    one for each thread
+    is_shared  names may change behind the mount at any time: each look verifies what it sees
+    """
 
-        lookers    one for each thread
-        is_shared  names may change behind the mount at any time: each look verifies what it sees
-        """
-        self._lock = lock
-        self._nodes = nodes
-        self._directories = directories
-        self._handles = handles
-        self._lookers = lookers
-        self.asks = lookers.asks
-        self.is_shared = is_shared
-        self._goes_by_fd = is_shared or (lookers.asks and directories.has_handles)
+    _lock: TablesLock
+    _nodes: InodeTable
+    _directories: DirectoryFds
+    _handles: OpenHandles
+    _lookers: StatxReaders
+    _: KW_ONLY
+    is_shared: bool
+
+    def __post_init__(self) -> None:
+        self.asks = self._lookers.asks
+        self._goes_by_fd = self.is_shared or (self.asks and self._directories.has_handles)
 
     def find(self, fd: int, name: bytes) -> tuple[Attributes, bytes] | None:
         """The attributes and the file handle of a name in a directory; None if nothing has it. Raises  WouldWait

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from dataclasses import dataclass
 
 from fusefs.core.inode_attributes import Attributes
 from fusefs.core.inode_table import ROOT, TOP, InodeTable, Node, NodeId, SourceKey, source_key
@@ -24,41 +25,30 @@ from fusefs.mount.tree.validity import NOTHING, EntryParam, NameValidity
 from fusefs.store.layout import DROP
 
 
+@dataclass(eq=False, repr=False)
 class LookupOperations:
-    """Those of one mount. To be used with the tables' lock; all methods raise OSError only, and WouldWait."""
+    """Those of one mount. To be used with the tables' lock; all methods raise OSError only, and WouldWait.
 
-    def __init__(
-        self,
-        lock: TablesLock,
-        nodes: InodeTable,
-        cache: DaemonCache,
-        directories: DirectoryFds,
-        retries: EstaleRetries,
-        prefetch: Prefetch,
-        validity: NameValidity,
-        passthrough: Passthrough,
-        drops: trashd_dir.DropLinks,
-        stored: trashd_dir.StoredNodes,
-        access: NodeAccess,
-        references: NodeReferences,
-        reader: InodeReader,
-    ) -> None:
-        """Begin; the cache says for how long anything may be believed."""
-        self._lock = lock
-        self._nodes = nodes
-        self._cache = cache
-        self._directories = directories
-        self._retries = retries
-        self._prefetch = prefetch
-        self._validity = validity
-        self._passthrough = passthrough
-        self._drops = drops
-        self._stored = stored
-        self._access = access
-        self._references = references
-        self._reader = reader
-        self._submounts = lock.submounts
-        self._missing = EntryParam(NodeId(0), NOTHING, cache.lifetime_s)
+    The cache says for how long anything may be believed.
+    """
+
+    _lock: TablesLock
+    _nodes: InodeTable
+    _cache: DaemonCache
+    _directories: DirectoryFds
+    _retries: EstaleRetries
+    _prefetch: Prefetch
+    _validity: NameValidity
+    _passthrough: Passthrough
+    _drops: trashd_dir.DropLinks
+    _stored: trashd_dir.StoredNodes
+    _access: NodeAccess
+    _references: NodeReferences
+    _reader: InodeReader
+
+    def __post_init__(self) -> None:
+        self._submounts = self._lock.submounts
+        self._missing = EntryParam(NodeId(0), NOTHING, self._cache.lifetime_s)
 
     # Names.
 

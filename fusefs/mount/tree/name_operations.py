@@ -6,11 +6,12 @@ import errno
 import os
 import stat
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from fusefs.core.inode_attributes import Attributes
 from fusefs.core.inode_table import InodeTable, Node, SourceKey, source_key
 from fusefs.linux import syscalls
-from fusefs.linux.fd import Fd
+from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.fuse_caller import Caller, keeps_group
 from fusefs.linux.statx import look_at, peek_at
 from fusefs.mount.tables.daemon_cache import DaemonCache, NameIn
@@ -29,34 +30,21 @@ _NOT_BELOW = os.O_DIRECT | os.O_TRUNC
 _ANEW = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
+@dataclass(eq=False, repr=False)
 class NameOperations:
     """Those of one mount. To be used with the tables' lock; all methods raise OSError only, and WouldWait."""
 
-    def __init__(
-        self,
-        lock: TablesLock,
-        nodes: InodeTable,
-        cache: DaemonCache,
-        directories: DirectoryFds,
-        timeouts: AttrTimeouts,
-        stored: StoredNodes,
-        access: NodeAccess,
-        references: NodeReferences,
-        reader: InodeReader,
-        lookups: LookupOperations,
-        opening: Opening,
-    ) -> None:
-        self._lock = lock
-        self._nodes = nodes
-        self._cache = cache
-        self._directories = directories
-        self._timeouts = timeouts
-        self._stored = stored
-        self._access = access
-        self._references = references
-        self._reader = reader
-        self._lookups = lookups
-        self._opening = opening
+    _lock: TablesLock
+    _nodes: InodeTable
+    _cache: DaemonCache
+    _directories: DirectoryFds
+    _timeouts: AttrTimeouts
+    _stored: StoredNodes
+    _access: NodeAccess
+    _references: NodeReferences
+    _reader: InodeReader
+    _lookups: LookupOperations
+    _opening: Opening
 
     # New names.
 
@@ -98,11 +86,8 @@ class NameOperations:
         wanted = flags & ~_NOT_BELOW | os.O_TMPFILE | os.O_CLOEXEC
         creating = self._creating(directory, dir_fd, mode, caller)
         fd = Fd(creating.call(os.open, b".", wanted, stat.S_IMODE(mode), dir_fd=dir_fd))
-        try:
+        with closed_on_error(fd):
             seen, handle = self._lock.call(peek_at, fd)
-        except BaseException:
-            fd.close()
-            raise
         node = self._nodes.learn(source_key(seen, self._directories.lasting(handle)), seen, directory, b"")
         self._nodes.take_away(node, directory, b"")
         node.nlookup += 1  # the kernel is told

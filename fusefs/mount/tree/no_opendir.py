@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from fusefs.core.inode_table import Node
 from fusefs.core.packed_entries import Dirent
@@ -44,17 +45,15 @@ def why_not(root: Fd, *, checks_permissions: bool) -> str | None:
     return None
 
 
+@dataclass(eq=False, repr=False)
 class UnopenedListings:
     """Those of one mount, by node. To be used with the tables' lock; all methods raise OSError only, and WouldWait."""
 
-    def __init__(
-        self, lock: TablesLock, cache: DaemonCache, directories: DirectoryFds, access: NodeAccess, listings: Listings
-    ) -> None:
-        self._lock = lock
-        self._cache = cache
-        self._directories = directories
-        self._access = access
-        self._listings = listings
+    _lock: TablesLock
+    _cache: DaemonCache
+    _directories: DirectoryFds
+    _access: NodeAccess
+    _listings: Listings
 
     def read(self, nodeid: int, offset: int, room: int) -> Iterator[ReaddirEntry]:
         """The entries of a directory from an offset on, on the loop's own thread; `told` must follow each.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import NoReturn
 
@@ -22,29 +23,24 @@ from fusefs.mount.tree.validity import AttrTimeouts
 from fusefs.store.layout import DROP
 
 
+@dataclass(eq=False, repr=False)
 class NodeAccess:
-    """That of one mount. To be used with the tables' lock; all methods raise OSError only, and WouldWait."""
+    """That of one mount. To be used with the tables' lock; all methods raise OSError only, and WouldWait.
 
-    def __init__(
-        self,
-        lock: TablesLock,
-        nodes: InodeTable,
-        directories: DirectoryFds,
-        handles: OpenHandles,
-        cache: DaemonCache,
-        timeouts: AttrTimeouts,
-        *,
-        is_shared: bool,
-    ) -> None:
-        """is_shared: names may change behind the mount at any time"""
-        self._lock = lock
-        self._nodes = nodes
-        self._directories = directories
-        self._handles = handles
-        self._cache = cache
-        self._timeouts = timeouts
-        self._is_shared = is_shared
-        self.as_caller = partial(AsCaller, lock, self._mistaken)
+    is_shared  names may change behind the mount at any time
+    """
+
+    _lock: TablesLock
+    _nodes: InodeTable
+    _directories: DirectoryFds
+    _handles: OpenHandles
+    _cache: DaemonCache
+    _timeouts: AttrTimeouts
+    _: KW_ONLY
+    is_shared: bool
+
+    def __post_init__(self) -> None:
+        self.as_caller = partial(AsCaller, self._lock, self._mistaken)
         """One act of a caller's: see AsCaller. If it is refused below, the nodes are not what they were taken for."""
 
     def _mistaken(self, node: Node) -> None:
@@ -83,7 +79,7 @@ class NodeAccess:
 
     def hold_seen(self, node: Node, *, by_name: bool) -> tuple[Fd, Attributes]:
         """An fd of a node, the caller's own, and its attributes. by_name: by its name, if that is quicker"""
-        held = self._directories.hold_by_name(node, is_alone=not self._is_shared) if by_name else None
+        held = self._directories.hold_by_name(node, is_alone=not self.is_shared) if by_name else None
         if held is not None:
             return held
         fd = self.hold(node)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from fusefs.core.inode_attributes import Attributes
@@ -34,30 +35,24 @@ class OpenedFile(NamedTuple):
     keeps: bool
 
 
+@dataclass(eq=False, repr=False)
 class Opening:
-    """What one mount's clients open. To be used with the tables' lock."""
+    """What one mount's clients open. To be used with the tables' lock.
 
-    def __init__(
-        self,
-        lock: TablesLock,
-        nodes: InodeTable,
-        handles: OpenHandles,
-        directories: DirectoryFds,
-        passthrough: Passthrough,
-        references: NodeReferences,
-        access: NodeAccess,
-        n_fds: int,
-    ) -> None:
-        """n_fds: for handles and directories together"""
-        self._lock = lock
-        self._nodes = nodes
-        self._handles = handles
-        self._directories = directories
-        self._passthrough = passthrough
-        self._references = references
-        self._access = access
-        self._shares = handles.shares
-        self.n_fds = n_fds
+    n_fds  for handles and directories together
+    """
+
+    _lock: TablesLock
+    _nodes: InodeTable
+    _handles: OpenHandles
+    _directories: DirectoryFds
+    _passthrough: Passthrough
+    _references: NodeReferences
+    _access: NodeAccess
+    n_fds: int
+
+    def __post_init__(self) -> None:
+        self._shares = self._handles.shares
 
     def make_room(self, opener: int) -> None:
         """Before a handle of a uid's: the fds are shared between handles and directories, which give way.

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
 from fusefs.core.fuse_protocol import FOPEN_CACHE_DIR, FOPEN_KEEP_CACHE
@@ -68,58 +69,39 @@ class ReaddirEntry(NamedTuple):
     node: Node | None
 
 
+@dataclass(eq=False, repr=False)
 class Listings:
-    """Those of one mount. To be used with the tables' lock; all methods raise OSError only, and WouldWait."""
+    """Those of one mount. To be used with the tables' lock; all methods raise OSError only, and WouldWait.
 
-    def __init__(
-        self,
-        lock: TablesLock,
-        nodes: InodeTable,
-        cache: DaemonCache,
-        directories: DirectoryFds,
-        handles: OpenHandles,
-        prefetch: Prefetch,
-        validity: NameValidity,
-        stored: trashd_dir.StoredNodes,
-        access: NodeAccess,
-        references: NodeReferences,
-        reader: InodeReader,
-        recalls: CachedReplies,
-        lookups: LookupOperations,
-        opening: Opening,
-        pages: PageValidity,
-        *,
-        is_shared: bool,
-        shows_trash: bool,
-        is_checked: bool,
-    ) -> None:
-        """Begin.
+    is_shared    directories may change behind the mount at any time
+    shows_trash  `.trashd` is in the root's listing too
+    is_checked   the kernel checks permissions; else the backing filesystem must, when something is opened
+    """
 
-        is_shared    directories may change behind the mount at any time
-        shows_trash  `.trashd` is in the root's listing too
-        is_checked   the kernel checks permissions; else the backing filesystem must, when something is opened
-        """
-        self._lock = lock
-        self._submounts = lock.submounts
-        self._nodes = nodes
-        self._cache = cache
-        self._directories = directories
-        self._handles = handles
-        self._prefetch = prefetch
-        self._validity = validity
-        self._stored = stored
-        self._access = access
-        self._references = references
-        self._reader = reader
-        self._recalls = recalls
-        self._lookups = lookups
-        self._opening = opening
-        self._pages = pages
-        self._is_shared = is_shared
+    _lock: TablesLock
+    _nodes: InodeTable
+    _cache: DaemonCache
+    _directories: DirectoryFds
+    _handles: OpenHandles
+    _prefetch: Prefetch
+    _validity: NameValidity
+    _stored: trashd_dir.StoredNodes
+    _access: NodeAccess
+    _references: NodeReferences
+    _reader: InodeReader
+    _recalls: CachedReplies
+    _lookups: LookupOperations
+    _opening: Opening
+    _pages: PageValidity
+    _: KW_ONLY
+    is_shared: bool
+    shows_trash: bool
+    is_checked: bool
+
+    def __post_init__(self) -> None:
+        self._submounts = self._lock.submounts
         self.are_kept = True
         """Whether the kernel may keep listings at all."""
-        self.shows_trash = shows_trash
-        self._is_checked = is_checked
 
     def cache_flags(self, fh: int) -> int:
         """What the reply to OPENDIR says of the listing that the kernel keeps: FOPEN_*."""
@@ -137,7 +119,7 @@ class Listings:
         opening = self._access.as_caller(caller, (by_mode_of(self._lock, dir_fd),), (node,))
         fd = Fd(opening.call(os.open, dir_fd.path(), TO_READ))
         try:
-            is_unchanged = not self._is_shared or self._pages.are_right(node, self._lock.call(look_at, fd))
+            is_unchanged = not self.is_shared or self._pages.are_right(node, self._lock.call(look_at, fd))
         except BaseException:
             self._lock.call(fd.close)
             raise
@@ -147,10 +129,10 @@ class Listings:
     def recall_opendir(self, nodeid: int, caller: Caller) -> int | None:
         """A handle of a directory whose entries are remembered: it need not be opened. None: it must be."""
         node = self._nodes.get(nodeid)
-        if node is None or node.last is not None or not self._is_checked or self._cache.listing(node) is None:
+        if node is None or node.last is not None or not self.is_checked or self._cache.listing(node) is None:
             return None
         self._opening.make_room(caller.uid)
-        return self._handles.add_late(node, caller.uid, DirHandle(node, None, is_unchanged=not self._is_shared))
+        return self._handles.add_late(node, caller.uid, DirHandle(node, None, is_unchanged=not self.is_shared))
 
     def _entries(self, listing: DirHandle) -> Dirents:
         """Where to read them."""

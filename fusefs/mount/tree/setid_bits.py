@@ -6,6 +6,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 
 from fusefs.core.inode_attributes import Attributes
 from fusefs.core.inode_table import Node
@@ -21,14 +22,14 @@ from fusefs.mount.tree.node_access import NodeAccess
 from fusefs.mount.tree.validity import AttrTimeouts
 
 
+@dataclass(eq=False, repr=False)
 class SetidBits:
     """Those of one mount's files. To be used with the tables' lock."""
 
-    def __init__(self, lock: TablesLock, handles: OpenHandles, timeouts: AttrTimeouts, access: NodeAccess) -> None:
-        self._lock = lock
-        self._handles = handles
-        self._timeouts = timeouts
-        self._access = access
+    _lock: TablesLock
+    _handles: OpenHandles
+    _timeouts: AttrTimeouts
+    _access: NodeAccess
 
     def take(self, node: Node, fd: Fd, caller: Caller) -> None:
         """Set-user-ID and set-group-ID go, as for any chown; before the write, or the kernel would go by them.

@@ -5,16 +5,16 @@ from __future__ import annotations
 import errno
 import os
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 
 from fusefs.core.common_xattrs import ACLS, CAPABILITY, LABEL, NAMES, UNSUPPORTED, is_asked_of_all
 from fusefs.core.inode_attributes import Attributes
 from fusefs.core.inode_table import InodeTable, Node
-from fusefs.linux import selinux
 from fusefs.linux.capabilities import Capability
 from fusefs.linux.fuse_caller import Caller, is_capable
 from fusefs.linux.statx import look_at
 from fusefs.linux.thread_credentials import ITSELF, NO_ID, call_as
-from fusefs.linux.xattrs import get_at, get_of
+from fusefs.linux.xattrs import get_at, get_of, is_selinux_enabled
 from fusefs.mount.tables.daemon_cache import CacheFill, DaemonCache
 from fusefs.mount.tables.directory_fds import DirectoryFds
 from fusefs.mount.tables.prefetch import Prefetch
@@ -29,54 +29,41 @@ _TRUSTED, _USERS = b"trusted.", b"user."
 _ACL = b"system.posix_acl_"
 
 
+@dataclass(eq=False, repr=False)
 class XattrOperations:
     """The extended attributes of a mount. All methods raise OSError only.
 
     SELinux labels are not among them: with SELinux the kernel gives one label to all of a mount and asks no daemon;
     without it `ls -l` asks for each entry's, unless it is told once that there are none.
+
+    are_shown    if not, the kernel is told at its first question that there are none, and asks no more
+    are_for_all  the filesystem below tells every user the same; else each is asked for as the caller,
+                 and what that user is told is remembered for that user alone
+    is_shared    names may change behind the mount at any time
     """
 
-    def __init__(
-        self,
-        lock: TablesLock,
-        nodes: InodeTable,
-        cache: DaemonCache,
-        directories: DirectoryFds,
-        prefetch: Prefetch,
-        wanted: PrefetchXattrs,
-        timeouts: AttrTimeouts,
-        access: NodeAccess,
-        *,
-        are_shown: bool,
-        are_for_all: bool,
-        is_shared: bool,
-    ) -> None:
-        """Begin.
+    _lock: TablesLock
+    _nodes: InodeTable
+    _cache: DaemonCache
+    _directories: DirectoryFds
+    _prefetch: Prefetch
+    _wanted: PrefetchXattrs
+    _timeouts: AttrTimeouts
+    _access: NodeAccess
+    _: KW_ONLY
+    are_shown: bool
+    are_for_all: bool
+    is_shared: bool
 
-        are_shown    if not, the kernel is told at its first question that there are none, and asks no more
-        are_for_all  the filesystem below tells every user the same; else each is asked for as the caller,
-                     and what that user is told is remembered for that user alone
-        is_shared    names may change behind the mount at any time
-        """
-        self._lock = lock
-        self._nodes = nodes
-        self._cache = cache
-        self._directories = directories
-        self._prefetch = prefetch
-        self._wanted = wanted
-        self._timeouts = timeouts
-        self._access = access
-        self._is_shared = is_shared
-        self._are_shown = are_shown
-        self._are_for_all = are_for_all
-        self._are_ours = are_for_all or os.geteuid() != 0
+    def __post_init__(self) -> None:
+        self._are_ours = self.are_for_all or os.geteuid() != 0
         """Whether the daemon is told what any caller would be: a user's own does all as that user, and asks so, too."""
-        self._hides_labels = not selinux.is_enabled()
+        self._hides_labels = not is_selinux_enabled()
 
     @property
     def are_told_alike(self) -> bool:
         """Whether there are any, and each user is told the same."""
-        return self._are_shown and self._are_for_all
+        return self.are_shown and self.are_for_all
 
     def get(self, nodeid: int, name: bytes, caller: Caller) -> bytes:
         """The value of one."""
@@ -123,7 +110,7 @@ class XattrOperations:
     def _keep_from_kernel(self, node: Node, name: bytes) -> None:
         """An ACL that not every user is told: the kernel would tell the next one, unless it hears meanwhile that it has
         changed."""
-        if not self._are_for_all and name in ACLS:
+        if not self.are_for_all and name in ACLS:
             self._timeouts.renew(node)
 
     def _note_refusal(self, node: Node, name: bytes) -> None:
@@ -132,7 +119,7 @@ class XattrOperations:
 
     def _find_by_name(self, node: Node, name: bytes) -> bytes | int | None:
         """The value of one by the node's name in its directory, in a third of the calls; None: that is not certain."""
-        if node.parent is None or node.n_open or self._is_shared:
+        if node.parent is None or node.n_open or self.is_shared:
             return None
         dir_fd, own_name = self._directories.fd_of(node.parent), node.name
         value = self._lock.call(get_at, dir_fd, own_name, name)
@@ -144,7 +131,7 @@ class XattrOperations:
 
     def recall(self, nodeid: int, name: bytes, caller: Caller) -> bytes | int | None:
         """The value of one, or an errno, from memory; None: not known."""
-        if not self._are_shown or not self._shows(name):
+        if not self.are_shown or not self._shows(name):
             return None
         node = self._nodes.get(nodeid)
         if node is None:
@@ -221,7 +208,7 @@ class XattrOperations:
         return self._access.as_caller(caller, needs, (node,), gid=gid)
 
     def _require(self, name: bytes) -> None:
-        if not self._are_shown:
+        if not self.are_shown:
             raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
         if not self._shows(name):
             raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))

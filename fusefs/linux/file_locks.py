@@ -1,4 +1,7 @@
-"""Open file description locks: taking one, and whether or by which process one is held, without touching it."""
+"""Locks of files: taking one, and whether or by which process one is held, without touching it.
+
+Open file description locks; flocks; and the service's, of which there is one at a time.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,11 @@ import fcntl
 import os
 import struct
 
+from fusefs.linux.fd import Fd
+
 _FLOCK = struct.Struct("@hhqqi4x")
 """struct flock: kind, whence, begin, length (0: to the end), pid. Source  fcntl(2)"""
+_NAME = b"lock"
 
 
 def lock_open_file(fd: int) -> None:
@@ -34,3 +40,30 @@ def flock_holders(ino: int) -> list[int]:
         for words in fields
         if len(words) >= 6 and words[1] == b"FLOCK" and words[5].rpartition(b":")[2] == b"%d" % ino
     ]
+
+
+def take(directory: bytes, name: bytes = _NAME) -> Fd | None:
+    """The lock of a directory, a service's by its usual name, for as long as the fd is open; None while another has it.
+
+    Only its owner may open the file: who can open it can hold it, and so keep us out. Processes forked
+    later must close it, or they keep it after the service's end.
+    """
+    fd = Fd(os.open(directory + b"/" + name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        fd.close()
+        return None
+    return fd
+
+
+def holds_service_lock(directory: bytes, pid: int) -> bool:
+    """Whether the process that says it is the service holds the lock: needs no permission, and disturbs no taker.
+
+    Not seen from another pid namespace.
+    """
+    try:
+        ino = os.stat(directory + b"/" + _NAME).st_ino
+    except FileNotFoundError:
+        return False
+    return pid in flock_holders(ino)

@@ -1,1 +1,0 @@
-"""Wing 3 of the mount: what the kernel is told unasked."""
