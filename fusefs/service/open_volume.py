@@ -68,7 +68,6 @@ class OpenVolume(NamedTuple):
 
     filesystem  its type
     hold        a directory of ours on it, which the probe writes to: the store, or the user's own folder
-    lock_fd     None on a volume without room for a lock file: claims alone keep two reapers apart there (I5)
     beat        where several machines may have the filesystem mounted: ours, which is the lock of this machine there
     own         what its owner vouches for, of a user's own store that root's service works on: there root makes
                 nothing, neither a lock nor what a probe writes, and takes nothing over
@@ -78,7 +77,6 @@ class OpenVolume(NamedTuple):
     store: Store
     filesystem: str
     hold: Fd
-    lock_fd: Fd | None
     owned: ExitStack
     own: LineOf | None = None
     told_path: bytes = b""
@@ -138,15 +136,13 @@ def open_volume(kernel: Kernel, path: bytes) -> OpenVolume:
         _refuse_unproven(store)
         look_over(store)
         hold = owned.enter_context(_open_hold(kernel, store))
-        beat = lock_fd = None
+        beat = None
         if kernel.is_local(store.fd):
-            lock_fd = _lock(kernel, hold, path)
-            if lock_fd is not None:
-                owned.enter_context(lock_fd)
+            _lock(kernel, hold, path, owned)
         else:
             beat = _beat(kernel, hold, path, owned)
         mount = find_mount(kernel, store.fd, mounts)
-        return OpenVolume(store, _type_of(mount), hold, lock_fd, owned.pop_all(), beat=beat)
+        return OpenVolume(store, _type_of(mount), hold, owned.pop_all(), beat=beat)
 
 
 def open_own(kernel: Kernel, wanted: LineOf) -> OpenVolume:
@@ -159,7 +155,7 @@ def open_own(kernel: Kernel, wanted: LineOf) -> OpenVolume:
         store = owned.enter_context(open_vouched(kernel, open_base(kernel, wanted, mounts), wanted))
         hold = owned.enter_context(kernel.open_dir(store.fd))
         told, filesystem = seen_by_all(store.base.fd, wanted), _type_of(find_mount(kernel, store.fd, mounts))
-        return OpenVolume(store, filesystem, hold, None, owned.pop_all(), wanted, told)
+        return OpenVolume(store, filesystem, hold, owned.pop_all(), wanted, told)
 
 
 def own_space(kernel: Kernel, wanted: LineOf) -> VolumeSpace:
@@ -210,20 +206,21 @@ def _open_hold(kernel: Kernel, store: Store) -> Fd:
         return kernel.open_dir(folder.fd)
 
 
-def _lock(kernel: Kernel, hold: Fd, path: bytes) -> Fd | None:
-    """The lock of a volume. No other user may open its file: who can, can hold it and keep the reaper out."""
+def _lock(kernel: Kernel, hold: Fd, path: bytes, owned: ExitStack) -> None:
+    """Lock a volume. No other user may open the file: who can, can hold it and keep the reaper out.
+
+    Without room for that file claims alone keep two reapers apart (I5). Raises  Elsewhere; OSError
+    """
     with suppress(FileExistsError):
         try:
             kernel.create(hold, REAPER_LOCK).close()
         except OSError as error:
             if error.errno not in _NO_ROOM:
                 raise
-            return None
-    fd = kernel.open_beneath(hold, REAPER_LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+            return
+    fd = owned.enter_context(kernel.open_beneath(hold, REAPER_LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK))
     if not kernel.lock(fd):
-        fd.close()
         raise Elsewhere(path)
-    return fd
 
 
 def _beat(kernel: Kernel, hold: Fd, path: bytes, owned: ExitStack) -> HeldBeat | None:

@@ -11,7 +11,6 @@ from fusefs.core.policy import KnownOrphan
 from fusefs.core.service_status import HeldBytes
 from fusefs.service.due_queue import DueContainer, DueQueue
 from fusefs.service.messages import Measure, Order, ReadRecords, Reap, SeenContainer, Tend
-from fusefs.service.size_sums import SizeSums
 
 BATCH = 20
 """Orphans in one order: most are small, and each order costs a round trip."""
@@ -42,6 +41,47 @@ class ReapProgress(NamedTuple):
         return ReapProgress(self.n_removed + more.n_removed, n_bytes, self.seconds + more.seconds)
 
 
+class SizeSums:
+    """What a folder's orphans take, by their ids, as far as their records tell and memory allows.
+
+    What is not known, or finds no room, is not in it: it is for others to count those.
+    """
+
+    def __init__(self, most: int) -> None:
+        """most: so many are remembered."""
+        self._most = most
+        self._sizes: dict[str, int] = {}
+        self._seen: set[str] | None = None
+        self.n_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def note(self, identifier: str, n_bytes: int | None) -> None:
+        """What one takes; None: that is not known, or not any more."""
+        self.forget(identifier)
+        if n_bytes is not None and len(self._sizes) < self._most:
+            self._sizes[identifier] = n_bytes
+            self.n_bytes += n_bytes
+            if self._seen is not None:
+                self._seen.add(identifier)
+
+    def forget(self, identifier: str) -> None:
+        """It is gone."""
+        self.n_bytes -= self._sizes.pop(identifier, 0)
+
+    def look(self) -> None:
+        """All that are there are noted from now on, until `looked`: what is not seen then is gone."""
+        self._seen = set()
+
+    def looked(self) -> None:
+        """All were noted."""
+        if self._seen is not None:
+            for identifier in self._sizes.keys() - self._seen:
+                self.forget(identifier)
+            self._seen = None
+
+
 class FolderPart:
     """His folder in one store: most have one, users of lower stores several."""
 
@@ -69,8 +109,8 @@ class FolderPart:
         self.n_orphans = 0
         self.n_quarantined = 0
         self._left: dict[str, None] = {}
-        self._after: str | None = ""
-        self._is_new = True
+        self._after: str | None = ""  # None: no look is under way
+        self.is_unread = True
 
     def look_at(self, identifier: str) -> None:
         """Look at one that is new or has changed; at all of it where they are too many to remember."""
@@ -84,9 +124,7 @@ class FolderPart:
     def leaves(self, identifier: str) -> None:
         """It is no orphan any more: restored, or claimed."""
         self.fresh.discard(identifier)
-        self._unschedule(identifier)
-        self.sizes.forget(identifier)
-        self.known.pop(identifier, None)
+        self._drop(identifier)
         self._left[identifier] = None
         _bound(self._left)
 
@@ -96,9 +134,7 @@ class FolderPart:
 
     def forget(self, identifier: str) -> None:
         """It is gone: nothing need be known of it."""
-        self._unschedule(identifier)
-        self.sizes.forget(identifier)
-        self.known.pop(identifier, None)
+        self._drop(identifier)
         self._sights.forget(identifier)
 
     def sight(self, seen: SeenContainer, clock: Clock) -> FirstSight:
@@ -142,21 +178,15 @@ class FolderPart:
         self._upcoming.clear()
         self._warnings.clear()
 
-    def _unschedule(self, identifier: str) -> None:
+    def _drop(self, identifier: str) -> None:
         self._upcoming.remove(identifier)
         self._warnings.remove(identifier)
-
-    def is_unread(self) -> bool:
-        """Whether nobody has begun to look at it yet."""
-        return self._is_new
-
-    def is_looking(self) -> bool:
-        """Whether a look is not at its end."""
-        return self._after is not None
+        self.sizes.forget(identifier)
+        self.known.pop(identifier, None)
 
     def is_known(self) -> bool:
         """Whether nothing is left to be looked at, or measured."""
-        return not (self.is_looking() or self.fresh or self.to_measure)
+        return self._after is None and not (self.fresh or self.to_measure)
 
     def looked(self, last: str, now_s: float, wall_ns: int) -> None:
         """A page was read, up to that id; empty: the last one."""
@@ -179,7 +209,7 @@ class FolderPart:
             self.look_again()
         n_due = self._upcoming.n_due(now_s)
         if self._after is not None and n_due < _ENOUGH_DUE:
-            is_first, self._is_new = self._is_new, False
+            is_first, self.is_unread = self.is_unread, False
             if not self._after:
                 self._clear()
                 self.sizes.look()
@@ -246,7 +276,7 @@ class UserState:
         self._came: dict[str, None] = {}
         self._told: dict[str, None] = {}
         self._told_until_ns = told_until_ns
-        self._most = most
+        self.most_remembered = most
         self._base = base
         self._retry_at_s = 0.0
         self._n_strikes = 0
@@ -256,16 +286,12 @@ class UserState:
         self._not_before_s: dict[str, float] = {}
         self._sofar: dict[str, ReapProgress] = {}
 
-    def most_remembered(self) -> int:
-        """How many orphans may be remembered of each part."""
-        return self._most()
-
     def tended(self, bases: Iterable[bytes]) -> bool:
         """The user's folders are in order, and in these stores; whether some were not known."""
         wanted = set(bases) | {self._base}
         new = wanted - self.parts.keys()
         for base in new:
-            self.parts[base] = FolderPart(base, self._most(), self._told_until_ns)
+            self.parts[base] = FolderPart(base, self.most_remembered(), self._told_until_ns)
         for base in self.parts.keys() - wanted:
             del self.parts[base]
         return bool(new)

@@ -70,7 +70,7 @@ def new_intake() -> ChildAnswers:
         context = ServiceContext(
             Kernel(), nobody, watcher, read_config([]), clock, 0, lambda _: None, lambda: None, lambda _: None, "0"
         )
-    opened = OpenVolume(store, "", nowhere, None, ExitStack())
+    opened = OpenVolume(store, "", nowhere, ExitStack())
     return ChildAnswers(context, opened, VolumePolicy(BASE), WorkTotals(), SpaceTrend(), lambda: None)
 
 
