@@ -28,11 +28,11 @@ from fusefs.linux.boot_id import boot_id
 from fusefs.reaper.reap import reap
 from fusefs.reaper.remove_tree import RemovalWishes
 from fusefs.reaper.server_outage import SERVICE_LIMIT_S, OutageWishes
-from fusefs.service.due_queue import DueContainer
 from fusefs.service.messages import (
     MESSAGE_MAX,
     PAGE,
     TO_CHILD,
+    DueContainer,
     FromChild,
     Heartbeat,
     Measure,

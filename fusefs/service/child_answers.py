@@ -28,9 +28,9 @@ from fusefs.core.printable_names import printable
 from fusefs.core.record import Method
 from fusefs.linux.act_as_user import user_name
 from fusefs.linux.mountinfo import DAEMON_GONE, is_inside
-from fusefs.service.due_queue import DueContainer
 from fusefs.service.messages import (
     Answer,
+    DueContainer,
     Measured,
     Order,
     OrderDone,

@@ -51,8 +51,7 @@ from fusefs.service.messages import (
     UserRegistry,
     fits,
 )
-from fusefs.service.open_own_store import ROOTS, is_own
-from fusefs.service.own_store_limits import MOST_STORES
+from fusefs.service.open_volume import ROOTS, is_own
 from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.layout import Areas, Store, UserFolder
 from fusefs.store.registry_targets import LineOf
@@ -69,6 +68,8 @@ SILENT_S = 5.0
 LOST_S = 60.0
 """So long a single system call may take (a file of terabytes); after that a child is given up."""
 _ANSWERS = 64
+_MOST_STORES = 100
+"""Of one user's own that are served."""
 
 TakesRegistry = Callable[[UserRegistry, Fd | None], None]
 """Gets what a user's registry names, and its directory (O_PATH), which is open for that long."""
@@ -419,7 +420,7 @@ def _home(uid: int, words: Sequence[LineOf]) -> UserRegistry:
     """The newest of a user's stores, as many as are served."""
     told: list[LineOf] = []
     n_bytes = 0
-    for word in reversed(words[-MOST_STORES:]):
+    for word in reversed(words[-_MOST_STORES:]):
         n_bytes += 2 * len(word.line.path) + _LINE_BYTES
         if n_bytes > _MOST_BYTES:
             break

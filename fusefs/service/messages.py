@@ -9,7 +9,6 @@ import msgspec
 from fusefs.core.record import Failure, Method
 from fusefs.core.slice_budget import Speed
 from fusefs.linux.act_as_user import UserCredentials
-from fusefs.service.due_queue import DueContainer
 from fusefs.store.layout import Volume
 from fusefs.store.registry_targets import LineOf
 
@@ -42,6 +41,13 @@ class ReadRecords(msgspec.Struct, tag=True):
     after: str = ""
     ids: list[str] | None = None
     and_quarantined: bool = False
+
+
+class DueContainer(NamedTuple):
+    """A container that may be reaped, and the retention in its record that this rests on."""
+
+    id: str
+    retention_s: int | None
 
 
 class Reap(msgspec.Struct, tag=True):
@@ -216,7 +222,7 @@ class ReadRegistries(msgspec.Struct, tag=True):
 class UserRegistry(msgspec.Struct):
     """What one user's registry names; an O_PATH fd of its directory is sent along, if it can be had.
 
-    words   the user's own stores that are there, the newest last, at most `MOST_STORES`
+    words   the user's own stores that are there, the newest last, as many as are served
     n_more  how many others there are
     """
 

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import trio
 from prometheus_client import CollectorRegistry, generate_latest
@@ -28,7 +28,6 @@ from fusefs.linux.atomic_files import replace_file
 from fusefs.service.hooks import HookCounts
 
 _LOG = logging.getLogger(__name__)
-_Family = TypeVar("_Family", GaugeMetricFamily, CounterMetricFamily)
 _PATIENCE_S = 5.0
 _REQUEST_MAX = 8192
 _AT_ONCE = 8
@@ -177,6 +176,11 @@ def _shares(status: Status) -> Iterator[Metric]:
     phases = GaugeMetricFamily(
         "trashd_phase", "What the volume's reaper does: 1 for that, 0 for all else.", labels=["volume", "phase"]
     )
+    silence = GaugeMetricFamily(
+        "trashd_node_silent_seconds",
+        "How long this node has seen the beat of another one unchanged, by its own clock.",
+        labels=["volume", "host"],
+    )
     for volume in status.volumes:
         if volume.owner is not None:
             continue
@@ -186,27 +190,18 @@ def _shares(status: Status) -> Iterator[Metric]:
                 stalls.add_metric([name, resource], share)
         for phase in VolumePhase:
             phases.add_metric([name, phase.value], float(volume.phase is phase))
+        by_host: dict[str, float] = {}  # of several boots of one host the latest word counts
+        for one in volume.nodes:
+            if not one.is_here:
+                by_host[one.host] = min(one.unchanged_s, by_host.get(one.host, math.inf))
+        for host, silent_s in by_host.items():
+            silence.add_metric([name, host], silent_s)
     yield stalls
     yield phases
-    yield _silence(status)
+    yield silence
 
 
-def _silence(status: Status) -> Metric:
-    """For how long the other nodes were silent: of several boots of one host the latest word counts."""
-    explained = "How long this node has seen the beat of another one unchanged, by its own clock."
-    silence = GaugeMetricFamily("trashd_node_silent_seconds", explained, labels=["volume", "host"])
-    for volume in status.volumes:
-        if volume.owner is None:
-            by_host: dict[str, float] = {}
-            for one in volume.nodes:
-                if not one.is_here:
-                    by_host[one.host] = min(one.unchanged_s, by_host.get(one.host, math.inf))
-            for host, silent_s in by_host.items():
-                silence.add_metric([printable(volume.root()), host], silent_s)
-    return silence
-
-
-def _filled(family: _Family, row: _Row, status: Status) -> _Family:
+def _filled(family: GaugeMetricFamily | CounterMetricFamily, row: _Row, status: Status) -> Metric:
     sums: Counter[int] = Counter()
     for volume in status.volumes:
         value = row.value(volume)

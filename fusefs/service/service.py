@@ -37,9 +37,8 @@ from fusefs.service.event_outlets import EventOutlets
 from fusefs.service.forker import Forker, ForkerLost
 from fusefs.service.inotify_watches import InotifyWatches
 from fusefs.service.open_volume import all_views, registered_paths, volume_paths
-from fusefs.service.own_store_limits import OwnStoreLimits
 from fusefs.service.pause_files import Pause, pause_dir, read_pauses
-from fusefs.service.served_stores import Key, MountPointStores, RegisteredStores
+from fusefs.service.served_stores import Key, MountPointStores, OwnStoreLimits, RegisteredStores
 from fusefs.service.shared_context import ServiceContext, boot_s
 from fusefs.service.status_file import HeldFiles, write_status
 from fusefs.service.volume_loop import OwnStore, VolumeLoop

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right, insort
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from fusefs.core.orphan_age import Clock, FirstSight, FirstSights
 from fusefs.core.policy import KnownOrphan
 from fusefs.core.service_status import HeldBytes
-from fusefs.service.due_queue import DueContainer, DueQueue
-from fusefs.service.messages import Measure, Order, ReadRecords, Reap, SeenContainer, Tend
+from fusefs.service.messages import DueContainer, Measure, Order, ReadRecords, Reap, SeenContainer, Tend
 
 BATCH = 20
 """Orphans in one order: most are small, and each order costs a round trip."""
@@ -25,6 +25,83 @@ _FIRST_TEND_S = 5.0
 _MOST_REMEMBERED = 1000
 _SLACK_NS = 5_000_000_000
 """What was made while a page was read may be on it or not."""
+
+
+class _DueEntry(NamedTuple):
+    at_s: float
+    id: str
+    retention_s: int | None
+
+
+class DueQueue:
+    """Containers and the times at which they may be reaped, soonest first; pure.
+
+    Times are the service's, in seconds. When there are too many the latest are dropped: once the others are taken,
+    look again.
+    """
+
+    def __init__(self, most: int) -> None:
+        """most: so many are kept at a time."""
+        self._most = most
+        self._times: dict[str, float] = {}
+        self._queue: list[_DueEntry] = []
+        self._soonest_dropped_s = math.inf
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def clear(self) -> None:
+        """Forget all: it is looked for from the beginning."""
+        self._times.clear()
+        self._queue.clear()
+        self._soonest_dropped_s = math.inf
+
+    def add(self, chosen: DueContainer, at_s: float | None) -> None:
+        """Note a container, or another time for it; None: no time is known."""
+        identifier = chosen.id
+        self.remove(identifier)
+        if at_s is None:
+            return
+        insort(self._queue, _DueEntry(at_s, *chosen), key=_order)
+        self._times[identifier] = at_s
+        if len(self._queue) > self._most:
+            dropped = self._queue.pop()
+            del self._times[dropped.id]
+            self._soonest_dropped_s = min(self._soonest_dropped_s, dropped.at_s)
+
+    def remove(self, identifier: str) -> None:
+        """Forget a container; one that is not known is none."""
+        at_s = self._times.pop(identifier, None)
+        if at_s is not None:
+            self._queue.pop(bisect_right(self._queue, (at_s, identifier), key=_order) - 1)
+
+    def n_due(self, now_s: float) -> int:
+        """How many may be reaped now; there may be more if it `is_cut`."""
+        return bisect_right(self._queue, (now_s, "\U0010ffff"), key=_order)
+
+    def take(self, now_s: float, most: int) -> list[DueContainer]:
+        """Some that may be reaped now, the longest overdue first; they are not kept any more."""
+        taken = [DueContainer(entry.id, entry.retention_s) for entry in self._queue[: min(most, self.n_due(now_s))]]
+        del self._queue[: len(taken)]
+        for chosen in taken:
+            del self._times[chosen.id]
+        return taken
+
+    def is_cut(self) -> bool:
+        """Whether there were more than are kept."""
+        return self._soonest_dropped_s < math.inf
+
+    def must_look(self) -> bool:
+        """Whether something that was dropped comes before all that is kept."""
+        return self.is_cut() and (not self._queue or self._queue[0].at_s > self._soonest_dropped_s)
+
+    def next_at_s(self) -> float | None:
+        """When the next one is due; None if none is known."""
+        return self._queue[0].at_s if self._queue else None
+
+
+def _order(entry: _DueEntry) -> tuple[float, str]:
+    return entry.at_s, entry.id
 
 
 class ReapProgress(NamedTuple):
@@ -149,17 +226,11 @@ class FolderPart:
 
     def schedule(self, chosen: DueContainer, at_s: float | None) -> None:
         """A container may be reaped from then on; None: not before something else is known of it."""
-        if at_s is None:
-            self._upcoming.remove(chosen.id)
-        else:
-            self._upcoming.add(chosen, at_s)
+        self._upcoming.add(chosen, at_s)
 
     def warn(self, chosen: DueContainer, at_s: float | None) -> None:
         """A container is to be looked at then, to tell that its term ends soon; None: it is not."""
-        if at_s is None:
-            self._warnings.remove(chosen.id)
-        else:
-            self._warnings.add(chosen, at_s)
+        self._warnings.add(chosen, at_s)
 
     def is_unwarned(self, chosen: DueContainer) -> bool:
         """Whether it was not told of a container that its term ends; from now on it was."""

@@ -22,7 +22,6 @@ from fusefs.linux.mountinfo import RulePath
 from fusefs.service.child_answers import TROUBLE, Trouble
 from fusefs.service.folder_watch import FolderWatch
 from fusefs.service.forker import ForkerLost
-from fusefs.service.open_own_store import unseen
 from fusefs.service.open_volume import (
     Elsewhere,
     OpenVolume,
@@ -32,10 +31,11 @@ from fusefs.service.open_volume import (
     open_volume,
     own_space,
     space_at,
+    unseen,
 )
 from fusefs.service.other_nodes import OtherNodes
-from fusefs.service.own_store_limits import OwnStoreLimit
 from fusefs.service.pause_files import Pause
+from fusefs.service.served_stores import OwnStoreLimit
 from fusefs.service.shared_context import ServiceContext, boot_s, in_thread, in_time
 from fusefs.service.user_state import UserState
 from fusefs.service.volume_figures import SpaceTrend, WorkTotals

@@ -202,12 +202,9 @@ class WorkSession:
                 return
             if taken is not None and wanted.by_force:
                 self._by_force.add(taken)
-            self._root().look_again()
-
-    def _root(self) -> UserState:
-        if 0 not in self._users:
-            self._users[0] = UserState(0, self._opened.store.base_path, lambda: _ROOTS_MOST, self._context.since_ns)
-        return self._users[0]
+            if 0 not in self._users:
+                self._users[0] = UserState(0, self._opened.store.base_path, lambda: _ROOTS_MOST, self._context.since_ns)
+            self._users[0].look_again()
 
     async def _wait(self, seconds: float) -> None:
         """Wait for something to change, at most so long."""

@@ -22,10 +22,10 @@ from fusefs.core.slice_budget import AT_ONCE, HOLD, Speed
 from fusefs.linux.act_as_user import person
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.service.due_queue import DueContainer
 from fusefs.service.forker import LOST_S, SILENT_S, ChildGone, ChildHandle, Forker
 from fusefs.service.messages import (
     Answer,
+    DueContainer,
     Order,
     OrderDone,
     OrphanEnded,

@@ -20,11 +20,11 @@ from fusefs.core.record import Method
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.service.child_answers import ChildAnswers
-from fusefs.service.due_queue import DueContainer
 from fusefs.service.forker import Forker
 from fusefs.service.inotify_watches import InotifyWatches
 from fusefs.service.messages import (
     Answer,
+    DueContainer,
     Measure,
     Order,
     OrderDone,
