@@ -138,10 +138,8 @@ class ChildHandle:
 
     def lead(self, tempo: Speed) -> None:
         """Set how fast it goes. While it is in one long system call it is told no more than it can hear."""
-        if tempo != self._tempo:
-            with suppress(BlockingIOError):
-                self._send(SetTempo(tempo))
-                self._tempo = tempo
+        if tempo != self._tempo and self._send(SetTempo(tempo)):
+            self._tempo = tempo
 
     def park(self, *, now: bool = False) -> None:
         """Have it leave what it does where it is; its answers come soon. now: whatever that is"""
@@ -190,19 +188,18 @@ class ChildHandle:
         return stat.rpartition(b")")[2].split()[0] in (b"T", b"t")
 
     def _say(self, message: ToChild) -> None:
-        try:
-            self._send(message)
-        except BlockingIOError:
+        if not self._send(message):
             self.kill("it does not listen")
 
-    def _send(self, message: ToChild) -> None:
-        """Raises  BlockingIOError if it has heard nothing for long"""
+    def _send(self, message: ToChild) -> bool:
+        """Send it, unless the child has heard nothing for long."""
         try:
             self._socket.send(msgspec.json.encode(message))
         except BlockingIOError:
-            raise
+            return False
         except OSError:
             self.kill("its process ended")
+        return True
 
 
 class Forker:
@@ -244,15 +241,7 @@ class Forker:
         """
         store = folder.store
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        spawn = Spawn(
-            person,
-            folder.area,
-            folder.name,
-            folder.is_proven,
-            store.base_path,
-            store.volume,
-            store.owner,
-        )
+        spawn = Spawn(person, folder.area, folder.name, folder.is_proven, store.base_path, store.volume, store.owner)
         fds = [theirs.fileno(), folder.fd, store.base.fd, store.fd]
         if store.base.mounted is not None:
             fds.append(store.base.mounted)

@@ -171,9 +171,9 @@ class FolderPart:
         """
         self.base = base
         self._most = most
-        self._upcoming = DueQueue(most)
+        self.upcoming = DueQueue(most)  # what may be reaped, and when
         self.sizes = SizeSums(most)
-        self._warnings = DueQueue(most)
+        self.warnings = DueQueue(most)  # what is looked at, to tell that its term ends soon
         self._warned: dict[DueContainer, None] = {}
         self.fresh: set[str] = set()
         self.pending: dict[str, DueContainer] = {}
@@ -224,14 +224,6 @@ class FolderPart:
             return FirstSight(seen.boot_ns, 0)
         return self._sights.of(clock, seen.id, seen.created_ns)
 
-    def schedule(self, chosen: DueContainer, at_s: float | None) -> None:
-        """A container may be reaped from then on; None: not before something else is known of it."""
-        self._upcoming.add(chosen, at_s)
-
-    def warn(self, chosen: DueContainer, at_s: float | None) -> None:
-        """A container is to be looked at then, to tell that its term ends soon; None: it is not."""
-        self._warnings.add(chosen, at_s)
-
     def is_unwarned(self, chosen: DueContainer) -> bool:
         """Whether it was not told of a container that its term ends; from now on it was."""
         if chosen in self._warned:
@@ -246,12 +238,12 @@ class FolderPart:
         self._clear()
 
     def _clear(self) -> None:
-        self._upcoming.clear()
-        self._warnings.clear()
+        self.upcoming.clear()
+        self.warnings.clear()
 
     def _drop(self, identifier: str) -> None:
-        self._upcoming.remove(identifier)
-        self._warnings.remove(identifier)
+        self.upcoming.remove(identifier)
+        self.warnings.remove(identifier)
         self.sizes.forget(identifier)
         self.known.pop(identifier, None)
 
@@ -266,7 +258,7 @@ class FolderPart:
         if not last:
             self.sizes.looked()
             self.told_until_ns = max(self.told_until_ns, self._looked_since_ns)
-        is_full_of_due = self._upcoming.is_cut() and self._upcoming.n_due(now_s) == len(self._upcoming)
+        is_full_of_due = self.upcoming.is_cut() and self.upcoming.n_due(now_s) == len(self.upcoming)
         self._after = None if is_full_of_due else last or None  # there is no room for what comes later
 
     def next_order(self, now_s: float) -> Order | None:
@@ -276,9 +268,9 @@ class FolderPart:
             self.fresh.difference_update(ids)
             self._left.clear()
             return ReadRecords(self.base, ids=ids)
-        if self._upcoming.must_look() or self._warnings.must_look():
+        if self.upcoming.must_look() or self.warnings.must_look():
             self.look_again()
-        n_due = self._upcoming.n_due(now_s)
+        n_due = self.upcoming.n_due(now_s)
         if self._after is not None and n_due < _ENOUGH_DUE:
             is_first, self.is_unread = self.is_unread, False
             if not self._after:
@@ -286,11 +278,11 @@ class FolderPart:
                 self.sizes.look()
             self._left.clear()
             return ReadRecords(self.base, after=self._after, and_quarantined=is_first)
-        if self._warnings.n_due(now_s):
-            return ReadRecords(self.base, ids=[one.id for one in self._warnings.take(now_s, BATCH)])
+        if self.warnings.n_due(now_s):
+            return ReadRecords(self.base, ids=[one.id for one in self.warnings.take(now_s, BATCH)])
         if n_due:
-            self._pending_since_s = _or_never(self._upcoming.next_at_s())
-            chosen = self._upcoming.take(now_s, BATCH)
+            self._pending_since_s = _or_never(self.upcoming.next_at_s())
+            chosen = self.upcoming.take(now_s, BATCH)
             self.pending = {one.id: one for one in chosen}
             return Reap(self.base, chosen)
         if self.to_measure:
@@ -298,32 +290,28 @@ class FolderPart:
             return Measure(self.base, ids)
         return None
 
-    def held(self) -> HeldBytes:
-        """What its orphans take, as far as that is known."""
-        return HeldBytes(self.sizes.n_bytes, max(self.n_orphans - len(self.sizes), 0))
-
     def wants(self, now_s: float) -> bool:
         """Whether `next_order` has one."""
         return self.next_at_s() <= now_s
 
     def next_at_s(self) -> float:
         """When `next_order` has one, as far as is known: 0 for now, infinity for never."""
-        queues = (self._upcoming, self._warnings)
+        queues = (self.upcoming, self.warnings)
         must_look = any(queue.must_look() for queue in queues)
         return 0.0 if must_look or not self.is_known() else min(_or_never(queue.next_at_s()) for queue in queues)
 
     def n_due(self, now_s: float) -> int:
         """How many may be reaped now, as far as they are known; those that are being reaped too."""
-        return self._upcoming.n_due(now_s) + len(self.pending)
+        return self.upcoming.n_due(now_s) + len(self.pending)
 
     def due_at_s(self) -> float:
         """When the next one is due, or was: of those that are being reaped too; infinity for never."""
-        return min(self._pending_since_s if self.pending else math.inf, _or_never(self._upcoming.next_at_s()))
+        return min(self._pending_since_s if self.pending else math.inf, _or_never(self.upcoming.next_at_s()))
 
     def put_back(self, at_s: float) -> None:
         """What was ordered and not done is due again at that time."""
         for chosen in self.pending.values():
-            self._upcoming.add(chosen, at_s)
+            self.upcoming.add(chosen, at_s)
         self.pending = {}
 
 
@@ -416,8 +404,9 @@ class UserState:
 
     def held(self) -> HeldBytes:
         """What the user's orphans take, as far as that is known."""
-        parts = [part.held() for part in self.parts.values()]
-        return HeldBytes(sum(one.n_bytes for one in parts), sum(one.n_unknown for one in parts))
+        parts = self.parts.values()
+        n_unknown = sum(max(part.n_orphans - len(part.sizes), 0) for part in parts)
+        return HeldBytes(sum(part.sizes.n_bytes for part in parts), n_unknown)
 
     def n_due(self, now_s: float) -> int:
         """His orphans that may be reaped now, as far as they are known."""

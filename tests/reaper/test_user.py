@@ -81,7 +81,7 @@ def looked_at(user: UserState, *identifiers: str, at_s: float = 0.0) -> None:
     assert isinstance(look, ReadRecords)
     assert (look.base, look.after, look.ids) == (BASE, "", None)
     for identifier in identifiers:
-        part_of(user).schedule(DueContainer(identifier, 0), at_s)
+        part_of(user).upcoming.add(DueContainer(identifier, 0), at_s)
     part_of(user).looked("", 0.0, 0)
 
 
