@@ -6,7 +6,7 @@ import os
 import stat
 from enum import Enum
 from functools import cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from rich.cells import cell_len, set_cell_size
 
@@ -49,23 +49,6 @@ class Mood(Enum):
     OPENS = "opens"
 
 
-class TableRow(Protocol):
-    """What has a line in a table."""
-
-    @property
-    def key(self) -> str:
-        """What tells it from others."""
-
-    def cells(self, now_ns: int) -> tuple[str, ...]:
-        """What its line shows, for each column."""
-
-    def mood(self, now_ns: int) -> Mood:
-        """What it says at first sight."""
-
-    def text(self) -> str:
-        """What a filter looks at."""
-
-
 class OrphanRow(NamedTuple):
     """An orphan. owner, size: in words; n_bytes: as far as that is known; -1: not at all"""
 
@@ -97,20 +80,20 @@ class OrphanRow(NamedTuple):
         return "?" if self.entry.problem else format_duration(max(self.entry.age_s(now_ns), 0))
 
     def cells(self, now_ns: int) -> tuple[str, ...]:
-        """See TableRow."""
+        """What its line shows, for each column."""
         swept = " (swept)" if self.entry.method is Method.SWEEP else ""
         where = show(self.entry.problem) or self.path() + swept
         return (self.age(now_ns), self.left(now_ns), self.size, self.owner, where)
 
     def mood(self, now_ns: int) -> Mood:
-        """See TableRow."""
+        """What it says at first sight."""
         left_s = self.entry.left_s(now_ns)
         if self.entry.problem or self.entry.state is not State.ORPHANS:
             return Mood.PAST
         return Mood.SAFE if left_s is None else Mood.URGENT if left_s < _SOON_S else Mood.PLAIN
 
     def text(self) -> str:
-        """See TableRow."""
+        """What a filter looks at."""
         return f"{self.path()}\n{self.owner}\n{self.entry.id}\n{show(self.entry.note)}"
 
     def rank(self, order: str) -> tuple[Any, ...]:
@@ -177,21 +160,23 @@ class InsideRow(NamedTuple):
         return stat.S_ISDIR(self.mode)
 
     def cells(self, now_ns: int) -> tuple[str, ...]:
-        """See TableRow."""
+        """What its line shows, for each column."""
         day = in_calendar(self.mtime_ns, "%Y-%m-%d %H:%M", "after 9999")
         size = "" if self.is_directory() else format_size(self.n_bytes)
         return (stat.filemode(self.mode), size, day, self.owner, self.text())
 
     def mood(self, now_ns: int) -> Mood:
-        """See TableRow."""
+        """What it says at first sight."""
         return Mood.OPENS if self.is_directory() else Mood.PLAIN
 
     def text(self) -> str:
-        """See TableRow."""
+        """What a filter looks at."""
         after = "/" if self.is_directory() else "" if self.target is None else f" -> {printable(self.target)}"
         return (printable(self.name) or "(itself)") + after
 
 
+TableRow = OrphanRow | InsideRow
+"""What has a line in a table."""
 INSIDE_COLUMNS = (
     Column("MODE", 10),
     Column("SIZE", 8, is_number=True),

@@ -89,13 +89,13 @@ def run_command(directory: bytes | None, volumes: tuple[bytes, ...]) -> int:
     """
     from fusefs.linux.config_files import load_config
     from fusefs.linux.systemd import make_handler, send_to
-    from fusefs.service.service import ServiceOptions, serve
+    from fusefs.service.service import serve
 
     if directory is not None and os.path.isfile(directory):
         raise NotADirectory(directory, "--config takes the directory in which config.toml is")
     send_to(make_handler("trashd"))
     # By the path that policies and pauses know it by.
-    serve(ServiceOptions(lambda: load_config(directory), tuple(map(os.path.realpath, volumes))))
+    serve(lambda: load_config(directory), tuple(map(os.path.realpath, volumes)))
     return 0
 
 

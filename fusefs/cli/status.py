@@ -89,7 +89,7 @@ def look() -> list[tuple[bytes, SeenStatus]]:
 
 def _with_held(directory: bytes, seen: SeenStatus) -> SeenStatus:
     """With what orphans take: the caller's own, for root everybody's."""
-    from fusefs.service.held_files import read_held
+    from fusefs.service.status_file import read_held
 
     held = read_held(directory)
     volumes = tuple(replace(volume, held=held.get(volume.path, ())) for volume in seen.status.volumes)

@@ -28,10 +28,11 @@ from fusefs.linux.boot_id import boot_id
 from fusefs.reaper.reap import reap
 from fusefs.reaper.remove_tree import RemovalWishes
 from fusefs.reaper.server_outage import SERVICE_LIMIT_S, OutageWishes
-from fusefs.service.due_queue import DueContainer
 from fusefs.service.messages import (
     MESSAGE_MAX,
     PAGE,
+    TO_CHILD,
+    DueContainer,
     FromChild,
     Heartbeat,
     Measure,
@@ -47,8 +48,6 @@ from fusefs.service.messages import (
     SetTempo,
     Tend,
     Tended,
-    decode_order,
-    encode,
 )
 from fusefs.store.claim import look_at_record
 from fusefs.store.discover import with_lower
@@ -213,8 +212,13 @@ class Child:
             with self._in(order.base) as folder:
                 seen = self._read(folder, container, State.ORPHANS) or self._read(folder, container, State.REAPING)
                 origin = seen.origin if seen is not None else None
-                wishes = RemovalWishes(pace=self, stops=self._stops, parks=self._parks, by_force=order.by_force)
-                wishes = wishes._replace(outage=self._outage())
+                wishes = RemovalWishes(
+                    pace=self,
+                    stops=self._stops,
+                    parks=lambda: self._is_parked,
+                    by_force=order.by_force,
+                    outage=self._outage(),
+                )
                 ended = _ended(reap(folder, container, wishes, lambda record: record.retention_s == chosen.retention_s))
         except (BadRecord, ServerAway) as error:
             ended = OrphanEnded(container, error=error.message()[:_TOLD_CHARS], errno=error.errno)
@@ -280,9 +284,6 @@ class Child:
         self._listen()
         return self._is_stopped
 
-    def _parks(self) -> bool:
-        return self._is_parked
-
     # Talking
 
     def _listen(self) -> None:
@@ -300,7 +301,7 @@ class Child:
         packet = self._channel.recv(MESSAGE_MAX)
         if not packet:
             raise ServiceGone
-        message = decode_order(packet)
+        message = TO_CHILD.decode(packet)
         match message:
             case SetTempo():
                 self._tempo = message.tempo
@@ -321,7 +322,7 @@ class Child:
     def _say(self, message: FromChild) -> None:
         self._told_at = time.monotonic()
         try:
-            self._channel.send(encode(message))
+            self._channel.send(msgspec.json.encode(message))
         except (BrokenPipeError, ConnectionResetError) as error:
             raise ServiceGone from error
 

@@ -28,9 +28,9 @@ from fusefs.core.printable_names import printable
 from fusefs.core.record import Method
 from fusefs.linux.act_as_user import user_name
 from fusefs.linux.mountinfo import DAEMON_GONE, is_inside
-from fusefs.service.due_queue import DueContainer
 from fusefs.service.messages import (
     Answer,
+    DueContainer,
     Measured,
     Order,
     OrderDone,
@@ -152,7 +152,7 @@ class ChildAnswers:
         rules = self._policy.rules_for(seen.origin)
         wait_s = due_at_s(known, rules, clock, early=self._room.hurries)
         at_s = None if wait_s is None else max(boot_s() + wait_s, user.not_before_s(seen.id))
-        part.schedule(DueContainer(seen.id, seen.retention_s), at_s)
+        part.upcoming.add(DueContainer(seen.id, seen.retention_s), at_s)
         part.sizes.note(seen.id, seen.n_bytes)
         self._warn(user, part, known, rules)
         if self.has_quota():
@@ -176,9 +176,9 @@ class ChildAnswers:
         clock, chosen = self._context.clock(), DueContainer(known.id, known.retention_s)
         wait_s = warning_in_s(known, rules, clock, hooks.warn_before_s)
         if wait_s is None or wait_s > 0:
-            part.warn(chosen, None if wait_s is None else boot_s() + wait_s)
+            part.warnings.add(chosen, None if wait_s is None else boot_s() + wait_s)
             return
-        part.warn(chosen, None)
+        part.warnings.add(chosen, None)
         # What the last service could tell it has told, and what was told before a look need not be remembered.
         if clock.wall_ns + wait_s * 1e9 > part.told_until_ns and part.is_unwarned(chosen):
             left_s = wait_s + hooks.warn_before_s
@@ -197,7 +197,7 @@ class ChildAnswers:
         if ended.error or ended.lost or ended.stopped or ended.n_failed:
             user.not_ours(ended.id)
         if ended.error:
-            part.schedule(chosen, user.retry_at_s(ended.id, now_s))
+            part.upcoming.add(chosen, user.retry_at_s(ended.id, now_s))
             self.failed(user, ended.errno, f"an orphan (…{ended.id[-12:]}) can't be worked on", ended.error)
         elif ended.lost == ClaimLost.CHANGED.value:
             part.look_at(ended.id)  # its owner keeps it for longer, or for ever: look again
@@ -205,10 +205,10 @@ class ChildAnswers:
             user.forget(ended.id)
         elif ended.lost:
             # Gone it is as well while whoever threw it away replaces its record.
-            part.schedule(chosen, user.retry_at_s(ended.id, now_s))
+            part.upcoming.add(chosen, user.retry_at_s(ended.id, now_s))
         elif ended.stopped:
             user.parked(ended.id, _sofar(ended))
-            part.schedule(chosen, now_s)
+            part.upcoming.add(chosen, now_s)
         else:
             self._reaped(user, part, ended)
         user.begins(next(iter(part.pending), None))
@@ -270,7 +270,7 @@ class ChildAnswers:
         for user, part in parts:
             for identifier in going & part.known.keys() - part.pending.keys():
                 at_s = max(now_s, user.not_before_s(identifier))
-                part.schedule(DueContainer(identifier, part.known[identifier].retention_s), at_s)
+                part.upcoming.add(DueContainer(identifier, part.known[identifier].retention_s), at_s)
 
     def failed(self, user: UserState, number: int, what: str, detail: str) -> None:
         """Something of a user's went wrong."""

@@ -20,6 +20,9 @@ from fusefs.store.layout import DROP, Store, open_areas
 from fusefs.store.user_folders import find_user
 
 _LOG = logging.getLogger(__name__)
+_ORPHANS, _RESTORING, _REAPING = (
+    Name(state.value.encode()) for state in (State.ORPHANS, State.RESTORING, State.REAPING)
+)
 _COPY_S = 30.0
 """What is made in drop/, not moved there, may still be written to: it is taken in when nothing new came for so long."""
 
@@ -69,28 +72,17 @@ class FolderWatch:
 
     def _watch(self, store: Store, part: FolderPart) -> None:
         """Watch the folders in one store."""
+        watched = (
+            (_ORPHANS, InotifyMask.MOVED_TO | InotifyMask.MOVED_FROM | InotifyMask.ATTRIB, self._on_orphans),
+            (_RESTORING, InotifyMask.DELETE, self._on_restoring),
+            (_REAPING, InotifyMask.MOVED_TO | InotifyMask.DELETE, self._on_reaping),
+            (DROP, InotifyMask.MOVED_TO | InotifyMask.CREATE, self._on_drop),
+        )
         with open_part(store, part.base, self.user.uid) as folder:
-            watched = (
-                (State.ORPHANS, InotifyMask.MOVED_TO | InotifyMask.MOVED_FROM | InotifyMask.ATTRIB, self._on_orphans),
-                (State.RESTORING, InotifyMask.DELETE, self._on_restoring),
-                (State.REAPING, InotifyMask.MOVED_TO | InotifyMask.DELETE, self._on_reaping),
-            )
-            for state, wanted, notice in watched:
-                self._add(store, folder, Name(state.value.encode()), wanted, part, notice)
-            self._add(store, folder, DROP, InotifyMask.MOVED_TO | InotifyMask.CREATE, part, self._on_drop)
-
-    def _add(
-        self,
-        store: Store,
-        folder: Fd,
-        name: Name,
-        wanted: InotifyMask,
-        part: FolderPart,
-        notice: Callable[[FolderPart, InotifyEvent], None],
-    ) -> None:
-        with store.kernel.open_beneath(folder, name, DIRECTORY) as fd:
-            number = self._context.watcher.add(fd, wanted, partial(self._on, part, notice))
-        self._watches[part.base].append(number)
+            for name, wanted, notice in watched:
+                with store.kernel.open_beneath(folder, name, DIRECTORY) as fd:
+                    number = self._context.watcher.add(fd, wanted, partial(self._on, part, notice))
+                self._watches[part.base].append(number)
 
     def _on(self, part: FolderPart, notice: Callable[[FolderPart, InotifyEvent], None], event: InotifyEvent) -> None:
         if event.happened & InotifyMask.OVERFLOW:

@@ -1,7 +1,8 @@
 """The forker: forks the service's children. It has no threads and no trio, so that a fork copies nothing half-done.
 
 It is forked before the service starts its loop, does what it is asked, and dies with the service, as its children
-die with it. What it is told by the service it believes; what a user wrote it never sees.
+die with it. What it is told by the service it believes; what a user wrote it never sees. A child acts for a user; or it
+reads users' registries for root's service, and may wait for a disk or a user: the service does not.
 """
 
 from __future__ import annotations
@@ -12,25 +13,49 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import NamedTuple, NoReturn, Self
+from pathlib import Path
+from typing import NoReturn, Self
 
 import msgspec
 import trio
 
 from fusefs.core.names import Name
-from fusefs.linux.act_as_user import UserCredentials, become
+from fusefs.core.slice_budget import HOLD, Speed
+from fusefs.linux.act_as_user import UserCredentials, become, person
 from fusefs.linux.child_channel import die_with_parent
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.low_priority import be_idle
+from fusefs.linux.mountinfo import read_mounts
+from fusefs.linux.runtime_directories import STATE_BELOW_HOME
+from fusefs.linux.untrusted_path import open_way
 from fusefs.service.child import Child
-from fusefs.service.messages import MESSAGE_MAX, Forked, ReadRegistries, Spawn, UserRegistry
-from fusefs.service.registry_reader import tell_homes
+from fusefs.service.messages import (
+    FROM_CHILD,
+    MESSAGE_MAX,
+    Answer,
+    Forked,
+    Heartbeat,
+    Order,
+    OrderDone,
+    Page,
+    Park,
+    ReadRegistries,
+    SetTempo,
+    Spawn,
+    Tended,
+    ToChild,
+    UserRegistry,
+    fits,
+)
+from fusefs.service.open_volume import ROOTS, is_own
 from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.layout import Areas, Store, UserFolder
+from fusefs.store.registry_targets import LineOf
+from fusefs.store.user_registries import stores_of_users
 
 _PACKET_MAX = 1 << 16
 _MAX_FDS = 8
@@ -38,21 +63,143 @@ _GO = b"go"
 """To a child that might have ended, and been buried, before the service has its pidfd."""
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 """The service decides when its processes end."""
+SILENT_S = 5.0
+"""A child that says nothing for so long is looked at."""
+LOST_S = 60.0
+"""So long a single system call may take (a file of terabytes); after that a child is given up."""
+_ANSWERS = 64
+_MOST_STORES = 100
+"""Of one user's own that are served."""
 
 TakesRegistry = Callable[[UserRegistry, Fd | None], None]
 """Gets what a user's registry names, and its directory (O_PATH), which is open for that long."""
+_MOST_BYTES, _LINE_BYTES = MESSAGE_MAX * 3 // 4, 700
+"""Of a message, and what a line has besides its path: a user with very long paths has fewer stores served."""
 
 
 class ForkerLost(Exception):
     """The forker ended: without it the service can't go on."""
 
 
-class Born(NamedTuple):
-    """A new child: its pid, a pidfd, and our end of the channel to it."""
+class ChildGone(Exception):
+    """The child ended, was stopped, hung, or said what makes no sense."""
 
-    pid: int
-    pidfd: Fd
-    channel: socket.socket
+
+class ChildHandle:
+    """The service's end of the connection to a child of one user: orders out, answers in, and whether it still runs."""
+
+    def __init__(self, uid: int, pid: int, pidfd: Fd, channel: socket.socket) -> None:
+        """channel: our end of it."""
+        self.uid = uid
+        self.pid = pid
+        self.sums = Heartbeat(0, 0, 0.0)
+        self.is_busy = False
+        self._pidfd = pidfd
+        self._socket = channel
+        self._channel = trio.socket.from_stdlib_socket(channel)
+        self._tempo = HOLD
+        self._heard_at = trio.current_time()
+        self._why_lost = ""
+        self._inbox_end, self._inbox = trio.open_memory_channel[Answer](_ANSWERS)
+
+    def close(self) -> None:
+        """Kill it, if it has not ended, and let go of it."""
+        self.kill("no longer needed")
+        self._channel.close()
+        self._inbox_end.close()
+        self._pidfd.close()
+
+    def kill(self, why: str) -> None:
+        """End it at once; what it was doing is found by the next."""
+        self._why_lost = self._why_lost or why
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    async def ended(self) -> None:
+        """Wait for the end of its process, which lets go of the volume. Checkpoint"""
+        await trio.lowlevel.wait_readable(self._pidfd)
+
+    async def listen(self) -> None:
+        """Take in what it says until it ends. Checkpoint"""
+        try:
+            while packet := await self._channel.recv(MESSAGE_MAX):
+                message = FROM_CHILD.decode(packet)
+                self._heard_at = trio.current_time()
+                if isinstance(message, Heartbeat):
+                    self.sums = message
+                else:
+                    await self._inbox_end.send(message)
+        except msgspec.MsgspecError:
+            self.kill("it said what makes no sense")
+        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
+            pass  # it is gone; or we closed it (EBADF, if it had just said something)
+        finally:
+            self._inbox_end.close()
+
+    def lead(self, tempo: Speed) -> None:
+        """Set how fast it goes. While it is in one long system call it is told no more than it can hear."""
+        if tempo != self._tempo and self._send(SetTempo(tempo)):
+            self._tempo = tempo
+
+    def park(self, *, now: bool = False) -> None:
+        """Have it leave what it does where it is; its answers come soon. now: whatever that is"""
+        self._say(Park(now))
+
+    async def answers(self, order: Order) -> AsyncGenerator[Answer]:
+        """What it answers to an order; the last is no OrderDone that went well.
+
+        Raises  ChildGone; OSError with the errno of what went wrong with the folder or the volume
+        Checkpoint  yes
+        """
+        self.is_busy = True
+        try:
+            self._heard_at = trio.current_time()
+            self._say(order)
+            async for answer in self._inbox:
+                if isinstance(answer, OrderDone):
+                    if answer.errno:
+                        raise OSError(answer.errno, answer.error)
+                    return
+                if not fits(answer, order):
+                    self.kill("it answered what nobody asked")
+                    continue
+                yield answer
+                if isinstance(answer, Tended | Page):
+                    return
+            raise ChildGone(self._why_lost or "its process ended")
+        finally:
+            self.is_busy = False
+
+    def look_after(self) -> None:
+        """Kill it if it was stopped or hangs."""
+        silent_s = trio.current_time() - self._heard_at
+        if not self.is_busy or silent_s < SILENT_S:
+            return
+        if self._is_stopped():
+            self.kill("it was stopped")
+        elif silent_s > LOST_S:
+            self.kill(f"it said nothing for {silent_s:.0f} s")
+
+    def _is_stopped(self) -> bool:
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_bytes()
+        except OSError:
+            return False
+        return stat.rpartition(b")")[2].split()[0] in (b"T", b"t")
+
+    def _say(self, message: ToChild) -> None:
+        if not self._send(message):
+            self.kill("it does not listen")
+
+    def _send(self, message: ToChild) -> bool:
+        """Send it, unless the child has heard nothing for long."""
+        try:
+            self._socket.send(msgspec.json.encode(message))
+        except BlockingIOError:
+            return False
+        except OSError:
+            self.kill("its process ended")
+        return True
 
 
 class Forker:
@@ -85,7 +232,7 @@ class Forker:
         """Wait for its end. Checkpoint"""
         await trio.lowlevel.wait_readable(self._pidfd)
 
-    async def fork(self, folder: UserFolder, person: UserCredentials) -> Born:
+    async def fork(self, folder: UserFolder, person: UserCredentials) -> ChildHandle:
         """A child that acts for the owner of a folder.
 
         person  the user to fork as; the service's own for its own folder
@@ -94,18 +241,7 @@ class Forker:
         """
         store = folder.store
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        spawn = Spawn(
-            person.uid,
-            person.gid,
-            person.groups,
-            person.home,
-            folder.area,
-            folder.name,
-            folder.is_proven,
-            store.base_path,
-            store.volume,
-            store.owner,
-        )
+        spawn = Spawn(person, folder.area, folder.name, folder.is_proven, store.base_path, store.volume, store.owner)
         fds = [theirs.fileno(), folder.fd, store.base.fd, store.fd]
         if store.base.mounted is not None:
             fds.append(store.base.mounted)
@@ -114,7 +250,7 @@ class Forker:
             born, pidfd = await self._ask(spawn, fds)
             owned.pop_all()
         ours.setblocking(False)
-        return Born(born.pid, pidfd, ours)
+        return ChildHandle(folder.uid, born.pid, pidfd, ours)
 
     async def read_registries(self, uids: list[int], take: TakesRegistry, seconds: float) -> bool:
         """Have all users' registries read; whether all were, in so many seconds.
@@ -238,8 +374,8 @@ def _read(parent: int, wanted: ReadRegistries, fds: list[int]) -> None:
 def _serve(parent: int, spawn: Spawn, fds: list[int]) -> None:
     """The life of a child that acts for a user."""
     channel_fd, folder_fd, base_fd, store_fd, *mounted = map(Fd, fds)
-    person = UserCredentials(spawn.uid, spawn.gid, spawn.groups, spawn.home)
-    is_wanted = die_with_parent(parent) if os.geteuid() == spawn.uid else become(person, parent)
+    uid = spawn.person.uid
+    is_wanted = die_with_parent(parent) if os.geteuid() == uid else become(spawn.person, parent)
     base = BackingAndMount(base_fd, mounted[0] if mounted else None)
     areas = Areas(Fd(-1))  # the child opens them when it needs them
     store = Store(
@@ -247,5 +383,35 @@ def _serve(parent: int, spawn: Spawn, fds: list[int]) -> None:
     )
     with socket.socket(fileno=channel_fd) as channel:
         if is_wanted:
-            folder = UserFolder(store, spawn.uid, Name(spawn.area), Name(spawn.folder), folder_fd, spawn.is_proven)
+            folder = UserFolder(store, uid, Name(spawn.area), Name(spawn.folder), folder_fd, spawn.is_proven)
             Child(channel, folder).serve()
+
+
+def tell_homes(channel: socket.socket, uids: Iterable[int]) -> None:
+    """Say what all users' registries name, one user a packet. Raises  OSError: the service is gone"""
+    kernel, mounts = Kernel(), read_mounts()
+    homes: dict[int, list[LineOf]] = {}
+    for word in stores_of_users(kernel, mounts, uids):
+        homes.setdefault(word.uid, []).append(word)
+    for uid, words in homes.items():
+        home = _home(uid, [word for word in words if is_own(kernel, word, mounts)])
+        fds: list[int] = []
+        with suppress(OSError):
+            fds.append(open_way(kernel, os.path.join(person(uid).home, STATE_BELOW_HOME), mounts, ROOTS))
+        try:
+            socket.send_fds(channel, [msgspec.json.encode(home)], fds)
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+
+def _home(uid: int, words: Sequence[LineOf]) -> UserRegistry:
+    """The newest of a user's stores, as many as are served."""
+    told: list[LineOf] = []
+    n_bytes = 0
+    for word in reversed(words[-_MOST_STORES:]):
+        n_bytes += 2 * len(word.line.path) + _LINE_BYTES
+        if n_bytes > _MOST_BYTES:
+            break
+        told.insert(0, word)
+    return UserRegistry(uid, told, len(words) - len(told))

@@ -56,27 +56,19 @@ class HookRunner:
 
     def __init__(self, hooks: HooksConfig) -> None:
         """hooks: which programs, as whom, for how long."""
-        self._hooks = hooks
+        self.hooks = hooks
         self._send, self._receive = trio.open_memory_channel[Event](_QUEUE_MAX)
-        self._tally = HookCounts()
+        self.tally = HookCounts()
         self._n_dropped_untold = 0
-
-    def configure(self, hooks: HooksConfig) -> None:
-        """From the next event on, other hooks."""
-        self._hooks = hooks
-
-    def tally(self) -> HookCounts:
-        """What became of them so far."""
-        return self._tally
 
     def __call__(self, event: Event) -> None:
         """Queue an event that has a hook. If hooks are far behind, it is dropped: its loss is logged and counted."""
-        if not _argv(self._hooks, event.kind):
+        if not _argv(self.hooks, event.kind):
             return
         try:
             self._send.send_nowait(event)
         except trio.WouldBlock:
-            self._tally = self._tally._replace(n_dropped=self._tally.n_dropped + 1)
+            self.tally = self.tally._replace(n_dropped=self.tally.n_dropped + 1)
             if not self._n_dropped_untold:
                 _LOG.warning("hooks are %d events behind: more are dropped", _QUEUE_MAX)
             self._n_dropped_untold += 1
@@ -92,10 +84,10 @@ class HookRunner:
             if self._n_dropped_untold and not self._receive.statistics().current_buffer_used:
                 _LOG.warning("hooks have caught up; %d events were dropped", self._n_dropped_untold)
                 self._n_dropped_untold = 0
-            if argv := _argv(self._hooks, event.kind):
-                is_well = await _run(argv, event, self._hooks.user, self._hooks.timeout_s)
-                n_run, n_failed, n_dropped = self._tally
-                self._tally = HookCounts(n_run + 1, n_failed + (not is_well), n_dropped)
+            if argv := _argv(self.hooks, event.kind):
+                is_well = await _run(argv, event, self.hooks.user, self.hooks.timeout_s)
+                n_run, n_failed, n_dropped = self.tally
+                self.tally = HookCounts(n_run + 1, n_failed + (not is_well), n_dropped)
 
 
 def _argv(hooks: HooksConfig, kind: EventKind) -> tuple[str, ...] | None:

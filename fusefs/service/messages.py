@@ -8,7 +8,7 @@ import msgspec
 
 from fusefs.core.record import Failure, Method
 from fusefs.core.slice_budget import Speed
-from fusefs.service.due_queue import DueContainer
+from fusefs.linux.act_as_user import UserCredentials
 from fusefs.store.layout import Volume
 from fusefs.store.registry_targets import LineOf
 
@@ -41,6 +41,13 @@ class ReadRecords(msgspec.Struct, tag=True):
     after: str = ""
     ids: list[str] | None = None
     and_quarantined: bool = False
+
+
+class DueContainer(NamedTuple):
+    """A container that may be reaped, and the retention in its record that this rests on."""
+
+    id: str
+    retention_s: int | None
 
 
 class Reap(msgspec.Struct, tag=True):
@@ -183,8 +190,9 @@ ToChild = Order | Park | SetTempo
 Answer = Tended | Page | OrphanEnded | Measured | OrderDone
 FromChild = Answer | Heartbeat
 
-_TO_CHILD: msgspec.json.Decoder[ToChild] = msgspec.json.Decoder(ToChild)
-_FROM_CHILD: msgspec.json.Decoder[FromChild] = msgspec.json.Decoder(FromChild)
+TO_CHILD: msgspec.json.Decoder[ToChild] = msgspec.json.Decoder(ToChild)
+FROM_CHILD: msgspec.json.Decoder[FromChild] = msgspec.json.Decoder(FromChild)
+"""The user of a child may have had a hand in what it says: it raises MsgspecError."""
 
 
 def fits(answer: Answer, order: Order) -> bool:
@@ -214,7 +222,7 @@ class ReadRegistries(msgspec.Struct, tag=True):
 class UserRegistry(msgspec.Struct):
     """What one user's registry names; an O_PATH fd of its directory is sent along, if it can be had.
 
-    words   the user's own stores that are there, the newest last, at most `MOST_STORES`
+    words   the user's own stores that are there, the newest last, as many as are served
     n_more  how many others there are
     """
 
@@ -226,10 +234,7 @@ class UserRegistry(msgspec.Struct):
 class Spawn(msgspec.Struct, tag=True):
     """Asks the forker for a child: what goes with the fds of the folder and its store, which are sent along."""
 
-    uid: int
-    gid: int
-    groups: list[int]
-    home: bytes
+    person: UserCredentials
     area: bytes
     folder: bytes
     is_proven: bool
@@ -243,18 +248,3 @@ class Forked(msgspec.Struct):
 
     pid: int = 0
     errno: int = 0
-
-
-def encode(message: ToChild | FromChild) -> bytes:
-    """A packet."""
-    return msgspec.json.encode(message)
-
-
-def decode_order(packet: bytes) -> ToChild:
-    """What the service said."""
-    return _TO_CHILD.decode(packet)
-
-
-def decode_answer(packet: bytes) -> FromChild:
-    """What a child said. Its user may have had a hand in it. Raises  msgspec.MsgspecError"""
-    return _FROM_CHILD.decode(packet)

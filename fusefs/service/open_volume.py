@@ -1,26 +1,34 @@
-"""One volume as the service opens it: what must be true before anything is claimed there. Blocking: for threads."""
+"""One volume as the service opens it: what must be true before anything is claimed there. Blocking: for threads.
+
+A user's own store is named in that user's registry, and not read or written by root: its owner can put anything into it
+at any moment. So root's service holds its directories open and has them watched; every look into a file, and every
+change, is a process of its owner's, as everywhere below a user's folder (I13).
+"""
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from typing import NamedTuple, Self
 
-from fusefs.core.errors import Busy, NoStore, NotPermitted, TrashdError
+from fusefs.core.errors import Busy, NoStore, NotPermitted, TrashdError, Untrusted
+from fusefs.core.identity import Likelihood, compare
+from fusefs.core.names import STORE
 from fusefs.core.printable_names import printable, shell_word
-from fusefs.core.service_status import VolumePhase, VolumeStatus
+from fusefs.core.service_status import UNSEEN, VolumePhase, VolumeStatus
 from fusefs.linux.fd import Fd
-from fusefs.linux.kernel import Kernel
+from fusefs.linux.kernel import OTHERS_WRITE, Kernel
 from fusefs.linux.mount_claims import is_claimed
 from fusefs.linux.mountinfo import Mount, MountView, find_mount, find_place, read_mounts, views
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME
+from fusefs.linux.untrusted_path import open_way
 from fusefs.service.node_files import HeldBeat, hold_beat
-from fusefs.service.open_own_store import open_base, open_folder, open_vouched, seen_by_all, take_own_census
 from fusefs.service.status_file import served_volumes
+from fusefs.store.backing_and_mount import ABSENT, DIRECTORY, READABLE, BackingAndMount
 from fusefs.store.discover import mount_points
-from fusefs.store.layout import REAPER_LOCK, Store, UserFolder, open_store, trusted_owners
+from fusefs.store.layout import REAPER_LOCK, USERS, Store, UserFolder, Volume, open_areas, open_store, trusted_owners
 from fusefs.store.mounted_paths import open_shown, refuse_mounted
 from fusefs.store.registry_lines import RegistryLine
 from fusefs.store.registry_targets import LineOf
@@ -29,11 +37,16 @@ from fusefs.store.store_maker import way_out
 from fusefs.store.store_registry import is_remembered
 from fusefs.store.swap_path import own_folder
 from fusefs.store.tidy_folder import look_over
-from fusefs.store.user_folders import NOT_MADE, FolderCensus, open_user, take_census
+from fusefs.store.user_folders import NOT_MADE, FolderCensus, FolderRefusal, open_user, plain_name, take_census, why_not
 from fusefs.store.verify_folders import look_first
 
 _LET_GO = (VolumePhase.ELSEWHERE, VolumePhase.GONE)
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+ROOTS = (0,)
+"""The users whose links and mounts root's service goes through."""
+_OTHERS_LOOK = 0o005
+_STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_OF_ID = 8
 
 
 class Elsewhere(Busy):
@@ -68,7 +81,6 @@ class OpenVolume(NamedTuple):
 
     filesystem  its type
     hold        a directory of ours on it, which the probe writes to: the store, or the user's own folder
-    lock_fd     None on a volume without room for a lock file: claims alone keep two reapers apart there (I5)
     beat        where several machines may have the filesystem mounted: ours, which is the lock of this machine there
     own         what its owner vouches for, of a user's own store that root's service works on: there root makes
                 nothing, neither a lock nor what a probe writes, and takes nothing over
@@ -78,7 +90,6 @@ class OpenVolume(NamedTuple):
     store: Store
     filesystem: str
     hold: Fd
-    lock_fd: Fd | None
     owned: ExitStack
     own: LineOf | None = None
     told_path: bytes = b""
@@ -138,15 +149,13 @@ def open_volume(kernel: Kernel, path: bytes) -> OpenVolume:
         _refuse_unproven(store)
         look_over(store)
         hold = owned.enter_context(_open_hold(kernel, store))
-        beat = lock_fd = None
+        beat = None
         if kernel.is_local(store.fd):
-            lock_fd = _lock(kernel, hold, path)
-            if lock_fd is not None:
-                owned.enter_context(lock_fd)
+            _lock(kernel, hold, path, owned)
         else:
             beat = _beat(kernel, hold, path, owned)
         mount = find_mount(kernel, store.fd, mounts)
-        return OpenVolume(store, _type_of(mount), hold, lock_fd, owned.pop_all(), beat=beat)
+        return OpenVolume(store, _type_of(mount), hold, owned.pop_all(), beat=beat)
 
 
 def open_own(kernel: Kernel, wanted: LineOf) -> OpenVolume:
@@ -156,10 +165,10 @@ def open_own(kernel: Kernel, wanted: LineOf) -> OpenVolume:
     """
     mounts = read_mounts()
     with ExitStack() as owned:
-        store = owned.enter_context(open_vouched(kernel, open_base(kernel, wanted, mounts), wanted))
+        store = _open_vouched(kernel, wanted, mounts, owned)
         hold = owned.enter_context(kernel.open_dir(store.fd))
         told, filesystem = seen_by_all(store.base.fd, wanted), _type_of(find_mount(kernel, store.fd, mounts))
-        return OpenVolume(store, filesystem, hold, None, owned.pop_all(), wanted, told)
+        return OpenVolume(store, filesystem, hold, owned.pop_all(), wanted, told)
 
 
 def own_space(kernel: Kernel, wanted: LineOf) -> VolumeSpace:
@@ -210,20 +219,21 @@ def _open_hold(kernel: Kernel, store: Store) -> Fd:
         return kernel.open_dir(folder.fd)
 
 
-def _lock(kernel: Kernel, hold: Fd, path: bytes) -> Fd | None:
-    """The lock of a volume. No other user may open its file: who can, can hold it and keep the reaper out."""
+def _lock(kernel: Kernel, hold: Fd, path: bytes, owned: ExitStack) -> None:
+    """Lock a volume. No other user may open the file: who can, can hold it and keep the reaper out.
+
+    Without room for that file claims alone keep two reapers apart (I5). Raises  Elsewhere; OSError
+    """
     with suppress(FileExistsError):
         try:
             kernel.create(hold, REAPER_LOCK).close()
         except OSError as error:
             if error.errno not in _NO_ROOM:
                 raise
-            return None
-    fd = kernel.open_beneath(hold, REAPER_LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+            return
+    fd = owned.enter_context(kernel.open_beneath(hold, REAPER_LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK))
     if not kernel.lock(fd):
-        fd.close()
         raise Elsewhere(path)
-    return fd
 
 
 def _beat(kernel: Kernel, hold: Fd, path: bytes, owned: ExitStack) -> HeldBeat | None:
@@ -281,3 +291,112 @@ def find_store(kernel: Kernel, path: bytes, mounts: list[Mount]) -> tuple[int, i
     with store:
         st = kernel.fstat(store.fd)
         return st.st_dev, st.st_ino
+
+
+def open_base(kernel: Kernel, wanted: LineOf, mounts: Sequence[Mount]) -> Fd:
+    """The directory that a line names, gone to through nothing that a user could have put there. Raises  OSError"""
+    return open_way(kernel, wanted.line.path, mounts, ROOTS)
+
+
+def is_own(kernel: Kernel, wanted: LineOf, mounts: Sequence[Mount]) -> bool:
+    """Whether there is something of the user's own: his registry names stores of root's too, which are no less served.
+
+    May take for ever.
+    """
+    try:
+        with open_base(kernel, wanted, mounts) as base:
+            return kernel.stat(base, STORE).st_uid == wanted.uid
+    except OSError:
+        return False
+
+
+def _open_vouched(kernel: Kernel, wanted: LineOf, mounts: Sequence[Mount], owned: ExitStack) -> Store:
+    """The store in the directory that a line names, if it is the one that its owner vouches for.
+
+    Raises  NoStore if it is gone, or another one; Untrusted if others may write in it; OSError
+    """
+    base = owned.enter_context(open_base(kernel, wanted, mounts))
+    try:
+        fd = owned.enter_context(kernel.open_beneath(base, STORE, READABLE))
+        areas = owned.enter_context(open_areas(kernel, fd))
+    except OSError as error:
+        if error.errno == errno.EXDEV:
+            raise Untrusted(wanted.line.path, "something is mounted over its store") from error
+        if error.errno in ABSENT:
+            raise NoStore(wanted.line.path) from error
+        raise
+    dev = kernel.fstat(base).st_dev
+    for opened in (fd, *(area for _name, area in areas.all() if area is not areas.new_fd)):
+        st = kernel.fstat(opened)
+        if st.st_uid != wanted.uid or st.st_mode & OTHERS_WRITE or st.st_dev != dev:
+            raise Untrusted(wanted.line.path, f"uid {wanted.uid} registered it, and it is not his alone")
+    if compare(kernel.identify(fd), wanted.line.identity) is Likelihood.OTHER:
+        raise NoStore(wanted.line.path, "another store is there now than the one that its owner registered")
+    # What else its volume.json says his process reads (service/child.py).
+    volume = Volume(wanted.line.volume, False, 0)
+    kind = kernel.filesystem(fd)
+    return Store(kernel, BackingAndMount(base), wanted.line.path, fd, areas, volume, wanted.uid, kind)
+
+
+def unseen(wanted: LineOf) -> bytes:
+    """What stands for a path where nobody has looked who may see it: some of the store's id."""
+    return b"/" + UNSEEN + wanted.line.volume[:_OF_ID].encode()
+
+
+def seen_by_all(base: Fd, wanted: LineOf) -> bytes:
+    """So much of the path of an opened directory as everybody may see, for a status that everybody may read.
+
+    A name in a directory that others may not list stands for nothing but some of the store's id, which tells it from
+    others. Raises  OSError
+    """
+    real = os.readlink(b"/proc/self/fd/%d" % base)
+    shown = b""
+    with ExitStack() as owned:
+        above = owned.enter_context(Fd(os.open(b"/", _STEP)))
+        for name in real.strip(b"/").split(b"/"):
+            if os.fstat(above).st_mode & _OTHERS_LOOK != _OTHERS_LOOK:
+                return shown + unseen(wanted)
+            above = owned.enter_context(Fd(os.open(name or b".", _STEP, dir_fd=above)))
+            shown += b"/" + name
+    return shown
+
+
+def open_folder(store: Store, uid: int) -> UserFolder | None:
+    """The owner's folder in a user's own store; None if it is not there, or not as only the owner can have made it.
+
+    By its plain name alone: there no other user makes names, and what the owner fills `u/` with is not read.
+    Raises  OSError
+    """
+    found = _look(store, uid)
+    return found if isinstance(found, UserFolder) else None
+
+
+def take_own_census(store: Store, uid: int) -> FolderCensus:
+    """The folder of a store's owner as a census: it alone, or why it is refused. Raises  OSError"""
+    found = _look(store, uid)
+    if found is None:
+        return FolderCensus({}, [])
+    if isinstance(found, FolderRefusal):
+        return FolderCensus({}, [found])
+    with found:
+        return FolderCensus({uid: store.kernel.fstat(found.fd).st_ino}, [])
+
+
+def _look(store: Store, uid: int) -> UserFolder | FolderRefusal | None:
+    kernel, name = store.kernel, plain_name(uid)
+    try:
+        fd = kernel.open_beneath(store.areas.u_fd, name, DIRECTORY)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno not in ABSENT:
+            raise
+        return FolderRefusal(USERS, name, uid, None, "it is no directory, or something is mounted over it")
+    with ExitStack() as owned:
+        owned.enter_context(fd)
+        st = kernel.fstat(fd)
+        why = why_not(kernel, fd, st, uid, kernel.fstat(store.fd).st_dev)
+        if why:
+            return FolderRefusal(USERS, name, uid, st.st_uid, why)
+        owned.pop_all()
+    return UserFolder(store, uid, USERS, name, fd, is_proven=True)

@@ -1,6 +1,8 @@
 """What happens on one volume by other machines' doing: their beats, and what they did in users' folders.
 
-On a volume of this machine alone there is nothing to look for: inotify tells all of it.
+On a volume of this machine alone there is nothing to look for: inotify tells all of it. In users' folders times are
+looked at first, names where those moved. Nothing is read that a user wrote: names of orphans, and when directories were
+changed.
 """
 
 from __future__ import annotations
@@ -15,30 +17,24 @@ from typing import NamedTuple
 import trio
 
 from fusefs.core.errors import TrashdError
+from fusefs.core.lifecycle import State
+from fusefs.core.names import Name, is_container_id
 from fusefs.core.node_beats import BEAT_S, BeatWatch, NodeBeat, PollInterval
 from fusefs.core.service_status import SeenNode
-from fusefs.service.folder_poll import AskedPart, FolderLook, Stamp, look_at_areas, look_at_folder
+from fusefs.linux.kernel import Kernel
+from fusefs.linux.statx import look_anew
+from fusefs.service.folder_watch import open_part
 from fusefs.service.open_volume import Elsewhere, OpenVolume
 from fusefs.service.shared_context import ServiceContext, boot_s, in_thread
 from fusefs.service.user_state import FolderPart, UserState
+from fusefs.store.backing_and_mount import DIRECTORY, READABLE
+from fusefs.store.layout import DROP, Store
 
 _FAREWELL_S, _AGAIN_S = 0.6, 0.05
 """So long the end of a service waits for its beats to be taken away, at most; what it had open may close just now."""
 _Key = tuple[int, bytes]
-
-
-class _Wanted(NamedTuple):
-    """What a look is to see, and what was seen before.
-
-    beat       to be written
-    forgotten  beats to be removed
-    parts      None: nobody's folders
-    """
-
-    beat: NodeBeat | None
-    forgotten: list[bytes]
-    parts: list[AskedPart] | None
-    before: Mapping[_Key, FolderLook]
+Stamp = tuple[int, ...]
+_ORPHANS, _REAPING = (Name(state.value.encode()) for state in (State.ORPHANS, State.REAPING))
 
 
 class _Seen(NamedTuple):
@@ -46,6 +42,7 @@ class _Seen(NamedTuple):
 
     beats    None if ours could not be written
     wrote_s  how long that took
+    areas    when users' folders came or went
     """
 
     beats: dict[bytes, NodeBeat | None] | None
@@ -124,8 +121,8 @@ class OtherNodes:
         )
         parts = _parts_of(users.values()) if polls else None
         forgotten = [name for name in self._watch.forgotten() if name != self._own]
-        asked = _Wanted(beat if beats else None, forgotten, parts, dict(self._looks))
-        found = await in_thread(self._limiter, partial(_look, opened, asked))
+        looking = partial(_look, opened, beat if beats else None, forgotten, parts, dict(self._looks))
+        found = await in_thread(self._limiter, looking)
         took_s, now_s = boot_s() - now_s, boot_s()
         if beats:
             self._beat_at_s = now_s + min(BEAT_S, most_s) if opened.beat is not None else math.inf
@@ -157,7 +154,7 @@ class OtherNodes:
             if user is None or base not in user.parts:
                 continue
             before, part = self._looks.get((uid, base)), user.parts[base]
-            if before is None and not part.is_unread():
+            if before is None and not part.is_unread:
                 part.look_again()  # what came since it was read has not been seen
             elif before is not None and look is not before:
                 has_changed |= _take(user, part, before, look)
@@ -186,27 +183,38 @@ def _parts_of(users: Iterable[UserState]) -> list[AskedPart]:
     return [AskedPart(user.uid, base, user.most_remembered()) for user in users for base in user.parts]
 
 
-def _look(opened: OpenVolume, asked: _Wanted) -> _Seen:
-    """In a thread. What can't be had is left to the long poll, and to the work itself, which says what is wrong."""
+def _look(
+    opened: OpenVolume,
+    beat: NodeBeat | None,
+    forgotten: list[bytes],
+    asked: list[AskedPart] | None,
+    before: Mapping[_Key, FolderLook],
+) -> _Seen:
+    """In a thread. What can't be had is left to the long poll, and to the work itself, which says what is wrong.
+
+    beat       to be written
+    forgotten  beats to be removed
+    asked      None: nobody's folders
+    """
     beats, wrote_s = None, 0.0
-    if asked.beat is not None and opened.beat is not None:
+    if beat is not None and opened.beat is not None:
         with suppress(OSError):  # on a full volume, too
-            for name in asked.forgotten:
+            for name in forgotten:
                 opened.beat.remove(name)
         with suppress(OSError):
             began_s = time.monotonic()
-            opened.beat.write(asked.beat)
+            opened.beat.write(beat)
             wrote_s = time.monotonic() - began_s
             beats = opened.beat.all()
     parts: dict[_Key, FolderLook] = {}
     areas = None
-    if asked.parts is not None:
+    if asked is not None:
         with suppress(OSError):
-            areas = look_at_areas(opened.store)
-        for part in asked.parts:
+            areas = tuple(_stamp(fd) for _name, fd in opened.store.areas.all())
+        for part in asked:
             with suppress(OSError, TrashdError):
                 key = part.uid, part.base
-                parts[key] = look_at_folder(opened.store, part, asked.before.get(key))
+                parts[key] = look_at_folder(opened.store, part, before.get(key))
     return _Seen(beats, wrote_s, areas, parts)
 
 
@@ -225,3 +233,58 @@ def _take(user: UserState, part: FolderPart, before: FolderLook, now: FolderLook
             if not user.has_come(identifier):  # inotify told it
                 part.look_at(identifier)
     return (now.orphans, now.drop, now.names) != (before.orphans, before.drop, before.names)
+
+
+class AskedPart(NamedTuple):
+    """A user's folder in one store, and how many names of it may be remembered."""
+
+    uid: int
+    base: bytes
+    most: int
+
+
+class FolderLook(NamedTuple):
+    """A folder as it was seen.
+
+    orphans, drop  when these directories were changed, as far as their filesystem tells
+    names      the orphans by their ids; None: too many to remember
+    n_orphans  those in reaping/ among them
+    is_settled whether the times were the same at the look before: two changes may have one time
+    """
+
+    orphans: Stamp
+    drop: Stamp
+    names: frozenset[str] | None
+    n_orphans: int
+    is_settled: bool
+
+
+def look_at_folder(store: Store, asked: AskedPart, before: FolderLook | None) -> FolderLook:
+    """A folder as it is now; the same look if nothing changed. Raises  OSError"""
+    kernel = store.kernel
+    with open_part(store, asked.base, asked.uid) as folder:
+        orphans = _stamp_of(kernel, folder, _ORPHANS) + _stamp_of(kernel, folder, _REAPING)
+        drop = _stamp_of(kernel, folder, DROP)
+        is_same = before is not None and (before.orphans, before.drop) == (orphans, drop)
+        if before is not None and is_same and before.is_settled:
+            return before
+        n_reaping = len(_ids(kernel, folder, _REAPING))
+        names = _ids(kernel, folder, _ORPHANS)
+        known = frozenset(names) if len(names) <= asked.most else None
+        return FolderLook(orphans, drop, known, len(names) + n_reaping, is_same)
+
+
+def _stamp_of(kernel: Kernel, folder: int, name: Name) -> Stamp:
+    with kernel.open_beneath(folder, name, DIRECTORY) as fd:
+        return _stamp(fd)
+
+
+def _stamp(fd: int) -> Stamp:
+    seen = look_anew(fd)
+    return seen.ino, seen.mtime_ns, seen.nlink, seen.size
+
+
+def _ids(kernel: Kernel, folder: int, name: Name) -> list[str]:
+    with kernel.open_beneath(folder, name, READABLE) as fd:
+        told = (one.decode("ascii", "replace") for one in kernel.list(fd))
+        return [one for one in told if is_container_id(one)]

@@ -1,6 +1,8 @@
-"""Metrics for Prometheus, made of the service's status and its events; imported only where they are switched on.
+"""Metrics for Prometheus, made of the service's status and its events.
 
-Amounts and their sums, no rates: those Prometheus makes itself, over the time that is looked at.
+Amounts and their sums, no rates: those Prometheus makes itself, over the time that is looked at. Over HTTP they are for
+a Prometheus on this host: no thread, and no wake-up without a request. prometheus_client has a server of its own; it
+looks twice a second whether it should end.
 """
 
 from __future__ import annotations
@@ -11,8 +13,10 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import NamedTuple, TypeVar
+from functools import partial
+from typing import NamedTuple
 
+import trio
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -24,7 +28,12 @@ from fusefs.linux.atomic_files import replace_file
 from fusefs.service.hooks import HookCounts
 
 _LOG = logging.getLogger(__name__)
-_Family = TypeVar("_Family", GaugeMetricFamily, CounterMetricFamily)
+_PATIENCE_S = 5.0
+_REQUEST_MAX = 8192
+_AT_ONCE = 8
+_PATHS = (b"/", b"/metrics")
+_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""prometheus_client has a name for it since 0.22 (Debian 13 has 0.21)."""
 
 
 class _Row(NamedTuple):
@@ -167,6 +176,11 @@ def _shares(status: Status) -> Iterator[Metric]:
     phases = GaugeMetricFamily(
         "trashd_phase", "What the volume's reaper does: 1 for that, 0 for all else.", labels=["volume", "phase"]
     )
+    silence = GaugeMetricFamily(
+        "trashd_node_silent_seconds",
+        "How long this node has seen the beat of another one unchanged, by its own clock.",
+        labels=["volume", "host"],
+    )
     for volume in status.volumes:
         if volume.owner is not None:
             continue
@@ -176,27 +190,18 @@ def _shares(status: Status) -> Iterator[Metric]:
                 stalls.add_metric([name, resource], share)
         for phase in VolumePhase:
             phases.add_metric([name, phase.value], float(volume.phase is phase))
+        by_host: dict[str, float] = {}  # of several boots of one host the latest word counts
+        for one in volume.nodes:
+            if not one.is_here:
+                by_host[one.host] = min(one.unchanged_s, by_host.get(one.host, math.inf))
+        for host, silent_s in by_host.items():
+            silence.add_metric([name, host], silent_s)
     yield stalls
     yield phases
-    yield _silence(status)
+    yield silence
 
 
-def _silence(status: Status) -> Metric:
-    """For how long the other nodes were silent: of several boots of one host the latest word counts."""
-    explained = "How long this node has seen the beat of another one unchanged, by its own clock."
-    silence = GaugeMetricFamily("trashd_node_silent_seconds", explained, labels=["volume", "host"])
-    for volume in status.volumes:
-        if volume.owner is None:
-            by_host: dict[str, float] = {}
-            for one in volume.nodes:
-                if not one.is_here:
-                    by_host[one.host] = min(one.unchanged_s, by_host.get(one.host, math.inf))
-            for host, silent_s in by_host.items():
-                silence.add_metric([printable(volume.root()), host], silent_s)
-    return silence
-
-
-def _filled(family: _Family, row: _Row, status: Status) -> _Family:
+def _filled(family: GaugeMetricFamily | CounterMetricFamily, row: _Row, status: Status) -> Metric:
     sums: Counter[int] = Counter()
     for volume in status.volumes:
         value = row.value(volume)
@@ -216,3 +221,71 @@ def _own(uid: int | None) -> str:
 
 def _of(value: float | None, parts: float) -> float | None:
     return None if value is None else value / parts
+
+
+async def serve(
+    host: str,
+    port: int,
+    registry: CollectorRegistry,
+    *,
+    task_status: trio.TaskStatus[list[trio.SocketListener]] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Answer GET /metrics until cancelled. An address that can't be had is logged, and nothing served."""
+    try:
+        listeners = await trio.open_tcp_listeners(port, host=host)
+    except OSError as error:
+        _LOG.error("metrics: can't listen on %s port %d: %s", host, port, error)
+        task_status.started([])
+        return
+    limit = trio.CapacityLimiter(_AT_ONCE)
+    await trio.serve_listeners(partial(_answer, registry, limit), listeners, task_status=task_status)
+
+
+async def _answer(registry: CollectorRegistry, limit: trio.CapacityLimiter, stream: trio.SocketStream) -> None:
+    """One request, one answer; a slow client, or one of too many, is disconnected."""
+    async with stream:
+        try:
+            limit.acquire_nowait()
+        except trio.WouldBlock:
+            return
+        try:
+            with trio.move_on_after(_PATIENCE_S):
+                await stream.send_all(_respond(registry, await _read(stream)))
+        except trio.BrokenResourceError:
+            return
+        finally:
+            limit.release()
+
+
+async def _read(stream: trio.SocketStream) -> bytes:
+    """A request's head; what came of it if it ends early."""
+    head = b""
+    while b"\r\n\r\n" not in head and len(head) < _REQUEST_MAX:
+        part = await stream.receive_some(_REQUEST_MAX)
+        if not part:
+            break
+        head += part
+    return head
+
+
+def _respond(registry: CollectorRegistry, head: bytes) -> bytes:
+    words = head.partition(b"\r\n")[0].split(b" ")
+    if len(words) != 3:
+        return _response("400 Bad Request")
+    method, path, _version = words
+    if method not in (b"GET", b"HEAD"):
+        return _response("405 Method Not Allowed")
+    if path.partition(b"?")[0] not in _PATHS:
+        return _response("404 Not Found")
+    return _response("200 OK", generate_latest(registry), is_told=method == b"GET")
+
+
+def _response(status: str, body: bytes = b"", *, is_told: bool = True) -> bytes:
+    """All that is ever told has the oldest format, which every Prometheus knows: what it accepts needs no reading."""
+    head = (
+        f"HTTP/1.1 {status}",
+        f"Content-Type: {_CONTENT_TYPE}",
+        f"Content-Length: {len(body)}",
+        "Connection: close",
+    )
+    return "\r\n".join([*head, "", ""]).encode("ascii") + (body if is_told else b"")

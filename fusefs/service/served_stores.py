@@ -1,9 +1,14 @@
-"""Which stores a service serves: those that are found at mount points, and those that users' registries name."""
+"""Which stores a service serves: those that are found at mount points, and those that users' registries name.
+
+How many of each user's own are open at a time, and how many orphans of them are remembered: a user with a thousand
+stores, or with a disk that hangs, delays no other.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 
 import trio
@@ -34,6 +39,12 @@ of a core at most, of the lowest priority."""
 Key = tuple[int, bytes]
 """A user, and the path of a store that this user registered: others may register it as well, which says nothing."""
 _Which = tuple[int, int]
+_OF_USER, _OF_MOUNT = 2, 16
+"""Stores that are open at a time, of one user and on one mount."""
+_THREADS = 3
+"""That may wait for a user's disks."""
+_MOST_REMEMBERED, _LEAST_REMEMBERED = 20_000, 100
+"""Orphans whose due time is remembered, of all these stores together, and of one at least."""
 
 
 class MountPointStores:
@@ -154,3 +165,46 @@ class RegisteredStores:
             for uid, n in sorted(self._n_more.items())
             if n
         )
+
+
+class OwnStoreLimit:
+    """What one store may take, together with the other stores of its user and of its mount."""
+
+    def __init__(
+        self, limits: OwnStoreLimits, threads: trio.CapacityLimiter, turns: tuple[trio.Semaphore, ...]
+    ) -> None:
+        """threads: those that touch the disks of its user; one that hangs counts until it comes back."""
+        self.threads = threads
+        self._limits = limits
+        self._turns = turns
+
+    @asynccontextmanager
+    async def taken(self) -> AsyncIterator[None]:
+        """Wait for its turn, and have it for the block. Checkpoint"""
+        user, mount = self._turns
+        async with user, mount:
+            yield
+
+    def is_wanted(self) -> bool:
+        """Whether another store waits until this one is let go."""
+        return any(turn.statistics().tasks_waiting for turn in self._turns)
+
+    def most_remembered(self) -> int:
+        """How many of its orphans may be remembered."""
+        return max(_MOST_REMEMBERED // max(self._limits.n_stores, 1), _LEAST_REMEMBERED)
+
+
+class OwnStoreLimits:
+    """All of them."""
+
+    def __init__(self) -> None:
+        self.n_stores = 0  # that are kept, as the service counts them
+        self._threads: dict[int, trio.CapacityLimiter] = {}
+        self._users: dict[int, trio.Semaphore] = {}
+        self._mounts: dict[int, trio.Semaphore] = {}
+
+    def of(self, uid: int, mnt_id: int) -> OwnStoreLimit:
+        """That of one more store of a user's on a mount."""
+        threads = self._threads.setdefault(uid, trio.CapacityLimiter(_THREADS))
+        user = self._users.setdefault(uid, trio.Semaphore(_OF_USER))
+        return OwnStoreLimit(self, threads, (user, self._mounts.setdefault(mnt_id, trio.Semaphore(_OF_MOUNT))))

@@ -11,7 +11,6 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from importlib import import_module
 from importlib.metadata import version
-from typing import NamedTuple
 
 import trio
 
@@ -35,14 +34,12 @@ from fusefs.linux.systemd import SystemdNotifier
 from fusefs.service.clock_file import load_clock, save_clock
 from fusefs.service.event_outlets import EventOutlets
 from fusefs.service.forker import Forker, ForkerLost
-from fusefs.service.held_files import HeldFiles
 from fusefs.service.inotify_watches import InotifyWatches
 from fusefs.service.open_volume import all_views, registered_paths, volume_paths
-from fusefs.service.own_store_limits import OwnStoreLimits
 from fusefs.service.pause_files import Pause, pause_dir, read_pauses
-from fusefs.service.served_stores import Key, MountPointStores, RegisteredStores
+from fusefs.service.served_stores import Key, MountPointStores, OwnStoreLimits, RegisteredStores
 from fusefs.service.shared_context import ServiceContext, boot_s
-from fusefs.service.status_file import write_status
+from fusefs.service.status_file import HeldFiles, write_status
 from fusefs.service.volume_loop import OwnStore, VolumeLoop
 from fusefs.store.registry_lines import STORES, registered
 
@@ -50,7 +47,6 @@ _LOG = logging.getLogger(__name__)
 _IMPORTED_LATE = (
     "fusefs.core.glob", "fusefs.engine.worker_processes", "fusefs.engine.worker_threads",
     "fusefs.linux.backing_fd_socket", "fusefs.linux.getdents", "fusefs.linux.mergerfs", "fusefs.linux.refused_calls",
-    "fusefs.service.metrics_http", "fusefs.service.prometheus",
     "fusefs.store.gated_rename", "fusefs.store.make_store", "fusefs.store.rename_probes", "fusefs.store.take_over",
     "fusefs.store.write_registry",
     "hashlib", "statistics",
@@ -70,25 +66,16 @@ class AlreadyRunning(Busy):
     hint = "trashd status shows it"
 
 
-class ServiceOptions(NamedTuple):
-    """What the command line says.
+def serve(load: Callable[[], Loaded], volumes: tuple[bytes, ...]) -> None:
+    """Be the service until SIGTERM or SIGINT.
 
     load     reads the configuration. Raises  BadConfig
     volumes  only these; empty: all that have a store
-    """
-
-    load: Callable[[], Loaded]
-    volumes: tuple[bytes, ...] = ()
-
-
-def serve(wanted: ServiceOptions) -> None:
-    """Be the service until SIGTERM or SIGINT.
-
     Raises  AlreadyRunning; BadConfig; ForkerLost; OSError
     """
     for name in _IMPORTED_LATE:
         import_module(name)
-    loaded = wanted.load()
+    loaded = load()
     with ExitStack() as owned:
         # Forked first: what comes after it would be held open by it and its children.
         forker = owned.enter_context(Forker())
@@ -101,7 +88,7 @@ def serve(wanted: ServiceOptions) -> None:
         watcher = owned.enter_context(InotifyWatches())
         mounts = owned.enter_context(MountWatch())
         kernel = Kernel()
-        service = _Service(wanted, loaded, kernel, watcher, runtime, state)
+        service = _Service(load, volumes, loaded, kernel, watcher, runtime, state)
         since_ns, clock = load_clock(state)
         save_clock(state, clock)  # whatever ends us, the next one knows what this clock was
         context = ServiceContext(
@@ -129,7 +116,8 @@ class _Service:
 
     def __init__(
         self,
-        wanted: ServiceOptions,
+        load: Callable[[], Loaded],
+        volumes: tuple[bytes, ...],
         loaded: Loaded,
         kernel: Kernel,
         watcher: InotifyWatches,
@@ -137,7 +125,8 @@ class _Service:
         state: bytes,
     ) -> None:
         self.failed: ForkerLost | None = None
-        self._wanted = wanted
+        self._load = load
+        self._volumes = volumes
         self._loaded = loaded
         self._runtime = runtime
         self._state = state
@@ -183,7 +172,7 @@ class _Service:
             nursery.start_soon(self._watch_mounts, context, nursery, mounts)
             nursery.start_soon(self._obey_nudges, context, nursery)
             nursery.start_soon(self._tell_status, context)
-            if os.geteuid() == 0 and not self._wanted.volumes:
+            if os.geteuid() == 0 and not self._volumes:
                 nursery.start_soon(self._keep_own_stores, context, nursery)
             context.tell(EventKind.STARTED, detail=f"trashd {self.version}, {_volumes(len(self._loops))}")
             self._write_status()
@@ -216,34 +205,31 @@ class _Service:
     async def _reload(self, context: ServiceContext, nursery: trio.Nursery) -> None:
         """Read the configuration again; one that is wrong is told, and the old one stays in force."""
         async with self._reloads:
-            await self._reload_now(context, nursery)
-
-    async def _reload_now(self, context: ServiceContext, nursery: trio.Nursery) -> None:
-        self._notifier.reloading()
-        try:
-            self._loaded = await trio.to_thread.run_sync(self._wanted.load)
-        except BadConfig as error:
-            for problem in error.problems:
-                _LOG.error("configuration: %s", problem)
-            context.tell(EventKind.CONFIGURED, detail="it is wrong, and the old one stays in force")
-        else:
-            _log_warnings(self._loaded)
-            context.config = self._loaded.config
-            self.outlets.configure(context.config, nursery)
-            context.tell(EventKind.CONFIGURED, detail=", ".join(map(printable, self._loaded.files)) or "defaults")
-            await self._find(context, nursery)
-            for loop in self._all_loops():
-                loop.reconfigure()
-        self._notifier.ready(self._summary())
+            self._notifier.reloading()
+            try:
+                self._loaded = await trio.to_thread.run_sync(self._load)
+            except BadConfig as error:
+                for problem in error.problems:
+                    _LOG.error("configuration: %s", problem)
+                context.tell(EventKind.CONFIGURED, detail="it is wrong, and the old one stays in force")
+            else:
+                _log_warnings(self._loaded)
+                context.config = self._loaded.config
+                self.outlets.configure(context.config, nursery)
+                context.tell(EventKind.CONFIGURED, detail=", ".join(map(printable, self._loaded.files)) or "defaults")
+                await self._find(context, nursery)
+                for loop in self._all_loops():
+                    loop.reconfigure()
+            self._notifier.ready(self._summary())
 
     # Volumes
 
     async def _find(self, context: ServiceContext, nursery: trio.Nursery) -> None:
         """Begin to keep the volumes that are not kept yet. A mount point that does not answer is passed over."""
         mounts = await trio.to_thread.run_sync(read_mounts)
-        named = self._wanted.volumes or tuple(volume.path for volume in context.config.volumes if volume.is_served)
+        named = self._volumes or tuple(volume.path for volume in context.config.volumes if volume.is_served)
         paths = named
-        if not self._wanted.volumes:
+        if not self._volumes:
             # Our own registry, of root's stores or of the user's own: what is found there is looked at like any other.
             known = await trio.to_thread.run_sync(registered)
             seen = self._look_through(mounts)
@@ -394,7 +380,10 @@ class _Service:
         while True:
             self._changed = trio.Event()
             self._write_status()
-            self._tell_manager()
+            summary = self._summary()
+            if summary != self._told:
+                self._told = summary
+                self._notifier.status(summary)
             clock = context.clock()  # however idle it is, a jump of the wall clock is noticed
             if context.is_told():
                 save_clock(self._state, clock, is_durable=False)  # killed, it is not told again
@@ -420,16 +409,11 @@ class _Service:
             self._held.publish(status)
         self.outlets.publish(status)
 
-    def _tell_manager(self) -> None:
-        summary = self._summary()
-        if summary != self._told:
-            self._told = summary
-            self._notifier.status(summary)
-
     def _summary(self) -> str:
         """One line for `systemctl status`."""
         n_due = sum(user.n_due(boot_s()) for loop in self._all_loops() for user in loop.users.values())
-        own = f" and {_stores(len(self._own))} of users' own" if self._own else ""
+        stores = "1 store" if len(self._own) == 1 else f"{len(self._own)} stores"
+        own = f" and {stores} of users' own" if self._own else ""
         return f"{_volumes(len(self._loops))}{own}, {n_due:,} orphans due"
 
     async def _stay_alive(self) -> None:
@@ -444,10 +428,6 @@ def _log_warnings(loaded: Loaded) -> None:
     """Log each key that has no effect any more."""
     for warning in loaded.warnings:
         _LOG.warning("configuration: %s", warning)
-
-
-def _stores(n: int) -> str:
-    return "1 store" if n == 1 else f"{n} stores"
 
 
 def _volumes(n: int) -> str:

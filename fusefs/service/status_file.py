@@ -1,20 +1,26 @@
 """The status file in the service's runtime directory: written by the service, readable for every user.
 
-What orphans take is nobody's business but their owner's: service/held_files.py.
+What each user's orphans take is in files that only that user may read, and in one that only root may.
 """
 
 from __future__ import annotations
 
+import os
 import time
+from contextlib import suppress
 
 import msgspec
 
-from fusefs.core.service_status import SeenStatus, Status, VolumeStatus, age_s, decode, encode
+from fusefs.core.service_status import HeldByUser, SeenStatus, Status, VolumeStatus, age_s, decode, encode
 from fusefs.linux.atomic_files import replace_file
 from fusefs.linux.boot_id import boot_id
 from fusefs.linux.file_locks import holds_service_lock
 
 FILE = b"status.json"
+_DIRECTORY, _ALL = b"sizes", b"all"
+_MOST_BYTES = 64 << 20
+Held = dict[str, tuple[HeldByUser, ...]]
+"""By the path of a volume, as the status has it."""
 
 
 def write_status(directory: bytes, status: Status) -> None:
@@ -44,3 +50,53 @@ def served_volumes(directory: bytes) -> tuple[VolumeStatus, ...]:
     """The volumes of a directory's service, if it runs. Raises  TrashdError, OSError"""
     seen = read_status(directory)
     return seen.status.volumes if seen is not None and seen.is_running else ()
+
+
+class HeldFiles:
+    """Written anew where something has changed."""
+
+    def __init__(self, runtime: bytes) -> None:
+        """runtime: the service's directory. What another service left there may not be true: it goes."""
+        self._directory = os.path.join(runtime, _DIRECTORY)
+        self._written: dict[bytes, bytes] = {}
+        with suppress(OSError):
+            os.mkdir(self._directory, 0o711)
+        with suppress(OSError):
+            os.chmod(self._directory, 0o711)
+            for name in os.listdir(self._directory):
+                os.unlink(os.path.join(self._directory, name))
+
+    def publish(self, status: Status) -> None:
+        """Tell each user of his own. Raises  OSError"""
+        told = {name: msgspec.json.encode(held) for name, held in _by_reader(status).items()}
+        for name in self._written.keys() - told.keys():
+            os.unlink(os.path.join(self._directory, name))
+            del self._written[name]
+        for name, text in told.items():
+            if self._written.get(name) != text:
+                owner = None if name == _ALL else int(name)
+                replace_file(os.path.join(self._directory, name), text, 0o400, whatever_umask=True, owner=owner)
+                self._written[name] = text
+
+
+def _by_reader(status: Status) -> dict[bytes, Held]:
+    """What each file has: root's that of all, and of each user that runs no service of his own his."""
+    readers: dict[bytes, Held] = {_ALL: {volume.path: volume.held for volume in status.volumes}}
+    if os.geteuid():
+        return readers
+    for volume in status.volumes:
+        for one in volume.held:
+            if one.uid:
+                readers.setdefault(b"%d" % one.uid, {})[volume.path] = (one,)
+    return readers
+
+
+def read_held(runtime: bytes) -> Held:
+    """What orphans take by the service of that directory, as far as this user may know: root all, others their own."""
+    for name in (_ALL, b"%d" % os.geteuid()):
+        try:
+            with open(os.path.join(runtime, _DIRECTORY, name), "rb") as file:
+                return msgspec.json.decode(file.read(_MOST_BYTES), type=Held)
+        except (OSError, msgspec.MsgspecError):
+            continue
+    return {}

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right, insort
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from fusefs.core.orphan_age import Clock, FirstSight, FirstSights
 from fusefs.core.policy import KnownOrphan
 from fusefs.core.service_status import HeldBytes
-from fusefs.service.due_queue import DueContainer, DueQueue
-from fusefs.service.messages import Measure, Order, ReadRecords, Reap, SeenContainer, Tend
-from fusefs.service.size_sums import SizeSums
+from fusefs.service.messages import DueContainer, Measure, Order, ReadRecords, Reap, SeenContainer, Tend
 
 BATCH = 20
 """Orphans in one order: most are small, and each order costs a round trip."""
@@ -28,6 +27,83 @@ _SLACK_NS = 5_000_000_000
 """What was made while a page was read may be on it or not."""
 
 
+class _DueEntry(NamedTuple):
+    at_s: float
+    id: str
+    retention_s: int | None
+
+
+class DueQueue:
+    """Containers and the times at which they may be reaped, soonest first; pure.
+
+    Times are the service's, in seconds. When there are too many the latest are dropped: once the others are taken,
+    look again.
+    """
+
+    def __init__(self, most: int) -> None:
+        """most: so many are kept at a time."""
+        self._most = most
+        self._times: dict[str, float] = {}
+        self._queue: list[_DueEntry] = []
+        self._soonest_dropped_s = math.inf
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def clear(self) -> None:
+        """Forget all: it is looked for from the beginning."""
+        self._times.clear()
+        self._queue.clear()
+        self._soonest_dropped_s = math.inf
+
+    def add(self, chosen: DueContainer, at_s: float | None) -> None:
+        """Note a container, or another time for it; None: no time is known."""
+        identifier = chosen.id
+        self.remove(identifier)
+        if at_s is None:
+            return
+        insort(self._queue, _DueEntry(at_s, *chosen), key=_order)
+        self._times[identifier] = at_s
+        if len(self._queue) > self._most:
+            dropped = self._queue.pop()
+            del self._times[dropped.id]
+            self._soonest_dropped_s = min(self._soonest_dropped_s, dropped.at_s)
+
+    def remove(self, identifier: str) -> None:
+        """Forget a container; one that is not known is none."""
+        at_s = self._times.pop(identifier, None)
+        if at_s is not None:
+            self._queue.pop(bisect_right(self._queue, (at_s, identifier), key=_order) - 1)
+
+    def n_due(self, now_s: float) -> int:
+        """How many may be reaped now; there may be more if it `is_cut`."""
+        return bisect_right(self._queue, (now_s, "\U0010ffff"), key=_order)
+
+    def take(self, now_s: float, most: int) -> list[DueContainer]:
+        """Some that may be reaped now, the longest overdue first; they are not kept any more."""
+        taken = [DueContainer(entry.id, entry.retention_s) for entry in self._queue[: min(most, self.n_due(now_s))]]
+        del self._queue[: len(taken)]
+        for chosen in taken:
+            del self._times[chosen.id]
+        return taken
+
+    def is_cut(self) -> bool:
+        """Whether there were more than are kept."""
+        return self._soonest_dropped_s < math.inf
+
+    def must_look(self) -> bool:
+        """Whether something that was dropped comes before all that is kept."""
+        return self.is_cut() and (not self._queue or self._queue[0].at_s > self._soonest_dropped_s)
+
+    def next_at_s(self) -> float | None:
+        """When the next one is due; None if none is known."""
+        return self._queue[0].at_s if self._queue else None
+
+
+def _order(entry: _DueEntry) -> tuple[float, str]:
+    return entry.at_s, entry.id
+
+
 class ReapProgress(NamedTuple):
     """What was done of an orphan: entries, bytes (None: not all were looked at), time."""
 
@@ -42,6 +118,47 @@ class ReapProgress(NamedTuple):
         return ReapProgress(self.n_removed + more.n_removed, n_bytes, self.seconds + more.seconds)
 
 
+class SizeSums:
+    """What a folder's orphans take, by their ids, as far as their records tell and memory allows.
+
+    What is not known, or finds no room, is not in it: it is for others to count those.
+    """
+
+    def __init__(self, most: int) -> None:
+        """most: so many are remembered."""
+        self._most = most
+        self._sizes: dict[str, int] = {}
+        self._seen: set[str] | None = None
+        self.n_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def note(self, identifier: str, n_bytes: int | None) -> None:
+        """What one takes; None: that is not known, or not any more."""
+        self.forget(identifier)
+        if n_bytes is not None and len(self._sizes) < self._most:
+            self._sizes[identifier] = n_bytes
+            self.n_bytes += n_bytes
+            if self._seen is not None:
+                self._seen.add(identifier)
+
+    def forget(self, identifier: str) -> None:
+        """It is gone."""
+        self.n_bytes -= self._sizes.pop(identifier, 0)
+
+    def look(self) -> None:
+        """All that are there are noted from now on, until `looked`: what is not seen then is gone."""
+        self._seen = set()
+
+    def looked(self) -> None:
+        """All were noted."""
+        if self._seen is not None:
+            for identifier in self._sizes.keys() - self._seen:
+                self.forget(identifier)
+            self._seen = None
+
+
 class FolderPart:
     """His folder in one store: most have one, users of lower stores several."""
 
@@ -54,9 +171,9 @@ class FolderPart:
         """
         self.base = base
         self._most = most
-        self._upcoming = DueQueue(most)
+        self.upcoming = DueQueue(most)  # what may be reaped, and when
         self.sizes = SizeSums(most)
-        self._warnings = DueQueue(most)
+        self.warnings = DueQueue(most)  # what is looked at, to tell that its term ends soon
         self._warned: dict[DueContainer, None] = {}
         self.fresh: set[str] = set()
         self.pending: dict[str, DueContainer] = {}
@@ -69,8 +186,8 @@ class FolderPart:
         self.n_orphans = 0
         self.n_quarantined = 0
         self._left: dict[str, None] = {}
-        self._after: str | None = ""
-        self._is_new = True
+        self._after: str | None = ""  # None: no look is under way
+        self.is_unread = True
 
     def look_at(self, identifier: str) -> None:
         """Look at one that is new or has changed; at all of it where they are too many to remember."""
@@ -84,9 +201,7 @@ class FolderPart:
     def leaves(self, identifier: str) -> None:
         """It is no orphan any more: restored, or claimed."""
         self.fresh.discard(identifier)
-        self._unschedule(identifier)
-        self.sizes.forget(identifier)
-        self.known.pop(identifier, None)
+        self._drop(identifier)
         self._left[identifier] = None
         _bound(self._left)
 
@@ -96,9 +211,7 @@ class FolderPart:
 
     def forget(self, identifier: str) -> None:
         """It is gone: nothing need be known of it."""
-        self._unschedule(identifier)
-        self.sizes.forget(identifier)
-        self.known.pop(identifier, None)
+        self._drop(identifier)
         self._sights.forget(identifier)
 
     def sight(self, seen: SeenContainer, clock: Clock) -> FirstSight:
@@ -110,20 +223,6 @@ class FolderPart:
         if seen.boot_ns is not None:
             return FirstSight(seen.boot_ns, 0)
         return self._sights.of(clock, seen.id, seen.created_ns)
-
-    def schedule(self, chosen: DueContainer, at_s: float | None) -> None:
-        """A container may be reaped from then on; None: not before something else is known of it."""
-        if at_s is None:
-            self._upcoming.remove(chosen.id)
-        else:
-            self._upcoming.add(chosen, at_s)
-
-    def warn(self, chosen: DueContainer, at_s: float | None) -> None:
-        """A container is to be looked at then, to tell that its term ends soon; None: it is not."""
-        if at_s is None:
-            self._warnings.remove(chosen.id)
-        else:
-            self._warnings.add(chosen, at_s)
 
     def is_unwarned(self, chosen: DueContainer) -> bool:
         """Whether it was not told of a container that its term ends; from now on it was."""
@@ -139,24 +238,18 @@ class FolderPart:
         self._clear()
 
     def _clear(self) -> None:
-        self._upcoming.clear()
-        self._warnings.clear()
+        self.upcoming.clear()
+        self.warnings.clear()
 
-    def _unschedule(self, identifier: str) -> None:
-        self._upcoming.remove(identifier)
-        self._warnings.remove(identifier)
-
-    def is_unread(self) -> bool:
-        """Whether nobody has begun to look at it yet."""
-        return self._is_new
-
-    def is_looking(self) -> bool:
-        """Whether a look is not at its end."""
-        return self._after is not None
+    def _drop(self, identifier: str) -> None:
+        self.upcoming.remove(identifier)
+        self.warnings.remove(identifier)
+        self.sizes.forget(identifier)
+        self.known.pop(identifier, None)
 
     def is_known(self) -> bool:
         """Whether nothing is left to be looked at, or measured."""
-        return not (self.is_looking() or self.fresh or self.to_measure)
+        return self._after is None and not (self.fresh or self.to_measure)
 
     def looked(self, last: str, now_s: float, wall_ns: int) -> None:
         """A page was read, up to that id; empty: the last one."""
@@ -165,7 +258,7 @@ class FolderPart:
         if not last:
             self.sizes.looked()
             self.told_until_ns = max(self.told_until_ns, self._looked_since_ns)
-        is_full_of_due = self._upcoming.is_cut() and self._upcoming.n_due(now_s) == len(self._upcoming)
+        is_full_of_due = self.upcoming.is_cut() and self.upcoming.n_due(now_s) == len(self.upcoming)
         self._after = None if is_full_of_due else last or None  # there is no room for what comes later
 
     def next_order(self, now_s: float) -> Order | None:
@@ -175,21 +268,21 @@ class FolderPart:
             self.fresh.difference_update(ids)
             self._left.clear()
             return ReadRecords(self.base, ids=ids)
-        if self._upcoming.must_look() or self._warnings.must_look():
+        if self.upcoming.must_look() or self.warnings.must_look():
             self.look_again()
-        n_due = self._upcoming.n_due(now_s)
+        n_due = self.upcoming.n_due(now_s)
         if self._after is not None and n_due < _ENOUGH_DUE:
-            is_first, self._is_new = self._is_new, False
+            is_first, self.is_unread = self.is_unread, False
             if not self._after:
                 self._clear()
                 self.sizes.look()
             self._left.clear()
             return ReadRecords(self.base, after=self._after, and_quarantined=is_first)
-        if self._warnings.n_due(now_s):
-            return ReadRecords(self.base, ids=[one.id for one in self._warnings.take(now_s, BATCH)])
+        if self.warnings.n_due(now_s):
+            return ReadRecords(self.base, ids=[one.id for one in self.warnings.take(now_s, BATCH)])
         if n_due:
-            self._pending_since_s = _or_never(self._upcoming.next_at_s())
-            chosen = self._upcoming.take(now_s, BATCH)
+            self._pending_since_s = _or_never(self.upcoming.next_at_s())
+            chosen = self.upcoming.take(now_s, BATCH)
             self.pending = {one.id: one for one in chosen}
             return Reap(self.base, chosen)
         if self.to_measure:
@@ -197,32 +290,28 @@ class FolderPart:
             return Measure(self.base, ids)
         return None
 
-    def held(self) -> HeldBytes:
-        """What its orphans take, as far as that is known."""
-        return HeldBytes(self.sizes.n_bytes, max(self.n_orphans - len(self.sizes), 0))
-
     def wants(self, now_s: float) -> bool:
         """Whether `next_order` has one."""
         return self.next_at_s() <= now_s
 
     def next_at_s(self) -> float:
         """When `next_order` has one, as far as is known: 0 for now, infinity for never."""
-        queues = (self._upcoming, self._warnings)
+        queues = (self.upcoming, self.warnings)
         must_look = any(queue.must_look() for queue in queues)
         return 0.0 if must_look or not self.is_known() else min(_or_never(queue.next_at_s()) for queue in queues)
 
     def n_due(self, now_s: float) -> int:
         """How many may be reaped now, as far as they are known; those that are being reaped too."""
-        return self._upcoming.n_due(now_s) + len(self.pending)
+        return self.upcoming.n_due(now_s) + len(self.pending)
 
     def due_at_s(self) -> float:
         """When the next one is due, or was: of those that are being reaped too; infinity for never."""
-        return min(self._pending_since_s if self.pending else math.inf, _or_never(self._upcoming.next_at_s()))
+        return min(self._pending_since_s if self.pending else math.inf, _or_never(self.upcoming.next_at_s()))
 
     def put_back(self, at_s: float) -> None:
         """What was ordered and not done is due again at that time."""
         for chosen in self.pending.values():
-            self._upcoming.add(chosen, at_s)
+            self.upcoming.add(chosen, at_s)
         self.pending = {}
 
 
@@ -246,7 +335,7 @@ class UserState:
         self._came: dict[str, None] = {}
         self._told: dict[str, None] = {}
         self._told_until_ns = told_until_ns
-        self._most = most
+        self.most_remembered = most
         self._base = base
         self._retry_at_s = 0.0
         self._n_strikes = 0
@@ -256,16 +345,12 @@ class UserState:
         self._not_before_s: dict[str, float] = {}
         self._sofar: dict[str, ReapProgress] = {}
 
-    def most_remembered(self) -> int:
-        """How many orphans may be remembered of each part."""
-        return self._most()
-
     def tended(self, bases: Iterable[bytes]) -> bool:
         """The user's folders are in order, and in these stores; whether some were not known."""
         wanted = set(bases) | {self._base}
         new = wanted - self.parts.keys()
         for base in new:
-            self.parts[base] = FolderPart(base, self._most(), self._told_until_ns)
+            self.parts[base] = FolderPart(base, self.most_remembered(), self._told_until_ns)
         for base in self.parts.keys() - wanted:
             del self.parts[base]
         return bool(new)
@@ -319,8 +404,9 @@ class UserState:
 
     def held(self) -> HeldBytes:
         """What the user's orphans take, as far as that is known."""
-        parts = [part.held() for part in self.parts.values()]
-        return HeldBytes(sum(one.n_bytes for one in parts), sum(one.n_unknown for one in parts))
+        parts = self.parts.values()
+        n_unknown = sum(max(part.n_orphans - len(part.sizes), 0) for part in parts)
+        return HeldBytes(sum(part.sizes.n_bytes for part in parts), n_unknown)
 
     def n_due(self, now_s: float) -> int:
         """His orphans that may be reaped now, as far as they are known."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from contextlib import AsyncExitStack, suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -15,13 +15,13 @@ from fusefs.core.errors import NoStore, RootSquashed, TrashdError, from_os
 from fusefs.core.events import EventKind
 from fusefs.core.policy import VolumePolicy
 from fusefs.core.printable_names import printable
+from fusefs.core.record import quote
 from fusefs.core.service_status import PassedOver, VolumePhase, VolumeStatus
 from fusefs.linux.inotify import InotifyEvent, InotifyMask
 from fusefs.linux.mountinfo import RulePath
 from fusefs.service.child_answers import TROUBLE, Trouble
 from fusefs.service.folder_watch import FolderWatch
 from fusefs.service.forker import ForkerLost
-from fusefs.service.open_own_store import unseen
 from fusefs.service.open_volume import (
     Elsewhere,
     OpenVolume,
@@ -31,15 +31,16 @@ from fusefs.service.open_volume import (
     open_volume,
     own_space,
     space_at,
+    unseen,
 )
 from fusefs.service.other_nodes import OtherNodes
-from fusefs.service.own_store_limits import OwnStoreLimit
 from fusefs.service.pause_files import Pause
+from fusefs.service.served_stores import OwnStoreLimit
 from fusefs.service.shared_context import ServiceContext, boot_s, in_thread, in_time
 from fusefs.service.user_state import UserState
 from fusefs.service.volume_figures import SpaceTrend, WorkTotals
-from fusefs.service.volume_status import Kept, status_of
-from fusefs.service.work_session import SessionEvents, WorkSession
+from fusefs.service.volume_status import status_of
+from fusefs.service.work_session import WorkSession
 from fusefs.store.folder_reports import tell
 from fusefs.store.layout import Store
 from fusefs.store.registry_targets import LineOf
@@ -150,15 +151,15 @@ class VolumeLoop:
 
     def status(self) -> VolumeStatus:
         """What is known of it now; costs no system call."""
-        kept = Kept(
-            self._told_path,
-            self.owner,
-            self._volume_id,
-            self._filesystem,
-            self.phase,
-            self._why,
-            self._refused,
-            self._nodes.told(),
+        kept = VolumeStatus(
+            path=quote(self._told_path),
+            owner=self.owner,
+            id=self._volume_id,
+            filesystem=self._filesystem,
+            phase=self.phase,
+            why=self._why,
+            refused=self._refused,
+            nodes=self._nodes.told(),
         )
         return status_of(kept, list(self.users.values()), self.session, self._tally, self._room)
 
@@ -296,9 +297,7 @@ class VolumeLoop:
 
     async def _look_at_others(self) -> bool:
         """See what other nodes did, without a session; whether it still is the volume that we know."""
-        async with AsyncExitStack() as taken:
-            if self._limit is not None:
-                await taken.enter_async_context(self._limit.taken())
+        async with nullcontext() if self._limit is None else self._limit.taken():
             with await self._open() as opened:
                 if opened.store.volume.id != self._volume_id:
                     return False
@@ -342,9 +341,9 @@ class VolumeLoop:
                 self._tally,
                 self._room,
                 self._limiter,
-                SessionEvents(
-                    self._look_at_space, partial(self._post_watches, opened.store), partial(self._around, opened)
-                ),
+                self._look_at_space,
+                partial(self._post_watches, opened.store),
+                partial(self._around, opened),
             )
             self._context.changed()
             try:
@@ -386,7 +385,8 @@ class VolumeLoop:
         self._must_open = False
         self._n_gone = 0
         if store.volume.id != self._volume_id:
-            if self._volume_id and self._lets_tell():
+            # Its owner can bring that about at will.
+            if self._volume_id and (self.owner is None or self._context.lets_tell(self.owner)):
                 _LOG.warning("%s is another volume now: all of it is looked at anew", printable(self.path))
             self._forget()
             self._volume_id = store.volume.id
@@ -428,7 +428,8 @@ class VolumeLoop:
             if uid not in self.users:
                 self.users[uid] = UserState(uid, self.path, self._most_remembered, self._context.since_ns)
             elif self._folders.get(uid, ino) != ino:
-                self._renew(uid)
+                self.users[uid].look_again()  # another folder: all that is known of the old one is void
+                self._leave(uid)
         self._folders = census.inos
         self._post_watches(opened.store)
 
@@ -456,11 +457,6 @@ class VolumeLoop:
             watch.post(store)
         self._n_blind = 0 if all(one.is_complete() for one in self._watches.values()) else self._n_blind + 1
         self._watch_at_s = boot_s() + 2.0 ** min(self._n_blind, 20) if self._n_blind else math.inf
-
-    def _renew(self, uid: int) -> None:
-        """A user has another folder than before: all that is known of the old one is void."""
-        self.users[uid].look_again()
-        self._leave(uid)
 
     def _on_users(self, event: InotifyEvent) -> None:
         """Perhaps a new user, or another folder of one. Anybody makes names there: they say nothing."""
@@ -527,10 +523,6 @@ class VolumeLoop:
         detail = f"{why}; it is tried again in {rest_s:.0f} s"
         self._context.tell(EventKind.BROKEN, volume=self.path, uid=self.owner, detail=detail)
         return rest_s
-
-    def _lets_tell(self) -> bool:
-        """Whether one more thing may be told that its owner can bring about at will."""
-        return self.owner is None or self._context.lets_tell(self.owner)
 
     def _forget(self) -> None:
         """Nothing of what is known is true any more."""

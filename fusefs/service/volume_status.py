@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
 
-from fusefs.core.record import quote
-from fusefs.core.service_status import CurrentReap, HeldByUser, PassedOver, SeenNode, VolumePhase, VolumeStatus
+import msgspec
+
+from fusefs.core.service_status import CurrentReap, HeldByUser, VolumePhase, VolumeStatus
 from fusefs.service.shared_context import boot_s
 from fusefs.service.user_state import UserState
 from fusefs.service.volume_figures import SpaceTrend, WorkTotals
@@ -18,28 +18,13 @@ _MOST_CURRENT = 5
 _ID_END = 12
 
 
-class Kept(NamedTuple):
-    """A volume as the service keeps it, open or not.
-
-    path   the directory that holds its store, so much of it as everybody may see
-    owner  of a user's own store
-    phase  while it is not open, and why
-    """
-
-    path: bytes
-    owner: int | None
-    id: str
-    filesystem: str
-    phase: VolumePhase
-    why: str
-    refused: tuple[PassedOver, ...]
-    nodes: tuple[SeenNode, ...]
-
-
 def status_of(
-    kept: Kept, users: Sequence[UserState], session: WorkSession | None, tally: WorkTotals, room: SpaceTrend
+    kept: VolumeStatus, users: Sequence[UserState], session: WorkSession | None, tally: WorkTotals, room: SpaceTrend
 ) -> VolumeStatus:
-    """What one volume's loop knows now; costs no system call."""
+    """What one volume's loop knows now; costs no system call.
+
+    kept  the volume as the service keeps it, open or not: its phase and why are those of one that is not open
+    """
     now_s, now_ns = boot_s(), time.time_ns()
     parts = [part for user in users for part in user.parts.values()]
     space = room.space
@@ -49,11 +34,8 @@ def status_of(
     next_at_s = min([due_at_s, *(user.tend_at_s for user in users if user.tend_at_s)])
     phase, why = (kept.phase, kept.why) if session is None else _mood(session, users, hurries=room.hurries)
     pressure = None if session is None else session.pressure()
-    return VolumeStatus(
-        path=quote(kept.path),
-        owner=kept.owner,
-        id=kept.id,
-        filesystem=kept.filesystem,
+    return msgspec.structs.replace(
+        kept,
         phase=phase,
         why=why,
         n_users=len(users),
@@ -82,8 +64,6 @@ def status_of(
         current=_current(session),
         held=tuple(HeldByUser(user.uid, *user.held()) for user in users if any(user.held())),
         faults=tuple(tally.faults),
-        refused=kept.refused,
-        nodes=kept.nodes,
     )
 
 

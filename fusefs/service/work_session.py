@@ -7,33 +7,37 @@ import logging
 import math
 import os
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from functools import partial
-from typing import NamedTuple
 
 import trio
 
 from fusefs.core.durations import format_duration
-from fusefs.core.errors import TrashdError
+from fusefs.core.errors import NotFound, TrashdError
 from fusefs.core.events import EventKind
+from fusefs.core.names import ContainerId
 from fusefs.core.pacing import Backlog, Pressure, RateCaps, WorkDone
 from fusefs.core.policy import VolumePolicy
 from fusefs.core.slice_budget import HOLD, Speed
 from fusefs.engine.pressure_pacer import PressurePacer
-from fusefs.linux.act_as_user import person
+from fusefs.linux.act_as_user import person, user_name
+from fusefs.linux.mountinfo import below
 from fusefs.linux.subuid import read_subordinates
 from fusefs.reaper.server_outage import CUT_OFF
-from fusefs.service.child_answers import ChildAnswers
-from fusefs.service.child_handle import ChildGone, ChildHandle
+from fusefs.service.child_answers import ChildAnswers, ForRoot
 from fusefs.service.fair_turns import FairTurns, by_number, order_of_node
-from fusefs.service.forker import ForkerLost
+from fusefs.service.forker import ChildGone, ChildHandle, ForkerLost
 from fusefs.service.messages import Heartbeat, Measure, Order, ReadRecords, Reap, Tend
 from fusefs.service.node_files import own_name
 from fusefs.service.open_volume import OpenVolume, VolumeSpace
-from fusefs.service.root_takeover import take_over
 from fusefs.service.shared_context import ServiceContext, boot_s, in_thread
 from fusefs.service.user_state import UserState
 from fusefs.service.volume_figures import SpaceTrend, WorkTotals
+from fusefs.store.claim import ClaimLost
+from fusefs.store.layout import Store, open_store
+from fusefs.store.seize import seize
+from fusefs.store.swap_path import own_folder
+from fusefs.store.user_folders import open_user
 
 _LOG = logging.getLogger(__name__)
 
@@ -56,19 +60,6 @@ _LINGER_S = 2.0
 """A volume stays open so long after the last work: things are seldom thrown away one by one."""
 
 
-class SessionEvents(NamedTuple):
-    """Whom a session tells what it finds.
-
-    space   what is free, every few seconds
-    parts   a user has folders in stores that were not known
-    around  every few seconds: there may be unknown users
-    """
-
-    space: Callable[[VolumeSpace], None]
-    parts: Callable[[], None]
-    around: Callable[[], Awaitable[None]]
-
-
 class WorkSession:
     """One volume while it is open. All that lasts longer is its volume loop's."""
 
@@ -81,12 +72,17 @@ class WorkSession:
         tally: WorkTotals,
         room: SpaceTrend,
         limiter: trio.CapacityLimiter,
-        tells: SessionEvents,
+        tell_space: Callable[[VolumeSpace], None],
+        new_parts: Callable[[], None],
+        look_around: Callable[[], Awaitable[None]],
     ) -> None:
         """Be ready to work.
 
-        users    those to serve; new ones may come while it works
-        limiter  of the threads that touch this volume
+        users        those to serve; new ones may come while it works
+        limiter      of the threads that touch this volume
+        tell_space   called with what is free, every few seconds
+        new_parts    called when a user has folders in stores that were not known
+        look_around  called every few seconds: there may be unknown users
         """
         self._context = context
         self._opened = opened
@@ -95,7 +91,8 @@ class WorkSession:
         self._tally = tally
         self._room = room
         self._limiter = limiter
-        self._tells = tells
+        self._tell_space = tell_space
+        self._tell_around = look_around
         self._most = Speed(policy.part_of(policy.max_entries_per_s), policy.part_of(policy.max_bytes_per_s))
         caps = RateCaps(self._most.entries_per_s, self._most.bytes_per_s, policy.horizon_s)
         beat = None if opened.beat is None else opened.beat.write_again
@@ -112,7 +109,7 @@ class WorkSession:
         self._is_stopping = False
         self._is_probing = self._is_writing_back = False
         self._by_force: set[str] = set()
-        self._intake = ChildAnswers(context, opened, policy, tally, room, tells.parts)
+        self._intake = ChildAnswers(context, opened, policy, tally, room, new_parts)
 
     # From outside
 
@@ -205,12 +202,9 @@ class WorkSession:
                 return
             if taken is not None and wanted.by_force:
                 self._by_force.add(taken)
-            self._root().look_again()
-
-    def _root(self) -> UserState:
-        if 0 not in self._users:
-            self._users[0] = UserState(0, self._opened.store.base_path, lambda: _ROOTS_MOST, self._context.since_ns)
-        return self._users[0]
+            if 0 not in self._users:
+                self._users[0] = UserState(0, self._opened.store.base_path, lambda: _ROOTS_MOST, self._context.since_ns)
+            self._users[0].look_again()
 
     async def _wait(self, seconds: float) -> None:
         """Wait for something to change, at most so long."""
@@ -296,7 +290,7 @@ class WorkSession:
             return None
         with folder:
             who = await in_thread(self._limiter, partial(person, user.uid))
-            return ChildHandle(user.uid, await self._context.forker.fork(folder, who))
+            return await self._context.forker.fork(folder, who)
 
     def _dismiss(self, child: ChildHandle) -> None:
         self._count()
@@ -366,7 +360,8 @@ class WorkSession:
         if self._policy.paced:
             n_due = sum(user.n_due(now_s) for user in self._users.values())
             n_entries = int(n_due * self._tally.usual_entries / self._policy.n_nodes)
-            backlog = Backlog(n_entries, self._overdue_s(now_s), self._room.hurries)
+            overdue_s = max([0.0, *(now_s - user.due_at_s() for user in self._users.values())])
+            backlog = Backlog(n_entries, overdue_s, self._room.hurries)
             done = WorkDone(self._tally.n_entries, self._tally.n_bytes, self._tally.busy_s)
             self.tempo = self._pacer.tick(done, backlog)
             if self._pacer.wants_probe() and not self._is_probing:
@@ -378,9 +373,6 @@ class WorkSession:
         else:
             self.tempo = self._most
         return self.tempo
-
-    def _overdue_s(self, now_s: float) -> float:
-        return max([0.0, *(now_s - user.due_at_s() for user in self._users.values())])
 
     def _count(self) -> None:
         """Add up what the children told since the last time."""
@@ -409,7 +401,7 @@ class WorkSession:
         while True:
             try:
                 await self._look_at_space()
-                await self._tells.around()
+                await self._tell_around()
                 has_failed = False
             except OSError as error:
                 # A child that reaps meets it too, by the next look at the latest, and waits for the server.
@@ -426,7 +418,7 @@ class WorkSession:
     async def _look_at_space(self) -> None:
         """See what is free, and whether something has to go before its time."""
         space = await in_thread(self._limiter, self._opened.space)
-        self._tells.space(space)
+        self._tell_space(space)
         await self._intake.enforce_quota(space.total_bytes, self._users.values(), self._limiter)
 
 
@@ -434,3 +426,33 @@ async def _listen(child: ChildHandle) -> None:
     """Take in what a child says until its handle is dismissed, whatever is cancelled meanwhile. Checkpoint"""
     with trio.CancelScope(shield=True):
         await child.listen()
+
+
+def take_over(opened: OpenVolume, wanted: ForRoot) -> ContainerId | None:
+    """The id of root's orphan, due at once, that was in a user's quarantine; None if another process has it by now.
+
+    Root takes over what its owner could not delete where an administrator said so (`authority = "root"`).
+    Raises  TrashdError; OSError
+    """
+    with ExitStack() as owned:
+        store = _store_of(opened.store, wanted.base, owned)
+        folder = open_user(store, wanted.uid)
+        if folder is None:
+            raise NotFound(wanted.id)
+        owned.enter_context(folder)
+        own = owned.enter_context(own_folder(store))
+        note = f"{user_name(wanted.uid)} could not delete it; the configuration gives root the right"
+        seized = seize(folder, wanted.id, own, note, 0)
+        return None if isinstance(seized, ClaimLost) else seized.id
+
+
+def _store_of(upper: Store, base: bytes, owned: ExitStack) -> Store:
+    """The store with that base: the one that is open, or one below it."""
+    if base == upper.base_path:
+        return upper
+    way = below(base, upper.base_path)
+    sides = upper.base.beneath(upper.kernel, way)
+    lower = open_store(upper.kernel, sides, base)
+    if lower is None:
+        raise NotFound(base)
+    return owned.enter_context(lower)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.browse.other_commands import OtherCommands
+from fusefs.browse.command_app import OtherCommands
 from tests.support.browse_pilot import Reader, browse
 from tests.support.make_trees import make_tree
 from tests.support.other_users import as_user

@@ -10,7 +10,7 @@ from fusefs.engine.pressure_pacer import PressurePacer
 from fusefs.linux.kernel import CallHook, Kernel
 from fusefs.service.child_answers import ForRoot
 from fusefs.service.open_volume import open_volume
-from fusefs.service.root_takeover import take_over
+from fusefs.service.work_session import take_over
 from fusefs.store.find_orphans import find_container
 from fusefs.store.pin import KeepFor, keep_by_id
 from tests.crash.powerfail_keeping import KEEPING

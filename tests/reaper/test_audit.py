@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusefs.core.events import Event, EventKind
-from fusefs.service.audit_log import Audit, log_event
+from fusefs.service.event_outlets import Audit, log_event
 from tests.support.real_filesystems import tmpfs_volume
 from tests.unit.test_events import EVENTS
 

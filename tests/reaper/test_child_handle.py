@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 import trio
 import trio.testing
@@ -21,11 +22,10 @@ from fusefs.core.slice_budget import AT_ONCE, HOLD, Speed
 from fusefs.linux.act_as_user import person
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.service.child_handle import LOST_S, SILENT_S, ChildGone, ChildHandle
-from fusefs.service.due_queue import DueContainer
-from fusefs.service.forker import Born, Forker
+from fusefs.service.forker import LOST_S, SILENT_S, ChildGone, ChildHandle, Forker
 from fusefs.service.messages import (
     Answer,
+    DueContainer,
     Order,
     OrderDone,
     OrphanEnded,
@@ -35,7 +35,6 @@ from fusefs.service.messages import (
     SeenContainer,
     Tend,
     Tended,
-    encode,
 )
 from fusefs.service.open_volume import open_volume
 from tests.support.many_files import fill
@@ -59,7 +58,7 @@ async def deputy_of(uid: int, volume: Path, limit_s: float = LIMIT_S) -> AsyncIt
         folder = opened.folder(uid)
         assert folder is not None
         with folder:
-            child_handle = ChildHandle(uid, await forker.fork(folder, person(uid)))
+            child_handle = await forker.fork(folder, person(uid))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(child_handle.listen)
             child_handle.lead(AT_ONCE)
@@ -296,7 +295,7 @@ def lost_with(order: Order, *, says: bytes = b"", looks_after: bool = False) -> 
     ours.setblocking(False)
 
     async def body(child: subprocess.Popen[bytes]) -> str:
-        child_handle = ChildHandle(OTHER, Born(child.pid, Fd(os.pidfd_open(child.pid)), ours))
+        child_handle = ChildHandle(OTHER, child.pid, Fd(os.pidfd_open(child.pid)), ours)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(child_handle.listen)
             if looks_after:
@@ -335,17 +334,17 @@ def test_child_that_says_nonsense_is_killed(packet: bytes) -> None:
 
 
 def test_child_that_answers_what_nobody_asked_is_killed() -> None:
-    other = encode(OrphanEnded("20260101T000000.000Z-other-0123456789ab"))
+    other = msgspec.json.encode(OrphanEnded("20260101T000000.000Z-other-0123456789ab"))
     assert lost_with(Tend(), says=other) == "it answered what nobody asked"
 
 
 def test_error_number_that_there_is_not_is_no_fault_of_ours() -> None:
-    packet = encode(OrderDone("?", (1 << 63) - 1))
+    packet = msgspec.json.encode(OrderDone("?", (1 << 63) - 1))
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
 
     async def body(pid: int) -> None:
-        child_handle = ChildHandle(OTHER, Born(pid, Fd(os.pidfd_open(pid)), ours))
+        child_handle = ChildHandle(OTHER, pid, Fd(os.pidfd_open(pid)), ours)
         with trio.fail_after(LIMIT_S):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(child_handle.listen)

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from fusefs.service.event_limit import EventLimit
+from fusefs.service.shared_context import EventLimit
 
 MOST = 1000
 

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from fusefs.core.service_status import HeldByUser, Status, VolumePhase, VolumeStatus
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME
-from fusefs.service.held_files import HeldFiles, read_held
-from fusefs.service.size_sums import SizeSums
-from fusefs.service.status_file import read_status, write_status
+from fusefs.service.status_file import HeldFiles, read_held, read_status, write_status
+from fusefs.service.user_state import SizeSums
 from tests.support.make_trees import make_tree
 from tests.support.other_users import as_user
 from tests.support.shared_volume import ALICE, MALLORY, Shared

@@ -68,7 +68,7 @@ def run(hooks: HooksConfig, *events: Event) -> tuple[list[str], HookCounts]:
                 await told.enough.wait()
                 await trio.testing.wait_all_tasks_blocked()
                 nursery.cancel_scope.cancel()
-            return [record.getMessage() for record in told.records], runner.tally()
+            return [record.getMessage() for record in told.records], runner.tally
 
     return trio.run(main)
 
@@ -233,7 +233,7 @@ def test_an_event_without_a_hook_is_not_even_queued(kind: EventKind) -> None:
     runner = HookRunner(HooksConfig(on_reaped=shell("id")))
     for _ in range(2000):
         runner(Event(kind, 0))
-    assert runner.tally() == HookCounts()
+    assert runner.tally == HookCounts()
 
 
 @pytest.mark.allows_warnings
@@ -241,7 +241,7 @@ def test_hooks_that_are_far_behind_cost_events_and_that_is_told_once(caplog: pyt
     runner = HookRunner(HooksConfig(on_reaped=shell("id")))
     for _ in range(1003):
         runner(REAPED)
-    assert runner.tally() == HookCounts(0, 0, 3)
+    assert runner.tally == HookCounts(0, 0, 3)
     (record,) = caplog.records
     assert "more are dropped" in record.getMessage()
 
@@ -251,7 +251,7 @@ def test_a_reload_changes_the_hooks_of_what_waits() -> None:
         runner = HookRunner(HooksConfig(on_reaped=shell("echo old")))
         with listening(1) as told, trio.fail_after(PATIENCE_S):
             runner(REAPED)
-            runner.configure(HooksConfig(on_reaped=shell("echo new")))
+            runner.hooks = HooksConfig(on_reaped=shell("echo new"))
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(runner.run)
                 await told.enough.wait()

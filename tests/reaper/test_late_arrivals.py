@@ -26,7 +26,7 @@ from fusefs.reaper.reap import reap
 from fusefs.reaper.remove_tree import RemovalWishes
 from fusefs.service.child_answers import ForRoot
 from fusefs.service.open_volume import open_volume
-from fusefs.service.root_takeover import take_over
+from fusefs.service.work_session import take_over
 from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.layout import open_store
 from fusefs.store.swap_path import own_folder

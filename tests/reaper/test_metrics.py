@@ -19,8 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from fusefs.core.events import Event, EventKind
 from fusefs.core.service_status import HeldByUser, SeenNode, Status, VolumePhase, VolumeStatus, volume_status
 from fusefs.service.hooks import HookCounts
-from fusefs.service.metrics_http import serve
-from fusefs.service.prometheus import PrometheusMetrics
+from fusefs.service.prometheus import PrometheusMetrics, serve
 
 DOCS = Path(__file__).parents[2] / "docs"
 UNITS = (

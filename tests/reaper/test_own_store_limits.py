@@ -7,7 +7,7 @@ import threading
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from fusefs.service.own_store_limits import OwnStoreLimits
+from fusefs.service.served_stores import OwnStoreLimits
 from fusefs.service.shared_context import in_time
 
 ALICE, BOB = 1001, 1002

@@ -15,7 +15,6 @@ import trio
 from fusefs.core.names import ContainerId
 from fusefs.core.service_status import VolumePhase
 from fusefs.linux.act_as_user import person
-from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.service.forker import Forker
 from fusefs.service.messages import Page, ReadRecords
@@ -126,9 +125,9 @@ def test_forker_that_can_not_fork_says_why_and_lives(volume: Path) -> None:
                 with pytest.raises(OSError, match=os.strerror(errno.EMFILE)):
                     await forker.fork(folder, person(OTHER))
                 resource.prlimit(forker.pid, resource.RLIMIT_NOFILE, limits)
-                born = await forker.fork(folder, person(OTHER))
-                with born.channel, Fd(born.pidfd):
-                    assert os.path.exists(f"/proc/{born.pid}")
+                child_handle = await forker.fork(folder, person(OTHER))
+                assert os.path.exists(f"/proc/{child_handle.pid}")
+                child_handle.close()
 
     trio.run(body)
 

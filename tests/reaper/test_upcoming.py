@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from fusefs.service.due_queue import DueContainer, DueQueue
+from fusefs.service.messages import DueContainer
+from fusefs.service.user_state import DueQueue
 
 MOST = 5
 ids = st.sampled_from([f"id{n}" for n in range(12)])

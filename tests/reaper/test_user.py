@@ -20,11 +20,11 @@ from fusefs.core.record import Method
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.service.child_answers import ChildAnswers
-from fusefs.service.due_queue import DueContainer
 from fusefs.service.forker import Forker
 from fusefs.service.inotify_watches import InotifyWatches
 from fusefs.service.messages import (
     Answer,
+    DueContainer,
     Measure,
     Order,
     OrderDone,
@@ -70,7 +70,7 @@ def new_intake() -> ChildAnswers:
         context = ServiceContext(
             Kernel(), nobody, watcher, read_config([]), clock, 0, lambda _: None, lambda: None, lambda _: None, "0"
         )
-    opened = OpenVolume(store, "", nowhere, None, ExitStack())
+    opened = OpenVolume(store, "", nowhere, ExitStack())
     return ChildAnswers(context, opened, VolumePolicy(BASE), WorkTotals(), SpaceTrend(), lambda: None)
 
 
@@ -81,7 +81,7 @@ def looked_at(user: UserState, *identifiers: str, at_s: float = 0.0) -> None:
     assert isinstance(look, ReadRecords)
     assert (look.base, look.after, look.ids) == (BASE, "", None)
     for identifier in identifiers:
-        part_of(user).schedule(DueContainer(identifier, 0), at_s)
+        part_of(user).upcoming.add(DueContainer(identifier, 0), at_s)
     part_of(user).looked("", 0.0, 0)
 
 
