@@ -22,7 +22,7 @@ from fusefs.store.container import HeldContainer, dissolve, move, rewrite
 from fusefs.store.layout import TREE, UserFolder
 from fusefs.store.mounted_paths import refuse_mounted
 from fusefs.store.origin import Origin
-from fusefs.store.spare_space import FOR_REAPER, with_room
+from fusefs.store.reserve import FOR_REAPER, with_room
 from fusefs.store.stage import restock
 
 _NAME_MAX_BYTES = 4000

@@ -18,11 +18,9 @@ from fusefs.core.report import CAME_IN
 from fusefs.core.slice_budget import NamesPerLook, SliceBudget
 from fusefs.core.slices import RemovalSliceResult, Slice, SlicePlan, SliceWork, raw
 from fusefs.engine.mpi_ranks import Look, MpiJob, RankCrew
-from fusefs.engine.open_by_path import DirectoriesByPath
-from fusefs.engine.patience import seen_in_time
+from fusefs.engine.open_by_path import DirectoriesByPath, seen_in_time
 from fusefs.engine.rank_slices import UnseenHere
-from fusefs.engine.strategy import Strategy, choose_for_rank
-from fusefs.engine.xfs_groups import AllocationGroups
+from fusefs.engine.strategy import AllocationGroups, Strategy, choose_for_rank
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import read_mounts

@@ -17,8 +17,7 @@ from fusefs.engine.mpi_ranks import RankCrew
 from fusefs.engine.run_slices import SliceRunner
 from fusefs.engine.slice_pace import FULL_SPEED, SetsSpeed, SlicePace
 from fusefs.engine.slice_runners import RunsSlices, SlicePool
-from fusefs.engine.strategy import choose
-from fusefs.engine.xfs_groups import AllocationGroups
+from fusefs.engine.strategy import AllocationGroups, choose
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.pressure import DeviceQueue

@@ -20,8 +20,7 @@ from fusefs.linux.untrusted_path import open_way
 from fusefs.service.messages import MESSAGE_MAX, UserRegistry
 from fusefs.service.open_own_store import ROOTS, is_own
 from fusefs.service.own_store_limits import MOST_STORES
-from fusefs.store.registry_targets import LineOf
-from fusefs.store.user_registries import stores_of_users
+from fusefs.store.registry_targets import LineOf, stores_of_users
 
 _MOST_BYTES, _LINE_BYTES = MESSAGE_MAX * 3 // 4, 700
 """Of a message, and what a line has besides its path: a user with very long paths has fewer stores served."""

@@ -39,8 +39,7 @@ from fusefs.store.layout import (
     read_volume,
     take_lock,
 )
-from fusefs.store.reserve import discard_reserve
-from fusefs.store.spare_space import discard_spare_space
+from fusefs.store.reserve import discard_reserve, discard_spare_space
 from fusefs.store.store_maker import StoreMaker, note_made
 from fusefs.store.store_registry import vouch
 from fusefs.store.user_folders import open_user

@@ -31,7 +31,7 @@ from fusefs.store.container import move
 from fusefs.store.discover import discover, folders
 from fusefs.store.layout import RECORD, TREE, Store, UserFolder
 from fusefs.store.list_orphans import explain_first
-from fusefs.store.spare_space import FOR_REAPER, with_room
+from fusefs.store.reserve import FOR_REAPER, with_room
 from fusefs.store.swap import Swapped
 from fusefs.waiting.wait_for_space import FreeSpaceGauge, wait_for_goal
 

@@ -20,10 +20,9 @@ from fusefs.core.slice_budget import CUT_BYTES, NamesPerLook, SliceBudget, Speed
 from fusefs.core.slices import RemovalSliceResult, Slice, SlicePlan, SliceWork
 from fusefs.engine.slice_pace import ConstantSpeed
 from fusefs.engine.slice_runners import SlicePool
-from fusefs.engine.strategy import Strategy, Workers, choose
+from fusefs.engine.strategy import AllocationGroups, Strategy, Workers, choose
 from fusefs.engine.worker_processes import worker_processes
 from fusefs.engine.worker_threads import worker_threads
-from fusefs.engine.xfs_groups import AllocationGroups
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.inner_store_stop import InnerStores

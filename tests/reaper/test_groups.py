@@ -12,8 +12,7 @@ from random import Random
 
 import pytest
 
-from fusefs.engine.strategy import choose
-from fusefs.engine.xfs_groups import AllocationGroups, group_shift
+from fusefs.engine.strategy import AllocationGroups, choose, group_shift
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.remove_tree import RemovalWishes

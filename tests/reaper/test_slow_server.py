@@ -13,8 +13,7 @@ import pytest
 
 from fusefs.core.slice_budget import AT_ONCE, SLICE_S, NamesPerLook, SliceBudget, Speed
 from fusefs.core.slices import SlicePlan, SliceWork
-from fusefs.engine.strategy import Workers, choose
-from fusefs.engine.xfs_groups import AllocationGroups
+from fusefs.engine.strategy import AllocationGroups, Workers, choose
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.inner_store_stop import InnerStores
 from fusefs.reaper.remove_slice import SliceRemover
