@@ -144,8 +144,7 @@ def _reap(
     _visible: VisibleRename | None,
 ) -> Reaped:
     from fusefs.engine.pressure_pacer import pacer_in
-    from fusefs.reaper.reap import reap
-    from fusefs.reaper.remove_tree import RemovalWishes
+    from fusefs.reaper.reap import RemovalWishes, reap
     from fusefs.reaper.server_outage import COMMAND_LIMIT_S, OutageWishes
 
     if entry.state in (State.STAGE, State.RESTORING):

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from fusefs.core.durations import SECONDS, parse_duration
-from fusefs.core.policy import Authority
+from fusefs.core.policy import Authority, TimeWindow, parse_window
 from fusefs.core.sizes import parse_rate, parse_size
-from fusefs.core.time_windows import TimeWindow, parse_window
 
 NONE = "none"
 _TEXT_MAX = 4096

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple
 
 from fusefs.core.slice_budget import SliceBudget
-from fusefs.engine.slice_runners import Done, EndedSlice, SharedSlice, SharesSlices, Work
+from fusefs.engine.slice_runners import Done, EndedSlice, SharesSlices, SharedSlice, Work
 
 _SLICE_S = 0.25
 """Of a slice, at least: beside that its messages, and its directory opened anew, cost little. With 50 ms 16 ranks of 4

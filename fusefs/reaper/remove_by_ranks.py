@@ -26,8 +26,8 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import read_mounts
 from fusefs.reaper.inner_store_stop import InnerStores
 from fusefs.reaper.late_arrivals import LateArrivals
+from fusefs.reaper.reap import RemovalWishes
 from fusefs.reaper.remove_slice import SliceRemover
-from fusefs.reaper.remove_tree import RemovalWishes
 from fusefs.reaper.server_outage import CUT_OFF, DOUBTFUL, asked, may_be_away
 from fusefs.store.claim import open_record, read_record
 from fusefs.store.container import HeldContainer
@@ -42,7 +42,7 @@ _PATIENCE_S = 30.0
 
 
 class RemovalByRanks(NamedTuple):
-    """See remove_tree.SharesRemovals."""
+    """See reap.SharesRemovals."""
 
     job: MpiJob
 

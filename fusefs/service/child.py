@@ -24,8 +24,7 @@ from fusefs.core.report import Reaped, keeps_for_its_owner
 from fusefs.core.slice_budget import HOLD, Speed
 from fusefs.engine.count_tree import size_of, survey
 from fusefs.linux.boot_id import boot_id
-from fusefs.reaper.reap import reap
-from fusefs.reaper.remove_tree import RemovalWishes
+from fusefs.reaper.reap import RemovalWishes, reap
 from fusefs.reaper.server_outage import SERVICE_LIMIT_S, OutageWishes
 from fusefs.service.due_queue import DueContainer
 from fusefs.service.messages import (

@@ -1,4 +1,4 @@
-"""What an orphan holds, looked at where it lies, by its owner."""
+"""What an orphan holds, looked at where it lies, by its owner; what differs from what is where it came from."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from fusefs.store.victim_rename import VisibleRename
 
 T = TypeVar("T")
 _CHUNK = 1 << 18
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class EntryInside(NamedTuple):
@@ -117,10 +118,6 @@ def there_now(kernel: Kernel, folder: UserFolder, entry: ListedContainer, within
     except OSError as error:
         path = printable(os.path.join(entry.origin, within).rstrip(b"/"))
         raise NotFound(path, f"nothing is there to be compared with ({os.strerror(error.errno or 0)})") from error
-
-
-_CHUNK = 1 << 18
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Difference(NamedTuple):

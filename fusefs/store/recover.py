@@ -31,7 +31,7 @@ from fusefs.store.container import (
     drop_empty_tree,
     drop_prepared,
     move,
-    superblock_of,
+    superblock_in,
 )
 from fusefs.store.gate import late_name
 from fusefs.store.keep_entries import settle_kept
@@ -224,7 +224,7 @@ def _may_be_alive(held: HeldContainer) -> KeptContainer | None:
     if kernel.is_local(held.fd):
         return None
     is_of_this_boot = record.boot == boot_id()
-    if is_of_this_boot and record.superblock == superblock_of(kernel, held.fd):
+    if is_of_this_boot and record.superblock == superblock_in(kernel.fstat(held.fd)):
         return None
     who = "somebody by another mount of this filesystem" if is_of_this_boot else f"host {show(record.host)}"
     what = f"{who}, in boot {show(record.boot)}, may still be working on it"

@@ -29,12 +29,12 @@ _BLOCK = 512
 """What st_blocks counts."""
 
 
-def ensure_reserve(folder: UserFolder) -> bool:
-    """Make the reserve if it is not there; whether it is there now. Full volumes are no error: it comes later."""
+def ensure_reserve(folder: UserFolder) -> None:
+    """Make the reserve if it is not there. Full volumes are no error: it comes later."""
     kernel = folder.store.kernel
     with folder.open(RESERVE) as reserve:
         if _is_complete(kernel, reserve):
-            return True
+            return
         with suppress_errno(*FULL, errno.EEXIST, errno.ENOENT):  # full, or another command is making it
             if all(_discard(kernel, reserve, name) for name in (READY, _MAKING)):
                 try:
@@ -43,8 +43,6 @@ def ensure_reserve(folder: UserFolder) -> bool:
                     if error.errno in FULL:  # a part of one helps nobody, and takes what a container could do with
                         _discard(kernel, reserve, _MAKING)
                     raise
-                return True
-    return False
 
 
 def _make(kernel: Kernel, reserve: Fd) -> None:
@@ -116,10 +114,14 @@ def _discard(kernel: Kernel, reserve: Fd, name: Name) -> bool:
 
 
 def discard_reserve(folder: UserFolder) -> None:
-    """Remove the reserve, if it is not in use just now."""
+    """Remove the reserve, if it is not in use just now, and the spare files."""
+    kernel = folder.store.kernel
     with folder.open(RESERVE) as reserve:
         for name in (READY, _MAKING):
-            _discard(folder.store.kernel, reserve, name)
+            _discard(kernel, reserve, name)
+        for name in _ALL:
+            with suppress(FileNotFoundError):
+                kernel.unlink(reserve, name)
 
 
 def take_reserve(folder: UserFolder, owned: ExitStack) -> tuple[Fd, Fd] | None:
@@ -179,15 +181,6 @@ def has_spare_space(folder: UserFolder) -> bool:
     kernel = folder.store.kernel
     with folder.open(RESERVE) as reserve:
         return kernel.filesystem(reserve) != BTRFS_MAGIC or set(kernel.list(reserve)).issuperset(_ALL)
-
-
-def discard_spare_space(folder: UserFolder) -> None:
-    """Remove what there is of it."""
-    kernel = folder.store.kernel
-    with folder.open(RESERVE) as reserve:
-        for name in _ALL:
-            with suppress(FileNotFoundError):
-                kernel.unlink(reserve, name)
 
 
 def with_room(folder: UserFolder, spare: Name, act: Callable[[], T]) -> T:

@@ -26,7 +26,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import Mount, find_mount, find_rule_path, read_mounts, views
 from fusefs.store.backing_and_mount import FILE_TO_READ
 from fusefs.store.claim import ClaimLost, open_record, read_record
-from fusefs.store.container import HeldContainer, create_record, dissolve, make_directory, rewrite, superblock_of
+from fusefs.store.container import HeldContainer, create_record, dissolve, make_directory, rewrite, superblock_in
 from fusefs.store.gate import empty_into, end_gates, move_parts
 from fusefs.store.layout import (
     ANNOUNCED_PREFIX,
@@ -83,7 +83,7 @@ def _ours(kernel: Kernel, fd: Fd, record: Record, lent: int | None) -> Record:
     """The record with us as its maker, who are alive: or another recovery would take us for the dead one."""
     lent = record.lent_mode if lent is None else lent
     return record._replace(
-        host=host_id(), boot=boot_id(), boot_ns=None, superblock=superblock_of(kernel, fd), lent_mode=lent
+        host=host_id(), boot=boot_id(), boot_ns=None, superblock=superblock_in(kernel.fstat(fd)), lent_mode=lent
     )
 
 

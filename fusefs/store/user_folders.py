@@ -79,7 +79,7 @@ def read_registered(kernel: Kernel, registry_fd: Fd | None, uid: int) -> Registe
     if registry_fd is None:
         return nothing
     try:
-        with kernel.open_beneath(registry_fd, _file_of(uid), FILE_TO_READ) as fd:
+        with kernel.open_beneath(registry_fd, plain_name(uid), FILE_TO_READ) as fd:
             fields = json.loads(kernel.read(fd, _MAX_BYTES))
     except (FileNotFoundError, ValueError, RecursionError):
         return nothing
@@ -100,7 +100,7 @@ def write_registered(kernel: Kernel, registry_fd: Fd, entry: RegisteredFolder) -
         "folder": entry.identity._asdict(),
         "refused": [one._asdict() for one in entry.refused],
     }
-    file = _file_of(entry.uid)
+    file = plain_name(entry.uid)
     new = Name(file + _NEW)
     text = json.dumps(fields).encode() + b"\n"
     with suppress(FileNotFoundError):
@@ -130,10 +130,6 @@ def ensure_spare(kernel: Kernel, registry_fd: Fd) -> None:
     """Keep room for one file more, if there is room; needs root, and LOCK held. Raises  OSError"""
     with suppress_errno(*FULL, errno.EOPNOTSUPP, errno.EEXIST), kernel.create(registry_fd, _SPARE) as fd:
         kernel.reserve_blocks(fd, _MAX_BYTES)
-
-
-def _file_of(uid: int) -> Name:
-    return Name(b"%d" % uid)
 
 
 _HEX = frozenset(b"0123456789abcdef")
@@ -242,7 +238,7 @@ def find_user(kernel: Kernel, areas: Areas, uid: int, *, trusts_modes: bool = Tr
 def open_user(store: Store, uid: int) -> UserFolder | None:
     """A user's folder in an opened store, for the caller to close; None if there is none."""
     found = find_user(store.kernel, store.areas, uid, trusts_modes=_trusts_modes(store))
-    return None if found is None else _folder(store, uid, _doubted(store, found))
+    return None if found is None else UserFolder(store, uid, *_doubted(store, found))
 
 
 def _trusts_modes(store: Store) -> bool:
@@ -274,7 +270,7 @@ def all_users(store: Store, refused: list[FolderRefusal], only: int | None = Non
                 found = _doubted(store, found)
                 if found.doubt:
                     refused.append(FolderRefusal(found.area, found.name, uid, uid, found.doubt, is_used=True))
-                yield _folder(store, uid, found)
+                yield UserFolder(store, uid, *found)
 
 
 def take_census(store: Store, only: int | None = None) -> FolderCensus:
@@ -300,7 +296,7 @@ def why_refused(folder: UserFolder) -> str:
 
 
 def plain_name(uid: int) -> Name:
-    """The first name that a user's folder may have."""
+    """The first name that a user's folder may have; and that of root's note of it."""
     return Name(b"%d" % uid)
 
 
@@ -333,10 +329,6 @@ def _doubted(store: Store, found: FoundFolder) -> FoundFolder:
     if store.made is StoreMaker.BY_ROOT:
         return found
     return found._replace(is_proven=False, doubt=NOT_MADE if store.is_unknown() else found.doubt or NOT_REGISTERED)
-
-
-def _folder(store: Store, uid: int, found: FoundFolder) -> UserFolder:
-    return UserFolder(store, uid, *found)
 
 
 def _look_for(kernel: Kernel, areas: Areas, uid: int, trusts_modes: bool) -> _FolderLook:

@@ -26,9 +26,8 @@ from fusefs.engine.worker_threads import worker_threads
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.inner_store_stop import InnerStores
-from fusefs.reaper.reap import reap
+from fusefs.reaper.reap import RemovalWishes, reap
 from fusefs.reaper.remove_slice import SliceRemover
-from fusefs.reaper.remove_tree import RemovalWishes
 from tests.support.background_workers import EndsWorkers
 from tests.support.file_leases import is_broken_into
 from tests.support.real_filesystems import loop_volume, sync
