@@ -29,9 +29,8 @@ from fusefs.engine.run_slices import SliceRunner
 from fusefs.engine.slice_pace import FULL_SPEED, SlicePace
 from fusefs.engine.strategy import Strategy, choose_for_rank
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.reap import reap
+from fusefs.reaper.reap import RemovalWishes, reap
 from fusefs.reaper.remove_by_ranks import RemovalByRanks, SharedRemoval
-from fusefs.reaper.remove_tree import RemovalWishes
 from fusefs.store.find_orphans import act_on, find_container
 
 _THREADS = 8

@@ -18,7 +18,7 @@ from bench.support import FILES_PER_DIRECTORY, make_files, make_flat
 from bench.verdicts import Target, times
 from fusefs.core.slice_budget import AT_ONCE, Speed
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.remove_tree import RemovalWishes
+from fusefs.reaper.reap import RemovalWishes
 from tests.support.fuse_slow import slow_volume
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.reap_process import empty_container

@@ -23,10 +23,9 @@ from fusefs.core.service_status import Status
 from fusefs.core.space_goal import Waited
 from fusefs.core.sweep_result import Swept
 from fusefs.store.adopt import AdoptionProblem
-from fusefs.store.compare_trees import Difference
 from fusefs.store.init_store import Initialised
 from fusefs.store.list_orphans import ListedContainer
-from fusefs.store.look_inside import EntryInside
+from fusefs.store.look_inside import Difference, EntryInside
 from fusefs.store.pin import PinnedOrphan
 from fusefs.store.preflight import Preflight
 from fusefs.store.restore import Restored

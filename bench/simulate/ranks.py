@@ -57,7 +57,7 @@ class Crew(NamedTuple):
 
 
 class SimulatedReap:
-    """A tree, its plan, and who works on it: what reaper/remove_tree.py has of a reap."""
+    """A tree, its plan, and who works on it: what reaper/reap.py has of a reap."""
 
     def __init__(
         self,

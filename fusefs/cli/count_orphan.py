@@ -17,8 +17,8 @@ from fusefs.core.report import Stops
 from fusefs.core.sizes import format_size
 from fusefs.core.slice_budget import Speed
 from fusefs.linux.kernel import Kernel
+from fusefs.store.claim import keep_size
 from fusefs.store.find_orphans import act_on
-from fusefs.store.keep_size import keep_size
 from fusefs.store.layout import UserFolder
 from fusefs.store.list_orphans import ListedContainer
 from fusefs.store.victim_rename import VisibleRename
@@ -81,7 +81,7 @@ def _ask(
     folder: UserFolder,
     _visible: VisibleRename | None,
 ) -> AskedSize:
-    from fusefs.engine.ask_size import ask_size
+    from fusefs.engine.count_tree import ask_size
 
     with folder.open(entry.state) as state, kernel.open_dir(state, entry.id.encode()) as container:
         walks = how.far or kernel.is_local(container)
@@ -96,8 +96,7 @@ def _ask(
 
 @contextmanager
 def _looks(kernel: Kernel, folder: UserFolder, stops: Stops, how: CountOptions) -> Iterator[Callable[[], None]]:
-    from fusefs.engine.foreground_pacing import pacer_in
-    from fusefs.engine.paced_looks import PacedLooks
+    from fusefs.engine.pressure_pacer import PacedLooks, pacer_in
 
     tell = output.tell_why if how.paced else None
     with pacer_in(kernel, folder.fd, Speed(), tell, may_write=False) as pacer:

@@ -16,10 +16,9 @@ from fusefs.core.printable_names import printable
 from fusefs.core.record import Method
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.store.compare_trees import differences
 from fusefs.store.layout import UserFolder
 from fusefs.store.list_orphans import ListedContainer
-from fusefs.store.look_inside import there_now
+from fusefs.store.look_inside import differences, there_now
 
 _TOLD = {"gone": "in the orphan only", "new": "there now only", "changed": "changed", "unreadable": "unreadable"}
 

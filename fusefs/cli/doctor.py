@@ -35,7 +35,7 @@ from fusefs.store.discover import discover, open_at
 from fusefs.store.find_orphans import each_folder
 from fusefs.store.layout import Store, UserFolder
 from fusefs.store.root_squash import SQUASHED, refuse_squashed
-from fusefs.store.silence import Waits
+from fusefs.store.take_over import Waits
 
 
 @click.command("doctor", short_help="Say what is wrong here; repair a store.")

@@ -13,13 +13,12 @@ from fusefs.core.errors import errors_about
 from fusefs.core.printable_names import printable
 from fusefs.linux.kernel import Kernel
 from fusefs.store.adopt import AdoptionProblem
-from fusefs.store.folder_reports import passed_over
 from fusefs.store.init_store import initialise
 from fusefs.store.mounted_paths import open_shown
 from fusefs.store.root_squash import squash_told
 from fusefs.store.store_maker import UNNOTED
 from fusefs.store.swap_path import own_folder
-from fusefs.store.tidy_folder import told
+from fusefs.store.tidy_folder import passed_over, told
 
 
 class RefusedFolders(NamedTuple):

@@ -152,9 +152,8 @@ def _reap(
     folder: UserFolder,
     _visible: VisibleRename | None,
 ) -> Reaped:
-    from fusefs.engine.foreground_pacing import pacer_in
-    from fusefs.reaper.reap import reap
-    from fusefs.reaper.remove_tree import RemovalWishes
+    from fusefs.engine.pressure_pacer import pacer_in
+    from fusefs.reaper.reap import RemovalWishes, reap
     from fusefs.reaper.server_outage import COMMAND_LIMIT_S, OutageWishes
 
     if entry.state in (State.STAGE, State.RESTORING):

@@ -17,8 +17,7 @@ from fusefs.core.names import join
 from fusefs.core.printable_names import printable
 from fusefs.linux.act_as_user import user_name
 from fusefs.linux.kernel import Kernel
-from fusefs.store.find_by_origin import CameFrom, came_from
-from fusefs.store.find_orphans import ID_LEAST_CHARS, all_entries, not_looked_at, the_one_called
+from fusefs.store.find_orphans import ID_LEAST_CHARS, CameFrom, all_entries, came_from, not_looked_at, the_one_called
 
 _MOST_TOLD = 20
 _PATIENCE_S = 0.5

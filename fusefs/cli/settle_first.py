@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from fusefs.cli import output
 from fusefs.linux.kernel import Kernel
 from fusefs.store.find_orphans import tend_all
-from fusefs.store.silence import Waits
+from fusefs.store.take_over import Waits
 
 
 def tended(

@@ -273,7 +273,7 @@ def _confirm(kernel: Kernel, asked: SweepOptions, names: Iterable[Listed] | None
 
 
 def _run(kernel: Kernel, asked: SweepOptions, names: Iterable[Listed] | None, stops: Stops, *, counts: bool) -> Swept:
-    from fusefs.engine.foreground_pacing import pacer_in
+    from fusefs.engine.pressure_pacer import pacer_in
     from fusefs.sweep.request import Request, SweepWishes, ToCount
     from fusefs.sweep.run import run as sweep
 

@@ -10,9 +10,8 @@ from typing import Annotated, Any, Final, NamedTuple
 from msgspec import Meta, convert
 
 from fusefs.core.durations import SECONDS, parse_duration
-from fusefs.core.policy import Authority
+from fusefs.core.policy import Authority, TimeWindow, parse_window
 from fusefs.core.sizes import parse_rate, parse_size
-from fusefs.core.time_windows import TimeWindow, parse_window
 
 NONE = "none"
 _SHOWN_MAX = 60

@@ -1,4 +1,4 @@
-"""Counting what is in a container before it is removed: a walk that changes nothing, by dirfd alone (I6).
+"""What a container's tree takes: by its filesystem's word, else counted, by a walk that changes nothing (I6).
 
 Whatever the shape, memory and fds are bounded. A directory's files are looked at as the listing tells them; of its
 subdirectories only so many are remembered as have room, in the order of their keys, and the listing is read again
@@ -13,15 +13,18 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from heapq import nsmallest
 
-from fusefs.core.freed_space import INLINE_MAX_BYTES, Survey, taken_bytes
+from fusefs.core.freed_space import INLINE_MAX_BYTES, AskedSize, Survey, taken_bytes
 from fusefs.core.names import Name
+from fusefs.core.record import TreeSize
 from fusefs.core.report import Progress, Stops
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import BTRFS_MAGIC, Kernel
-from fusefs.linux.shared_extents import may_share, shared_bytes
+from fusefs.linux.known_sizes import known_size
+from fusefs.linux.shared_extents import may_share, never_shares, shared_bytes, tells_sharing
 from fusefs.store.deep_path import Descent
 from fusefs.store.layout import HOISTED, TREE
 
@@ -285,3 +288,45 @@ class _TreeCount:
         self._links[inode] = st.st_nlink - 1, n_bytes
         self.n_bytes += n_bytes
         return True
+
+
+_READABLE = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+def ask_size(
+    kernel: Kernel,
+    container: Fd,
+    *,
+    walks: bool,
+    pauses: Callable[[], None] = lambda: None,
+    stops: Stops = lambda: False,
+) -> AskedSize:
+    """Ask for it; to be run as the container's owner.
+
+    container  open for reading
+    walks   whether it is counted where the filesystem doesn't know it
+    pauses, stops  of that, as for `survey`
+    Raises  OSError of the container itself
+    """
+    with suppress(OSError), kernel.open_beneath(container, TREE, _READABLE) as tree:
+        known = None if HOISTED in kernel.list(container) else known_size(kernel, tree)
+        if known is not None:
+            return AskedSize(known)
+    if not walks:
+        return AskedSize(None)
+    seen = survey(kernel, container, with_shared=True, stops=stops, pauses=pauses)
+    is_stopped = stops()
+    return AskedSize(size_of(kernel, container, seen, is_stopped=is_stopped), seen.n_failed, is_stopped)
+
+
+def size_of(
+    kernel: Kernel, container: Fd, seen: Survey, *, with_shared: bool = True, is_stopped: bool = False
+) -> TreeSize:
+    """What was counted, as a record has it. with_shared: as `survey` was asked"""
+    magic = kernel.filesystem(container)
+    knows = tells_sharing(magic) if with_shared else never_shares(magic)
+    shared = seen.shared_bytes if knows else None
+    is_at_least = seen.is_at_least or seen.n_failed > 0 or is_stopped
+    return TreeSize(
+        seen.n_entries, seen.n_bytes, seen.linked_bytes, shared, is_at_least, "count", kernel.now_ns()
+    )  # fmt: skip

@@ -19,8 +19,6 @@ from functools import partial
 from queue import Empty, Queue  # SimpleQueue may take a timeout that has just passed for none, and wait for ever
 from typing import Any, Generic, NamedTuple, Self
 
-from mpi4py import MPI
-
 from fusefs.core.errors import Exit, Refused, TrashdError, from_os
 from fusefs.core.slice_budget import SliceBudget
 from fusefs.engine.rank_slices import GivenSlice, LeftSlice, SlicesOfRanks, SlicesOfThreads, ToldSlice
@@ -54,7 +52,7 @@ class Look(NamedTuple):
 class MpiJob:
     """The ranks that were started together; this process is one of them."""
 
-    def __init__(self, mpi: Any, comm: MPI.Comm) -> None:
+    def __init__(self, mpi: Any, comm: Any) -> None:
         self._mpi = mpi
         self._comm = comm
         self._sending: deque[Any] = deque()

@@ -1,11 +1,16 @@
-"""The pace of a removal by the machine's load: measured in the workers' common rests, decided by core/pacing."""
+"""The pace of a removal by the machine's load: measured in the workers' common rests, decided by core/pacing.
+
+In the foreground a removal, or a walk, goes at the user's limits alone, or by what others on the disk feel. The latter
+needs no privilege: every user can read the pressure, and the probe is written to the user's own folder.
+"""
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from fusefs.core import pacing
@@ -23,7 +28,9 @@ from fusefs.core.pacing import (
     WorkDone,
     rest_at,
 )
-from fusefs.core.slice_budget import HOLD, Speed
+from fusefs.core.report import Stops
+from fusefs.core.slice_budget import HOLD, SliceBudget, Speed
+from fusefs.engine.slice_pace import ConstantSpeed, SetsSpeed, SlicePace
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.metadata_writeback import MetadataWriteback
@@ -250,3 +257,106 @@ def _sample(before: _CounterSample, after: _CounterSample, *, is_rest: bool) -> 
     if before.requests is not None and after.requests is not None:
         requests = after.requests.since(before.requests)
     return Sample(is_rest, seconds, io, memory, cpu, requests)
+
+
+@contextmanager
+def pacer_in(
+    kernel: Kernel, directory: Fd, most: Speed, tell: Callable[[str], None] | None, *, may_write: bool = True
+) -> Iterator[SetsSpeed]:
+    """Who leads a removal on a filesystem.
+
+    directory  on it, of any kind; files without a name are made there, if that is permitted and may_write
+    most       that it may be
+    tell       called with a sentence when it begins to yield to others, and when it ends; None: it does not yield
+    """
+    if tell is None:
+        yield ConstantSpeed(most)
+        return
+    from fusefs.linux.low_priority import be_idle
+
+    be_idle()
+    pacer = PressurePacer(kernel, directory, RateCaps(most.entries_per_s, most.bytes_per_s), may_write=may_write)
+    try:
+        yield ForegroundPacer(pacer, tell)
+    finally:
+        pacer.close()
+
+
+class ForegroundPacer:
+    """Looks by itself, whenever the engine asks or waits (engine.slice_pace.SetsSpeed)."""
+
+    def __init__(self, pacer: PressurePacer, tell: Callable[[str], None]) -> None:
+        """tell: called with a sentence when we begin to yield, and when we end."""
+        self._pacer = pacer
+        self._tell = tell
+        self._done = WorkDone()
+        self._was_yielding = False
+        self._next_s = 0.0
+        self._tempo = self._tick()
+
+    def tempo(self) -> Speed:
+        """How fast it may be now."""
+        return self._tick() if time.monotonic() >= self._next_s else self._tempo
+
+    def done(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
+        """A slice did so much."""
+        done = self._done
+        self._done = WorkDone(done.n_entries + n_entries, done.n_bytes + n_bytes, done.busy_s + busy_s)
+
+    def wait(self, seconds: float) -> None:
+        """Wait that long, or until the tempo changes."""
+        before, until_s = self._tempo, time.monotonic() + seconds
+        while (now := time.monotonic()) < until_s and self.tempo() == before:
+            time.sleep(max(min(until_s, self._next_s) - now, 0.0))
+
+    def _tick(self) -> Speed:
+        if self._pacer.wants_probe():
+            self._pacer.probe()
+        if self._pacer.wants_write_back():
+            self._pacer.write_back()
+        self._tempo = self._pacer.tick(self._done, Backlog())
+        self._next_s = time.monotonic() + self._pacer.next_tick_s()
+        if self._pacer.is_yielding() != self._was_yielding:
+            self._was_yielding = not self._was_yielding
+            self._tell(self._pacer.why())
+        return self._tempo
+
+
+class _Looked(NamedTuple):
+    """See engine.slice_pace.SliceDone."""
+
+    removed: int
+    n_bytes: int
+    busy_s: float
+
+
+class PacedLooks:
+    """Called before each entry; returns when that may be looked at."""
+
+    def __init__(self, pacer: SetsSpeed, stops: Stops) -> None:
+        """stops: asked while it waits; after a yes it waits no more"""
+        self._pace = SlicePace(pacer)
+        self._stops = stops
+        self._budget: SliceBudget | None = None
+        self._n = 0
+        self._most: float = 0
+        self._began_s = self._ends_s = 0.0
+
+    def __call__(self) -> None:
+        """Wait, if a slice is over, for the next one."""
+        now_s = time.monotonic()
+        if self._n >= self._most or now_s >= self._ends_s:
+            if self._budget is not None:
+                self._pace.done(self._budget, _Looked(self._n, 0, now_s - self._began_s))
+            self._await_budget()
+        self._n += 1
+
+    def _await_budget(self) -> None:
+        self._n, self._most, self._budget = 0, math.inf, self._pace.budget()
+        while self._budget is None and not self._stops():
+            self._pace.sleep()
+            self._budget = self._pace.budget()
+        self._began_s = time.monotonic()
+        self._ends_s = math.inf if self._budget is None else self._began_s + self._budget.seconds
+        if self._budget is not None and self._budget.n_entries is not None:
+            self._most = self._budget.n_entries

@@ -28,7 +28,7 @@ from fusefs.core.selection import KINDS, Matcher, Selection
 from fusefs.core.slice_budget import AT_ONCE, Speed
 from fusefs.core.sweep_result import MATCHES_MAX, Match, Spared, SweepSums, Swept
 from fusefs.core.timestamps import SECOND_NS
-from fusefs.engine.foreground_pacing import pacer_in
+from fusefs.engine.pressure_pacer import pacer_in
 from fusefs.engine.slice_pace import SetsSpeed
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel

@@ -18,18 +18,16 @@ from fusefs.core.report import CAME_IN
 from fusefs.core.slice_budget import NamesPerLook, SliceBudget
 from fusefs.core.slices import RemovalSliceResult, Slice, SlicePlan, SliceWork, raw
 from fusefs.engine.mpi_ranks import Look, MpiJob, RankCrew
-from fusefs.engine.open_by_path import DirectoriesByPath
-from fusefs.engine.patience import seen_in_time
+from fusefs.engine.open_by_path import DirectoriesByPath, seen_in_time
 from fusefs.engine.rank_slices import UnseenHere
-from fusefs.engine.strategy import Strategy, choose_for_rank
-from fusefs.engine.xfs_groups import AllocationGroups
+from fusefs.engine.strategy import AllocationGroups, Strategy, choose_for_rank
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import read_mounts
 from fusefs.reaper.inner_store_stop import InnerStores
 from fusefs.reaper.late_arrivals import LateArrivals
+from fusefs.reaper.reap import RemovalWishes
 from fusefs.reaper.remove_slice import SliceRemover
-from fusefs.reaper.remove_tree import RemovalWishes
 from fusefs.reaper.server_outage import CUT_OFF, DOUBTFUL, asked, may_be_away
 from fusefs.store.claim import open_record, read_record
 from fusefs.store.container import HeldContainer
@@ -44,7 +42,7 @@ _PATIENCE_S = 30.0
 
 
 class RemovalByRanks(NamedTuple):
-    """See remove_tree.SharesRemovals."""
+    """See reap.SharesRemovals."""
 
     job: MpiJob
 

@@ -31,8 +31,7 @@ from fusefs.core.slices import (
     raw,
     unpack,
 )
-from fusefs.engine.strategy import Strategy, Workers, in_order
-from fusefs.engine.xfs_groups import AllocationGroups
+from fusefs.engine.strategy import AllocationGroups, Strategy, Workers, in_order
 from fusefs.linux.batched_calls import DirectoryWindow, look_at_all, read_window, unlink_all
 from fusefs.linux.directory_metadata import thaw
 from fusefs.linux.fd import Fd

@@ -22,11 +22,9 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, is_container_id
 from fusefs.core.report import Reaped, keeps_for_its_owner
 from fusefs.core.slice_budget import HOLD, Speed
-from fusefs.engine.ask_size import size_of
-from fusefs.engine.count_tree import survey
+from fusefs.engine.count_tree import size_of, survey
 from fusefs.linux.boot_id import boot_id
-from fusefs.reaper.reap import reap
-from fusefs.reaper.remove_tree import RemovalWishes
+from fusefs.reaper.reap import RemovalWishes, reap
 from fusefs.reaper.server_outage import SERVICE_LIMIT_S, OutageWishes
 from fusefs.service.messages import (
     MESSAGE_MAX,
@@ -49,9 +47,8 @@ from fusefs.service.messages import (
     Tend,
     Tended,
 )
-from fusefs.store.claim import look_at_record
+from fusefs.store.claim import keep_size, look_at_record
 from fusefs.store.discover import with_lower
-from fusefs.store.keep_size import keep_size
 from fusefs.store.layout import FOLDERS, UserFolder, open_areas, read_volume
 from fusefs.store.swap_for_owner import give_what_is_left
 from fusefs.store.tidy_folder import tend

@@ -54,8 +54,7 @@ from fusefs.service.messages import (
 from fusefs.service.open_volume import ROOTS, is_own
 from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.layout import Areas, Store, UserFolder
-from fusefs.store.registry_targets import LineOf
-from fusefs.store.user_registries import stores_of_users
+from fusefs.store.registry_targets import LineOf, stores_of_users
 
 _PACKET_MAX = 1 << 16
 _MAX_FDS = 8

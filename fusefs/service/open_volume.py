@@ -29,6 +29,7 @@ from fusefs.service.status_file import served_volumes
 from fusefs.store.backing_and_mount import ABSENT, DIRECTORY, READABLE, BackingAndMount
 from fusefs.store.discover import mount_points
 from fusefs.store.layout import REAPER_LOCK, USERS, Store, UserFolder, Volume, open_areas, open_store, trusted_owners
+from fusefs.store.make_folder import look_first
 from fusefs.store.mounted_paths import open_shown, refuse_mounted
 from fusefs.store.registry_lines import RegistryLine
 from fusefs.store.registry_targets import LineOf
@@ -38,7 +39,6 @@ from fusefs.store.store_registry import is_remembered
 from fusefs.store.swap_path import own_folder
 from fusefs.store.tidy_folder import look_over
 from fusefs.store.user_folders import NOT_MADE, FolderCensus, FolderRefusal, open_user, plain_name, take_census, why_not
-from fusefs.store.verify_folders import look_first
 
 _LET_GO = (VolumePhase.ELSEWHERE, VolumePhase.GONE)
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)

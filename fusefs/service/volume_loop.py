@@ -41,9 +41,9 @@ from fusefs.service.user_state import UserState
 from fusefs.service.volume_figures import SpaceTrend, WorkTotals
 from fusefs.service.volume_status import status_of
 from fusefs.service.work_session import WorkSession
-from fusefs.store.folder_reports import tell
 from fusefs.store.layout import Store
 from fusefs.store.registry_targets import LineOf
+from fusefs.store.tidy_folder import tell
 from fusefs.store.user_folders import FolderCensus, whose
 
 _LOG = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from fusefs.core.record import Method, Record
 from fusefs.linux.fd import Fd
 from fusefs.store.container import dissolve, move
 from fusefs.store.layout import DROP, TREE, UserFolder
-from fusefs.store.permission_loan import lend, loan, take_back
 from fusefs.store.stage import identify_at, record_now, stage_new
+from fusefs.store.victim_rename import lend, loan, take_back
 
 
 class AdoptionProblem(NamedTuple):

@@ -24,7 +24,6 @@ from fusefs.store.adopt import AdoptionProblem, refused
 from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount
 from fusefs.store.claim import ClaimLost, hold
 from fusefs.store.container import UNFINISHED_PREFIX, HeldContainer
-from fusefs.store.folder_reports import passed_over
 from fusefs.store.layout import (
     BEGUN,
     FRESH,
@@ -44,11 +43,11 @@ from fusefs.store.layout import (
 from fusefs.store.pointers import pointed
 from fusefs.store.registry_lines import registered, why_unread
 from fusefs.store.registry_targets import LineOf, RegistryTarget, follow
-from fusefs.store.reserve import is_stocked, is_used
-from fusefs.store.spare_space import has_spare_space
+from fusefs.store.reserve import has_spare_space, is_stocked, is_used
 from fusefs.store.stage import identify_at
 from fusefs.store.store_maker import UNNOTED, StoreMaker, could_be_noted, is_noted, way_out, what_unnoted_means
 from fusefs.store.store_registry import is_vouched
+from fusefs.store.tidy_folder import passed_over
 from fusefs.store.user_folders import MOUNTED, NOT_MADE
 
 _RECOVER = "trashd doctor --repair VOLUME completes or undoes it"

@@ -6,18 +6,18 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Collection
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from enum import Enum
 
 from fusefs.core.errors import BadRecord
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, is_of
-from fusefs.core.record import RECORD_MAX_BYTES, Record
+from fusefs.core.record import RECORD_MAX_BYTES, Record, TreeSize
 from fusefs.core.record_decoding import decode
 from fusefs.linux.boot_id import boot_id
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
-from fusefs.store.container import HeldContainer, move
+from fusefs.store.container import HeldContainer, move, rewrite, touch
 from fusefs.store.layout import BEGUN, RECORD, UserFolder
 
 
@@ -190,3 +190,24 @@ def resume(folder: UserFolder, container: ContainerId, is_meant: Callable[[Recor
         return held
     with closed_on_error(held):
         return _begun(held, is_meant)
+
+
+def keep_size(folder: UserFolder, container: ContainerId, size: TreeSize) -> None:
+    """Note in an orphan's record what it takes; to be run as the folder's owner.
+
+    Where that can't be (somebody has it, it is gone, the volume is full or read-only) nothing is noted.
+    """
+    with suppress(OSError, BadRecord):
+        held = hold(folder, State.ORPHANS, container)
+        if isinstance(held, HeldContainer):
+            with held:
+                held = rewrite(held, held.record._replace(size=size))
+                touch(folder.store.kernel, held.fd)  # the service's watch of orphans/ tells it
+
+
+def forget_size(held: HeldContainer) -> HeldContainer:
+    """The container before something is taken out of its tree. On a full volume what it took stays noted."""
+    with suppress(OSError):
+        if held.record.size is not None:
+            held = rewrite(held, held.record._replace(size=None))
+    return held

@@ -95,16 +95,12 @@ def make_directory(folder: UserFolder, state: State, container: ContainerId) -> 
         return kernel.open_dir(parent, name)
 
 
-def superblock_of(kernel: Kernel, fd: Fd) -> str:
-    """The filesystem that an fd is on as this kernel has it mounted: processes that see the same one share its locks.
+def superblock_in(st: os.stat_result) -> str:
+    """The filesystem that something is on as this kernel has it mounted: processes that see the same one share its
+    locks.
 
     Its number is another's only when it is gone, and with it all locks on it.
     """
-    return superblock_in(kernel.fstat(fd))
-
-
-def superblock_in(st: os.stat_result) -> str:
-    """The filesystem that an fd is on, as `superblock_of` tells it, from a stat of the fd."""
     return f"{os.major(st.st_dev)}:{os.minor(st.st_dev)}"
 
 

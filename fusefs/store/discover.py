@@ -18,7 +18,7 @@ from fusefs.store.layout import Store, UserFolder, open_store, trusted_owners
 from fusefs.store.mounted_paths import open_shown
 from fusefs.store.pointers import lower_stores
 from fusefs.store.registry_lines import registered
-from fusefs.store.registry_targets import LineOf, RegistryTarget, follow, open_registered
+from fusefs.store.registry_targets import LineOf, RegistryTarget, follow, open_registered, stores_of_users
 from fusefs.store.user_folders import FolderRefusal, all_users, named_users, open_user, why_refused
 
 _NO_VOLUMES = frozenset(
@@ -153,8 +153,6 @@ def _words(kernel: Kernel, mounts: list[Mount], users: Iterable[int]) -> Iterato
     own = [LineOf(os.geteuid(), line) for line in registered()]
     yield from (word for word, lead in follow(kernel, own, mounts) if lead is RegistryTarget.THERE)
     if os.geteuid() == 0:
-        from fusefs.store.user_registries import stores_of_users  # users are spared it
-
         yield from stores_of_users(kernel, mounts, users)
 
 

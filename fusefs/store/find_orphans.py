@@ -1,4 +1,7 @@
-"""Containers across all stores and users that the caller may see, each looked at by its owner."""
+"""Containers across all stores and users that the caller may see, each looked at by its owner.
+
+By what came from a path too: the origin in a record is its owner's word, so that whose it is has to be asked first.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +13,23 @@ from typing import Any, NamedTuple, TypeVar
 
 from fusefs.core.errors import BrokenStore, NotFound, TrashdError, Untrusted, UsageError, from_os
 from fusefs.core.lifecycle import State
+from fusefs.core.names import join
 from fusefs.core.orphan_age import Clock
 from fusefs.core.orphan_sums import KeyedSum, OrphanSums, OrphanToSum
 from fusefs.core.printable_names import printable, shell_word
 from fusefs.linux.clocks import moment
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.mountinfo import below, is_inside
+from fusefs.linux.mountinfo import Mount, below, is_inside, read_mounts
 from fusefs.store.adopt import AdoptionProblem
 from fusefs.store.as_owner import as_owner
 from fusefs.store.discover import discover, folders, with_lower
-from fusefs.store.folder_reports import not_proven, tell
-from fusefs.store.layout import POINTERS, USERS, Store, UserFolder, open_store
+from fusefs.store.layout import POINTERS, TREE, USERS, Store, UserFolder, open_store
 from fusefs.store.list_orphans import ListedContainer, entries, entries_in_no_order
+from fusefs.store.mounted_paths import open_shown
 from fusefs.store.pointers import lower_stores
 from fusefs.store.set_aside import waiting
-from fusefs.store.silence import Waits
-from fusefs.store.tidy_folder import prepare, tend, told
+from fusefs.store.take_over import Waits
+from fusefs.store.tidy_folder import not_proven, prepare, tell, tend, told
 from fusefs.store.user_folders import FolderRefusal
 from fusefs.store.victim_rename import DirectRename, VisibleRename
 
@@ -359,3 +363,86 @@ def _beneath(upper: Store, base: bytes) -> Store | None:
     except Untrusted as error:
         hint = f"root takes it over, with what is in it, by: trashd init {shell_word(base)}"
         raise Untrusted(error.detail, hint) from error
+
+
+class CameFrom(NamedTuple):
+    """An orphan that came from a path, or has in it what did; `inside` says where, and is None for all of it."""
+
+    entry: ListedContainer
+    inside: bytes | None
+
+
+def came_from(
+    kernel: Kernel, volumes: Sequence[bytes], path: bytes, listed: Iterable[ListedContainer]
+) -> list[CameFrom]:
+    """Those of some orphans that came from a path, by whatever mount it is named, and can be restored; newest first.
+
+    path    it need not be there any more, nor need directories above it; links in those are followed, it itself is not
+    """
+    mounts = read_mounts()
+    ways = _ways(kernel, path, mounts)
+    bases: dict[bytes, tuple[int, int] | None] = {}
+    found = []
+    for entry in listed:
+        if entry.origin is None or entry.state is not State.ORPHANS:
+            continue
+        base = entry.base_path()
+        if base not in bases:
+            bases[base] = _identity(kernel, base, mounts)
+        wanted, origin = ways.get(bases[base]), below(entry.origin, base)
+        if wanted == origin:
+            found.append(CameFrom(entry, None))
+        elif wanted is not None and is_inside(b"/" + wanted, b"/" + origin):
+            found.append(CameFrom(entry, below(b"/" + wanted, b"/" + origin)))
+    return sorted(_there(kernel, volumes, found), key=lambda one: one.entry.created_ns, reverse=True)
+
+
+def _there(kernel: Kernel, volumes: Sequence[bytes], found: Sequence[CameFrom]) -> list[CameFrom]:
+    """Without those that don't have what is wanted of them; each folder's owner looks once."""
+    parts: dict[bytes, list[tuple[str, bytes]]] = {}
+    for entry, inside in found:
+        if inside is not None:
+            parts.setdefault(entry.path.rsplit(b"/", 2)[0], []).append((entry.id, inside))
+    if not parts:
+        return list(found)
+
+    def look(folder: UserFolder) -> list[str]:
+        return [name for name, inside in parts.get(folder.path(), ()) if _has(folder, name, inside)]
+
+    stores = discover(kernel, volumes)
+    there = {name for part in each_folder(stores, look, list[str], []) for name in part}
+    return [one for one in found if one.inside is None or one.entry.id in there]
+
+
+def _ways(kernel: Kernel, path: bytes, mounts: list[Mount]) -> dict[tuple[int, int] | None, bytes]:
+    """The way to a path from each directory above it, and from itself, by the directory's identity."""
+    above, name = os.path.split(os.path.abspath(path))
+    real = os.path.join(os.path.realpath(above), name)
+    ways: dict[tuple[int, int] | None, bytes] = {}
+    at = real
+    while True:
+        ways.setdefault(_identity(kernel, at, mounts), below(real, at))
+        if at == b"/":
+            break
+        at = os.path.dirname(at)
+    ways.pop(None, None)
+    return ways
+
+
+def _identity(kernel: Kernel, path: bytes, mounts: list[Mount]) -> tuple[int, int] | None:
+    """Of a directory, by a mount of ours of what that shows; None: there is none, or it can't be looked at."""
+    try:
+        with open_shown(kernel, path, mounts) as sides:
+            st = kernel.fstat(sides.fd)
+    except (OSError, TrashdError):
+        return None
+    return st.st_dev, st.st_ino
+
+
+def _has(folder: UserFolder, name: str, inside: bytes) -> bool:
+    kernel = folder.store.kernel
+    try:
+        with folder.open(State.ORPHANS) as orphans, kernel.open_beneath(orphans, join(name.encode(), TREE, inside)):
+            return True
+    except OSError:
+        return False

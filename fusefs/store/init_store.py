@@ -31,7 +31,7 @@ from fusefs.store.layout import (
     read_volume,
     refuse_unknown_format,
 )
-from fusefs.store.make_folder import discard_dead
+from fusefs.store.make_folder import discard_dead, register_again
 from fusefs.store.make_store import (
     AREA_MODES,
     STORE_MODE,
@@ -52,7 +52,6 @@ from fusefs.store.registry_lines import registered
 from fusefs.store.store_maker import StoreMaker, is_noted, what_unnoted_means, who_made
 from fusefs.store.tidy_folder import look_over
 from fusefs.store.user_folders import MOUNTED, whose
-from fusefs.store.verify_folders import register_again
 
 _PLANTED = b".planted-"
 _KEPT_OF_NAME = 200

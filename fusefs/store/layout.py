@@ -40,7 +40,7 @@ NEW = Name(b"new")
 LOCK = Name(b".lock")
 """In a store, or a directory of it, that one process at a time changes; only the store's owner can open it."""
 REGISTRY = Name(b"folders")
-"""Root's registry of which folder is which user's (store/folder_registry.py)."""
+"""Root's registry of which folder is which user's (store/user_folders.py)."""
 NODES = Name(b"nodes")
 """The beats of the nodes that serve a store which several machines may have mounted (service.node_files)."""
 REAPER_LOCK = Name(b"reaper.lock")
@@ -57,7 +57,7 @@ BEGUN = Name(b"begun")
 """In a container of which a reaper, off local filesystems, has begun to delete: it is no orphan any more."""
 WATCHED_PREFIX = b"watched."
 ANNOUNCED_PREFIX = b"announced."
-"""Of what another node notes in a container that it means to take over (store/silence.py)."""
+"""Of what another node notes in a container that it means to take over (store/take_over.py)."""
 WATCH_PREFIXES = (WATCHED_PREFIX, ANNOUNCED_PREFIX)
 HIDDEN_PREFIXES = (b".fuse_hidden", b".nfs")
 """Of what libfuse and NFS make of a file that was replaced or unlinked while it is open."""
@@ -143,7 +143,7 @@ class Store(NamedTuple):
     is_named   whether it was found by its user's word: a pointer in the user's folder, or the registry
     made       who made a store of root's, as far as root has looked: no other user's command needs to know
     takeover_s  as the service's configuration states it, 0: by the type of the filesystem; None: the configuration
-               files are read (store/silence.py)
+               files are read (store/take_over.py)
     """
 
     kernel: Kernel

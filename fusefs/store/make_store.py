@@ -40,7 +40,6 @@ from fusefs.store.layout import (
     take_lock,
 )
 from fusefs.store.reserve import discard_reserve
-from fusefs.store.spare_space import discard_spare_space
 from fusefs.store.store_maker import StoreMaker, note_made
 from fusefs.store.store_registry import vouch
 from fusefs.store.user_folders import open_user
@@ -434,7 +433,6 @@ def remove_folder(folder: UserFolder, area_fd: Fd) -> None:
     """Remove a folder of ours, if nothing is in it. Raises  OSError"""
     kernel = folder.store.kernel
     discard_reserve(folder)
-    discard_spare_space(folder)
     for part in FOLDERS:
         with suppress(FileNotFoundError):
             kernel.rmdir(folder.fd, part)

@@ -18,13 +18,13 @@ from fusefs.core.names import Name, RelPath, join, split
 from fusefs.core.record import MAX_FAILURES, Failure
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import BackingAndMount, between, wholly_beneath
+from fusefs.store.claim import forget_size
 from fusefs.store.container import HeldContainer, drop_empty_tree, flush, move, open_inside
 from fusefs.store.deep_path import DeepOpener, walk_inwards
-from fusefs.store.keep_size import forget_size
 from fusefs.store.layout import TREE
 from fusefs.store.origin import Origin
+from fusefs.store.recover import keep_hoisted, retire_restored
 from fusefs.store.restore import RestoreClaim, Restored, RestoreDestination, closed, restore, settle, way_back
-from fusefs.store.restore_leftovers import keep_hoisted, retire_restored
 
 _IN_BOTH = errno.EISDIR
 

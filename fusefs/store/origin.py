@@ -15,10 +15,8 @@ from fusefs.store.backing_and_mount import DIRECTORY, OUT_OF_REACH, both_sides, 
 from fusefs.store.container import HeldContainer
 from fusefs.store.keep_entries import settle_kept
 from fusefs.store.layout import FRESH, TREE
-from fusefs.store.permission_loan import take_back
 from fusefs.store.stage import identify_at
-from fusefs.store.victim_rename import DirectRename
-from fusefs.store.visible_move import VisibleMove
+from fusefs.store.victim_rename import DirectRename, VisibleMove, take_back
 
 _NOWHERE = (errno.ENAMETOOLONG, *OUT_OF_REACH)
 _MOVED = {VisibleMove.PLACE: FRESH, VisibleMove.BACK: TREE}

@@ -18,8 +18,9 @@ from fusefs.store.container import HeldContainer, move, rewrite, touch
 from fusefs.store.find_orphans import act_on
 from fusefs.store.layout import TREE, UserFolder
 from fusefs.store.list_orphans import ListedContainer
-from fusefs.store.permission_loan import take_back
-from fusefs.store.spare_space import FOR_USER, with_room
+from fusefs.store.reserve import FOR_USER, with_room
+from fusefs.store.take_over import take_over
+from fusefs.store.victim_rename import take_back
 
 _S = 1_000_000_000
 _ELSEWHERE = {
@@ -96,8 +97,6 @@ def _keep_anew(held: HeldContainer, retention_s: int | None) -> None:
 
     That node's look at the old one may be stale, and its claim late. Raises  Busy; OSError
     """
-    from fusefs.store.take_over import take_over
-
     change = partial(Record._replace, retention_s=retention_s)
     kernel = held.folder.store.kernel
     try:

@@ -38,7 +38,6 @@ from fusefs.linux.mergerfs import check_rename
 from fusefs.linux.mountinfo import MERGERFS
 from fusefs.linux.refused_calls import RefusedCall, refused_calls
 from fusefs.store.backing_and_mount import FULL, is_taken, suppress_errno, wholly_beneath
-from fusefs.store.folder_registry import RegisteredFolder, write_registered
 from fusefs.store.keep_entries import choose, hindrances
 from fusefs.store.layout import NEW_PREFIX, RECORD, Store, make_private, store_of, trusted_owners
 from fusefs.store.locate import Victim, ancestors, existing_stores, find_victim, lacks_call
@@ -46,11 +45,11 @@ from fusefs.store.make_folder import take_registry, unnamed_folder
 from fusefs.store.make_store import unfinished
 from fusefs.store.refusals import refusals
 from fusefs.store.reserve import is_stocked
-from fusefs.store.silence import takeover_s
 from fusefs.store.swap import Unlike, give_likeness, in_words
 from fusefs.store.swap_path import explain
+from fusefs.store.take_over import takeover_s
 from fusefs.store.tree_holders import holders_of
-from fusefs.store.user_folders import open_user
+from fusefs.store.user_folders import RegisteredFolder, open_user, write_registered
 from fusefs.store.victim_rename import NO_EXCHANGE
 
 _WRITE_SEARCH = os.W_OK | os.X_OK

@@ -1,27 +1,29 @@
 """Recovery: what a killed command left in stage/ and restoring/ is completed, undone, or kept and told.
 
 It decides by the record and by identities (core.recovery_rules), never by a name or an age; what is locked it
-leaves alone; and it removes by rmdir, which refuses where the reasoning was wrong.
+leaves alone; and it removes by rmdir, which refuses where the reasoning was wrong. What somebody wrote into a container
+whose tree is back becomes an orphan of its own.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Collection
 from contextlib import suppress
-from typing import NamedTuple, Never
+from typing import assert_never
 
 from fusefs.core.errors import WAY_OUT, TrashdError
 from fusefs.core.identity import Identity, Likelihood, compare
 from fusefs.core.lifecycle import State
-from fusefs.core.names import ContainerId, Name, is_container_id, join
+from fusefs.core.names import ContainerId, Name, RelPath, is_container_id, join
 from fusefs.core.printable_names import printable, shell_word, show
 from fusefs.core.record import Method, Record
 from fusefs.core.recovery_rules import RestoringAction, StageAction, decide_restoring, decide_stage
 from fusefs.linux.boot_id import boot_id
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.store.adopt import AdoptionProblem, refused
+from fusefs.store.adopt import AdoptionProblem, refused, take_in
 from fusefs.store.claim import ClaimLost, hold, look_at_record
 from fusefs.store.container import (
     HeldContainer,
@@ -29,29 +31,21 @@ from fusefs.store.container import (
     drop_empty_tree,
     drop_prepared,
     move,
-    superblock_of,
+    superblock_in,
 )
+from fusefs.store.gate import late_name
 from fusefs.store.keep_entries import settle_kept
-from fusefs.store.layout import DROP, FRESH, RECORD, RECORD_NEW, TREE, UserFolder
+from fusefs.store.layout import DROP, FRESH, HOISTED, LATE_PREFIX, RECORD, RECORD_NEW, TREE, UserFolder
 from fusefs.store.origin import Origin
-from fusefs.store.permission_loan import take_back
-from fusefs.store.restore_leftovers import keep_as_orphan, rescue_fresh, retire_restored, settle_late
-from fusefs.store.silence import Waits, left_to_wait_s
 from fusefs.store.stage import identify_at, unmake
-from fusefs.store.visible_move import VisibleMove
+from fusefs.store.take_over import Waits, end_old, left_to_wait_s, take_over
+from fusefs.store.victim_rename import VisibleMove, take_back
 
 _BOOT = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 
 
-class Recovered(NamedTuple):
-    """What recovery did: containers completed, undone or swept away, and what it kept."""
-
-    settled: tuple[str, ...]
-    problems: tuple[AdoptionProblem, ...]
-
-
-def recover(folder: UserFolder, ended: Collection[str] = (), waits: Waits | None = None) -> Recovered:
-    """Settle the unlocked containers in one user's stage/ and restoring/; to be run as that user.
+def recover(folder: UserFolder, ended: Collection[str] = (), waits: Waits | None = None) -> list[AdoptionProblem]:
+    """Settle the unlocked containers in one user's stage/ and restoring/; to be run as that user. What it kept.
 
     ended  ids of boots in which, says a person, no process works on anything any more
     waits  called to wait until what other nodes left has been watched for long enough. Without it that is told, and
@@ -61,14 +55,13 @@ def recover(folder: UserFolder, ended: Collection[str] = (), waits: Waits | None
     has no tree is looked at: on btrfs another process's flush may write an adoption, and not the plain rename that
     had brought the tree (docs/crash.md).
     """
-    settled: list[str] = []
     while True:
         watched: list[float] = []
         problems: list[AdoptionProblem] = []
         for state in (State.STAGE, State.RESTORING, State.REAPING, State.ORPHANS):
-            _recover_state(folder, state, ended, watched, settled, problems, asks=waits is not None)
+            _recover_state(folder, state, ended, watched, problems, asks=waits is not None)
         if waits is None or not watched or not waits(min(watched)):
-            return Recovered(tuple(settled), tuple(problems))
+            return problems
 
 
 def _recover_state(
@@ -76,7 +69,6 @@ def _recover_state(
     state: State,
     ended: Collection[str],
     watched: list[float],
-    settled: list[str],
     problems: list[AdoptionProblem],
     *,
     asks: bool,
@@ -88,9 +80,7 @@ def _recover_state(
     for name in names:
         where = printable(os.path.join(folder.path(), state.value.encode(), name))
         try:
-            told = _settle(folder, state, name, ended, watched, asks=asks)
-            if told:
-                settled.append(f"{where}: {told}")
+            _settle(folder, state, name, ended, watched, asks=asks)
         except KeptContainer as kept:
             problems.append(AdoptionProblem(where, str(kept), kept.hint))
         except TrashdError as error:
@@ -122,8 +112,8 @@ class KeptContainer(Exception):
 
 def _settle(
     folder: UserFolder, state: State, name: bytes, ended: Collection[str], watched: list[float], *, asks: bool
-) -> str:
-    """What was done with one container; empty if there was nothing to do or it is not ours to touch now.
+) -> None:
+    """Settle one container, unless there is nothing to do or it is not ours to touch now.
 
     watched  gets the seconds for which it must be silent still, if another node may work on it
     asks     what another boot has locked is watched and told of, too
@@ -135,21 +125,23 @@ def _settle(
         is_half_done = state in (State.STAGE, State.RESTORING)
         held = hold(folder, state, ContainerId(text), ended if is_half_done else ())
     except FileNotFoundError:
-        return _sweep(folder, state, name, watched)
+        _sweep(folder, state, name, watched)
+        return
     if isinstance(held, ClaimLost):
         if held is ClaimLost.BUSY and is_half_done and asks:
             _watch_locked(folder, state, ContainerId(text), watched)
-        return ""
+        return
     with held:
-        alive = may_be_alive(held, ())
+        alive = _may_be_alive(held)
         if alive is None:
             with suppress(FileNotFoundError):
                 # We have the lock, so the process that was writing another record is dead.
                 folder.store.kernel.unlink(held.fd, RECORD_NEW)
         if state is State.REAPING:
-            return ""  # whole or half, the next reap goes on with it
+            return  # whole or half, the next reap goes on with it
         if alive is None:
-            return _settle_held(held)
+            _settle_held(held)
+            return
         if held.record.boot not in ended:
             if state is State.ORPHANS:
                 raise alive
@@ -157,15 +149,12 @@ def _settle(
                 watched.append(left_s)
                 raise alive
         elif state is State.ORPHANS:
-            return _settle_held(held)
-        from fusefs.store.take_over import take_over  # only what another node left needs it
-
+            _settle_held(held)
+            return
         taken = take_over(held, state)
-    if isinstance(taken, ClaimLost):
-        return ""
-    with taken:
-        told = _settle_held(taken)
-        return f"taken over: {told}"
+    if isinstance(taken, HeldContainer):
+        with taken:
+            _settle_held(taken)
 
 
 def _watch_locked(folder: UserFolder, state: State, container: ContainerId, watched: list[float]) -> None:
@@ -185,17 +174,18 @@ def _watch_locked(folder: UserFolder, state: State, container: ContainerId, watc
         raise KeptContainer(who, _way_out_of(record, folder.store.base_path))
 
 
-def _settle_held(held: HeldContainer) -> str:
-    """What was done with one that nobody else works on."""
+def _settle_held(held: HeldContainer) -> None:
+    """Settle one that nobody else works on."""
     with Origin(held) as origin:
         if held.state is State.ORPHANS:
-            return _settle_empty(held, origin)
-        if held.state is State.STAGE:
-            return _settle_staged(held, origin)
-        return settle_restoring(held, origin)
+            _settle_empty(held, origin)
+        elif held.state is State.STAGE:
+            _settle_staged(held, origin)
+        else:
+            settle_restoring(held, origin)
 
 
-def _sweep(folder: UserFolder, state: State, name: bytes, watched: list[float]) -> str:
+def _sweep(folder: UserFolder, state: State, name: bytes, watched: list[float]) -> None:
     """A container without a record never held a victim, or holds nothing any more: rmdir, nothing else.
 
     Another node may be making it, whose lock is not seen: it is watched first; but none is made in reaping/.
@@ -206,11 +196,10 @@ def _sweep(folder: UserFolder, state: State, name: bytes, watched: list[float]) 
             may_be_made = folder.store.is_shared() and state is not State.REAPING
             if may_be_made and (left_s := left_to_wait_s(folder.store, fd)):
                 watched.append(left_s)
-                return ""
+                return
             if not _drop_unfinished_record(kernel, fd):
-                return ""
+                return
         unmake(kernel, state_fd, name)
-    return "held nothing: removed"
 
 
 def _drop_unfinished_record(kernel: Kernel, fd: Fd) -> bool:
@@ -225,17 +214,17 @@ def _drop_unfinished_record(kernel: Kernel, fd: Fd) -> bool:
     return True
 
 
-def may_be_alive(held: HeldContainer, ended: Collection[str]) -> KeptContainer | None:
+def _may_be_alive(held: HeldContainer) -> KeptContainer | None:
     """Why the process that worked on a container, which we have locked, may still run; None: we would see its lock.
 
     It was on a filesystem of one kernel, or as this very boot of ours has it mounted here: machine ids are cloned, and
     a filesystem that is mounted twice may have two sets of locks.
     """
     kernel, record = held.folder.store.kernel, held.record
-    if kernel.is_local(held.fd) or record.boot in ended:
+    if kernel.is_local(held.fd):
         return None
     is_of_this_boot = record.boot == boot_id()
-    if is_of_this_boot and record.superblock == superblock_of(kernel, held.fd):
+    if is_of_this_boot and record.superblock == superblock_in(kernel.fstat(held.fd)):
         return None
     who = "somebody by another mount of this filesystem" if is_of_this_boot else f"host {show(record.host)}"
     what = f"{who}, in boot {show(record.boot)}, may still be working on it"
@@ -257,8 +246,6 @@ def _way_out_of(record: Record, volume: bytes, *first: str) -> str:
 def _gather(held: HeldContainer) -> None:
     """Off local filesystems, have all that lies in older containers, and in gates, where it belongs. Raises  OSError"""
     if held.folder.store.is_shared():
-        from fusefs.store.take_over import end_old  # only what a killed process left there needs it
-
         end_old(held)
         settle_late(held)
 
@@ -267,7 +254,7 @@ def _found(held: HeldContainer, name: Name) -> Identity | None:
     return identify_at(held.folder.store.kernel, held.fd, name)
 
 
-def _settle_staged(held: HeldContainer, origin: Origin) -> str:
+def _settle_staged(held: HeldContainer, origin: Origin) -> None:
     _gather(held)
     record = held.record
     action = decide_stage(record, _found(held, TREE), _found(held, FRESH), origin.identity())
@@ -283,27 +270,24 @@ def _settle_staged(held: HeldContainer, origin: Origin) -> str:
             for name in (TREE, FRESH):
                 _remove_prepared(held, name)
             dissolve(held)
-            return "its victim never came: undone"
         case StageAction.PLACE | StageAction.FORWARD:
             if action is StageAction.PLACE:
                 origin.place(VisibleMove.PLACE)
-            left = origin.settle_kept()
+            origin.settle_kept()
             _remove_prepared(held, FRESH)
             _take_back_tree(held)
             origin.take_back(record.lent_mode, record.fresh)
-            if record.heir is not None and held.folder.uid == 0:
-                return ""  # root's next command hands it over; recovery never needs another user's folder
-            move(held, State.ORPHANS)
-            return "; ".join(["its victim is here: adopted", *(f"not kept: {one}" for one in left)])
+            # Root's next command hands an heir's over; recovery never needs another user's folder.
+            if record.heir is None or held.folder.uid:
+                move(held, State.ORPHANS)
         case StageAction.GATHERED:
             drop_prepared(held)
             if drop_empty_tree(held):
                 dissolve(held)
-                return "its sweep had taken nothing: undone"
-            move(held, State.ORPHANS)
-            return "what its sweep had taken: adopted"
+            else:
+                move(held, State.ORPHANS)
         case _:
-            raise _forgotten(action)
+            assert_never(action)
 
 
 def _remove_prepared(held: HeldContainer, name: Name) -> None:
@@ -320,22 +304,21 @@ def _remove_prepared(held: HeldContainer, name: Name) -> None:
         )
 
 
-def _settle_empty(held: HeldContainer, origin: Origin) -> str:
+def _settle_empty(held: HeldContainer, origin: Origin) -> None:
     """Remove an orphan without a tree, if that is where it came from; otherwise the checker tells that it is gone.
 
     Where something dropped came from is not known: it lies in `drop/`, or the user's own mv did not happen either.
     """
     record = held.record
     if set(held.folder.store.kernel.list(held.fd)) - {RECORD}:
-        return ""
+        return
     if record.method is Method.DROPPED:
         _take_back_dropped(held)
     elif compare(origin.identity(), record.victim) is Likelihood.SAME:
         origin.take_back(record.lent_mode, record.victim)
     else:
-        return ""
+        return
     dissolve(held)
-    return "its tree is where it was: undone"
 
 
 def _take_back_dropped(held: HeldContainer) -> None:
@@ -357,8 +340,8 @@ def _take_back_tree(held: HeldContainer) -> None:
             take_back(held, fd, held.record.lent_mode)
 
 
-def settle_restoring(held: HeldContainer, origin: Origin, back_to: State = State.ORPHANS) -> str:
-    """Complete or undo a restore by what is found; what was done, in words.
+def settle_restoring(held: HeldContainer, origin: Origin, back_to: State = State.ORPHANS) -> None:
+    """Complete or undo a restore by what is found.
 
     back_to  the state that it goes back to if it had not happened
     Raises   OSError; Kept if what is found is not understood
@@ -375,31 +358,94 @@ def settle_restoring(held: HeldContainer, origin: Origin, back_to: State = State
             if not origin.place(VisibleMove.BACK):
                 raise KeptContainer("its tree can't be put back: the name is taken or its directory is gone")
             retire_restored(held)
-            return "put back at its name"
         case RestoringAction.RETIRE:
             with Origin(held, record.target) as reached:
                 reached.settle_kept()
                 reached.take_back(record.lent_mode, record.victim)
             retire_restored(held)
-            return "it was back at its name: finished"
         case RestoringAction.GIVE_BACK:
             settle_kept(held, None)
             rescue_fresh(held, FRESH)
             _take_back_tree(held)
             origin.take_back(record.lent_fresh, record.fresh)
             move(held, back_to)
-            return "its restore had not happened: an orphan again"
         case RestoringAction.REST:
             _take_back_tree(held)
             if drop_empty_tree(held):
                 retire_restored(held)
-                return "all of it was back: finished"
-            move(held, back_to)
-            return "what was not back yet: an orphan again"
+            else:
+                move(held, back_to)
         case _:
-            raise _forgotten(action)
+            assert_never(action)
 
 
-def _forgotten(action: Never) -> AssertionError:
-    """For an action that is not handled, of which a type checker tells; as `assert_never`, which would load typing."""
-    return AssertionError(action)
+RESCUED_RETENTION_S = 7 * 24 * 3600
+"""How long what a restore found in its way can be restored: it was not asked for, and need not stay for ever."""
+
+
+def retire_restored(held: HeldContainer) -> ContainerId | None:
+    """Remove a container whose tree is back at its name; what was written into the fresh directory is kept.
+
+    Returns  the id of the orphan that holds it, if there is any
+    """
+    rescued = rescue_fresh(held, TREE) or rescue_fresh(held, FRESH)
+    rescue_hoisted(held)
+    dissolve(held)
+    return rescued
+
+
+def rescue_fresh(held: HeldContainer, name: Name) -> ContainerId | None:
+    """Remove a fresh directory that came back into a container; if anything is in it, it becomes an orphan.
+
+    That orphan has a week: it was not asked for, and perhaps its user does not know of it yet.
+    """
+    note = f"written into the fresh directory before {held.id} was restored"
+    return keep_as_orphan(held, name, held.record.origin, note, held.record.lent_fresh)
+
+
+def rescue_hoisted(held: HeldContainer) -> ContainerId | None:
+    """Make an orphan of the directories that a reaper had moved up from deep inside: where they were is unknown."""
+    note = f"directories from deep inside {held.id}, moved up when it was half-reaped"
+    return keep_as_orphan(held, HOISTED, None, note)
+
+
+def settle_late(held: HeldContainer) -> None:
+    """Sort out what came into a container late, or a second time, off local filesystems: it may be somebody's.
+
+    The victim is its tree, whatever has that name; all else becomes an orphan of its own. Raises  OSError
+    """
+    kernel, victim = held.folder.store.kernel, held.record.victim
+    late = [Name(name) for name in kernel.list_anew(held.fd) if name.startswith(LATE_PREFIX)]
+    for name in late:
+        tree, came = identify_at(kernel, held.fd, TREE), identify_at(kernel, held.fd, name)
+        if compare(came, victim) is Likelihood.SAME and compare(tree, victim) is not Likelihood.SAME:
+            aside = late_name()
+            kernel.rename_free(held.fd, TREE, held.fd, aside)
+            kernel.rename_free(held.fd, name, held.fd, TREE)
+            name = aside
+        note = f"it came to {held.id} late, as a call that a server did once more"
+        origin = held.record.origin
+        take_in(held.folder, held.fd, name, origin=origin, retention_s=RESCUED_RETENTION_S, note=note)
+
+
+def keep_hoisted(held: HeldContainer) -> list[str]:
+    """Keep what a reaper had moved up from deep inside; what is told of it, if there was any. Raises  OSError"""
+    deep = rescue_hoisted(held)
+    told = f"what the reaper had moved up from deep down lost its structure; it is kept as {deep}"
+    return [] if deep is None else [told]
+
+
+def keep_as_orphan(
+    held: HeldContainer, name: Name, origin: RelPath | None, note: str, lent: int | None = None
+) -> ContainerId | None:
+    """Remove a directory that should be empty; if anything is in it, it becomes an orphan that is kept for a week."""
+    try:
+        held.folder.store.kernel.rmdir(held.fd, name)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+    else:
+        return None
+    return take_in(held.folder, held.fd, name, origin=origin, retention_s=RESCUED_RETENTION_S, note=note, lent=lent)

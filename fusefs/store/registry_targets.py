@@ -1,26 +1,49 @@
-"""The targets of a registry's lines now: a store, nothing yet, nothing for good, or a mount that does not answer."""
+"""The targets of a registry's lines now: a store, nothing yet, nothing for good, or a mount that does not answer.
+
+A registry is written whole, under a lock, without the stores that are gone. What users' registries name is, for root,
+read by a child with its user's uid, reached through no link of theirs. Root hears of a user from the accounts, and of
+one whom these don't list from a folder in a store. A registry is looked for below the home that the accounts tell,
+since no other $XDG_STATE_HOME is told to root.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Container, Hashable, Iterator, Sequence
-from contextlib import ExitStack
+import pwd
+import stat
+import time
+from collections.abc import Container, Hashable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from enum import Enum
+from itertools import islice
 from typing import NamedTuple
 
 from fusefs.core.errors import BrokenStore, TrashdError
 from fusefs.core.identity import Likelihood, compare
 from fusefs.core.names import STORE
+from fusefs.linux.act_as_user import person
 from fusefs.linux.answer_timeout import ask_each
+from fusefs.linux.atomic_files import replace_file
 from fusefs.linux.fd import Fd
+from fusefs.linux.file_locks import take
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.mountinfo import Mount, covering
+from fusefs.linux.mountinfo import Mount, covering, read_mounts
+from fusefs.linux.runtime_directories import STATE_BELOW_HOME, lasting_dir, make_dir
 from fusefs.linux.untrusted_path import open_way
 from fusefs.store.backing_and_mount import READABLE
 from fusefs.store.layout import Store, open_store, trusted_owners
 from fusefs.store.mounted_paths import shown_of
-from fusefs.store.registry_lines import RegistryLine
+from fusefs.store.registry_lines import (
+    MAX_BYTES,
+    MAX_LINES,
+    STORES,
+    RegistryLine,
+    decode,
+    encode,
+    open_directory,
+    read_registry,
+)
 
 _MISSING = (errno.ENOENT, errno.ENOTDIR)
 
@@ -128,3 +151,141 @@ def open_registered(kernel: Kernel, word: LineOf, mounts: list[Mount]) -> Store 
             return None
         owned.pop_all()
     return store._replace(is_named=True)
+
+
+_MODE = 0o600
+_GLANCES, _GLANCE_S = 50, 0.01
+
+
+def add_line(kernel: Kernel, one: RegistryLine) -> str:
+    """Add a line to the caller's registry; why it does not have it now, a clause for a person, or nothing.
+
+    Raises  OSError
+    """
+    path = make_dir(lasting_dir())
+    lock = _lock(path)
+    if lock is None:
+        return "another process keeps its lock"
+    with lock, open_directory(path) as directory:
+        try:
+            lines = decode(read_registry(directory))
+        except FileNotFoundError:
+            lines = []
+        kept = [*_still_needed(kernel, lines, one), one]
+        text = b"".join(map(encode, kept))
+        if len(text) > MAX_BYTES or len(kept) > MAX_LINES:
+            return "it is full of stores that are there"
+        replace_file(os.path.join(path, STORES), text, _MODE, is_durable=True)
+        os.fsync(directory)
+    return ""
+
+
+def _lock(path: bytes) -> Fd | None:
+    """The registry's lock. Its holder is about to write; a stopped one is not waited for long."""
+    for _glance in range(_GLANCES):
+        lock = take(path, STORES + b".lock")
+        if lock is not None:
+            return lock
+        time.sleep(_GLANCE_S)
+    return None
+
+
+def _still_needed(kernel: Kernel, lines: Sequence[RegistryLine], one: RegistryLine) -> list[RegistryLine]:
+    """The lines that stay beside a new one; if there are too many, none that leads nowhere at the moment."""
+    words = [LineOf(os.geteuid(), line) for line in lines]
+    followed = [(word.line, lead) for word, lead in follow(kernel, words, read_mounts())]
+    kept = [
+        (line, lead) for line, lead in followed if lead is not RegistryTarget.GONE and not _replaces(one, line, lead)
+    ]
+    n_bytes = sum(len(encode(line)) for line, _lead in kept) + len(encode(one))
+    if len(kept) >= MAX_LINES or n_bytes > MAX_BYTES:
+        kept = [(line, lead) for line, lead in kept if lead is not RegistryTarget.ABSENT]
+    return [line for line, _lead in kept]
+
+
+def _replaces(one: RegistryLine, line: RegistryLine, lead: RegistryTarget) -> bool:
+    """Whether a new line says of an old one's store where it is now."""
+    if one.volume != line.volume:
+        return False
+    known = compare(one.identity, line.identity)
+    return one.path == line.path or (known is Likelihood.SAME and lead is not RegistryTarget.THERE)
+
+
+MOST_ACCOUNTS = 10_000
+_MOST_UNLISTED = 1000
+_FOUND = b"found"
+
+
+class _RegistryHome(NamedTuple):
+    uid: int
+    path: bytes
+
+
+def stores_of_users(kernel: Kernel, mounts: Sequence[Mount], uids: Iterable[int] = ()) -> Iterator[LineOf]:
+    """The lines of all users' registries that lead somewhere now; needs root.
+
+    uids  of users that may be missing in the accounts' list, as a directory service need not list all
+    No child is waited for beyond a few seconds: a user who keeps it from answering is passed over.
+    """
+    homes = _homes(kernel, uids)
+    words = [word for home in _with_registry(kernel, homes, mounts) for word in _words_of(kernel, home, mounts)]
+    yield from (word for word, lead in follow(kernel, words, mounts) if lead is RegistryTarget.THERE)
+
+
+def _homes(kernel: Kernel, uids: Iterable[int]) -> list[_RegistryHome]:
+    """Where the system says that users are at home, in time: a directory service may be far away."""
+
+    def ask(uid: int | None) -> bytes:
+        with suppress(KeyError):
+            known = islice(pwd.getpwall(), MOST_ACCOUNTS) if uid is None else (pwd.getpwuid(uid),)
+            return b"\0".join(b"%d:%s" % (one.pw_uid, os.fsencode(one.pw_dir)) for one in known)
+        return b""
+
+    def homes_of(asked: Sequence[int | None]) -> dict[int, bytes]:
+        answers = (answer or b"" for _uid, answer in ask_each(asked, ask, kernel.silent, lambda _uid: pwd.__name__))
+        pairs = (one.partition(b":") for answer in answers for one in answer.split(b"\0") if one)
+        return {int(uid): path for uid, _colon, path in pairs}
+
+    homes = homes_of((None,))
+    homes |= homes_of([*islice((uid for uid in sorted(uids) if uid not in homes), _MOST_UNLISTED)])
+    return [_RegistryHome(uid, path) for uid, path in homes.items() if uid != 0 and path.startswith(b"/")]
+
+
+def _with_registry(kernel: Kernel, homes: Sequence[_RegistryHome], mounts: Sequence[Mount]) -> list[_RegistryHome]:
+    """Those where there seems to be a registry: most accounts have none, and cost a few calls."""
+
+    def ask(home: _RegistryHome) -> bytes:
+        try:
+            with _open_place(kernel, home, mounts) as directory:
+                st = os.stat(STORES, dir_fd=directory, follow_symlinks=False)
+        except PermissionError:
+            return _FOUND  # root of another host may not look; its user's process does
+        except OSError:
+            return b""
+        return _FOUND if stat.S_ISREG(st.st_mode) and st.st_uid == home.uid else b""
+
+    asked = ask_each(homes, ask, kernel.silent, lambda home: covering(home.path, mounts))
+    return [home for home, answer in asked if answer == _FOUND]
+
+
+def _words_of(kernel: Kernel, home: _RegistryHome, mounts: Sequence[Mount]) -> list[LineOf]:
+    """What a user's registry says, read as that user."""
+
+    def ask(_home: _RegistryHome) -> bytes:
+        try:
+            with (
+                _open_place(kernel, home, mounts) as place,
+                Fd(os.open(b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place)) as directory,
+            ):
+                return read_registry(directory)
+        except OSError:
+            return b""
+
+    # A user who stops the child has not made a mount silent: what is learnt of it is that user's alone.
+    ((_home, answer),) = ask_each((home,), ask, set(), lambda _home: home.uid, person(home.uid))
+    return [LineOf(home.uid, line) for line in decode(answer or b"")]
+
+
+def _open_place(kernel: Kernel, home: _RegistryHome, mounts: Sequence[Mount]) -> Fd:
+    """The directory of a user's registry, through no link but root's, for any caller. Raises  OSError"""
+    return open_way(kernel, os.path.join(home.path, STATE_BELOW_HOME), mounts, (0,))

@@ -1,9 +1,18 @@
-"""The reserve: a ready container per user, so that a swap needs neither a block nor an inode of a full volume."""
+"""The reserve: a ready container per user, so that a swap needs neither a block nor an inode of a full volume.
+
+Beside it spare space that can be given back at once, where even a rename needs some. btrfs reserves metadata for every
+rename, exchange and write, also into preallocated blocks, and refuses them all at a subvolume's limit; only unlink
+always works. So the ready container is out of reach just when it is needed. What helps there is to unlink something:
+one file for swap and restore, one for the reaper, which must be able to claim an orphan after a swap has used up the
+other.
+"""
 
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from typing import TypeVar
 
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, Name
@@ -20,12 +29,12 @@ _BLOCK = 512
 """What st_blocks counts."""
 
 
-def ensure_reserve(folder: UserFolder) -> bool:
-    """Make the reserve if it is not there; whether it is there now. Full volumes are no error: it comes later."""
+def ensure_reserve(folder: UserFolder) -> None:
+    """Make the reserve if it is not there. Full volumes are no error: it comes later."""
     kernel = folder.store.kernel
     with folder.open(RESERVE) as reserve:
         if _is_complete(kernel, reserve):
-            return True
+            return
         with suppress_errno(*FULL, errno.EEXIST, errno.ENOENT):  # full, or another command is making it
             if all(_discard(kernel, reserve, name) for name in (READY, _MAKING)):
                 try:
@@ -34,8 +43,6 @@ def ensure_reserve(folder: UserFolder) -> bool:
                     if error.errno in FULL:  # a part of one helps nobody, and takes what a container could do with
                         _discard(kernel, reserve, _MAKING)
                     raise
-                return True
-    return False
 
 
 def _make(kernel: Kernel, reserve: Fd) -> None:
@@ -107,10 +114,14 @@ def _discard(kernel: Kernel, reserve: Fd, name: Name) -> bool:
 
 
 def discard_reserve(folder: UserFolder) -> None:
-    """Remove the reserve, if it is not in use just now."""
+    """Remove the reserve, if it is not in use just now, and the spare files."""
+    kernel = folder.store.kernel
     with folder.open(RESERVE) as reserve:
         for name in (READY, _MAKING):
-            _discard(folder.store.kernel, reserve, name)
+            _discard(kernel, reserve, name)
+        for name in _ALL:
+            with suppress(FileNotFoundError):
+                kernel.unlink(reserve, name)
 
 
 def take_reserve(folder: UserFolder, owned: ExitStack) -> tuple[Fd, Fd] | None:
@@ -136,3 +147,59 @@ def move_to_stage(folder: UserFolder, container: ContainerId) -> None:
     kernel = folder.store.kernel
     with folder.open(RESERVE) as reserve, folder.open(State.STAGE) as stage:
         kernel.rename(reserve, READY, stage, container.encode())
+
+
+T = TypeVar("T")
+
+FOR_USER = Name(b"ballast-user")
+FOR_REAPER = Name(b"ballast-reaper")
+_ALL = (FOR_USER, FOR_REAPER)
+_SIZE_BYTES = 2 << 20
+"""Twice what was measured to be enough for a swap (Linux 6.18, 16 KiB nodes)."""
+
+
+def ensure_spare_space(folder: UserFolder) -> None:
+    """Make the spare files that are missing, on filesystems that need any.
+
+    Raises  OSError; FULL errors among them: it comes back when there is room
+    """
+    kernel = folder.store.kernel
+    with folder.open(RESERVE) as reserve:
+        if kernel.filesystem(reserve) != BTRFS_MAGIC:
+            return
+        for name in set(_ALL) - set(kernel.list(reserve)):
+            with suppress(FileExistsError), kernel.create(reserve, name) as fd:
+                try:
+                    kernel.reserve_blocks(fd, _SIZE_BYTES)
+                except OSError:
+                    kernel.unlink(reserve, name)
+                    raise
+
+
+def has_spare_space(folder: UserFolder) -> bool:
+    """Whether all of it is there, or none is needed."""
+    kernel = folder.store.kernel
+    with folder.open(RESERVE) as reserve:
+        return kernel.filesystem(reserve) != BTRFS_MAGIC or set(kernel.list(reserve)).issuperset(_ALL)
+
+
+def with_room(folder: UserFolder, spare: Name, act: Callable[[], T]) -> T:
+    """The result of `act`, tried once more without that spare file if there is no room for it."""
+    try:
+        return act()
+    except OSError as error:
+        if error.errno not in FULL or not _release(folder, spare):
+            raise
+    return act()
+
+
+def _release(folder: UserFolder, name: Name) -> bool:
+    """Give a spare file's space back; whether there was any. It counts as free after a commit, hence the syncfs."""
+    kernel = folder.store.kernel
+    with folder.open(RESERVE) as reserve:
+        try:
+            kernel.unlink(reserve, name)
+        except FileNotFoundError:
+            return False
+        kernel.syncfs(reserve)
+    return True

@@ -17,8 +17,9 @@ from fusefs.core.record import Failure
 from fusefs.linux.directory_metadata import make_like, read_likeness
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
+from fusefs.store.as_owner import ITS_OWNERS, why_other
 from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount, between, refresh, with_mounted
-from fusefs.store.claim import ClaimLost, hold, look_at_record
+from fusefs.store.claim import ClaimLost, forget_size, hold, look_at_record
 from fusefs.store.container import (
     HeldContainer,
     drop_prepared,
@@ -29,16 +30,12 @@ from fusefs.store.container import (
     unfinished_name,
 )
 from fusefs.store.keep_entries import missing
-from fusefs.store.keep_size import forget_size
 from fusefs.store.layout import FRESH, TREE, UserFolder
 from fusefs.store.origin import Origin
-from fusefs.store.permission_loan import lend, loan, take_back
-from fusefs.store.recover import KeptContainer, settle_restoring
-from fusefs.store.restore_leftovers import keep_hoisted, retire_restored
-from fusefs.store.root_rename import ITS_OWNERS, why_other
-from fusefs.store.spare_space import FOR_USER, with_room
-from fusefs.store.victim_rename import NO_EXCHANGE, DirectRename, VisibleRename
-from fusefs.store.visible_move import VisibleMove
+from fusefs.store.recover import KeptContainer, keep_hoisted, retire_restored, settle_restoring
+from fusefs.store.reserve import FOR_USER, with_room
+from fusefs.store.take_over import take_over
+from fusefs.store.victim_rename import NO_EXCHANGE, DirectRename, VisibleMove, VisibleRename, lend, loan, take_back
 
 _WITHOUT_RETURN = {
     State.REAPING: "it may work on another host, which nothing stops for sure: nothing of it is taken back on this "
@@ -160,8 +157,6 @@ def claim_for_restore(folder: UserFolder, container: ContainerId) -> RestoreClai
 
 def _taken_over(held: HeldContainer) -> HeldContainer:
     """It in restoring/, where no call finds it that its swap, or an earlier restore, sent. Raises  Busy; OSError"""
-    from fusefs.store.take_over import take_over  # a local filesystem needs no such thing
-
     taken = with_room(held.folder, FOR_USER, partial(take_over, held, State.RESTORING))
     if isinstance(taken, ClaimLost):
         raise Busy(held.id)

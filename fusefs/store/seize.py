@@ -21,13 +21,12 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import place_of, read_mounts
 from fusefs.store.backing_and_mount import BackingAndMount, Scope
 from fusefs.store.claim import ClaimLost
-from fusefs.store.folder_reports import not_proven
 from fusefs.store.layout import RECORD, UserFolder
 from fusefs.store.locate import Victim, mount_of
-from fusefs.store.remove import remove
 from fusefs.store.stage import SwapOptions, TakenContainer
-from fusefs.store.swap import Swapped
+from fusefs.store.swap import Swapped, remove
 from fusefs.store.swap_path import explain
+from fusefs.store.tidy_folder import not_proven
 from fusefs.store.victim_rename import DirectRename
 
 _QUARANTINE = Name(State.QUARANTINE.value.encode())

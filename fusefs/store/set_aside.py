@@ -39,7 +39,7 @@ from fusefs.store.layout import (
     open_areas,
 )
 from fusefs.store.make_folder import discard_folder, make_user
-from fusefs.store.spare_space import FOR_USER, with_room
+from fusefs.store.reserve import FOR_USER, with_room
 from fusefs.store.user_folders import FolderRefusal, find_user, names_in, open_user
 
 WAITS = "it waits for its owner's next command"

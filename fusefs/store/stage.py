@@ -28,9 +28,16 @@ from fusefs.store.container import (
 )
 from fusefs.store.layout import FRESH, RECORD, TREE, WATCH_PREFIXES, UserFolder, make_unique
 from fusefs.store.locate import Victim
-from fusefs.store.permission_loan import loan
-from fusefs.store.reserve import SPARE, ensure_reserve, move_to_stage, take_reserve
-from fusefs.store.spare_space import FOR_USER, ensure_spare_space, with_room
+from fusefs.store.reserve import (
+    FOR_USER,
+    SPARE,
+    ensure_reserve,
+    ensure_spare_space,
+    move_to_stage,
+    take_reserve,
+    with_room,
+)
+from fusefs.store.victim_rename import loan
 
 ATTEMPTS = 8
 _NEEDS_FRESH = (Method.EXCHANGE, Method.TWO_RENAME, Method.SWEEP)

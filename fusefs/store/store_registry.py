@@ -108,9 +108,9 @@ def remember(store: Store) -> str:
             pass
         if _is_copy(store, one.identity):
             return "it is a copy of another one"
-        from fusefs.store.write_registry import write  # only the first use of a store needs it
+        from fusefs.store.registry_targets import add_line  # only the first use of a store needs it
 
-        return write(store.kernel, one)
+        return add_line(store.kernel, one)
     except OSError as error:
         return error.strerror or "it can't be written"
 
@@ -124,6 +124,6 @@ def vouch(store: Store) -> bool:
         return True
     if store.judged().made is StoreMaker.BY_ROOT:
         return True
-    from fusefs.store.write_registry import write  # most filesystems have attributes
+    from fusefs.store.registry_targets import add_line  # most filesystems have attributes
 
-    return not write(store.kernel, describe(store))
+    return not add_line(store.kernel, describe(store))

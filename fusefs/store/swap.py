@@ -1,4 +1,7 @@
-"""Swap: a fresh directory in the victim's place by one exchange, the old tree an orphan."""
+"""Swap: a fresh directory in the victim's place by one exchange, the old tree an orphan.
+
+rm: the name disappears by one rename into the store; files too, on every filesystem, restorable.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +26,11 @@ from fusefs.linux.directory_metadata import (
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.container import HeldContainer, dissolve, flush, is_taken_over, move
-from fusefs.store.keep_entries import KeptLinks
+from fusefs.store.keep_entries import KeptLinks, keep, withdraw
 from fusefs.store.layout import FRESH, TREE, UserFolder
 from fusefs.store.locate import Victim
-from fusefs.store.permission_loan import lend, take_back
 from fusefs.store.stage import ATTEMPTS, Staged, SwapOptions, stage
-from fusefs.store.victim_rename import NO_EXCHANGE, VisibleRename
-from fusefs.store.visible_move import VisibleMove
+from fusefs.store.victim_rename import NO_EXCHANGE, VisibleMove, VisibleRename, lend, take_back
 
 Unlike = tuple[MetadataDifference, ...]
 """What of a victim's likeness its fresh directory could not be given."""
@@ -79,7 +80,7 @@ class Adopted(NamedTuple):
 def adopt(held: HeldContainer) -> Adopted:
     """Make an orphan of it, in the folder where it is."""
     if held.folder.store.is_shared():
-        from fusefs.store.restore_leftovers import settle_late  # a local filesystem does each call once
+        from fusefs.store.recover import settle_late  # a local filesystem does each call once
 
         settle_late(held)
     move(held, State.ORPHANS)
@@ -160,8 +161,6 @@ def _keep(staged: Staged, victim: Victim) -> KeptLinks | None:
     """Link what stays in view into the fresh directory. Raises  NotKept, OSError"""
     if victim.staying is None:
         return None
-    from fusefs.store.keep_entries import keep  # a plain swap is spared it
-
     return keep(staged, victim)
 
 
@@ -173,8 +172,6 @@ def unstage(staged: Staged, victim: Victim, visible: VisibleRename) -> None:
     """
     kernel = staged.held.folder.store.kernel
     if victim.staying is not None:
-        from fusefs.store.keep_entries import withdraw  # a plain swap is spared it
-
         withdraw(staged, victim)
     take_back(staged.held, victim.fd, staged.held.record.lent_mode, visible)
     for name in (TREE, FRESH):
@@ -334,8 +331,6 @@ def _place(staged: Staged, victim: Victim, visible: VisibleRename) -> bool:
         visible.make(VisibleMove.PLACE, staged.held)
     except FileExistsError:
         if victim.staying is not None:
-            from fusefs.store.keep_entries import withdraw
-
             withdraw(staged, victim)
         kernel.rmdir(staged.held.fd, FRESH)
         return False
@@ -362,3 +357,20 @@ def give_back(staged: Staged, victim: Victim, visible: VisibleRename) -> None:
         raise Unsettled(f"{where}: something else had the name; it is kept as {staged.held.id} in stage/") from error
     unstage(staged, victim, visible)
     raise Refused(where, "something else took its name at that moment; it was given back, try again")
+
+
+def remove(
+    folder: UserFolder, victim: Victim, relative: RelPath, options: SwapOptions, visible: VisibleRename
+) -> Swapped:
+    """Move the victim into a user's folder of a store; arguments and errors as for `swap`."""
+    kernel = folder.store.kernel
+    with stage(folder, victim, relative, Method.REMOVED, options) as staged:
+        try:
+            lend(staged.held, victim.fd, staged.held.record.lent_mode, visible)
+            visible.make(VisibleMove.ASIDE, staged.held)
+        except (OSError, TrashdError) as error:
+            undo(staged, victim, visible, error)
+            raise
+        if not kernel.is_named(victim.fd, staged.held.fd, TREE):
+            give_back(staged, victim, visible)
+        return finish(staged, victim, visible, (), None)

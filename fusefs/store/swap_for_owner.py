@@ -30,8 +30,7 @@ from fusefs.store.pointers import add_pointer
 from fusefs.store.stage import SwapOptions, identify_at, stage_as
 from fusefs.store.swap import Adopted, Swapped, swap
 from fusefs.store.swap_path import into_a_store, own_folder, point_own
-from fusefs.store.victim_rename import DirectRename
-from fusefs.store.visible_move import VisibleMove
+from fusefs.store.victim_rename import DirectRename, VisibleMove
 
 
 def swap_for_owner(kernel: Kernel, path: bytes, options: SwapOptions) -> Swapped:

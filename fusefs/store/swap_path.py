@@ -30,7 +30,7 @@ from fusefs.store.refusals import refusals
 from fusefs.store.stage import SwapOptions, restock
 from fusefs.store.store_maker import way_out
 from fusefs.store.store_registry import is_remembered, place_of_store, remember
-from fusefs.store.swap import Swapped, swap
+from fusefs.store.swap import Swapped, remove, swap
 from fusefs.store.user_folders import NOT_MADE, open_user
 from fusefs.store.victim_rename import DirectRename, VisibleRename
 
@@ -51,8 +51,6 @@ def swap_path(kernel: Kernel, path: bytes, options: SwapOptions) -> Swapped:
 
 def remove_path(kernel: Kernel, path: bytes, options: SwapOptions) -> Swapped:
     """Remove whatever is at a path, restorably; errors as for `swap_path`."""
-    from fusefs.store.remove import remove
-
     return into_a_store(kernel, path, _own(options, remove), directory=False)
 
 

@@ -38,7 +38,7 @@ from fusefs.store.deep_path import DeepOpener, DeepOpeners, make_missing, walk_i
 from fusefs.store.layout import RECORD_NEW, TREE, Store, UserFolder
 from fusefs.store.locate import stores_for, unmake_at
 from fusefs.store.pointers import add_pointer
-from fusefs.store.spare_space import FOR_USER, with_room
+from fusefs.store.reserve import FOR_USER, with_room
 from fusefs.store.stage import Staged, SwapOptions, record_now, stage_as
 from fusefs.store.swap_path import own_folder, point_to, shows_another, volume_to_tell
 

@@ -3,29 +3,134 @@
 A directory's owner need not have put it there: all who may write in the parent can move it, group mates too. Moving it
 to another parent takes write permission on itself, so what is exactly 0700 only its owner can have put there: that is
 the condition. But a mode is today's, and the move was then; so the proof is another thing: that the folder lies where
-only the store's owner makes names, and is the one that root registered (store/folder_registry.py). What does not
-meet the condition is refused, and told; it is never mended, for that would bless what was planted. What is not
-proven serves its own user's commands alone.
+only the store's owner makes names, and is the one that root registered: by its identity, in files that only root can
+write. What does not meet the condition is refused, and told; it is never mended, for that would bless what was planted.
+What is not proven serves its own user's commands alone.
 """
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
+from fusefs.core.identity import Identity, Likelihood, compare
 from fusefs.core.lifecycle import State
 from fusefs.core.names import Name, is_container_id
 from fusefs.core.printable_names import printable
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.store.backing_and_mount import DIRECTORY, READABLE
-from fusefs.store.folder_registry import RegisteredFolder, read_registered
-from fusefs.store.layout import FOLDER_MODE, FOLDERS, USERS, Areas, Store, UserFolder
+from fusefs.store.backing_and_mount import DIRECTORY, FILE_TO_LOCK, FILE_TO_READ, FULL, READABLE, suppress_errno
+from fusefs.store.layout import FOLDER_MODE, FOLDERS, USERS, Areas, Store, UserFolder, decode_identity
 from fusefs.store.store_maker import StoreMaker
+
+MOST_REFUSED = 16
+"""Directories of one user that did not hold at root's first look; after so many no more of that user are."""
+_MAX_BYTES = 8192
+_NEW = Name(b".new")
+_SPARE = Name(b".spare")
+"""Blocks for one file more: on a full volume a folder must be registered before root's reap may free anything in it."""
+
+
+class RegisteredFolder(NamedTuple):
+    """What root noted of one user.
+
+    name      of the user's folder below `u/`; empty if there is none
+    identity  of it
+    refused   what was not the user's folder when root first saw it, whatever has become of it since
+    """
+
+    uid: int
+    name: Name = Name(b"")
+    identity: Identity = Identity("", 0, 0)
+    refused: tuple[Identity, ...] = ()
+
+    def proves(self, found: Identity) -> bool:
+        """Whether that is the folder which root registered. Handles must agree to the letter: a snapshot is another.
+
+        Where a filesystem has no identities (FUSE) it is: only root makes names below `u/`.
+        """
+        if not self.name:
+            return False
+        if self.identity.handle and found.handle:
+            return self.identity.handle == found.handle
+        return compare(self.identity, found) is not Likelihood.OTHER
+
+    def is_same(self, found: Identity) -> bool:
+        """Whether it certainly is that folder, wherever it lies."""
+        return self.proves(found) and compare(self.identity, found) is Likelihood.SAME
+
+    def has_refused(self, found: Identity) -> bool:
+        """Whether that is something which was refused at root's first look, or may be."""
+        return any(compare(one, found) is not Likelihood.OTHER for one in self.refused)
+
+    def is_closed(self) -> bool:
+        """Whether so much of the user's was refused that root looks at nothing more."""
+        return len(self.refused) >= MOST_REFUSED
+
+
+def read_registered(kernel: Kernel, registry_fd: Fd | None, uid: int) -> RegisteredFolder:
+    """What root noted of a user: nothing, if there is no such file, or it can't be understood. Raises  OSError"""
+    nothing = RegisteredFolder(uid)
+    if registry_fd is None:
+        return nothing
+    try:
+        with kernel.open_beneath(registry_fd, plain_name(uid), FILE_TO_READ) as fd:
+            fields = json.loads(kernel.read(fd, _MAX_BYTES))
+    except (FileNotFoundError, ValueError, RecursionError):
+        return nothing
+    if not isinstance(fields, dict) or fields.get("uid") != uid:
+        return nothing
+    name, listed, folder = fields.get("name"), fields.get("refused"), decode_identity(fields.get("folder"))
+    refused = tuple(filter(None, map(decode_identity, listed))) if isinstance(listed, list) else ()
+    if not isinstance(name, str) or folder is None:
+        return nothing._replace(refused=refused)
+    return RegisteredFolder(uid, Name(name.encode("utf-8", "replace")), folder, refused)
+
+
+def write_registered(kernel: Kernel, registry_fd: Fd, entry: RegisteredFolder) -> None:
+    """Note it, durably; needs root, and LOCK held. Raises  OSError"""
+    fields = {
+        "uid": entry.uid,
+        "name": entry.name.decode(),
+        "folder": entry.identity._asdict(),
+        "refused": [one._asdict() for one in entry.refused],
+    }
+    file = plain_name(entry.uid)
+    new = Name(file + _NEW)
+    text = json.dumps(fields).encode() + b"\n"
+    with suppress(FileNotFoundError):
+        kernel.unlink(registry_fd, new)
+    try:
+        with kernel.create(registry_fd, new) as fd:
+            _fill(kernel, fd, text)
+    except OSError as error:
+        with suppress(FileNotFoundError):
+            kernel.unlink(registry_fd, new)
+        if error.errno not in FULL:
+            raise
+        new = _SPARE
+        with kernel.open_beneath(registry_fd, new, FILE_TO_LOCK) as fd:
+            _fill(kernel, fd, text)
+    kernel.rename(registry_fd, new, registry_fd, file)
+    kernel.fsync(registry_fd)
+
+
+def _fill(kernel: Kernel, fd: Fd, text: bytes) -> None:
+    kernel.write(fd, text)
+    kernel.chmod(fd, 0o644)
+    kernel.fsync(fd)
+
+
+def ensure_spare(kernel: Kernel, registry_fd: Fd) -> None:
+    """Keep room for one file more, if there is room; needs root, and LOCK held. Raises  OSError"""
+    with suppress_errno(*FULL, errno.EOPNOTSUPP, errno.EEXIST), kernel.create(registry_fd, _SPARE) as fd:
+        kernel.reserve_blocks(fd, _MAX_BYTES)
+
 
 _HEX = frozenset(b"0123456789abcdef")
 N_HEX = 12
@@ -133,7 +238,7 @@ def find_user(kernel: Kernel, areas: Areas, uid: int, *, trusts_modes: bool = Tr
 def open_user(store: Store, uid: int) -> UserFolder | None:
     """A user's folder in an opened store, for the caller to close; None if there is none."""
     found = find_user(store.kernel, store.areas, uid, trusts_modes=_trusts_modes(store))
-    return None if found is None else _folder(store, uid, _doubted(store, found))
+    return None if found is None else UserFolder(store, uid, *_doubted(store, found))
 
 
 def _trusts_modes(store: Store) -> bool:
@@ -165,7 +270,7 @@ def all_users(store: Store, refused: list[FolderRefusal], only: int | None = Non
                 found = _doubted(store, found)
                 if found.doubt:
                     refused.append(FolderRefusal(found.area, found.name, uid, uid, found.doubt, is_used=True))
-                yield _folder(store, uid, found)
+                yield UserFolder(store, uid, *found)
 
 
 def take_census(store: Store, only: int | None = None) -> FolderCensus:
@@ -191,7 +296,7 @@ def why_refused(folder: UserFolder) -> str:
 
 
 def plain_name(uid: int) -> Name:
-    """The first name that a user's folder may have."""
+    """The first name that a user's folder may have; and that of root's note of it."""
     return Name(b"%d" % uid)
 
 
@@ -224,10 +329,6 @@ def _doubted(store: Store, found: FoundFolder) -> FoundFolder:
     if store.made is StoreMaker.BY_ROOT:
         return found
     return found._replace(is_proven=False, doubt=NOT_MADE if store.is_unknown() else found.doubt or NOT_REGISTERED)
-
-
-def _folder(store: Store, uid: int, found: FoundFolder) -> UserFolder:
-    return UserFolder(store, uid, *found)
 
 
 def _look_for(kernel: Kernel, areas: Areas, uid: int, trusts_modes: bool) -> _FolderLook:

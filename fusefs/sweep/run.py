@@ -17,8 +17,7 @@ from fusefs.core.sweep_result import OUTSIDE, Swept
 from fusefs.engine.run_slices import SliceRunner
 from fusefs.engine.slice_pace import SlicePace
 from fusefs.engine.slice_runners import RunsSlices, SlicePool
-from fusefs.engine.strategy import Strategy, Workers, choose
-from fusefs.engine.xfs_groups import AllocationGroups
+from fusefs.engine.strategy import AllocationGroups, Strategy, Workers, choose
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.pressure import DeviceQueue

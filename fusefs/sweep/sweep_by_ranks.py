@@ -15,9 +15,8 @@ from fusefs.core.printable_names import printable
 from fusefs.core.selection import Matcher, Selection
 from fusefs.core.slice_budget import NamesPerLook, SliceBudget
 from fusefs.engine.mpi_ranks import MpiJob, RankCrew
-from fusefs.engine.patience import seen_in_time
-from fusefs.engine.strategy import Strategy, choose_for_rank
-from fusefs.engine.xfs_groups import AllocationGroups
+from fusefs.engine.open_by_path import seen_in_time
+from fusefs.engine.strategy import AllocationGroups, Strategy, choose_for_rank
 from fusefs.linux.boot_id import boot_id
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import FUSE_MAGIC, Kernel

@@ -19,7 +19,7 @@ from fusefs.core.report import Stops
 from fusefs.core.selection import Matcher
 from fusefs.core.slice_budget import NamesPerLook, SliceBudget
 from fusefs.core.sweep_result import SweepSums
-from fusefs.engine.xfs_groups import AllocationGroups
+from fusefs.engine.strategy import AllocationGroups
 from fusefs.linux.batched_calls import FileSizes, look_at_all
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel

@@ -19,7 +19,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.shared_extents import never_shares
 from fusefs.store.backing_and_mount import FULL, BackingAndMount, between, is_same
 from fusefs.store.locate import find_scope
-from fusefs.store.spare_space import FOR_USER, with_room
+from fusefs.store.reserve import FOR_USER, with_room
 from fusefs.store.stage import SwapOptions
 from fusefs.store.sweep_container import SweepContainer, open_basket
 from fusefs.sweep.request import Action, ActionEnd, ActionPlace, ActionResult, Identified, SweepRoot, ToTrash

@@ -35,7 +35,7 @@ from fusefs.store.discover import discover, folders
 from fusefs.store.layout import TREE, Store, UserFolder
 from fusefs.store.list_orphans import ListedContainer, explain_first
 from fusefs.store.mounted_paths import open_shown
-from fusefs.store.spare_space import FOR_REAPER, with_room
+from fusefs.store.reserve import FOR_REAPER, with_room
 from fusefs.store.swap import Swapped
 
 _PAUSE_S = 0.2

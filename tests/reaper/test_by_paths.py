@@ -17,8 +17,7 @@ from fusefs.engine.open_by_path import DirectoriesByPath
 from fusefs.engine.slice_pace import ConstantSpeed
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.reap import reap
-from fusefs.reaper.remove_tree import RemovalWishes
+from fusefs.reaper.reap import RemovalWishes, reap
 from tests.support.make_trees import deep_chain, make_tree
 from tests.support.many_files import bulky_tree
 from tests.support.nested_directories import make_chain

@@ -20,16 +20,14 @@ from fusefs.core.slice_budget import CUT_BYTES, NamesPerLook, SliceBudget, Speed
 from fusefs.core.slices import RemovalSliceResult, Slice, SlicePlan, SliceWork
 from fusefs.engine.slice_pace import ConstantSpeed
 from fusefs.engine.slice_runners import SlicePool
-from fusefs.engine.strategy import Strategy, Workers, choose
+from fusefs.engine.strategy import AllocationGroups, Strategy, Workers, choose
 from fusefs.engine.worker_processes import worker_processes
 from fusefs.engine.worker_threads import worker_threads
-from fusefs.engine.xfs_groups import AllocationGroups
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.inner_store_stop import InnerStores
-from fusefs.reaper.reap import reap
+from fusefs.reaper.reap import RemovalWishes, reap
 from fusefs.reaper.remove_slice import SliceRemover
-from fusefs.reaper.remove_tree import RemovalWishes
 from tests.support.background_workers import EndsWorkers
 from tests.support.file_leases import is_broken_into
 from tests.support.real_filesystems import loop_volume, sync

@@ -12,11 +12,10 @@ from random import Random
 
 import pytest
 
-from fusefs.engine.strategy import choose
-from fusefs.engine.xfs_groups import AllocationGroups, group_shift
+from fusefs.engine.strategy import AllocationGroups, choose, group_shift
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.remove_tree import RemovalWishes
+from fusefs.reaper.reap import RemovalWishes
 from tests.support.many_files import fill
 from tests.support.real_filesystems import loop_volume, tmpfs_volume
 from tests.support.reap_process import empty_container

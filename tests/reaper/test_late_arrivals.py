@@ -22,8 +22,7 @@ from fusefs.core.selection import Selection
 from fusefs.core.slice_budget import Speed
 from fusefs.engine.slice_pace import ConstantSpeed
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.reap import reap
-from fusefs.reaper.remove_tree import RemovalWishes
+from fusefs.reaper.reap import RemovalWishes, reap
 from fusefs.service.child_answers import ForRoot
 from fusefs.service.open_volume import open_volume
 from fusefs.service.work_session import take_over

@@ -11,7 +11,7 @@ from fusefs.core.slice_budget import AT_ONCE, HOLD, SLICE_S, SMALL_SLICE_S, Slic
 from fusefs.core.slices import RemovalSliceResult, SliceWork
 from fusefs.engine.slice_pace import ConstantSpeed, SlicePace
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.remove_tree import RemovalWishes
+from fusefs.reaper.reap import RemovalWishes
 from tests.support.reap_process import empty_container
 
 YIELDING = Speed(is_alone=False, share=0.1)

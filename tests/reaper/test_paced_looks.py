@@ -8,7 +8,7 @@ import pytest
 
 from fusefs.core.slice_budget import AT_ONCE, HOLD, Speed
 from fusefs.engine.count_tree import survey
-from fusefs.engine.paced_looks import PacedLooks
+from fusefs.engine.pressure_pacer import PacedLooks
 from fusefs.linux.kernel import Kernel
 from tests.cli.test_reap_paced import fsyncing
 from tests.support.many_files import fill

@@ -15,8 +15,7 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId
 from fusefs.core.report import Reaped
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.reap import reap
-from fusefs.reaper.remove_tree import RemovalWishes
+from fusefs.reaper.reap import RemovalWishes, reap
 from fusefs.reaper.server_outage import OutageWishes
 from tests.support.fuse_slow import SlowVolume, slow_volume
 from tests.support.make_trees import Spec, make_tree

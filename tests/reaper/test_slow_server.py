@@ -13,12 +13,11 @@ import pytest
 
 from fusefs.core.slice_budget import AT_ONCE, SLICE_S, NamesPerLook, SliceBudget, Speed
 from fusefs.core.slices import SlicePlan, SliceWork
-from fusefs.engine.strategy import Workers, choose
-from fusefs.engine.xfs_groups import AllocationGroups
+from fusefs.engine.strategy import AllocationGroups, Workers, choose
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.inner_store_stop import InnerStores
+from fusefs.reaper.reap import RemovalWishes
 from fusefs.reaper.remove_slice import SliceRemover
-from fusefs.reaper.remove_tree import RemovalWishes
 from tests.support.fuse_slow import SlowVolume, slow_volume
 from tests.support.many_files import fill
 from tests.support.real_filesystems import tmpfs_volume

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import pytest
 
-from fusefs.store.silence import UNKNOWN_S
+from fusefs.store.take_over import UNKNOWN_S
 from tests.conftest import DEMANDED_GROUPS
 from tests.support import nfs_acts, uml_acts
 from tests.support.nfs_machines import UNLOCKED, VERSIONS, Client, Site, Volume, site

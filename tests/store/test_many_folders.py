@@ -13,14 +13,14 @@ import pytest
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.subuid import read_subordinates
 from fusefs.service.open_volume import open_volume
-from fusefs.store import verify_folders
+from fusefs.store import make_folder
 from fusefs.store.adopt import AdoptionProblem
 from fusefs.store.check import check_folder, check_store
 from fusefs.store.discover import discover
 from fusefs.store.find_orphans import all_entries, each_folder
 from fusefs.store.layout import FOLDERS
+from fusefs.store.make_folder import look_first
 from fusefs.store.user_folders import take_census
-from fusefs.store.verify_folders import look_first
 from tests.support.crash_scenarios import EVERY_CALL
 from tests.support.make_trees import Dir, make_tree
 from tests.support.other_users import as_user
@@ -44,7 +44,7 @@ def volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A store of root's with room for very many folders, on a system that tells of Bob's uids."""
     (tmp_path / "subuid").write_text(f"{BOB}:{FIRST}:65536\n")
     told = partial(read_subordinates, bytes(tmp_path / "subuid"))
-    monkeypatch.setattr(verify_folders, "read_subordinates", told)
+    monkeypatch.setattr(make_folder, "read_subordinates", told)
     with tmpfs_volume("2g", ("nr_inodes=0",)) as path:
         init(path)
         yield path

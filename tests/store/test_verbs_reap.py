@@ -17,7 +17,7 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.claim import claim
 from fusefs.store.container import HeldContainer
-from fusefs.store.restore_leftovers import RESCUED_RETENTION_S
+from fusefs.store.recover import RESCUED_RETENTION_S
 from fusefs.store.stage import SwapOptions
 from tests.support.make_trees import IMMUTABLE, Dir, deep_chain, make_tree, set_flags
 from tests.support.other_users import as_user

@@ -10,7 +10,7 @@ import pytest
 from fusefs.core.errors import NotADirectory, NotFound, Occupied, OtherFilesystem, UsageError
 from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
-from fusefs.store.restore_leftovers import RESCUED_RETENTION_S
+from fusefs.store.recover import RESCUED_RETENTION_S
 from tests.support.make_trees import Dir, make_tree, snapshot
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.small_orphans import OTHER, orphan_in, victim_in

@@ -30,7 +30,7 @@ for _name in (
     "undo",
 ):
     import_module(f"fusefs.cli.{_name}")  # once, not in each child
-for _name in ("engine.foreground_pacing", "service.clock_file", "waiting.wait_for_space"):
+for _name in ("engine.pressure_pacer", "service.clock_file", "waiting.wait_for_space"):
     import_module(f"fusefs.{_name}")  # what they import late
 
 COMPLETE = "complete"

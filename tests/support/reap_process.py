@@ -23,7 +23,7 @@ from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.late_arrivals import LateArrivals
-from fusefs.reaper.remove_tree import NOTHING_SPECIAL, RemovalWishes, remove_contents
+from fusefs.reaper.reap import NOTHING_SPECIAL, RemovalWishes, remove_contents
 from tests.support.proc_stat import all_stats
 from tests.support.store_calls import entries, reap_now
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fusefs.store.silence import UNKNOWN_S
+from fusefs.store.take_over import UNKNOWN_S
 from tests.support.make_trees import Spec, make_tree
 from tests.support.shared_nodes import Node, Nodes
 from tests.support.trashd_command import Done

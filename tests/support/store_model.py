@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
-from fusefs.store.restore_leftovers import RESCUED_RETENTION_S
+from fusefs.store.recover import RESCUED_RETENTION_S
 
 NAMES = ("a", "b", "c")
 MAX_DEPTH = 3

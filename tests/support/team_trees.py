@@ -13,8 +13,7 @@ from pathlib import Path
 
 from fusefs.core.names import ContainerId
 from fusefs.core.report import Reaped
-from fusefs.reaper.reap import reap
-from fusefs.reaper.remove_tree import NOTHING_SPECIAL, RemovalWishes
+from fusefs.reaper.reap import NOTHING_SPECIAL, RemovalWishes, reap
 from tests.support.make_trees import Dir, File, Spec, make_tree
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import loop_volume, tmpfs_volume

@@ -10,8 +10,7 @@ import pytest
 from fusefs.core.errors import Refused
 from fusefs.linux.archived_files import may_be_archived
 from fusefs.linux.kernel import Kernel
-from fusefs.store.compare_trees import Difference, differences
-from fusefs.store.look_inside import content_of
+from fusefs.store.look_inside import Difference, content_of, differences
 
 pytestmark = pytest.mark.needs("root")
 

@@ -9,8 +9,7 @@ import pytest
 
 from fusefs.core.config import Config, HooksConfig, MetricsConfig, read_config, read_with_places, tell_config
 from fusefs.core.errors import BadConfig, ConfigProblem
-from fusefs.core.policy import Authority, Quota, RetentionRules, VolumePolicy, Watermark
-from fusefs.core.time_windows import TimeWindow
+from fusefs.core.policy import Authority, Quota, RetentionRules, TimeWindow, VolumePolicy, Watermark
 from fusefs.core.toml_reader import LINE_MAX_CHARS, TEXT_MAX_BYTES, Source, decode_source
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -38,6 +38,12 @@ def test_list_reap_restore_and_sweep_start_without_msgspec() -> None:
     assert not {"msgspec", "trio"} & list_heavy_imports(commands)
 
 
+def test_only_a_job_of_ranks_needs_mpi4py() -> None:
+    """It is an optional package, and whoever imports MPI begins it."""
+    loaded = list_modules("import fusefs.reaper.reap, fusefs.service.child, fusefs.sweep.run")
+    assert not {"mpi4py", "fusefs.engine.mpi_ranks"} & loaded
+
+
 def test_a_mounts_options_are_told_without_its_daemon() -> None:
     assert not {"pyfuse3", "trio"} & list_heavy_imports("import fusefs.cli.mount")
 
