@@ -7,8 +7,8 @@ import sys
 
 import click
 
-from fusefs.cli.inside_argument import inside_argument, look_at_inside
 from fusefs.cli.options import volume_option, whose_option
+from fusefs.cli.restore_choice import inside_argument, look_at_inside
 from fusefs.core.errors import UsageError
 from fusefs.core.names import RelPath
 from fusefs.linux.fd import Fd

@@ -8,7 +8,7 @@ import click
 
 from fusefs.cli import output
 from fusefs.cli.options import PathBytes, json_option
-from fusefs.cli.typed_paths import every_path
+from fusefs.cli.swap_paths import every_path
 from fusefs.core.errors import TrashdError
 from fusefs.core.printable_names import printable, shell_word
 from fusefs.linux.kernel import Kernel

@@ -10,10 +10,9 @@ import click
 
 from fusefs.cli import output
 from fusefs.cli.count_orphan import CountedOrphan, CountOptions, count_orphan, in_column
-from fusefs.cli.id_completion import OrphanId
 from fusefs.cli.json_objects import UNKNOWN, CountEnd, WhoseCount
-from fusefs.cli.options import json_option, volume_option
-from fusefs.cli.orphan_filters import OrphanFilter, filter_options, larger_option
+from fusefs.cli.list import OrphanFilter, filter_options, larger_option
+from fusefs.cli.options import OrphanId, json_option, volume_option
 from fusefs.cli.settle_first import tended
 from fusefs.cli.stop_signals import StopSignals
 from fusefs.cli.wall_clock import watched

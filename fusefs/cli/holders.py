@@ -7,8 +7,7 @@ import os
 import click
 
 from fusefs.cli import output
-from fusefs.cli.id_completion import OrphanIdOrPath
-from fusefs.cli.options import json_option, volume_option
+from fusefs.cli.options import OrphanIdOrPath, json_option, volume_option
 from fusefs.core.names import is_container_id
 from fusefs.core.printable_names import printable
 from fusefs.linux.act_as_user import user_name

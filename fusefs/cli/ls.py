@@ -7,8 +7,8 @@ import stat
 import click
 
 from fusefs.cli import output
-from fusefs.cli.inside_argument import inside_argument, look_at_inside
 from fusefs.cli.options import json_option, volume_option, whose_option
+from fusefs.cli.restore_choice import inside_argument, look_at_inside
 from fusefs.core.errors import UsageError
 from fusefs.core.glob import compile_glob
 from fusefs.core.printable_names import printable

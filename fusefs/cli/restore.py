@@ -9,8 +9,7 @@ from collections.abc import Sequence
 import click
 
 from fusefs.cli import output
-from fusefs.cli.id_completion import OrphanIdOrPath
-from fusefs.cli.options import PathBytes, json_option, volume_option, whose_option
+from fusefs.cli.options import OrphanIdOrPath, PathBytes, json_option, volume_option, whose_option
 from fusefs.cli.restore_choice import chosen
 from fusefs.cli.settle_first import tended
 from fusefs.core.durations import format_duration
@@ -152,3 +151,20 @@ def _closed(path: bytes, uid: int) -> str:
     """What became of directories that the reaper had entered, and how to find them."""
     now = "root's and closed (0700)" if uid == 0 else "closed (0700)"
     return f"directories that it had entered may be {now} now: find {shell_word(path)} -type d -user {uid} -perm 0700"
+
+
+@click.command("undo", short_help="Take back what the last command took away.")
+@volume_option
+@json_option
+def undo_command(volumes: tuple[bytes, ...], as_json: bool) -> int:
+    """Take back all that your last swap, rm or sweep in this terminal took away.
+
+    It is said first what that is. What has been taken back already is not meant any more, so that another undo takes
+    back what the command before took. The same as `trashd restore --last`.
+
+    \b
+    Examples:
+      trashd rm results/ old.log
+      trashd undo
+    """
+    return restore_last(tended(volumes), volumes, as_json=as_json)

@@ -9,11 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 
 from fusefs.cli import output
-from fusefs.cli.confirm import is_confirmed
+from fusefs.cli.output import is_confirmed
 from fusefs.cli.plain_line import PlainLine, PlainOption, read_note
 from fusefs.cli.stop_signals import StopSignals
-from fusefs.cli.swap_paths import SwapBatch, swap_all
-from fusefs.cli.typed_paths import every_path
+from fusefs.cli.swap_paths import SwapBatch, every_path, swap_all
 from fusefs.core.durations import parse_duration
 from fusefs.core.errors import Refused, TrashdError, Unsettled, UsageError
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S

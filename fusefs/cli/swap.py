@@ -8,8 +8,7 @@ import click
 
 from fusefs.cli.check import tell_preflight
 from fusefs.cli.options import DURATION, NOTE, Decorator, ParsedValue, PathBytes, json_option, null_option
-from fusefs.cli.swap_paths import SwapBatch, SwapVerb, ids_with, swap_all
-from fusefs.cli.typed_paths import every_path
+from fusefs.cli.swap_paths import SwapBatch, SwapVerb, every_path, ids_with, swap_all
 from fusefs.core.errors import NotPermitted, UsageError
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
 from fusefs.core.space_goal import DONE, SpaceGoal, parse_goal

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from itertools import chain
 from typing import Any, NamedTuple
 
 import click
 
 from fusefs.cli import output, sweep_text
-from fusefs.cli.confirm import can_be_asked, is_confirmed
-from fusefs.cli.mpi_option import mpi_option
-from fusefs.cli.options import DURATION, NOTE, PathBytes, json_option, tempo_options, threads_option
+from fusefs.cli.options import DURATION, NOTE, PathBytes, json_option, mpi_option, tempo_options, threads_option
+from fusefs.cli.output import can_be_asked, is_confirmed
 from fusefs.cli.progress_bar import bar
-from fusefs.cli.selection_options import selection_options
+from fusefs.cli.selection_options import selection_options, typed
 from fusefs.cli.stop_signals import StopSignals
-from fusefs.cli.sweep_list import ListReader
-from fusefs.cli.typed_selection import typed
-from fusefs.core.errors import Incomplete, OtherFilesystem, Refused, Unsettled, UsageError, errors_about
+from fusefs.cli.swap_paths import standard_input
+from fusefs.core.errors import Incomplete, OtherFilesystem, Refused, Unsettled, UsageError, errors_about, from_os
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
-from fusefs.core.listed_names import Listed, ListFormat
+from fusefs.core.listed_names import Listed, ListedName, ListFormat
 from fusefs.core.names import join
 from fusefs.core.printable_names import printable
 from fusefs.core.report import Stops
@@ -38,6 +37,11 @@ _NotTold = list[tuple[str, int]]
 """Names, each with its errno."""
 _Prints = Callable[[Kernel, Fd, bytes, "Sequence[str]"], _NotTold]
 """Called with an open directory, its path relative to the sweep's, and names in it; gives those that it can't tell."""
+STDIN = b"-"
+_CHUNK = 1 << 20
+
+ListReader = Callable[[], "Iterator[Listed]"]
+"""Reads the list from its beginning."""
 
 
 class SweepOptions(NamedTuple):
@@ -246,7 +250,6 @@ def _act_on(kernel: Kernel, asked: SweepOptions) -> int:
 
 def _list(kernel: Kernel, asked: SweepOptions) -> AbstractContextManager[ListReader]:
     """Raises  UsageError for a format that is told twice"""
-    from fusefs.cli.sweep_list import open_list
 
     how = ListFormat.NUL if asked.null else ListFormat(asked.list_format or "lines")
     return open_list(kernel, asked.source, how, reads_twice=asked.asks())
@@ -369,3 +372,90 @@ def _objects(directory: bytes) -> _Prints:
         return refused
 
     return tell
+
+
+@contextmanager
+def open_list(kernel: Kernel, source: bytes | None, how: ListFormat, *, reads_twice: bool) -> Iterator[ListReader]:
+    """A list, read as its names are needed.
+
+    source       its path; None or STDIN: standard input
+    reads_twice  it is read more than once: what can't be read again is copied to a file without a name, not to memory
+    """
+    from fusefs.sweep.names_from_list import read_list
+
+    with ExitStack() as owned:
+        if source in (None, STDIN):
+            source, fd = STDIN, standard_input()
+        else:
+            assert source is not None
+            with errors_about(source):
+                fd = owned.enter_context(kernel.open_path(source, os.O_RDONLY))
+        begins_at = None
+        if reads_twice:
+            if not _is_seekable(fd):
+                fd = _copied(owned, fd, source)
+            begins_at = os.lseek(fd, 0, os.SEEK_CUR)
+
+        def read() -> Iterator[Listed]:
+            if begins_at is not None:
+                os.lseek(fd, begins_at, os.SEEK_SET)
+            return _begun(read_list(fd, how), source)
+
+        yield read
+
+
+def _is_seekable(fd: int) -> bool:
+    try:
+        os.lseek(fd, 0, os.SEEK_CUR)
+    except OSError:
+        return False
+    return True
+
+
+def _copied(owned: ExitStack, fd: int, source: bytes) -> int:
+    """A file with what can be read from an fd. Raises  TrashdError"""
+    import tempfile  # most lists are read once
+
+    with errors_about(os.fsencode(tempfile.gettempdir())):
+        file = owned.enter_context(tempfile.TemporaryFile(buffering=0))  # noqa: SIM115  the stack closes it
+    while chunk := _read(fd, source):
+        with errors_about(os.fsencode(tempfile.gettempdir())):
+            while chunk:
+                chunk = chunk[file.write(chunk) :]
+    file.seek(0)
+    return file.fileno()
+
+
+def _read(fd: int, source: bytes) -> bytes:
+    with errors_about(source):
+        return os.read(fd, _CHUNK)
+
+
+def _begun(names: Iterator[Listed], source: bytes) -> Iterator[Listed]:
+    """The names of a list as absolute paths, the first one read: what is no list is refused before anything is done."""
+    try:
+        first = next(names, None)
+    except UsageError as error:
+        if isinstance(error.__cause__, OSError):
+            raise from_os(error.__cause__, source) from error
+        raise
+    if first is None:
+        return iter(())
+    return _absolute(os.getcwdb(), chain((first,), names))
+
+
+def _absolute(here: bytes, names: Iterable[Listed]) -> Iterator[Listed]:
+    """A name of a format that has more than names is so already, or it is none."""
+    above = os.path.join(here, b"")
+    for name in names:
+        if isinstance(name, ListedName):
+            yield name
+        else:
+            yield _from(here, name) if name.startswith((b"/", b"..")) else above + name
+
+
+def _from(here: bytes, name: bytes) -> bytes:
+    """An absolute path. Where we are is told without links, so that `..` in front means what it says; not elsewhere."""
+    while name == b".." or name.startswith(b"../"):
+        here, name = os.path.dirname(here), name[3:].lstrip(b"/")
+    return os.path.join(here, name)
