@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import NamedTuple
 
@@ -83,24 +83,27 @@ def _ask(
 ) -> AskedSize:
     from fusefs.engine.ask_size import ask_size
 
-    with folder.open(entry.state) as state, kernel.open_dir(state, entry.id.encode()) as container:
+    with (
+        folder.open(entry.state) as state,
+        kernel.open_dir(state, entry.id.encode()) as container,
+        ExitStack() as owned,
+    ):
+        pauses = owned.enter_context(_pace(kernel, folder, stops)) if how.paced else lambda: None
         walks = how.far or kernel.is_local(container)
-        with _looks(kernel, folder, stops, how) as pauses:
-            asked = ask_size(kernel, container, walks=walks, stops=stops, pauses=pauses)
-            if how.noted and asked.size is not None and not asked.is_stopped and entry.state is State.ORPHANS:
-                pauses()
-                keep_size(folder, entry.id, asked.size)
-                pauses()  # its flush is felt more than looks are: it takes from the same share of the time
+        asked = ask_size(kernel, container, walks=walks, stops=stops, pauses=pauses)
+        if how.noted and asked.size is not None and not asked.is_stopped and entry.state is State.ORPHANS:
+            pauses()
+            keep_size(folder, entry.id, asked.size)
+            pauses()  # its flush is felt more than looks are: it takes from the same share of the time
     return asked
 
 
 @contextmanager
-def _looks(kernel: Kernel, folder: UserFolder, stops: Stops, how: CountOptions) -> Iterator[Callable[[], None]]:
-    from fusefs.engine.foreground_pacing import pacer_in
+def _pace(kernel: Kernel, folder: UserFolder, stops: Stops) -> Iterator[Callable[[], None]]:
+    from fusefs.engine.foreground_pacing import pacer_in  # a restore counts for a moment, at full speed
     from fusefs.engine.paced_looks import PacedLooks
 
-    tell = output.tell_why if how.paced else None
-    with pacer_in(kernel, folder.fd, Speed(), tell, may_write=False) as pacer:
+    with pacer_in(kernel, folder.fd, Speed(), output.tell_why, may_write=False) as pacer:
         yield PacedLooks(pacer, stops)
 
 

@@ -25,7 +25,6 @@ from fusefs.store.find_by_origin import CameFrom, came_from
 from fusefs.store.find_orphans import ID_LEAST_CHARS, all_entries, not_looked_at, the_one_called
 from fusefs.store.layout import UserFolder
 from fusefs.store.list_orphans import ListedContainer
-from fusefs.store.look_inside import inside as call_inside
 
 _MOST_TOLD = 20
 _PATIENCE_S = 0.5
@@ -109,12 +108,14 @@ def look_at_inside(
 
     look, kind, Raises  as for store.look_inside.inside
     """
+    from fusefs.store.look_inside import inside  # restore is spared it
+
     kernel = tended(volumes)
     before, colon, after = word.partition(b":")
     is_id = bool(colon) and b"/" not in before
     part = os.path.normpath(after.strip(b"/")) if is_id and after.strip(b"/") else None
     meant = chosen(kernel, volumes, before if is_id else word, part, uid, as_json=True)
-    return call_inside(
+    return inside(
         kernel,
         volumes,
         meant.entry,
