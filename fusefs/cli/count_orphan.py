@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
 
 from fusefs.cli import output
@@ -64,38 +63,30 @@ def count_orphan(
     kept = entry.size if entry.state is State.ORPHANS else None
     if kept is not None and not (kept.is_at_least or how.anew):
         return CountedOrphan(entry, kept)
+
+    def ask(folder: UserFolder, _visible: VisibleRename | None) -> AskedSize:
+        from fusefs.engine.ask_size import ask_size
+
+        with (
+            folder.open(entry.state) as state,
+            kernel.open_dir(state, entry.id.encode()) as container,
+            _pace(kernel, folder, stops) if how.paced else nullcontext(lambda: None) as pauses,
+        ):
+            walks = how.far or kernel.is_local(container)
+            asked = ask_size(kernel, container, walks=walks, stops=stops, pauses=pauses)
+            if how.noted and asked.size is not None and not asked.is_stopped and entry.state is State.ORPHANS:
+                pauses()
+                keep_size(folder, entry.id, asked.size)
+                pauses()  # its flush is felt more than looks are: it takes from the same share of the time
+        return asked
+
     try:
-        asked = act_on(kernel, volumes, entry, partial(_ask, kernel, entry, stops, how), AskedSize)
+        asked = act_on(kernel, volumes, entry, ask, AskedSize)
     except OSError as error:
         raise from_os(error, entry.id) from error
     known = [size for size in (asked.size, kept) if size is not None]
     size = max(known, key=lambda one: one.n_bytes, default=None) if asked.is_stopped else next(iter(known), None)
     return CountedOrphan(entry, size, asked.n_failed, asked.is_stopped or stops())
-
-
-def _ask(
-    kernel: Kernel,
-    entry: ListedContainer,
-    stops: Stops,
-    how: CountOptions,
-    folder: UserFolder,
-    _visible: VisibleRename | None,
-) -> AskedSize:
-    from fusefs.engine.ask_size import ask_size
-
-    with (
-        folder.open(entry.state) as state,
-        kernel.open_dir(state, entry.id.encode()) as container,
-        ExitStack() as owned,
-    ):
-        pauses = owned.enter_context(_pace(kernel, folder, stops)) if how.paced else lambda: None
-        walks = how.far or kernel.is_local(container)
-        asked = ask_size(kernel, container, walks=walks, stops=stops, pauses=pauses)
-        if how.noted and asked.size is not None and not asked.is_stopped and entry.state is State.ORPHANS:
-            pauses()
-            keep_size(folder, entry.id, asked.size)
-            pauses()  # its flush is felt more than looks are: it takes from the same share of the time
-    return asked
 
 
 @contextmanager
@@ -113,16 +104,12 @@ def size_by(kernel: Kernel, volumes: Sequence[bytes], entry: ListedContainer, en
         counted = count_orphan(kernel, volumes, entry, lambda: time.monotonic() > end_s, CountOptions(noted=False))
     except TrashdError:
         return "size unknown"
-    return in_words(counted.size)
+    size = counted.size
+    if size is None or (size.is_at_least and not size.n_bytes):
+        return "size unknown"
+    return ("at least " if size.is_at_least else "") + format_size(size.n_bytes)
 
 
 def in_column(size: TreeSize | None) -> str:
     """What something takes, as a table has it."""
     return "unknown" if size is None else (">=" if size.is_at_least else "") + format_size(size.n_bytes)
-
-
-def in_words(size: TreeSize | None) -> str:
-    """What something takes, as a sentence has it."""
-    if size is None or (size.is_at_least and not size.n_bytes):
-        return "size unknown"
-    return ("at least " if size.is_at_least else "") + format_size(size.n_bytes)

@@ -13,6 +13,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import version
 
 import click
@@ -201,17 +202,23 @@ def _find_unit_problems(*, is_reaping: bool, has_rules: bool) -> Iterator[Adopti
     has_rules   there is something for the timer
     Raises      TrashdError: the service's status can't be read
     """
+    from fusefs.service.status_file import read_status
+
     for_user = os.geteuid() != 0
     place = InstallPlace(for_user, "/", PREFIX)
     word = "--user " if for_user else ""
-    seen = _seen()
+    with errors_about(runtime_dir()):
+        seen = read_status(runtime_dir())
+    if seen is not None and not seen.is_running:
+        seen = None
     if place.is_installed():
         yield from _files(place, word)
     if place.is_live():
-        try:
-            units = _looked_at(for_user=for_user)
-        except (systemd.SystemdFailed, FileNotFoundError):
-            units = []  # no systemctl, or none that may ask
+        units = []
+        with suppress(systemd.SystemdFailed, FileNotFoundError):  # no systemctl, or none that may ask
+            names = (REAPER,) if for_user else (REAPER, TIMER, SWEEP)
+            mounts = [] if for_user else systemd.properties(_PROPERTIES, (MOUNTS,))
+            units = systemd.properties(_PROPERTIES, names, for_user=for_user) + mounts
         for unit in units:
             if unit["Id"] != REAPER:
                 yield from _unit(unit, word, is_wanted=has_rules)
@@ -221,13 +228,6 @@ def _find_unit_problems(*, is_reaping: bool, has_rules: bool) -> Iterator[Adopti
                 yield from _unit(unit, word, is_wanted=is_reaping and is_meant)
     if seen is not None:
         yield from _running(seen, word)
-
-
-def _looked_at(*, for_user: bool) -> list[dict[str, str]]:
-    """Raises  SystemdFailed, FileNotFoundError"""
-    names = (REAPER,) if for_user else (REAPER, TIMER, SWEEP)
-    found = systemd.properties(_PROPERTIES, names, for_user=for_user)
-    return found if for_user else found + systemd.properties(_PROPERTIES, (MOUNTS,))
 
 
 def _files(place: InstallPlace, word: str) -> Iterator[AdoptionProblem]:
@@ -286,15 +286,6 @@ def _again(unit: Mapping[str, str], word: str) -> str:
     if unit["FragmentPath"].startswith(PREFIX) or word:
         return f"trashd service install {word}".rstrip()
     return "install the package anew, or see what a drop-in of it says: systemctl cat " + unit["Id"]
-
-
-def _seen() -> SeenStatus | None:
-    """The service that lives, if one does. Raises  TrashdError"""
-    from fusefs.service.status_file import read_status
-
-    with errors_about(runtime_dir()):
-        seen = read_status(runtime_dir())
-    return seen if seen is not None and seen.is_running else None
 
 
 def _running(seen: SeenStatus, word: str) -> Iterator[AdoptionProblem]:

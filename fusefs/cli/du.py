@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
 from fusefs.cli import output
 from fusefs.cli.count_orphan import CountedOrphan, CountOptions, count_orphan, in_column
 from fusefs.cli.json_objects import UNKNOWN, CountEnd, WhoseCount
-from fusefs.cli.list import OrphanFilter, filter_options, larger_option
+from fusefs.cli.list import OrphanFilter, filter_options
 from fusefs.cli.options import OrphanId, json_option, volume_option
 from fusefs.cli.settle_first import tended
 from fusefs.cli.stop_signals import StopSignals
@@ -30,21 +31,16 @@ from fusefs.store.list_orphans import ListedContainer
 @click.command("du", short_help="Tell what orphans take.")
 @click.argument("identifiers", metavar="[ID]…", nargs=-1, type=OrphanId())
 @filter_options
-@larger_option
 @click.option("--count", "anew", is_flag=True, help="Count all of it anew, on filesystems of a server, too.")
 @volume_option
 @json_option
 def command(
     identifiers: tuple[str, ...],
-    uid: int | None,
-    older_s: int | None,
-    within_s: int | None,
-    glob: str | None,
-    state: str | None,
     least: int | None,
     anew: bool,
     volumes: tuple[bytes, ...],
     as_json: bool,
+    **filters: Any,
 ) -> int:
     """Tell what orphans take, the largest first, and of each user all together.
 
@@ -66,9 +62,7 @@ def command(
     kernel = tended(volumes)
     lost: list[TrashdError] = []
     now_ns = time.time_ns()
-    found = OrphanFilter(uid, older_s, within_s, glob, state).picks(
-        all_entries(kernel, volumes, lost, watched(notes=False)), now_ns
-    )
+    found = OrphanFilter(**filters).picks(all_entries(kernel, volumes, lost, watched(notes=False)), now_ns)
     if identifiers:
         found = [_called(volumes, identifier, found) for identifier in identifiers]
     how = CountOptions(anew, far=anew or bool(identifiers), paced=True)

@@ -20,7 +20,7 @@ SECTIONS = {
     "Administer": ("init", "mount", "umount", "service", "pause", "resume", "config"),
 }  # fmt: skip
 """In the order in which people meet them; each is the `command` of its module, which has its name, or in _BESIDE."""
-_BESIDE = {"undo": "restore", "resume": "pause", "umount": "mount"}
+_BESIDE = {"undo": "restore", "resume": "pause", "umount": "mount", "cat": "ls", "diff": "ls", "check": "swap"}
 """Commands that are in the module of another one, as `<name>_command`."""
 _COMMANDS = tuple(name for names in SECTIONS.values() for name in names)
 _N_MEANT = 3

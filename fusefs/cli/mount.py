@@ -11,7 +11,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -62,14 +62,6 @@ def _command_line(option: MountOption) -> Decorator:
     return click.option(option.switch(), type=kind, metavar=metavar, help=option.help)
 
 
-def _words(given: Mapping[str, Any]) -> Iterator[str]:
-    """What was given of the table's options, as words of `-o`."""
-    for option in OPTIONS:
-        value = given.get(option.name)
-        if value not in (None, False):
-            yield option.word(value)
-
-
 @click.command(
     "mount", help=_HELP, short_help="Serve a directory so that swaps reach every client at once.", no_args_is_help=True
 )
@@ -94,7 +86,8 @@ def command(
     **given: Any,
 ) -> int:
     """See _HELP."""
-    words = [*texts, *_words(given)]
+    values = ((option, given.get(option.name)) for option in OPTIONS)
+    words = [*texts, *(option.word(value) for option, value in values if value not in (None, False))]
     if explains:
         if foreground or replaces or mount_point is not None or words:
             raise UsageError("--explain with options for a mount", "it takes one PATH, and mounts nothing")
@@ -118,7 +111,8 @@ def _explain(path: bytes, *, as_json: bool) -> int:
             raise NotFound(f"the fast paths of {printable(one.point)}", "its daemon is of an older version")
     if as_json:
         for one in seen:
-            output.as_json(_explained(one))
+            reasons = {path.name: FastPathReason(path.is_on, path.why) for path in one.fast_paths}
+            output.as_json(MountExplained(one.point, one.source, one.is_running, reasons))
     else:
         print("\n\n".join("\n".join(_explain_lines(one)) for one in seen))
     return output.exit_code(
@@ -129,11 +123,6 @@ def _explain(path: bytes, *, as_json: bool) -> int:
 def _explain_lines(seen: SeenMount) -> list[str]:
     rows = [(f"  {show(one.name)}", "on" if one.is_on else "off", show(one.why)) for one in seen.fast_paths]
     return [f"{printable(seen.point)} serves {printable(seen.source)}", *output.aligned(rows)]
-
-
-def _explained(seen: SeenMount) -> MountExplained:
-    reasons = {one.name: FastPathReason(one.is_on, one.why) for one in seen.fast_paths}
-    return MountExplained(seen.point, seen.source, seen.is_running, reasons)
 
 
 def serve(

@@ -177,7 +177,7 @@ def _plan(files: tuple[bytes, ...], most: Speed, *, runs: bool, paced: bool, as_
     cutoffs, paths = AgeCutoffs(Kernel(), notes=runs), files or _own()
     try:
         # A draft by any user may be looked at; what is done must be what we, or root, wrote.
-        rules = _load(paths, cutoffs, _warn, is_trusting=bool(files) and not runs)
+        rules = _load(paths, cutoffs, lambda warning: output.warn(str(warning)), is_trusting=bool(files) and not runs)
     except BadConfig as error:
         _tell_problems(error.problems, as_json=as_json, is_asked=False)
         return BadConfig.exit_code
@@ -192,10 +192,6 @@ def _load(
 ) -> tuple[Rule, ...]:
     """Raises  BadConfig"""
     return load_plan(paths, cutoffs.now.wall_ns, cutoffs.ago, warn, is_trusting=is_trusting)
-
-
-def _warn(warning: ConfigProblem) -> None:
-    output.warn(str(warning))
 
 
 def _tell_none(paths: Sequence[bytes]) -> None:

@@ -268,51 +268,31 @@ def by_retention(chosen: Sequence[ListedContainer]) -> tuple[list[ListedContaine
 
 def tell_choice(choice: Choice, *, as_json: bool) -> None:
     """Say what is left, and how it would go."""
-    _tell_left(choice.left, as_json=as_json)
-    _tell_unvouched(choice.unvouched, as_json=as_json)
-    _tell_unproven(choice.unproven, as_json=as_json)
+    if as_json:
+        staying = {"pinned": choice.left, "unregistered": choice.unvouched, "unproven": choice.unproven}
+        for lost, entries in staying.items():
+            for entry in entries:
+                output.as_json(Reaped(entry.id, lost, Report(0, (), 0)))
+        return
+    if choice.left:
+        stay = "1 pinned orphan stays" if len(choice.left) == 1 else f"{len(choice.left)} pinned orphans stay"
+        output.warn(f"{stay} (trashd keep): --now with the ID reaps one, with --pinned all of them")
+    copy = "which may be a copy: nobody has registered that store. Its owner does by: trashd init {}"
+    _warn_of(choice.unvouched, f"{copy}; an ID reaps one of them")
+    _warn_of(choice.unproven, "of which nobody can tell who put them there; trashd doctor {} says what helps")
+
+
+def _warn_of(staying: Sequence[ListedContainer], why: str) -> None:
+    """Say what stays, store by store. why: with a place for the volume"""
+    for base, several in groupby(sorted(staying, key=ListedContainer.base_path), key=ListedContainer.base_path):
+        n_left = len(list(several))
+        stay = "1 orphan stays" if n_left == 1 else f"{n_left} orphans stay"
+        output.warn(f"{stay} in {printable(base)}/.trashd, {why.format(shell_word(base))}")
 
 
 def _is_pinned(entry: ListedContainer) -> bool:
     """Whether it has no term; one that a reaper has begun was named when it began."""
     return entry.state is State.ORPHANS and entry.expires_ns is None and not entry.problem
-
-
-def _tell_left(left: Sequence[ListedContainer], *, as_json: bool) -> None:
-    """Say what --all leaves, and how it would go."""
-    if as_json:
-        for entry in left:
-            output.as_json(Reaped(entry.id, "pinned", Report(0, (), 0)))
-    elif left:
-        stay = "1 pinned orphan stays" if len(left) == 1 else f"{len(left)} pinned orphans stay"
-        output.warn(f"{stay} (trashd keep): --now with the ID reaps one, with --pinned all of them")
-
-
-def _tell_unvouched(unvouched: Sequence[ListedContainer], *, as_json: bool) -> None:
-    """Say what is left in stores that may be copies, and how it would go."""
-    why = (
-        "which may be a copy: nobody has registered that store. "
-        "Its owner does by: trashd init {}; an ID reaps one of them"
-    )
-    _tell_staying(unvouched, "unregistered", why, as_json=as_json)
-
-
-def _tell_unproven(unproven: Sequence[ListedContainer], *, as_json: bool) -> None:
-    """Say what is left in folders that others may have filled."""
-    why = "of which nobody can tell who put them there; trashd doctor {} says what helps"
-    _tell_staying(unproven, "unproven", why, as_json=as_json)
-
-
-def _tell_staying(staying: Sequence[ListedContainer], lost: str, why: str, *, as_json: bool) -> None:
-    """Say what stays, store by store. lost: to programs; why: to people, with a place for the volume"""
-    if as_json:
-        for entry in staying:
-            output.as_json(Reaped(entry.id, lost, Report(0, (), 0)))
-        return
-    for base, several in groupby(sorted(staying, key=ListedContainer.base_path), key=ListedContainer.base_path):
-        n_left = len(list(several))
-        stay = "1 orphan stays" if n_left == 1 else f"{n_left} orphans stay"
-        output.warn(f"{stay} in {printable(base)}/.trashd, {why.format(shell_word(base))}")
 
 
 def _waits(entry: ListedContainer) -> bool:

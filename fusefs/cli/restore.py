@@ -88,8 +88,10 @@ def restore_last(kernel: Kernel, volumes: Sequence[bytes], *, as_json: bool) -> 
         hint = not_looked_at(silent) or "trashd list shows what there is; trashd restore PATH takes it back"
         raise NotFound("nothing that a command of yours took away in this terminal is there", hint)
     if not as_json:
-        for line in _describe_last(meant):
-            click.echo(line, err=True)
+        click.echo(f"taken away {format_duration(meant[0].age_s(time.time_ns()))} ago, comes back:", err=True)
+        for entry in meant:
+            origin = output.origin(entry.origin)
+            click.echo(f"  what was taken out of {origin}" if entry.method is Method.SWEEP else f"  {origin}", err=True)
     codes, paths = [], []
     for entry in meant:
         try:
@@ -112,17 +114,6 @@ def _of_last(listed: Sequence[ListedContainer]) -> list[ListedContainer]:
     return [entry for entry in own if entry.invocation == own[0].invocation]
 
 
-def _describe_last(meant: Sequence[ListedContainer]) -> list[str]:
-    """What will be done, in words."""
-    age = format_duration(meant[0].age_s(time.time_ns()))
-    return [f"taken away {age} ago, comes back:", *(f"  {_describe(entry)}" for entry in meant)]
-
-
-def _describe(entry: ListedContainer) -> str:
-    origin = output.origin(entry.origin)
-    return f"what was taken out of {origin}" if entry.method is Method.SWEEP else origin
-
-
 def tell_restored(done: Restored, *, as_json: bool) -> int:
     """Print the result of a restore; the exit code."""
     code = Incomplete.exit_code if done.n_left else 0
@@ -141,16 +132,12 @@ def tell_restored(done: Restored, *, as_json: bool) -> int:
     if done.partial:
         print("  the reaper had begun on it: what it had removed by then is gone")
     if done.closed_uid is not None:
-        print(f"  {_closed(done.path, done.closed_uid)}")
+        now = "root's and closed (0700)" if done.closed_uid == 0 else "closed (0700)"
+        find = f"find {shell_word(done.path)} -type d -user {done.closed_uid} -perm 0700"
+        print(f"  directories that it had entered may be {now} now: {find}")
     for warning in done.warnings:
         output.warn(warning)
     return code
-
-
-def _closed(path: bytes, uid: int) -> str:
-    """What became of directories that the reaper had entered, and how to find them."""
-    now = "root's and closed (0700)" if uid == 0 else "closed (0700)"
-    return f"directories that it had entered may be {now} now: find {shell_word(path)} -type d -user {uid} -perm 0700"
 
 
 @click.command("undo", short_help="Take back what the last command took away.")

@@ -1,36 +1,29 @@
-"""Which orphan a command means, by its id or by the path that it came from; `ID[:PATH]` for `ls`, `cat` and `diff`."""
+"""Which orphan `trashd restore` means: by its id, or by the path that it came from."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import TypeVar
 
 import click
 
 from fusefs.cli import output
 from fusefs.cli.count_orphan import size_by
-from fusefs.cli.options import OrphanIdOrPath
-from fusefs.cli.settle_first import tended
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import NotFound, NotPermitted, Refused, TrashdError, UsageError
-from fusefs.core.names import RelPath, join
+from fusefs.core.names import join
 from fusefs.core.printable_names import printable
 from fusefs.linux.act_as_user import user_name
-from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.find_by_origin import CameFrom, came_from
 from fusefs.store.find_orphans import ID_LEAST_CHARS, all_entries, not_looked_at, the_one_called
-from fusefs.store.layout import UserFolder
-from fusefs.store.list_orphans import ListedContainer
 
 _MOST_TOLD = 20
 _PATIENCE_S = 0.5
 T = TypeVar("T")
-
-inside_argument = click.argument("word", metavar="ID[:PATH]|PATH", type=OrphanIdOrPath())
 
 
 def chosen(
@@ -95,31 +88,3 @@ def _lines(kernel: Kernel, volumes: Sequence[bytes], found: Sequence[CameFrom]) 
         age = format_duration(entry.age_s(now_ns))
         lines.append(f"{entry.id}: {output.origin(entry.origin)}{part}, taken {age} ago, {size}")
     return lines
-
-
-def look_at_inside(
-    volumes: Sequence[bytes],
-    word: bytes,
-    uid: int | None,
-    look: Callable[[Kernel, Fd, UserFolder, ListedContainer, RelPath], T],
-    kind: Any,
-) -> T:
-    """What `look` says of the place that a word means, what killed commands left being settled first.
-
-    look, kind, Raises  as for store.look_inside.inside
-    """
-    from fusefs.store.look_inside import inside  # restore is spared it
-
-    kernel = tended(volumes)
-    before, colon, after = word.partition(b":")
-    is_id = bool(colon) and b"/" not in before
-    part = os.path.normpath(after.strip(b"/")) if is_id and after.strip(b"/") else None
-    meant = chosen(kernel, volumes, before if is_id else word, part, uid, as_json=True)
-    return inside(
-        kernel,
-        volumes,
-        meant.entry,
-        meant.inside,
-        lambda fd, folder, within: look(kernel, fd, folder, meant.entry, within),
-        kind,
-    )

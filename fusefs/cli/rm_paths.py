@@ -153,9 +153,9 @@ class _RmCommand:
         return self._reap_one(swapped.base(), swapped.id) if self._now else 0
 
     def _reap_one(self, base: bytes, orphan: str) -> int:
-        from fusefs.cli.reap_foreground import reap_ids
+        from fusefs.cli.reap_foreground import reap_one
 
-        return reap_ids(Kernel(), (base,), (orphan,), as_json=self._as_json)
+        return reap_one(base, orphan, as_json=self._as_json)
 
     def _tell(self, group: RemovalGroup, swept: Swept, left: frozenset[bytes]) -> None:
         assert swept.orphan is not None

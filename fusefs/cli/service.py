@@ -182,7 +182,8 @@ def status_command(for_user: bool, prefix: str, as_json: bool) -> int:
     if not home.is_installed():
         raise NotFound("the service", f"nothing is installed: trashd service install{' --user' if for_user else ''}")
     files = installation.compare(home.pieces(has_uring=home.has_uring(installation)))
-    units = tuple(_units(for_user=for_user)) if home.is_live() else None
+    names = (REAPER,) if for_user else (REAPER, TIMER, SWEEP, MOUNTS)
+    units = tuple(unit for name in names for unit in _shown(name, for_user=for_user)) if home.is_live() else None
     if as_json:
         output.as_json(ServiceInstalled(version("trashd"), find_command(), tuple(files), units))
         return 0
@@ -338,11 +339,6 @@ def _stop(*, for_user: bool) -> None:
     for name in (REAPER,) if for_user else (REAPER, TIMER, SWEEP):
         if any(unit["LoadState"] == "loaded" for unit in _shown(name, for_user=for_user)):
             _run("systemctl", "disable", "--now", name, for_user=for_user)
-
-
-def _units(*, for_user: bool) -> list[dict[str, str]]:
-    names = (REAPER,) if for_user else (REAPER, TIMER, SWEEP, MOUNTS)
-    return [unit for name in names for unit in _shown(name, for_user=for_user)]
 
 
 def _shown(unit: str, *, for_user: bool = False) -> list[dict[str, str]]:

@@ -199,8 +199,9 @@ def pieces_for_all(prefix: str) -> list[InstalledFile]:
     examples = f"{share}/doc/trashd/examples"
     is_package = prefix == PACKAGES
     trashd = _IN_UNITS if is_package else find_command()
+    helper = "" if is_package else find_command("mount.fuse.trashd")
     return [
-        *(_packaged_commands() if is_package else _helper()),
+        *(_packaged_commands() if is_package else [InstalledFile("/sbin/mount.fuse.trashd", link=helper)]),
         *(InstalledFile(f"{units}/system/{name}", _unit(f"systemd/{name}", trashd)) for name in _SYSTEM_UNITS),
         InstalledFile(f"{units}/user/trashd-reaper.service", _unit("systemd/user/trashd-reaper.service", trashd)),
         InstalledFile(f"{prefix}/lib/sysusers.d/trashd.conf", _read("systemd/sysusers.d/trashd.conf")),
@@ -211,10 +212,6 @@ def pieces_for_all(prefix: str) -> list[InstalledFile]:
         *(InstalledFile(f"{examples}/{name}", _read(f"docs/{name}"), is_document=True) for name in _EXAMPLES),
         InstalledFile("/etc/trashd/config.toml", _read("docs/config.example.toml"), is_example=True),
     ]
-
-
-def _helper() -> list[InstalledFile]:
-    return [InstalledFile("/sbin/mount.fuse.trashd", link=find_command("mount.fuse.trashd"))]
 
 
 def _packaged_commands() -> list[InstalledFile]:

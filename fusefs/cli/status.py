@@ -17,7 +17,7 @@ from fusefs.core.durations import format_duration
 from fusefs.core.errors import DaemonGone, NotRunning, TrashdError, Unwell, UsageError, errors_about, from_os
 from fusefs.core.mount_counters import MountStats, Operation, SeenMount
 from fusefs.core.printable_names import printable, show
-from fusefs.core.service_status import SeenStatus, Status, VolumePhase, VolumeStatus
+from fusefs.core.service_status import SeenStatus, Status, VolumePhase
 from fusefs.core.sizes import format_size
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME, runtime_dir
 
@@ -71,7 +71,10 @@ def command(watch: bool, prometheus: bool, as_json: bool) -> int:
             output.as_json(life, _named(seen.status))
         else:
             print("\n".join([*[""] * bool(index), *status_text.lines(seen, now_ns)]))
-        errors += _errors(directory, seen)
+        if seen.is_running:
+            errors += unwell(seen)
+        else:
+            errors.append(NotRunning(f"the last one of {printable(directory)} had pid {seen.status.pid}"))
     if mounts and as_json:
         output.as_json(MountsSeen(tuple(map(_numbers, mounts))))
     elif mounts:
@@ -92,6 +95,7 @@ def look() -> list[tuple[bytes, SeenStatus]]:
 
     Raises  NotRunning if none ever ran
     """
+    from fusefs.service.held_files import read_held
     from fusefs.service.status_file import read_status
 
     found = []
@@ -99,26 +103,12 @@ def look() -> list[tuple[bytes, SeenStatus]]:
         with errors_about(directory):
             seen = read_status(directory)
         if seen is not None:
-            found.append((directory, _with_held(directory, seen)))
+            held = read_held(directory)  # the caller's own, for root everybody's
+            volumes = tuple(replace(volume, held=held.get(volume.path, ())) for volume in seen.status.volumes)
+            found.append((directory, seen._replace(status=replace(seen.status, volumes=volumes))))
     if not found:
         raise NotRunning
     return [(directory, seen) for directory, seen in found if seen.is_running] or found
-
-
-def _with_held(directory: bytes, seen: SeenStatus) -> SeenStatus:
-    """With what orphans take: the caller's own, for root everybody's."""
-    from fusefs.service.held_files import read_held
-
-    held = read_held(directory)
-    volumes = tuple(replace(volume, held=held.get(volume.path, ())) for volume in seen.status.volumes)
-    return seen._replace(status=replace(seen.status, volumes=volumes))
-
-
-def _errors(directory: bytes, seen: SeenStatus) -> list[TrashdError]:
-    """What a monitoring should hear of."""
-    if not seen.is_running:
-        return [NotRunning(f"the last one of {printable(directory)} had pid {seen.status.pid}")]
-    return unwell(seen)
 
 
 def unwell(seen: SeenStatus) -> list[TrashdError]:
@@ -126,15 +116,9 @@ def unwell(seen: SeenStatus) -> list[TrashdError]:
     found: list[TrashdError] = []
     if seen.is_stale():
         found.append(Unwell(f"pid {seen.status.pid} hangs", "its log says more: journalctl -u trashd-reaper"))
-    return found + [Unwell(volume.root()) for volume in seen.status.volumes if _needs_help(volume)]
-
-
-def _needs_help(volume: VolumeStatus) -> bool:
-    """Whether a person should look: not if it is paused, or has another reaper.
-
-    Nor at a user's own store, which that user can break at any time.
-    """
-    return volume.phase is VolumePhase.BROKEN and volume.owner is None
+    # A user's own store that user can break at any time.
+    broken = [one for one in seen.status.volumes if one.phase is VolumePhase.BROKEN and one.owner is None]
+    return found + [Unwell(volume.root()) for volume in broken]
 
 
 def _named(status: Status) -> Status:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ import click
 from fusefs.cli import output, sweep_text
 from fusefs.cli.options import DURATION, NOTE, PathBytes, json_option, mpi_option, tempo_options, threads_option
 from fusefs.cli.output import can_be_asked, is_confirmed
-from fusefs.cli.progress_bar import bar
+from fusefs.cli.progress_bar import ProgressBar
 from fusefs.cli.selection_options import selection_options, typed
 from fusefs.cli.stop_signals import StopSignals
 from fusefs.cli.swap_paths import standard_input
@@ -37,11 +37,8 @@ _NotTold = list[tuple[str, int]]
 """Names, each with its errno."""
 _Prints = Callable[[Kernel, Fd, bytes, "Sequence[str]"], _NotTold]
 """Called with an open directory, its path relative to the sweep's, and names in it; gives those that it can't tell."""
-STDIN = b"-"
+_STDIN = b"-"
 _CHUNK = 1 << 20
-
-ListReader = Callable[[], "Iterator[Listed]"]
-"""Reads the list from its beginning."""
 
 
 class SweepOptions(NamedTuple):
@@ -234,25 +231,22 @@ def _rsync_line(asked: SweepOptions) -> str:
 
 def _act_on(kernel: Kernel, asked: SweepOptions) -> int:
     with ExitStack() as owned:
-        read = owned.enter_context(_list(kernel, asked)) if asked.has_list() else lambda: None
+        read = owned.enter_context(_open_list(kernel, asked)) if asked.has_list() else lambda: None
         if asked.asks():
             _confirm(kernel, asked, read())
         with StopSignals() as stop:
             swept = _run(kernel, asked, read(), stop, counts=asked.dry)
-            _tell_beside(swept) if asked.prints_any() else _tell(asked, swept)
+            if asked.prints_any():  # standard output has the matches, and nothing else
+                for line in sweep_text.beside(swept):
+                    print(f"trashd: {line}", file=sys.stderr)
+            else:
+                _tell(asked, swept)
             if stop():
                 return stop.exit_code()
     if swept.warnings:
         return Unsettled.exit_code
     is_short = swept.sums.n_failed or swept.sums.n_missing or swept.is_limited or swept.is_stopped
     return Incomplete.exit_code if is_short else 0
-
-
-def _list(kernel: Kernel, asked: SweepOptions) -> AbstractContextManager[ListReader]:
-    """Raises  UsageError for a format that is told twice"""
-
-    how = ListFormat.NUL if asked.null else ListFormat(asked.list_format or "lines")
-    return open_list(kernel, asked.source, how, reads_twice=asked.asks())
 
 
 def _confirm(kernel: Kernel, asked: SweepOptions, names: Iterable[Listed] | None) -> None:
@@ -285,10 +279,13 @@ def _run(kernel: Kernel, asked: SweepOptions, names: Iterable[Listed] | None, st
     if counts or asked.prints_any():
         return sweep(kernel, request, SweepWishes(stops=stops))
     tempo = Speed(asked.max_rate, asked.max_bytes)
+    # Where the disk is listened to; the sweep opens it again, and says what is wrong with it if anything is.
+    with errors_about(asked.directory):
+        directory = kernel.open_path(asked.directory)
     with (
-        _opened(kernel, asked.directory) as fd,
+        directory as fd,
         pacer_in(kernel, fd, tempo, output.tell_why if asked.paced else None) as pacer,
-        bar(printable(asked.directory), shown=not asked.as_json) as shows,
+        ProgressBar(printable(asked.directory), shown=not asked.as_json) as shows,
     ):
         before = SweepSums()
 
@@ -298,12 +295,6 @@ def _run(kernel: Kernel, asked: SweepOptions, names: Iterable[Listed] | None, st
             before = sums
 
         return sweep(kernel, request, SweepWishes(pacer, progress, stops, asked.job))
-
-
-def _opened(kernel: Kernel, directory: bytes) -> Fd:
-    """Where the disk is listened to; the sweep opens it again, and says what is wrong with it if anything is."""
-    with errors_about(directory):
-        return kernel.open_path(directory, os.O_PATH | os.O_DIRECTORY)
 
 
 def _act(asked: SweepOptions) -> Any:
@@ -321,12 +312,6 @@ def _act(asked: SweepOptions) -> Any:
 
     keep_for = DEFAULT_RETENTION_S if asked.keep_for is None else asked.keep_for
     return ToTrash(SwapOptions(keep_for, asked.note, invocation=invocation()))
-
-
-def _tell_beside(swept: Swept) -> None:
-    """What standard output has no place for: there are the matches, and nothing else."""
-    for line in sweep_text.beside(swept):
-        print(f"trashd: {line}", file=sys.stderr)
 
 
 def _tell(asked: SweepOptions, swept: Swept) -> None:
@@ -375,24 +360,26 @@ def _objects(directory: bytes) -> _Prints:
 
 
 @contextmanager
-def open_list(kernel: Kernel, source: bytes | None, how: ListFormat, *, reads_twice: bool) -> Iterator[ListReader]:
-    """A list, read as its names are needed.
+def _open_list(kernel: Kernel, asked: SweepOptions) -> Iterator[Callable[[], Iterator[Listed]]]:
+    """What reads a list from its beginning, as its names are needed.
 
-    source       its path; None or STDIN: standard input
-    reads_twice  it is read more than once: what can't be read again is copied to a file without a name, not to memory
+    If it is read twice, what can't be read again is copied to a file without a name, not to memory.
     """
     from fusefs.sweep.names_from_list import read_list
 
+    how = ListFormat.NUL if asked.null else ListFormat(asked.list_format or "lines")
+    source = _STDIN if asked.source is None else asked.source
     with ExitStack() as owned:
-        if source in (None, STDIN):
-            source, fd = STDIN, standard_input()
+        if source == _STDIN:
+            fd = standard_input()
         else:
-            assert source is not None
             with errors_about(source):
                 fd = owned.enter_context(kernel.open_path(source, os.O_RDONLY))
         begins_at = None
-        if reads_twice:
-            if not _is_seekable(fd):
+        if asked.asks():
+            try:
+                os.lseek(fd, 0, os.SEEK_CUR)
+            except OSError:
                 fd = _copied(owned, fd, source)
             begins_at = os.lseek(fd, 0, os.SEEK_CUR)
 
@@ -402,14 +389,6 @@ def open_list(kernel: Kernel, source: bytes | None, how: ListFormat, *, reads_tw
             return _begun(read_list(fd, how), source)
 
         yield read
-
-
-def _is_seekable(fd: int) -> bool:
-    try:
-        os.lseek(fd, 0, os.SEEK_CUR)
-    except OSError:
-        return False
-    return True
 
 
 def _copied(owned: ExitStack, fd: int, source: bytes) -> int:

@@ -30,13 +30,9 @@ def tell_kept_by_clock(entries: Sequence[ListedContainer], now_ns: int) -> None:
     """Say which are not reaped though the wall clock calls them expired."""
     kept = [one for one in entries if one.expires_ns is not None and one.expires_ns - one.clock_set_ns <= now_ns]
     if kept:
-        ahead = _told(max(one.clock_set_ns for one in kept))
+        ahead = format_duration(round(max(one.clock_set_ns for one in kept) / 1e9))
         what = output.counted(len(kept), "orphan")
         output.warn(f"the wall clock was set forward by {ahead}; for {what} that it calls expired it is too early")
-
-
-def _told(set_ns: int) -> str:
-    return format_duration(round(set_ns / 1e9))
 
 
 class AgeCutoffs:
@@ -56,5 +52,5 @@ class AgeCutoffs:
     def tell(self) -> None:
         """Say so if files were called older than they are."""
         if self._set_ns >= STEP_NS:
-            ahead = _told(self._set_ns)
+            ahead = format_duration(round(self._set_ns / 1e9))
             output.warn(f"the wall clock was set forward by {ahead}: what only seems to be old because of it stays")
