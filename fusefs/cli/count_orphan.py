@@ -36,10 +36,6 @@ class CountedOrphan(NamedTuple):
     n_failed: int = 0
     is_stopped: bool = False
 
-    def is_bound(self) -> bool:
-        """Whether it may take more."""
-        return self.size is None or self.size.is_at_least
-
 
 class CountOptions(NamedTuple):
     """How it is counted.

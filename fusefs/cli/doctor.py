@@ -68,13 +68,7 @@ _BY_USERS = frozenset({"user", "users", "owner", "group"})
     help="Nothing of that boot of some machine works here any more (may be repeated).",
 )
 @json_option
-def command(
-    volume: bytes | None,
-    repair: bool,
-    waits: bool,
-    ended: tuple[str, ...],
-    as_json: bool,
-) -> int:
+def command(volume: bytes | None, repair: bool, waits: bool, ended: tuple[str, ...], as_json: bool) -> int:
     """Say what is wrong here, and what mends it; silent but on a terminal, with exit code 0, if all is well.
 
     Looked at is every store that is known, against its invariants, the configuration, the plans, and the units of the
@@ -140,7 +134,12 @@ def _examine_machine(*, is_reaping: bool) -> Iterator[AdoptionProblem]:
     except TrashdError as error:
         yield AdoptionProblem("the service", error.message(), error.hint)
     if os.geteuid() == 0:
-        yield from _find_switch_problems(is_reaping=is_reaping)
+        lines = list(mount_lines())
+        yield from _uring(lines)
+        yield from _allow_other(lines)
+        if is_reaping:
+            yield from _inotify()
+            yield from _pressure()
 
 
 def _examine(path: bytes, repair: bool, ended: Sequence[str], waits: Waits | None) -> list[AdoptionProblem]:
@@ -296,19 +295,6 @@ def _running(seen: SeenStatus, word: str) -> Iterator[AdoptionProblem]:
         yield AdoptionProblem(printable(directory), what, f"systemctl {word}restart {REAPER}")
     for error in unwell(seen):
         yield AdoptionProblem(printable(directory), error.message(), error.hint or "trashd status says more")
-
-
-def _find_switch_problems(*, is_reaping: bool) -> Iterator[AdoptionProblem]:
-    """What is not as the mounts that this machine names want it, or the reaper; for root, who alone can change it.
-
-    is_reaping  there is something for a reaper
-    """
-    lines = list(mount_lines())
-    yield from _uring(lines)
-    yield from _allow_other(lines)
-    if is_reaping:
-        yield from _inotify()
-        yield from _pressure()
 
 
 def _uring(lines: Sequence[MountLine]) -> Iterator[AdoptionProblem]:

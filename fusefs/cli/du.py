@@ -11,7 +11,7 @@ import click
 
 from fusefs.cli import output
 from fusefs.cli.count_orphan import CountedOrphan, CountOptions, count_orphan, in_column
-from fusefs.cli.json_objects import UNKNOWN, CountEnd, WhoseCount
+from fusefs.cli.json_objects import CountEnd, KnownSize, WhoseCount
 from fusefs.cli.list import OrphanFilter, filter_options
 from fusefs.cli.options import OrphanId, json_option, volume_option
 from fusefs.cli.settle_first import tended
@@ -103,7 +103,7 @@ def _tell(counted: Sequence[CountedOrphan], now_ns: int, *, as_json: bool) -> No
     if as_json:
         for one in counted:
             whose = WhoseCount(one.entry.id, one.entry.uid, one.entry.origin)
-            output.as_json(whose, one.size or UNKNOWN, CountEnd(one.n_failed, one.is_stopped))
+            output.as_json(whose, one.size or KnownSize(), CountEnd(one.n_failed, one.is_stopped))
         return
     if not counted:
         click.echo("no orphans", err=True)
@@ -116,7 +116,7 @@ def _tell(counted: Sequence[CountedOrphan], now_ns: int, *, as_json: bool) -> No
 
 
 def _sum(own: Sequence[CountedOrphan]) -> str:
-    bound = "at least " if any(one.is_bound() for one in own) else ""
+    bound = "at least " if any(one.size is None or one.size.is_at_least for one in own) else ""
     total = format_size(sum(one.size.n_bytes for one in own if one.size is not None))
     n_unknown = sum(one.size is None for one in own)
     unknown = f" ({n_unknown:,} of unknown size)" if n_unknown else ""

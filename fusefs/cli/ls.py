@@ -12,7 +12,7 @@ import click
 
 from fusefs.cli import output
 from fusefs.cli.options import OrphanIdOrPath, json_option, volume_option, whose_option
-from fusefs.cli.restore_choice import chosen
+from fusefs.cli.restore import chosen
 from fusefs.cli.settle_first import tended
 from fusefs.core.errors import Refused, UsageError
 from fusefs.core.glob import compile_glob

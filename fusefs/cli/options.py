@@ -175,10 +175,6 @@ class OrphanId(ParamType[str]):
 
     name = "id"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """As it was typed."""
-        return str(value)
-
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Those of the caller's own orphans."""
         return _offered(incomplete)

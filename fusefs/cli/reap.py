@@ -26,7 +26,7 @@ from fusefs.cli.output import can_be_asked, is_confirmed
 from fusefs.cli.reap_foreground import ReapOptions, has_expired, is_named, is_unpinned, reap_all
 from fusefs.cli.settle_first import tended
 from fusefs.cli.stop_signals import StopSignals
-from fusefs.cli.wall_clock import tell_kept_by_clock, watched
+from fusefs.cli.wall_clock import watched
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import BadRecord, BrokenStore, Incomplete, Refused, TrashdError, UsageError
 from fusefs.core.lifecycle import State
@@ -201,7 +201,7 @@ def _run(told: _ReapLine) -> int:
     broken = [output.failed(error, as_json=told.as_json) for error in lost if isinstance(error, BrokenStore)]
     early = waiting if told.identifiers and not told.now else []
     if not told.now and not told.as_json:
-        tell_kept_by_clock(waiting, time.time_ns())
+        _tell_kept_by_clock(waiting, time.time_ns())
     if not due and broken:
         return output.exit_code(broken)
     if not due and not early and not told.as_json:
@@ -224,6 +224,15 @@ def _run(told: _ReapLine) -> int:
     how = ReapOptions(told.n_workers, tempo, told.counts, told.waits, told.paced, told.with_stores, is_meant)
     how = how._replace(only_one=told.one, job=told.job, force=told.force)
     return reap_all(kernel, told.volumes, due, how, as_json=told.as_json) or refused
+
+
+def _tell_kept_by_clock(entries: Sequence[ListedContainer], now_ns: int) -> None:
+    """Say which are not reaped though the wall clock calls them expired."""
+    kept = [one for one in entries if one.expires_ns is not None and one.expires_ns - one.clock_set_ns <= now_ns]
+    if kept:
+        ahead = format_duration(round(max(one.clock_set_ns for one in kept) / 1e9))
+        what = output.counted(len(kept), "orphan")
+        output.warn(f"the wall clock was set forward by {ahead}; for {what} that it calls expired it is too early")
 
 
 class Choice(NamedTuple):

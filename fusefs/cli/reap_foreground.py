@@ -91,12 +91,7 @@ def reap_one(base: bytes, orphan: str, *, as_json: bool, waits: bool = False) ->
 
 
 def reap_all(
-    kernel: Kernel,
-    volumes: Sequence[bytes],
-    due: Sequence[ListedContainer],
-    how: ReapOptions,
-    *,
-    as_json: bool,
+    kernel: Kernel, volumes: Sequence[bytes], due: Sequence[ListedContainer], how: ReapOptions, *, as_json: bool
 ) -> int:
     """Reap containers one after the other, or one of them; the exit code. Ctrl-C ends it between two slices."""
     began = time.monotonic()

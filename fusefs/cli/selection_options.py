@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
@@ -24,7 +24,7 @@ from fusefs.core.selection_syntax import (
     parse_size_bound,
     parse_types,
 )
-from fusefs.core.stat_bounds import TIMES, Field, SizeBound, TimeBound
+from fusefs.core.stat_bounds import TIMES, Field, TimeBound
 from fusefs.core.timestamps import is_path, parse_when
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.user_names import gid_of, uid_of
@@ -67,67 +67,47 @@ selection_options = together((
         "Neither take nor enter what matches; by path if it has a slash.",
     ),
 ))  # fmt: skip
-"""For a command that takes them as keywords; `typed` makes one value of them."""
+"""For a command that takes them as keywords; `read_selection` makes one value of them."""
 
 
-class SelectionOptions(NamedTuple):
-    """What was typed of a selection, named as click's parameters above.
+def read_selection(kernel: Kernel, options: dict[str, Any]) -> Selection:
+    """The selection of a command's options, out of which it takes them.
 
     Times are read when it is known which of a file's is meant.
+    Raises  UsageError; NotFound for a file whose time was meant
     """
+    older, newer = options.pop("older"), options.pop("newer")
+    by = _time_of(options.pop("by"), is_asked=bool(older or newer))
+    times = list[TimeBound]()
+    try:
+        if older or newer:
+            from fusefs.cli.wall_clock import AgeCutoffs  # others are spared it
 
-    names: tuple[str, ...] = ()
-    inames: tuple[str, ...] = ()
-    paths: tuple[str, ...] = ()
-    regexes: tuple[str, ...] = ()
-    excludes: tuple[str, ...] = ()
-    types: tuple[frozenset[str], ...] = ()
-    sizes: tuple[SizeBound, ...] = ()
-    older: tuple[str, ...] = ()
-    newer: tuple[str, ...] = ()
-    by: tuple[Field, ...] = ()
-    uids: tuple[int, ...] = ()
-    gids: tuple[int, ...] = ()
-    empty: bool = False
-    depths: tuple[tuple[int, int | None], ...] = ()
+            cutoffs = AgeCutoffs(kernel, notes=bool(older))
+            now_ns = cutoffs.now.wall_ns
+            times += [TimeBound(by, before_ns=_when(kernel, text, by, now_ns, cutoffs.ago)) for text in older]
+            times += [TimeBound(by, after_ns=_when(kernel, text, by, now_ns)) for text in newer]
+            cutoffs.tell()
+        types = common_types(options.pop("types"))
+        least, most = common_depths(options.pop("depths"))
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    others = {name: options.pop(name) for name in Selection._fields if name in options}
+    return Selection(types=types, times=tuple(times), min_depth=least, max_depth=most, **others)
 
-    def selection(self, kernel: Kernel) -> Selection:
-        """The selection. Raises  UsageError; NotFound for a file whose time was meant"""
-        by = self._by()
-        try:
-            times = self._times(kernel, by) if self.older or self.newer else []
-            types = common_types(self.types)
-            least, most = common_depths(self.depths)
-        except ValueError as error:
-            raise UsageError(str(error)) from error
-        return Selection(
-            self.names, self.inames, self.paths, self.regexes, self.excludes, types, self.sizes, tuple(times),
-            self.uids, self.gids, self.empty, least, most,
-        )  # fmt: skip
 
-    def _times(self, kernel: Kernel, by: Field) -> list[TimeBound]:
-        """What is asked of that time. Raises  ValueError, TrashdError"""
-        from fusefs.cli.wall_clock import AgeCutoffs  # who asks for no time is spared it
-
-        cutoffs = AgeCutoffs(kernel, notes=bool(self.older))
-        now_ns = cutoffs.now.wall_ns
-        times = [TimeBound(by, before_ns=_when(kernel, text, by, now_ns, cutoffs.ago)) for text in self.older]
-        times += [TimeBound(by, after_ns=_when(kernel, text, by, now_ns)) for text in self.newer]
-        cutoffs.tell()
-        return times
-
-    def _by(self) -> Field:
-        """The time that is meant. Raises  UsageError if nothing is asked of it, or if several are meant"""
-        if self.by and not (self.older or self.newer):
-            raise UsageError("--by without --older or --newer", "it says which time of a file they mean")
-        match tuple(dict.fromkeys(self.by)):
-            case ():
-                return "mtime"
-            case (field,):
-                return field
-            case fields:
-                hint = "all times of one sweep are the same; of what one prints, the next may choose: --print0, -0"
-                raise UsageError(" with ".join(f"--by {field}" for field in fields), hint)
+def _time_of(by: tuple[Field, ...], *, is_asked: bool) -> Field:
+    """The time that is meant. Raises  UsageError if nothing is asked of it, or if several are meant"""
+    if by and not is_asked:
+        raise UsageError("--by without --older or --newer", "it says which time of a file they mean")
+    match tuple(dict.fromkeys(by)):
+        case ():
+            return "mtime"
+        case (field,):
+            return field
+        case fields:
+            hint = "all times of one sweep are the same; of what one prints, the next may choose: --print0, -0"
+            raise UsageError(" with ".join(f"--by {field}" for field in fields), hint)
 
 
 def _when(kernel: Kernel, text: str, field: Field, now_ns: int, cutoff_ns: Callable[[int], int] | None = None) -> int:
@@ -143,8 +123,3 @@ def _when(kernel: Kernel, text: str, field: Field, now_ns: int, cutoff_ns: Calla
             return born_ns
         found: int = getattr(kernel.fstat(fd), f"st_{field}_ns")
         return found
-
-
-def typed(options: dict[str, Any]) -> SelectionOptions:
-    """Takes what belongs to the selection out of a command's options."""
-    return SelectionOptions(**{field: options.pop(field) for field in SelectionOptions._fields if field in options})

@@ -148,15 +148,14 @@ def install_command(for_user: bool, root: str, prefix: str, uring: bool | None, 
     reports = installation.install(home.pieces(has_uring=has_uring)) + installation.remove(home.earlier())
     if uring is False and home.has_uring(installation):
         reports += installation.uninstall(home.uring_pieces(), ())
-    told = home.placed(reports)
-    _tell(told, as_json=as_json)
-    kept = [printable(os.fsencode(one.path)) for one in told if one.outcome is FileOutcome.KEPT]
+    _tell(reports, as_json=as_json)
+    kept = [printable(os.fsencode(one.path)) for one in reports if one.outcome is FileOutcome.KEPT]
     for path in kept:
         output.warn(f"{path} differs from what this trashd writes, which is in {path}.new")
     if home.is_live() and not dry_run:
         _apply(for_user=for_user, prefix=prefix, has_uring=has_uring)
     if home.is_this_machine() and not dry_run:
-        tell_what_stays(told)
+        tell_what_stays(reports)
     if not for_user and prefix != PACKAGES and (risk := who_else_may_change(find_command())) is not None:
         output.warn(f"{printable(os.fsencode(risk))}: not root alone can write there, and root will run it")
     if not as_json and not dry_run and home.is_live():
@@ -225,12 +224,11 @@ def uninstall_command(for_user: bool, root: str, prefix: str, dry_run: bool, as_
         _stop(for_user=for_user)
     reports = installation.remove(home.earlier())
     reports += installation.uninstall(home.pieces(has_uring=home.has_uring(installation)), home.directories())
-    told = home.placed(reports)
-    _tell(told, as_json=as_json)
+    _tell(reports, as_json=as_json)
     if home.is_live() and not dry_run:
         _run("systemctl", "daemon-reload", for_user=for_user)
     if home.is_this_machine() and not dry_run:
-        tell_what_stays(told)
+        tell_what_stays(reports)
     return 0
 
 
@@ -293,10 +291,6 @@ class InstallPlace:
 
     def _share(self) -> str:
         return self._data if self._for_user else f"{self._prefix}/share"
-
-    def placed(self, told: list[FileReport]) -> list[FileReport]:
-        """What was installed, by the paths that it has now, below --root."""
-        return [one._replace(path=self._root.rstrip("/") + one.path) for one in told]
 
     def has_uring(self, installation: Installation) -> bool:
         """Whether what sets the switch for FUSE over io_uring was installed."""

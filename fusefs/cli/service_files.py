@@ -69,7 +69,7 @@ class FileOutcome(Enum):
 
 
 class FileReport(NamedTuple):
-    """One file's outcome. path: without the --root"""
+    """One file's outcome. path: that it has now, below --root"""
 
     path: str
     outcome: FileOutcome
@@ -94,11 +94,11 @@ class Installation:
 
     def install(self, pieces: Iterable[InstalledFile]) -> list[FileReport]:
         """Put all in place; beside a file that differs, as FILE.new."""
-        return [FileReport(piece.path, self._install(piece)) for piece in pieces]
+        return [FileReport(self._at(piece.path), self._install(piece)) for piece in pieces]
 
     def uninstall(self, pieces: Sequence[InstalledFile], directories: Iterable[str]) -> list[FileReport]:
         """Remove what is as `install` writes it, and such directories if they are empty then."""
-        reports = [FileReport(piece.path, self._remove(piece)) for piece in pieces]
+        reports = [FileReport(self._at(piece.path), self._remove(piece)) for piece in pieces]
         for piece in pieces:
             self._remove(piece._replace(path=piece.path + _NEW))
         if not self._is_dry:
@@ -109,7 +109,7 @@ class Installation:
 
     def compare(self, pieces: Iterable[InstalledFile]) -> list[FileReport]:
         """What the files are like now: UNCHANGED, KEPT (they differ) or GONE."""
-        return [FileReport(piece.path, self._compare(piece)) for piece in pieces]
+        return [FileReport(self._at(piece.path), self._compare(piece)) for piece in pieces]
 
     def remove(self, paths: Iterable[str]) -> list[FileReport]:
         """Remove what earlier releases wrote, where it is there, and its directory if it is empty then."""
@@ -118,7 +118,7 @@ class Installation:
             os.unlink(self._at(path))
             with suppress(OSError):
                 os.rmdir(os.path.dirname(self._at(path)))
-        return [FileReport(path, FileOutcome.REMOVED) for path in present]
+        return [FileReport(self._at(path), FileOutcome.REMOVED) for path in present]
 
     def has(self, pieces: Iterable[InstalledFile]) -> bool:
         """Whether there is any of these files."""
@@ -199,9 +199,15 @@ def pieces_for_all(prefix: str) -> list[InstalledFile]:
     examples = f"{share}/doc/trashd/examples"
     is_package = prefix == PACKAGES
     trashd = _IN_UNITS if is_package else find_command()
-    helper = "" if is_package else find_command("mount.fuse.trashd")
+    if is_package:
+        commands = [  # by these links Python finds the modules, which are beside what it was called for
+            InstalledFile(_IN_UNITS, link=f"{PACKAGES}/lib/trashd/trashd"),
+            InstalledFile(f"{PACKAGES}/sbin/mount.fuse.trashd", link=f"{PACKAGES}/lib/trashd/mount.fuse.trashd"),
+        ]
+    else:
+        commands = [InstalledFile("/sbin/mount.fuse.trashd", link=find_command("mount.fuse.trashd"))]
     return [
-        *(_packaged_commands() if is_package else [InstalledFile("/sbin/mount.fuse.trashd", link=helper)]),
+        *commands,
         *(InstalledFile(f"{units}/system/{name}", _unit(f"systemd/{name}", trashd)) for name in _SYSTEM_UNITS),
         InstalledFile(f"{units}/user/trashd-reaper.service", _unit("systemd/user/trashd-reaper.service", trashd)),
         InstalledFile(f"{prefix}/lib/sysusers.d/trashd.conf", _read("systemd/sysusers.d/trashd.conf")),
@@ -211,14 +217,6 @@ def pieces_for_all(prefix: str) -> list[InstalledFile]:
         *(InstalledFile(f"{share}/{path}", _completion(one), is_document=True) for one, path in _COMPLETIONS.items()),
         *(InstalledFile(f"{examples}/{name}", _read(f"docs/{name}"), is_document=True) for name in _EXAMPLES),
         InstalledFile("/etc/trashd/config.toml", _read("docs/config.example.toml"), is_example=True),
-    ]
-
-
-def _packaged_commands() -> list[InstalledFile]:
-    """Links: by them Python finds the modules, which are beside what it was called for."""
-    return [
-        InstalledFile(_IN_UNITS, link=f"{PACKAGES}/lib/trashd/trashd"),
-        InstalledFile(f"{PACKAGES}/sbin/mount.fuse.trashd", link=f"{PACKAGES}/lib/trashd/mount.fuse.trashd"),
     ]
 
 
@@ -248,10 +246,7 @@ def pieces_for_uring(prefix: str) -> list[InstalledFile]:
 def pieces_for_user(data: str) -> list[InstalledFile]:
     """What a user's own service needs. data: $XDG_DATA_HOME"""
     unit = _unit("systemd/user/trashd-reaper.service", find_command())
-    return [
-        InstalledFile(f"{data}/systemd/user/trashd-reaper.service", unit),
-        *_man_pages(data),
-    ]
+    return [InstalledFile(f"{data}/systemd/user/trashd-reaper.service", unit), *_man_pages(data)]
 
 
 def _read(name: str) -> bytes:

@@ -53,7 +53,11 @@ def command(watch: bool, prometheus: bool, as_json: bool) -> int:
     if prometheus:
         if watch or as_json:
             raise UsageError("--prometheus with --watch or --json", "it is one or the other")
-        return _print_metrics()
+        from fusefs.mount.places.mount_metrics import prometheus_text
+
+        mounts, errors = _find_mounts()
+        print(prometheus_text(mounts), end="")
+        return max((output.failed(error) for error in errors), default=0)
     if watch:
         from fusefs.cli.status_watch import watch_live
 
@@ -80,14 +84,6 @@ def command(watch: bool, prometheus: bool, as_json: bool) -> int:
     elif mounts:
         print("\n".join([*[""] * bool(services), *_mount_lines(mounts, now_ns)]))
     return max((output.failed(error, as_json=as_json) for error in errors), default=0)
-
-
-def _print_metrics() -> int:
-    from fusefs.mount.places.mount_metrics import prometheus_text
-
-    mounts, errors = _find_mounts()
-    print(prometheus_text(mounts), end="")
-    return max((output.failed(error) for error in errors), default=0)
 
 
 def look() -> list[tuple[bytes, SeenStatus]]:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
 import click
 
 from fusefs.cli import output, sweep_text
+from fusefs.cli.json_objects import SweepAction, SweepMatch
 from fusefs.cli.options import DURATION, NOTE, PathBytes, json_option, mpi_option, tempo_options, threads_option
 from fusefs.cli.output import can_be_asked, is_confirmed
 from fusefs.cli.progress_bar import ProgressBar
-from fusefs.cli.selection_options import selection_options, typed
+from fusefs.cli.selection_options import read_selection, selection_options
 from fusefs.cli.stop_signals import StopSignals
 from fusefs.cli.swap_paths import standard_input
 from fusefs.core.errors import Incomplete, OtherFilesystem, Refused, Unsettled, UsageError, errors_about, from_os
@@ -29,14 +32,9 @@ from fusefs.core.sizes import format_size
 from fusefs.core.slice_budget import Speed
 from fusefs.core.sweep_result import SweepSums, Swept
 from fusefs.linux.batched_calls import look_at_all
-from fusefs.linux.fd import Fd
 from fusefs.linux.invocation import invocation
 from fusefs.linux.kernel import Kernel
 
-_NotTold = list[tuple[str, int]]
-"""Names, each with its errno."""
-_Prints = Callable[[Kernel, Fd, bytes, "Sequence[str]"], _NotTold]
-"""Called with an open directory, its path relative to the sweep's, and names in it; gives those that it can't tell."""
 _STDIN = b"-"
 _CHUNK = 1 << 20
 
@@ -120,10 +118,6 @@ class SweepOptions(NamedTuple):
             if is_asked and not is_there:
                 raise UsageError(f"{name} is for {other} only", "leave it out")
 
-    def end(self) -> bytes:
-        """What ends a path that is printed."""
-        return b"\0" if self.prints_null else b"\n"
-
     def action(self) -> str:
         """What is done, in a word."""
         return "move" if self.target is not None else "delete" if self.delete else "trash"
@@ -179,7 +173,7 @@ def _by_ranks(job: Any) -> Any:
 @tempo_options
 @json_option
 @mpi_option(_by_ranks)
-def command(directory: bytes, **options: Any) -> int:
+def command(**told: Any) -> int:
     """Trash what a selection chooses below DIR: one orphan, restorable whole or in part. Or delete, move, print it.
 
     All that is told must hold, as with find. DIR itself is never chosen, a link is never followed, and what is mounted
@@ -197,13 +191,8 @@ def command(directory: bytes, **options: Any) -> int:
       find /data -newer mark -print0 | trashd sweep /data -0 --from -
       trashd sweep /gpfs/fs1 --older 90d --from purge.list.old --from-format mmapplypolicy
     """
-    return _sweep({"directory": directory, **options})
-
-
-def _sweep(told: dict[str, Any]) -> int:
-    """Do what a command line asks for; the exit code."""
     kernel = Kernel()
-    selection = typed(told).selection(kernel)
+    selection = read_selection(kernel, told)
     asked = SweepOptions(selection=selection, **told)
     asked.check()
     if selection.is_everything() and not asked.has_list() and not asked.prints_any():
@@ -302,8 +291,7 @@ def _act(asked: SweepOptions) -> Any:
     from fusefs.sweep.request import IfExists, ToDelete, ToMove, ToPrint, ToTrash
 
     if asked.prints_any():
-        prints = _objects(asked.directory) if asked.as_json else _paths(asked.directory, asked.end())
-        return ToPrint(lambda here, names: prints(here.kernel, here.sides.fd, here.upper, names))
+        return ToPrint(partial(_print_objects if asked.as_json else _print_paths, asked))
     if asked.delete:
         return ToDelete(asked.recursive)
     if asked.target is not None:
@@ -317,8 +305,6 @@ def _act(asked: SweepOptions) -> Any:
 def _tell(asked: SweepOptions, swept: Swept) -> None:
     did = f"would be {asked.did()}" if asked.dry else asked.did()
     if asked.as_json:
-        from fusefs.cli.json_objects import SweepAction
-
         sweep_text.as_json(SweepAction(asked.action(), asked.dry), swept)
     else:
         for line in sweep_text.told(swept, did):
@@ -327,36 +313,26 @@ def _tell(asked: SweepOptions, swept: Swept) -> None:
         output.warn(warning)
 
 
-def _paths(directory: bytes, end: bytes) -> _Prints:
-    """Prints paths as find does, beginning with the directory as it was typed."""
-    is_seen = end == b"\n" and sys.stdout.isatty()
-
-    def tell(_kernel: Kernel, _fd: Fd, upper: bytes, names: Sequence[str]) -> _NotTold:
-        above = join(directory.rstrip(b"/"), upper) + b"/"
-        found = (above + os.fsencode(name) for name in names)
-        lines = (printable(path).encode() for path in found) if is_seen else found
-        sys.stdout.buffer.write(b"".join(line + end for line in lines))
-        return []
-
-    return tell
+def _print_paths(asked: SweepOptions, here: Any, names: Sequence[str]) -> list[tuple[str, int]]:
+    """Print paths as find does, beginning with the directory as it was typed. here: sweep.request.ActionPlace"""
+    end = b"\0" if asked.prints_null else b"\n"
+    above = join(asked.directory.rstrip(b"/"), here.upper) + b"/"
+    paths = (above + os.fsencode(name) for name in names)
+    is_seen = not asked.prints_null and sys.stdout.isatty()
+    lines = (printable(path).encode() for path in paths) if is_seen else paths
+    sys.stdout.buffer.write(b"".join(line + end for line in lines))
+    return []
 
 
-def _objects(directory: bytes) -> _Prints:
-    """Prints an object for each that can be looked at."""
-    import json
-
-    from fusefs.cli.json_objects import SweepMatch
-
-    def tell(kernel: Kernel, fd: Fd, upper: bytes, names: Sequence[str]) -> _NotTold:
-        above = join(directory.rstrip(b"/"), upper)
-        looked, refused = look_at_all(kernel, fd, names)
-        for st in looked:
-            path = os.fsdecode(above + b"/" + os.fsencode(st.name))
-            found = SweepMatch(path, letter_of(st.st_mode), st.st_size, st.st_mtime_ns, st.st_uid, st.st_gid)
-            sys.stdout.write(json.dumps(found._asdict()) + "\n")
-        return refused
-
-    return tell
+def _print_objects(asked: SweepOptions, here: Any, names: Sequence[str]) -> list[tuple[str, int]]:
+    """Print an object for each that can be looked at; the names of the others, each with its errno."""
+    above = join(asked.directory.rstrip(b"/"), here.upper)
+    looked, refused = look_at_all(here.kernel, here.sides.fd, names)
+    for st in looked:
+        path = os.fsdecode(above + b"/" + os.fsencode(st.name))
+        match = SweepMatch(path, letter_of(st.st_mode), st.st_size, st.st_mtime_ns, st.st_uid, st.st_gid)
+        sys.stdout.write(json.dumps(match._asdict()) + "\n")
+    return refused
 
 
 @contextmanager
