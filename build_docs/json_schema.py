@@ -13,7 +13,7 @@ import msgspec
 
 from fusefs.cli import json_objects as told
 from fusefs.cli.init import RefusedFolders
-from fusefs.cli.service_install import FileReport, ServiceInstalled
+from fusefs.cli.service_files import FileReport, ServiceInstalled
 from fusefs.core.config import Config
 from fusefs.core.errors import ConfigProblem
 from fusefs.core.orphan_sums import OrphanSum, SumKey

@@ -5,7 +5,6 @@ from __future__ import annotations
 import locale
 import os
 import sys
-from collections.abc import Sequence
 
 import click
 
@@ -37,8 +36,11 @@ def command(volumes: tuple[bytes, ...]) -> int:
             raise
         hint = "where pipx installed trashd: pipx inject trashd textual; beside a package: docs/install.md"
         raise Refused(f"browsing needs textual, which can't be loaded ({error})", hint) from error
-    _write_to_terminal()
-    return Browser(_as_started(), volumes).run(mouse=False) or 0
+    # Textual takes Python's first standard error, whose buffer fusefs.cli.main has taken from it.
+    terminal = open(os.dup(1), "w", encoding=locale.getpreferredencoding(), errors="replace")  # noqa: SIM115
+    sys.__stderr__ = terminal  # type: ignore[misc]
+    started = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]  # Python, how it was started, and what it runs
+    return Browser(started, volumes).run(mouse=False) or 0
 
 
 def _check_terminal() -> None:
@@ -59,15 +61,3 @@ def _check_terminal() -> None:
         raise Refused("this terminal can't place its cursor (TERM)", "trashd list tells the same line by line")
     if n_colours <= 0:
         os.environ["NO_COLOR"] = "1"
-
-
-def _write_to_terminal() -> None:
-    """Have Textual write to standard output, where somebody looks: it takes Python's first standard error, whose buffer
-    fusefs.cli.main has taken from it."""
-    terminal = open(os.dup(1), "w", encoding=locale.getpreferredencoding(), errors="replace")  # noqa: SIM115
-    sys.__stderr__ = terminal  # type: ignore[misc]
-
-
-def _as_started() -> Sequence[str]:
-    """The words before those of the command line: Python, how it was told to start, and what it runs."""
-    return sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
 
 from fusefs.cli import output
@@ -37,10 +36,6 @@ class CountedOrphan(NamedTuple):
     n_failed: int = 0
     is_stopped: bool = False
 
-    def is_bound(self) -> bool:
-        """Whether it may take more."""
-        return self.size is None or self.size.is_at_least
-
 
 class CountOptions(NamedTuple):
     """How it is counted.
@@ -64,8 +59,25 @@ def count_orphan(
     kept = entry.size if entry.state is State.ORPHANS else None
     if kept is not None and not (kept.is_at_least or how.anew):
         return CountedOrphan(entry, kept)
+
+    def ask(folder: UserFolder, _visible: VisibleRename | None) -> AskedSize:
+        from fusefs.engine.count_tree import ask_size
+
+        with (
+            folder.open(entry.state) as state,
+            kernel.open_dir(state, entry.id.encode()) as container,
+            _pace(kernel, folder, stops) if how.paced else nullcontext(lambda: None) as pauses,
+        ):
+            walks = how.far or kernel.is_local(container)
+            asked = ask_size(kernel, container, walks=walks, stops=stops, pauses=pauses)
+            if how.noted and asked.size is not None and not asked.is_stopped and entry.state is State.ORPHANS:
+                pauses()
+                keep_size(folder, entry.id, asked.size)
+                pauses()  # its flush is felt more than looks are: it takes from the same share of the time
+        return asked
+
     try:
-        asked = act_on(kernel, volumes, entry, partial(_ask, kernel, entry, stops, how), AskedSize)
+        asked = act_on(kernel, volumes, entry, ask, AskedSize)
     except OSError as error:
         raise from_os(error, entry.id) from error
     known = [size for size in (asked.size, kept) if size is not None]
@@ -73,33 +85,14 @@ def count_orphan(
     return CountedOrphan(entry, size, asked.n_failed, asked.is_stopped or stops())
 
 
-def _ask(
-    kernel: Kernel,
-    entry: ListedContainer,
-    stops: Stops,
-    how: CountOptions,
-    folder: UserFolder,
-    _visible: VisibleRename | None,
-) -> AskedSize:
-    from fusefs.engine.count_tree import ask_size
-
-    with folder.open(entry.state) as state, kernel.open_dir(state, entry.id.encode()) as container:
-        walks = how.far or kernel.is_local(container)
-        with _looks(kernel, folder, stops, how) as pauses:
-            asked = ask_size(kernel, container, walks=walks, stops=stops, pauses=pauses)
-            if how.noted and asked.size is not None and not asked.is_stopped and entry.state is State.ORPHANS:
-                pauses()
-                keep_size(folder, entry.id, asked.size)
-                pauses()  # its flush is felt more than looks are: it takes from the same share of the time
-    return asked
-
-
 @contextmanager
-def _looks(kernel: Kernel, folder: UserFolder, stops: Stops, how: CountOptions) -> Iterator[Callable[[], None]]:
-    from fusefs.engine.pressure_pacer import PacedLooks, pacer_in
+def _pace(kernel: Kernel, folder: UserFolder, stops: Stops) -> Iterator[Callable[[], None]]:
+    from fusefs.engine.pressure_pacer import (
+        PacedLooks,
+        pacer_in,  # a restore counts for a moment, at full speed
+    )
 
-    tell = output.tell_why if how.paced else None
-    with pacer_in(kernel, folder.fd, Speed(), tell, may_write=False) as pacer:
+    with pacer_in(kernel, folder.fd, Speed(), output.tell_why, may_write=False) as pacer:
         yield PacedLooks(pacer, stops)
 
 
@@ -109,16 +102,12 @@ def size_by(kernel: Kernel, volumes: Sequence[bytes], entry: ListedContainer, en
         counted = count_orphan(kernel, volumes, entry, lambda: time.monotonic() > end_s, CountOptions(noted=False))
     except TrashdError:
         return "size unknown"
-    return in_words(counted.size)
+    size = counted.size
+    if size is None or (size.is_at_least and not size.n_bytes):
+        return "size unknown"
+    return ("at least " if size.is_at_least else "") + format_size(size.n_bytes)
 
 
 def in_column(size: TreeSize | None) -> str:
     """What something takes, as a table has it."""
     return "unknown" if size is None else (">=" if size.is_at_least else "") + format_size(size.n_bytes)
-
-
-def in_words(size: TreeSize | None) -> str:
-    """What something takes, as a sentence has it."""
-    if size is None or (size.is_at_least and not size.n_bytes):
-        return "size unknown"
-    return ("at least " if size.is_at_least else "") + format_size(size.n_bytes)

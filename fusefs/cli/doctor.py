@@ -1,12 +1,20 @@
-"""trashd doctor."""
+"""trashd doctor: stores, configuration, plans, units and the service that runs, and the kernel's switches.
+
+Units and service are the machine's for root, else one's own. Of switches and limits only those count that something
+here wants and does not get.
+"""
 
 from __future__ import annotations
 
+import errno
 import math
 import os
+import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import version
 
 import click
 
@@ -14,21 +22,23 @@ from fusefs.cli import output
 from fusefs.cli.config import problems_in_force
 from fusefs.cli.options import PathBytes, json_option
 from fusefs.cli.plan import has_plans, problems_in_plans
+from fusefs.cli.service import MOUNTS, PREFIX, REAPER, SWEEP, TIMER, InstallPlace
+from fusefs.cli.service_files import FileOutcome, brought_by_package
 from fusefs.cli.settle_first import tended
-from fusefs.cli.switch_problems import switch_problems
-from fusefs.cli.unit_problems import unit_problems
-from fusefs.core.errors import (
-    BrokenStore,
-    Exit,
-    NotFound,
-    RootSquashed,
-    TrashdError,
-    UsageError,
-    errors_about,
-)
+from fusefs.cli.status import unwell
+from fusefs.core.errors import BrokenStore, Exit, NotFound, RootSquashed, TrashdError, UsageError, errors_about
 from fusefs.core.printable_names import printable
+from fusefs.core.service_status import SeenStatus
+from fusefs.core.uring_reasons import why_not
+from fusefs.linux import systemd
+from fusefs.linux.fd import Fd
+from fusefs.linux.inotify import InotifyMask, open_inotify, watch
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.mount_lines import MountLine, mount_lines
 from fusefs.linux.mountinfo import read_mounts
+from fusefs.linux.pressure import PRESSURE, Psi, StallTimes
+from fusefs.linux.runtime_directories import runtime_dir
+from fusefs.linux.uring_offer import read_facts
 from fusefs.store.adopt import AdoptionProblem
 from fusefs.store.check import check_folder, check_registry, check_store, check_vouched
 from fusefs.store.discover import discover, open_at
@@ -36,6 +46,15 @@ from fusefs.store.find_orphans import each_folder
 from fusefs.store.layout import Store, UserFolder
 from fusefs.store.root_squash import SQUASHED, refuse_squashed
 from fusefs.store.take_over import Waits
+
+_PROPERTIES = (
+    "Id", "LoadState", "UnitFileState", "ActiveState", "FragmentPath", "ExecStart", "NeedDaemonReload",
+)  # fmt: skip
+_PROGRAM = re.compile(r"\{ path=(.*?) ; argv\[\]=")
+_URING_SETTINGS = tuple(f"{place}/tmpfiles.d/trashd-uring.conf" for place in ("/etc", "/usr/local/lib", "/usr/lib"))
+_FUSE_CONF = "/etc/fuse.conf"
+_BY_USERS = frozenset({"user", "users", "owner", "group"})
+"""Of fstab: others than root may mount it. Source  mount(8)"""
 
 
 @click.command("doctor", short_help="Say what is wrong here; repair a store.")
@@ -49,13 +68,7 @@ from fusefs.store.take_over import Waits
     help="Nothing of that boot of some machine works here any more (may be repeated).",
 )
 @json_option
-def command(
-    volume: bytes | None,
-    repair: bool,
-    waits: bool,
-    ended: tuple[str, ...],
-    as_json: bool,
-) -> int:
+def command(volume: bytes | None, repair: bool, waits: bool, ended: tuple[str, ...], as_json: bool) -> int:
     """Say what is wrong here, and what mends it; silent but on a terminal, with exit code 0, if all is well.
 
     Looked at is every store that is known, against its invariants, the configuration, the plans, and the units of the
@@ -117,11 +130,16 @@ def _examine_machine(*, is_reaping: bool) -> Iterator[AdoptionProblem]:
         place = f"{problem.file}: {problem.key}" if problem.key else problem.file
         yield AdoptionProblem(place, problem.what, problem.fix)
     try:
-        yield from unit_problems(is_reaping=is_reaping, has_rules=has_plans())
+        yield from _find_unit_problems(is_reaping=is_reaping, has_rules=has_plans())
     except TrashdError as error:
         yield AdoptionProblem("the service", error.message(), error.hint)
     if os.geteuid() == 0:
-        yield from switch_problems(is_reaping=is_reaping)
+        lines = list(mount_lines())
+        yield from _uring(lines)
+        yield from _allow_other(lines)
+        if is_reaping:
+            yield from _inotify()
+            yield from _pressure()
 
 
 def _examine(path: bytes, repair: bool, ended: Sequence[str], waits: Waits | None) -> list[AdoptionProblem]:
@@ -174,3 +192,184 @@ def _opened(kernel: Kernel, path: bytes) -> Store:
 
 def _check(folder: UserFolder) -> list[AdoptionProblem]:
     return [*check_vouched(folder), *check_folder(folder)]
+
+
+def _find_unit_problems(*, is_reaping: bool, has_rules: bool) -> Iterator[AdoptionProblem]:
+    """What is wrong with what is installed and what runs. Where systemd doesn't run, nothing is said of units.
+
+    is_reaping  there is something for a reaper
+    has_rules   there is something for the timer
+    Raises      TrashdError: the service's status can't be read
+    """
+    from fusefs.service.status_file import read_status
+
+    for_user = os.geteuid() != 0
+    place = InstallPlace(for_user, "/", PREFIX)
+    word = "--user " if for_user else ""
+    with errors_about(runtime_dir()):
+        seen = read_status(runtime_dir())
+    if seen is not None and not seen.is_running:
+        seen = None
+    if place.is_installed():
+        yield from _files(place, word)
+    if place.is_live():
+        units = []
+        with suppress(systemd.SystemdFailed, FileNotFoundError):  # no systemctl, or none that may ask
+            names = (REAPER,) if for_user else (REAPER, TIMER, SWEEP)
+            mounts = [] if for_user else systemd.properties(_PROPERTIES, (MOUNTS,))
+            units = systemd.properties(_PROPERTIES, names, for_user=for_user) + mounts
+        for unit in units:
+            if unit["Id"] != REAPER:
+                yield from _unit(unit, word, is_wanted=has_rules)
+            elif seen is None or unit["ActiveState"] != "inactive":  # else the service runs without systemd
+                # A package brings every user's unit, and root's service serves him all the same.
+                is_meant = not for_user or place.is_installed() or unit["UnitFileState"] == "enabled"
+                yield from _unit(unit, word, is_wanted=is_reaping and is_meant)
+    if seen is not None:
+        yield from _running(seen, word)
+
+
+def _files(place: InstallPlace, word: str) -> Iterator[AdoptionProblem]:
+    """What is wrong with what `service install` wrote. A unit that differs may be as its administrator wants it."""
+    again = f"trashd service install {word}".rstrip()
+    installation = place.open()
+    try:
+        pieces = place.pieces(has_uring=place.has_uring(installation))
+    except NotFound as error:
+        yield AdoptionProblem("what is installed", error.message(), error.hint)
+        return
+    packaged = None if word else brought_by_package()
+    states = {file.path: file.outcome for file in installation.compare(pieces)}
+    if packaged is not None:
+        what = f"units that trashd service install put there hide those that a package brought ({packaged})"
+        hint = f"trashd service uninstall && systemctl enable --now {REAPER}"
+        yield AdoptionProblem(f"{PREFIX}/lib/systemd", what, hint)
+    elif any(one.is_document and states[one.path] is FileOutcome.KEPT for one in pieces):
+        what = f"trashd service install of another version wrote them, and this is {version('trashd')}"
+        yield AdoptionProblem("units and man pages", what, again)
+    for path, outcome in states.items():
+        if outcome is FileOutcome.GONE:
+            yield AdoptionProblem(printable(os.fsencode(path)), "it is missing", again)
+
+
+def _unit(unit: Mapping[str, str], word: str, *, is_wanted: bool) -> Iterator[AdoptionProblem]:
+    """What is wrong with one. is_wanted: there is something for it to do"""
+    name, state = unit["Id"], unit["ActiveState"]
+    control = f"systemctl {word}"
+    does = "nothing is reaped by itself" if name == REAPER else "nothing applies the rules"
+    if unit["LoadState"] == "masked":
+        if is_wanted:
+            yield AdoptionProblem(name, f"it is masked: {does}", f"{control}unmask {name}")
+        return
+    if unit["LoadState"] != "loaded":
+        if unit["LoadState"] != "not-found":
+            yield AdoptionProblem(name, "systemd can't read it", f"systemd-analyze {word}verify {name}")
+        return
+    if unit["NeedDaemonReload"] == "yes":
+        yield AdoptionProblem(name, "it was changed since systemd read it", f"{control}daemon-reload")
+    program = _PROGRAM.search(unit["ExecStart"])
+    if program is not None and not (os.path.isfile(program[1]) and os.access(program[1], os.X_OK)):
+        what = f"{printable(os.fsencode(program[1]))}, which it runs, can't be executed"
+        yield AdoptionProblem(printable(os.fsencode(unit["FragmentPath"])), what, _again(unit, word))
+    elif state == "failed":
+        yield AdoptionProblem(name, "it failed", f"journalctl {word}-u {name} says why")
+    elif name in (REAPER, TIMER) and is_wanted:
+        if state == "inactive":
+            yield AdoptionProblem(name, f"it does not run: {does}", f"{control}enable --now {name}")
+        elif unit["UnitFileState"] == "disabled":
+            yield AdoptionProblem(name, "it runs, and will not after the next boot", f"{control}enable {name}")
+
+
+def _again(unit: Mapping[str, str], word: str) -> str:
+    """What puts a unit right whose program is not there."""
+    if unit["FragmentPath"].startswith(PREFIX) or word:
+        return f"trashd service install {word}".rstrip()
+    return "install the package anew, or see what a drop-in of it says: systemctl cat " + unit["Id"]
+
+
+def _running(seen: SeenStatus, word: str) -> Iterator[AdoptionProblem]:
+    """What is wrong with it."""
+    directory = runtime_dir()
+    if seen.status.version != version("trashd"):
+        what = f"the service that runs is trashd {seen.status.version}, and this is {version('trashd')}"
+        yield AdoptionProblem(printable(directory), what, f"systemctl {word}restart {REAPER}")
+    for error in unwell(seen):
+        yield AdoptionProblem(printable(directory), error.message(), error.hint or "trashd status says more")
+
+
+def _uring(lines: Sequence[MountLine]) -> Iterator[AdoptionProblem]:
+    """A mount with uring=on sets the switch itself; what sets it at boot may not have been run."""
+    settings = next(filter(os.path.exists, _URING_SETTINGS), None)
+    wanted = [line.place for line in lines if "uring=on" in line.options]
+    place = wanted[0] if wanted else settings
+    if place is None:
+        return
+    facts = read_facts()._replace(barred=frozenset())  # cores that this very command may not use are a daemon's
+    if wanted and facts.is_enabled is False:
+        facts = facts._replace(is_enabled=True)
+    why = why_not(facts)
+    if why is None:
+        return
+    without = "take uring=on away there" if wanted else "trashd service install --no-uring"
+    if facts.is_enabled is False:
+        hint = f"systemd-tmpfiles --create {settings}"
+    elif facts.disabled:
+        hint = f"sysctl kernel.io_uring_disabled=0, or {without}"
+    else:
+        hint = without
+    what = f"FUSE over io_uring is wanted, and can't be had ({why}): a mount with uring=on fails"
+    yield AdoptionProblem(place, what, hint)
+
+
+def _allow_other(lines: Sequence[MountLine]) -> Iterator[AdoptionProblem]:
+    """What users may mount for others is refused by fusermount3."""
+    wanted = [line.place for line in lines if "allow_other" in line.options and line.options & _BY_USERS]
+    if wanted and "user_allow_other" not in map(str.strip, _text(_FUSE_CONF).splitlines()):
+        what = f"users can't mount it: allow_other takes the line user_allow_other in {_FUSE_CONF}"
+        yield AdoptionProblem(wanted[0], what, f"echo user_allow_other >>{_FUSE_CONF}")
+
+
+def _inotify() -> Iterator[AdoptionProblem]:
+    """What tells the reaper of what is new. Source  inotify(7)"""
+    instances = {errno.EMFILE: "fs.inotify.max_user_instances"}
+    yield from _used_up(lambda: open_inotify().close(), instances, "no reaper can start")
+    watches = {errno.ENOSPC: "fs.inotify.max_user_watches"}
+    yield from _used_up(_watch_directory, watches, "the reaper sees what is new some minutes late")
+
+
+def _watch_directory() -> None:
+    with Fd(os.open("/", os.O_PATH)) as root, open_inotify() as inotify:
+        watch(inotify, root, InotifyMask.CREATE)
+
+
+def _used_up(act: Callable[[], None], limits: Mapping[int, str], cost: str) -> Iterator[AdoptionProblem]:
+    """The limit that something meets, if it does. limits: by the errno that tells it"""
+    try:
+        act()
+    except OSError as error:
+        limit = limits.get(error.errno or 0)
+        if limit is not None:
+            most = int(_text(f"/proc/sys/{limit.replace('.', '/')}") or "0")
+            what = f"all {most:,} of root's are in use: {cost}"
+            yield AdoptionProblem(
+                limit, what, f"sysctl {limit}={max(most, 64) * 2}, and a line of that in /etc/sysctl.d"
+            )
+
+
+def _pressure() -> Iterator[AdoptionProblem]:
+    psi = Psi()
+    try:
+        if psi.read() == StallTimes(None, None, None):
+            what = "this kernel doesn't tell who waits for what (PSI is off): the reaper goes by its own latency alone"
+            yield AdoptionProblem(PRESSURE, what, "psi=1 on the kernel's command line, at the next boot")
+    finally:
+        psi.close()
+
+
+def _text(path: str) -> str:
+    """What is in a file; nothing if there is none."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
 from fusefs.cli import output
 from fusefs.cli.count_orphan import CountedOrphan, CountOptions, count_orphan, in_column
-from fusefs.cli.id_completion import OrphanId
-from fusefs.cli.json_objects import UNKNOWN, CountEnd, WhoseCount
-from fusefs.cli.options import json_option, volume_option
-from fusefs.cli.orphan_filters import OrphanFilter, filter_options, larger_option
+from fusefs.cli.json_objects import CountEnd, KnownSize, WhoseCount
+from fusefs.cli.list import OrphanFilter, filter_options
+from fusefs.cli.options import OrphanId, json_option, volume_option
 from fusefs.cli.settle_first import tended
 from fusefs.cli.stop_signals import StopSignals
 from fusefs.cli.wall_clock import watched
@@ -31,21 +31,16 @@ from fusefs.store.list_orphans import ListedContainer
 @click.command("du", short_help="Tell what orphans take.")
 @click.argument("identifiers", metavar="[ID]…", nargs=-1, type=OrphanId())
 @filter_options
-@larger_option
 @click.option("--count", "anew", is_flag=True, help="Count all of it anew, on filesystems of a server, too.")
 @volume_option
 @json_option
 def command(
     identifiers: tuple[str, ...],
-    uid: int | None,
-    older_s: int | None,
-    within_s: int | None,
-    glob: str | None,
-    state: str | None,
     least: int | None,
     anew: bool,
     volumes: tuple[bytes, ...],
     as_json: bool,
+    **filters: Any,
 ) -> int:
     """Tell what orphans take, the largest first, and of each user all together.
 
@@ -67,9 +62,7 @@ def command(
     kernel = tended(volumes)
     lost: list[TrashdError] = []
     now_ns = time.time_ns()
-    found = OrphanFilter(uid, older_s, within_s, glob, state).picks(
-        all_entries(kernel, volumes, lost, watched(notes=False)), now_ns
-    )
+    found = OrphanFilter(**filters).picks(all_entries(kernel, volumes, lost, watched(notes=False)), now_ns)
     if identifiers:
         found = [_called(volumes, identifier, found) for identifier in identifiers]
     how = CountOptions(anew, far=anew or bool(identifiers), paced=True)
@@ -110,7 +103,7 @@ def _tell(counted: Sequence[CountedOrphan], now_ns: int, *, as_json: bool) -> No
     if as_json:
         for one in counted:
             whose = WhoseCount(one.entry.id, one.entry.uid, one.entry.origin)
-            output.as_json(whose, one.size or UNKNOWN, CountEnd(one.n_failed, one.is_stopped))
+            output.as_json(whose, one.size or KnownSize(), CountEnd(one.n_failed, one.is_stopped))
         return
     if not counted:
         click.echo("no orphans", err=True)
@@ -123,7 +116,7 @@ def _tell(counted: Sequence[CountedOrphan], now_ns: int, *, as_json: bool) -> No
 
 
 def _sum(own: Sequence[CountedOrphan]) -> str:
-    bound = "at least " if any(one.is_bound() for one in own) else ""
+    bound = "at least " if any(one.size is None or one.size.is_at_least for one in own) else ""
     total = format_size(sum(one.size.n_bytes for one in own if one.size is not None))
     n_unknown = sum(one.size is None for one in own)
     unknown = f" ({n_unknown:,} of unknown size)" if n_unknown else ""

@@ -19,7 +19,9 @@ SECTIONS = {
     "Watch": ("status", "doctor"),
     "Administer": ("init", "mount", "umount", "service", "pause", "resume", "config"),
 }  # fmt: skip
-"""In the order in which people meet them; each is the `command` of its module, which has its name."""
+"""In the order in which people meet them; each is the `command` of its module, which has its name, or in _BESIDE."""
+_BESIDE = {"undo": "restore", "resume": "pause", "umount": "mount", "cat": "ls", "diff": "ls", "check": "swap"}
+"""Commands that are in the module of another one, as `<name>_command`."""
 _COMMANDS = tuple(name for names in SECTIONS.values() for name in names)
 _N_MEANT = 3
 _SAID_ELSEWHERE = {
@@ -80,7 +82,8 @@ class LazyGroup(_AskingGroup):
             return group.get_command(ctx, inner) if isinstance(group, click.Group) else None
         if cmd_name not in _COMMANDS:
             return None
-        command: click.Command = import_module(f"fusefs.cli.{cmd_name}").command
+        module = import_module(f"fusefs.cli.{_BESIDE.get(cmd_name, cmd_name)}")
+        command: click.Command = getattr(module, f"{cmd_name}_command" if cmd_name in _BESIDE else "command")
         return command
 
     def resolve_command(

@@ -7,14 +7,13 @@ import os
 import click
 
 from fusefs.cli import output
-from fusefs.cli.id_completion import OrphanIdOrPath
-from fusefs.cli.options import json_option, volume_option
+from fusefs.cli.options import OrphanIdOrPath, json_option, volume_option
 from fusefs.core.names import is_container_id
 from fusefs.core.printable_names import printable
 from fusefs.linux.act_as_user import user_name
 from fusefs.linux.kernel import Kernel
 from fusefs.store.find_orphans import find_container
-from fusefs.store.tree_holders import HeldTree, holders_of, holders_of_path
+from fusefs.store.tree_holders import holders_of, holders_of_path
 
 
 @click.command("holders", short_help="List the processes that work in a tree.", no_args_is_help=True)
@@ -33,7 +32,11 @@ def command(what: bytes, volumes: tuple[bytes, ...], as_json: bool) -> int:
       trashd holders /var/log/app
       trashd holders 2fe7e4cb8ba8
     """
-    held = _held(what, volumes)
+    text = what.decode("ascii", "replace")
+    if not is_container_id(text) and _is_path(what):
+        held = holders_of_path(Kernel(), what)
+    else:
+        held = holders_of([os.path.join(find_container(Kernel(), volumes, text).path, b"tree")])[0]
     if as_json:
         output.as_json(held)
         return 0
@@ -43,14 +46,6 @@ def command(what: bytes, volumes: tuple[bytes, ...], as_json: bool) -> int:
     if not held.holders:
         print(f"nobody holds {printable(held.path)}" + ("" if os.geteuid() == 0 else " (as far as you may see)"))
     return 0
-
-
-def _held(what: bytes, volumes: tuple[bytes, ...]) -> HeldTree:
-    text = what.decode("ascii", "replace")
-    if not is_container_id(text) and _is_path(what):
-        return holders_of_path(Kernel(), what)
-    entry = find_container(Kernel(), volumes, text)
-    return holders_of([os.path.join(entry.path, b"tree")])[0]
 
 
 def _is_path(what: bytes) -> bool:

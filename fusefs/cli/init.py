@@ -12,6 +12,7 @@ from fusefs.cli.options import PathBytes, json_option
 from fusefs.core.errors import errors_about
 from fusefs.core.printable_names import printable
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.runtime_directories import runtime_dir
 from fusefs.store.adopt import AdoptionProblem
 from fusefs.store.init_store import initialise
 from fusefs.store.mounted_paths import open_shown
@@ -45,6 +46,8 @@ def command(volume: bytes, is_known: bool, as_json: bool) -> int:
       trashd init /scratch
       trashd init --known /mnt/shared
     """
+    from fusefs.service.pause_files import nudge
+
     kernel = Kernel()
     path = os.path.realpath(volume)
     with errors_about(path), squash_told(kernel, path):
@@ -53,7 +56,7 @@ def command(volume: bytes, is_known: bool, as_json: bool) -> int:
     with store:
         own_folder(store).fd.close()
         refused = passed_over(store, os.geteuid() or None)
-    _tell_reaper()
+    nudge(runtime_dir())  # a running service serves it at once
     if as_json:
         output.as_json(done, RefusedFolders(tuple(refused)))
         return 0
@@ -66,11 +69,3 @@ def command(volume: bytes, is_known: bool, as_json: bool) -> int:
     for problem in refused:
         output.warn(told(problem))
     return 0
-
-
-def _tell_reaper() -> None:
-    """Have a running service serve it at once."""
-    from fusefs.linux.runtime_directories import runtime_dir
-    from fusefs.service.pause_files import nudge
-
-    nudge(runtime_dir())

@@ -55,9 +55,6 @@ class KnownSize(NamedTuple):
     at_ns: int | None = None
 
 
-UNKNOWN = KnownSize()
-
-
 class CountEnd(NamedTuple):
     """What could not be looked at, and whether it was counted to the end."""
 

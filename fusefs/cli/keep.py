@@ -7,8 +7,7 @@ import time
 import click
 
 from fusefs.cli import output
-from fusefs.cli.id_completion import OrphanId
-from fusefs.cli.options import DURATION, json_option, volume_option
+from fusefs.cli.options import DURATION, OrphanId, json_option, volume_option
 from fusefs.cli.settle_first import tended
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import UsageError, errors_about

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from fnmatch import fnmatchcase
+from os import fsdecode
+from typing import Any, NamedTuple
 
 import click
 
 from fusefs.cli import output
 from fusefs.cli.count_orphan import in_column
-from fusefs.cli.options import json_option, volume_option
-from fusefs.cli.orphan_filters import ORDERS, OrphanFilter, filter_options, in_order, larger_option
+from fusefs.cli.options import DURATION, ParsedValue, json_option, together, volume_option
 from fusefs.cli.settle_first import tended
 from fusefs.cli.wall_clock import watched
 from fusefs.core.durations import format_duration
@@ -21,9 +23,10 @@ from fusefs.core.names import ID_RANDOM_CHARS
 from fusefs.core.orphan_sums import OrphanSum, OrphanSums, SumBy, SumKey
 from fusefs.core.printable_names import printable
 from fusefs.core.record import MAX_FAILURES, Method
-from fusefs.core.sizes import format_size
+from fusefs.core.sizes import format_size, parse_size
 from fusefs.linux.act_as_user import user_name
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.user_names import uid_of
 from fusefs.store.find_orphans import all_entries, sum_entries
 from fusefs.store.list_orphans import ListedContainer, explain_failure
 
@@ -33,11 +36,80 @@ _UNKNOWN = "?"
 _MOST_REASONS = 3
 """Of each in quarantine; --json has all."""
 _TOLD = {State.ORPHANS: "restorable", State.STAGE: "unfinished", State.RESTORING: "restoring"}
+_STATES = {
+    "restorable": State.ORPHANS, "reaping": State.REAPING, "quarantine": State.QUARANTINE,
+    "restoring": State.RESTORING, "unfinished": State.STAGE,
+}  # fmt: skip
+_FOREVER_S = 1 << 62
+
+filter_options = together(
+    (
+        click.option("--user", "uid", type=ParsedValue("user", uid_of), metavar="USER", help="Whose, for root."),
+        click.option("--older", "older_s", type=DURATION, metavar="AGE", help="Taken away longer ago than that."),
+        click.option("--within", "within_s", type=DURATION, metavar="TIME", help="Restorable for less than that."),
+        click.option("--path", "glob", metavar="GLOB", help="Came from a path that matches; * matches slashes, too."),
+        click.option("--state", type=click.Choice(list(_STATES)), help="In that state."),
+        click.option(
+            "--larger", "least", type=ParsedValue("size", parse_size), metavar="SIZE", help="Only those that are."
+        ),
+    )
+)
+
+
+class OrphanFilter(NamedTuple):
+    """What is asked for, as the options are named. least: bytes that an orphan is known to take"""
+
+    uid: int | None
+    older_s: int | None
+    within_s: int | None
+    glob: str | None
+    state: str | None
+    least: int | None = None
+
+    def picks(self, entries: Iterable[ListedContainer], now_ns: int) -> list[ListedContainer]:
+        """Those that are meant. What can't be read has no age and no path."""
+        return [entry for entry in entries if self.is_meant(entry, now_ns)]
+
+    def is_meant(self, entry: ListedContainer, now_ns: int) -> bool:
+        """Whether it is one of those."""
+        if self.uid not in (None, entry.uid) or (self.state is not None and entry.state is not _STATES[self.state]):
+            return False
+        if self.older_s is not None and (entry.problem or entry.age_s(now_ns) <= self.older_s):
+            return False
+        if self.within_s is not None:
+            left_s = None if entry.problem or entry.state is not State.ORPHANS else entry.left_s(now_ns)
+            if left_s is None or left_s >= self.within_s:
+                return False
+        if self.least is not None and (entry.size is None or entry.size.n_bytes < self.least):
+            return False
+        return self.glob is None or (entry.origin is not None and fnmatchcase(fsdecode(entry.origin), self.glob))
+
+
+ORDERS = ("age", "left", "path", "user", "size")
+
+
+def in_order(entries: list[ListedContainer], order: str, now_ns: int) -> list[ListedContainer]:
+    """One of ORDERS: the oldest first, those that go soonest, by where they came from, by whose they are, the largest.
+
+    Those whose size is not known come last of these.
+    """
+
+    def left_s(entry: ListedContainer) -> int:
+        left = entry.left_s(now_ns)
+        return _FOREVER_S if left is None else left
+
+    keys: dict[str, Callable[[ListedContainer], Any]] = {
+        "age": lambda entry: entry.created_ns,
+        "left": left_s,
+        "path": lambda entry: entry.origin or b"",
+        "user": lambda entry: (entry.uid, entry.created_ns),
+        "size": lambda entry: 1 if entry.size is None else -entry.size.n_bytes,
+    }
+    return sorted(entries, key=keys[order])
 
 
 @click.command("list", short_help="List what can be restored.")
 @filter_options
-@larger_option
 @click.option("--sort", "order", type=click.Choice(ORDERS), default="age", help="The oldest first (age), and so on.")
 @click.option(
     "--sum-by", type=click.Choice([one.value for one in SumBy]), help="Not each: what they hold, put together by that."
@@ -48,17 +120,7 @@ _TOLD = {State.ORPHANS: "restorable", State.STAGE: "unfinished", State.RESTORING
 @volume_option
 @json_option
 def command(
-    uid: int | None,
-    older_s: int | None,
-    within_s: int | None,
-    glob: str | None,
-    state: str | None,
-    least: int | None,
-    order: str,
-    sum_by: str | None,
-    depth: int,
-    volumes: tuple[bytes, ...],
-    as_json: bool,
+    order: str, sum_by: str | None, depth: int, volumes: tuple[bytes, ...], as_json: bool, **filters: Any
 ) -> int:
     """List the orphans: where they came from, their age, how long they can be restored, size, owner, state.
 
@@ -84,16 +146,14 @@ def command(
       trashd list --state quarantine               what the reaper could not delete, and why
       trashd list --volume /scratch --sum-by project --older 7d
     """
-    wanted = OrphanFilter(uid, older_s, within_s, glob, state)
+    wanted = OrphanFilter(**filters)
     if sum_by is not None:
-        return _print_sums(volumes, SumBy(sum_by), depth, wanted, least, as_json=as_json)
+        return _print_sums(volumes, SumBy(sum_by), depth, wanted, as_json=as_json)
     kernel = tended(volumes)
     now_ns = time.time_ns()
     lost: list[TrashdError] = []
     every = all_entries(kernel, volumes, lost, watched(notes=False))
     found = in_order(wanted.picks(every, now_ns), order, now_ns)
-    if least is not None:
-        found = [entry for entry in found if entry.size is not None and entry.size.n_bytes >= least]
     codes = [output.failed(error, as_json=as_json) for error in lost]
     if as_json:
         from fusefs.cli.json_objects import RestorableFor
@@ -111,7 +171,7 @@ def command(
     head, *lines = output.aligned(rows, width)
     print(head)
     for line, entry in zip(lines, found, strict=True):
-        note = _note(entry)
+        note = f"  # {printable(entry.note.encode('utf-8', 'replace'))}" if entry.note else ""
         print(line + note if width is None or len(line + note) <= width else line)
         for reason in _explain_quarantine(entry):
             print(f"  {reason}")
@@ -153,23 +213,11 @@ def _explain_quarantine(entry: ListedContainer) -> list[str]:
     return reasons
 
 
-def _note(entry: ListedContainer) -> str:
-    """Behind all else, where there is room."""
-    return f"  # {printable(entry.note.encode('utf-8', 'replace'))}" if entry.note else ""
-
-
-def _print_sums(
-    volumes: Sequence[bytes], by: SumBy, depth: int, wanted: OrphanFilter, least: int | None, *, as_json: bool
-) -> int:
-    """Print the sums of those that are wanted; the exit code. least: bytes that each is known to take"""
-
-    def is_meant(entry: ListedContainer, now_ns: int) -> bool:
-        is_large = least is None or (entry.size is not None and entry.size.n_bytes >= least)
-        return is_large and wanted.is_meant(entry, now_ns)
-
+def _print_sums(volumes: Sequence[bytes], by: SumBy, depth: int, wanted: OrphanFilter, *, as_json: bool) -> int:
+    """Print the sums of those that are wanted; the exit code."""
     lost: list[TrashdError] = []
-    sums = sum_entries(Kernel(), volumes, lambda: OrphanSums(by, depth), is_meant, lost, watched(notes=False))
-    found = list(sums)
+    clocks = watched(notes=False)
+    found = list(sum_entries(Kernel(), volumes, lambda: OrphanSums(by, depth), wanted.is_meant, lost, clocks))
     codes = [output.failed(error, as_json=as_json) for error in lost]
     if as_json:
         from fusefs.cli.json_objects import SummedBy

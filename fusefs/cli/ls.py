@@ -1,20 +1,35 @@
-"""trashd ls."""
+"""trashd ls, cat and diff: a place in an orphan, told as `ID[:PATH]` or by the path that it came from."""
 
 from __future__ import annotations
 
+import os
 import stat
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import click
 
 from fusefs.cli import output
-from fusefs.cli.inside_argument import inside_argument, look_at_inside
-from fusefs.cli.options import json_option, volume_option, whose_option
-from fusefs.core.errors import UsageError
+from fusefs.cli.options import OrphanIdOrPath, json_option, volume_option, whose_option
+from fusefs.cli.restore import chosen
+from fusefs.cli.settle_first import tended
+from fusefs.core.errors import Refused, UsageError
 from fusefs.core.glob import compile_glob
+from fusefs.core.names import RelPath
 from fusefs.core.printable_names import printable
+from fusefs.core.record import Method
 from fusefs.core.timestamps import in_calendar
 from fusefs.linux.act_as_user import user_name
-from fusefs.store.look_inside import EntryInside, entries_inside
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.store.layout import UserFolder
+from fusefs.store.list_orphans import ListedContainer
+from fusefs.store.look_inside import EntryInside, content_of, differences, entries_inside, inside, there_now
+
+_DIFFERENCES = {"gone": "in the orphan only", "new": "there now only", "changed": "changed", "unreadable": "unreadable"}
+T = TypeVar("T")
+inside_argument = click.argument("word", metavar="ID[:PATH]|PATH", type=OrphanIdOrPath())
 
 
 @click.command("ls", short_help="List what an orphan holds.", no_args_is_help=True)
@@ -45,7 +60,7 @@ def command(
         is_meant = compile_glob(glob, ignores_case=True)
     except ValueError as error:
         raise UsageError(f"--iname: {error}") from error
-    found = look_at_inside(
+    found = _look_at_inside(
         volumes,
         word,
         uid,
@@ -68,3 +83,95 @@ def _row(one: EntryInside, word: bytes) -> tuple[str, ...]:
         name += f" -> {printable(one.target)}"
     day = in_calendar(one.mtime_ns, "%Y-%m-%d %H:%M", "after 9999")
     return (stat.filemode(one.mode), str(one.n_links), user_name(one.uid), f"{one.n_bytes:>12}", day, name)
+
+
+@click.command("cat", short_help="Print a file of an orphan.", no_args_is_help=True)
+@inside_argument
+@whose_option
+@volume_option
+def cat_command(word: bytes, uid: int | None, volumes: tuple[bytes, ...]) -> int:
+    """Print a file of an orphan as it is; nothing is changed.
+
+    \b
+    Examples:
+      trashd cat 2fe7e4cb8ba8:results/final.csv
+      trashd cat /scratch/job/results/final.csv | diff - /scratch/job/results/final.csv
+    """
+    if sys.__stdout__ is None:
+        raise UsageError("standard output is closed", "that is where it is printed")
+    _look_at_inside(volumes, word, uid, _print, None)
+    return 0
+
+
+def _print(kernel: Kernel, fd: Fd, _folder: UserFolder, _entry: ListedContainer, within: RelPath) -> None:
+    """By the orphan's owner, who has our standard output."""
+    for part in content_of(kernel, fd, within):
+        while part:
+            part = part[os.write(1, part) :]
+
+
+@click.command("diff", short_help="Tell what differs between an orphan and what is there now.", no_args_is_help=True)
+@inside_argument
+@whose_option
+@volume_option
+@json_option
+def diff_command(word: bytes, uid: int | None, volumes: tuple[bytes, ...], as_json: bool) -> int:
+    """Tell what differs between an orphan, or a directory of it, and what is now where it came from.
+
+    Files differ if their sizes do, or their contents, which are read where the times differ; links by where they lead.
+    What is on one side alone is told once, whatever it holds. Of what a sweep took only that is compared.
+
+    \b
+    Examples:
+      trashd diff 2fe7e4cb8ba8
+      trashd diff /scratch/job
+    """
+    sys.stdout.flush()
+
+    def compare(kernel: Kernel, fd: Fd, folder: UserFolder, entry: ListedContainer, within: RelPath) -> int:
+        """By the orphan's owner, who has our standard output."""
+        tells_new = entry.method is not Method.SWEEP
+        if not stat.S_ISDIR(kernel.fstat(fd).st_mode):
+            raise Refused(within or entry.id, "it is no directory: trashd cat prints it, for diff -")
+        count = 0
+        with there_now(kernel, folder, entry, within) as now:
+            if not stat.S_ISDIR(kernel.fstat(now).st_mode):
+                raise Refused(within or entry.id, "what is there now is no directory")
+            for one in differences(kernel, fd, now, within, tells_new=tells_new):
+                count += 1
+                if as_json:
+                    output.as_json(one)
+                else:
+                    print(f"{_DIFFERENCES[one.how]}: {printable(one.path)}")
+        sys.stdout.flush()
+        return count
+
+    if not _look_at_inside(volumes, word, uid, compare, int) and not as_json:
+        click.echo("nothing differs", err=True)
+    return 0
+
+
+def _look_at_inside(
+    volumes: Sequence[bytes],
+    word: bytes,
+    uid: int | None,
+    look: Callable[[Kernel, Fd, UserFolder, ListedContainer, RelPath], T],
+    kind: Any,
+) -> T:
+    """What `look` says of the place that a word means, what killed commands left being settled first.
+
+    look, kind, Raises  as for store.look_inside.inside
+    """
+    kernel = tended(volumes)
+    before, colon, after = word.partition(b":")
+    is_id = bool(colon) and b"/" not in before
+    part = os.path.normpath(after.strip(b"/")) if is_id and after.strip(b"/") else None
+    meant = chosen(kernel, volumes, before if is_id else word, part, uid, as_json=True)
+    return inside(
+        kernel,
+        volumes,
+        meant.entry,
+        meant.inside,
+        lambda fd, folder, within: look(kernel, fd, folder, meant.entry, within),
+        kind,
+    )

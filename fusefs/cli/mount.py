@@ -1,22 +1,30 @@
-"""trashd mount, and --explain: what makes a mount fast, and why it lacks the rest."""
+"""trashd mount, and --explain: what makes a mount fast, and why it lacks the rest.
+
+It daemonises, but not before the mount works: the command's terminal gets the daemon's error and exit code.
+"""
 
 from __future__ import annotations
 
+import logging
+import logging.handlers
 import os
 import resource
-from collections.abc import Iterator, Mapping, Sequence
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import click
 
 from fusefs.cli import output
-from fusefs.cli.daemonize import Ready, run_in_background, run_in_foreground
-from fusefs.cli.json_objects import FastPathReason, MountExplained
+from fusefs.cli.json_objects import FastPathReason, MountExplained, UnmountedPath
 from fusefs.cli.options import Decorator, PathBytes, json_option, together
-from fusefs.core.errors import DaemonGone, NotFound, Refused, UsageError
+from fusefs.core.errors import DaemonGone, Exit, NotFound, Refused, UsageError
 from fusefs.core.mount_counters import SeenMount
 from fusefs.core.mount_options import LISTED, OPTIONS, Coherence, MountOption, find_without_effect, parse_options
 from fusefs.core.printable_names import printable, show
+from fusefs.linux.systemd import SystemdNotifier, make_handler
 
 _FEW_FILES, _MANY_FILES = 1 << 16, 1 << 19
 """Of a daemon's; systemd gives a service as many as the latter, and one program may have thousands."""
@@ -40,6 +48,8 @@ Examples:
   trashd mount --replace /scratch
   trashd mount --explain /scratch/job
 """
+Ready = Callable[[], None]
+_SYSLOG = "/dev/log"
 
 
 def _command_line(option: MountOption) -> Decorator:
@@ -49,14 +59,6 @@ def _command_line(option: MountOption) -> Decorator:
     kind = click.Choice(option.choices()) if option.choices() else None
     metavar = option.metavar or (option.value if kind is None else None)
     return click.option(option.switch(), type=kind, metavar=metavar, help=option.help)
-
-
-def _words(given: Mapping[str, Any]) -> Iterator[str]:
-    """What was given of the table's options, as words of `-o`."""
-    for option in OPTIONS:
-        value = given.get(option.name)
-        if value not in (None, False):
-            yield option.word(value)
 
 
 @click.command(
@@ -83,7 +85,8 @@ def command(
     **given: Any,
 ) -> int:
     """See _HELP."""
-    words = [*texts, *_words(given)]
+    values = ((option, given.get(option.name)) for option in OPTIONS)
+    words = [*texts, *(option.word(value) for option, value in values if value not in (None, False))]
     if explains:
         if foreground or replaces or mount_point is not None or words:
             raise UsageError("--explain with options for a mount", "it takes one PATH, and mounts nothing")
@@ -107,7 +110,8 @@ def _explain(path: bytes, *, as_json: bool) -> int:
             raise NotFound(f"the fast paths of {printable(one.point)}", "its daemon is of an older version")
     if as_json:
         for one in seen:
-            output.as_json(_explained(one))
+            reasons = {path.name: FastPathReason(path.is_on, path.why) for path in one.fast_paths}
+            output.as_json(MountExplained(one.point, one.source, one.is_running, reasons))
     else:
         print("\n\n".join("\n".join(_explain_lines(one)) for one in seen))
     return output.exit_code(
@@ -118,11 +122,6 @@ def _explain(path: bytes, *, as_json: bool) -> int:
 def _explain_lines(seen: SeenMount) -> list[str]:
     rows = [(f"  {show(one.name)}", "on" if one.is_on else "off", show(one.why)) for one in seen.fast_paths]
     return [f"{printable(seen.point)} serves {printable(seen.source)}", *output.aligned(rows)]
-
-
-def _explained(seen: SeenMount) -> MountExplained:
-    reasons = {one.name: FastPathReason(one.is_on, one.why) for one in seen.fast_paths}
-    return MountExplained(seen.point, seen.source, seen.is_running, reasons)
 
 
 def serve(
@@ -181,3 +180,108 @@ def _warn_of_few_files(target: bytes) -> None:
             f"{printable(target)}: all who use it together can have fewer than {hard} files open, and one user at most "
             f"{most}{less}; for more: LimitNOFILE= in the unit, or ulimit -Hn {_MANY_FILES} before this command"
         )
+
+
+def run_in_background(body: Callable[[Ready], int]) -> int:
+    """The exit code for the terminal: 0 as soon as the child that runs `body` says that it is ready.
+
+    Returns twice: in the child with the exit code of `body`, when that ends. Until it is ready it has the terminal
+    for its errors; after that it logs to syslog, belongs to no terminal, and stands in no directory. Until then it
+    stays in our process group too: when systemd mounts for an automount, processes of other ones wait at the mount
+    point until that is done.
+    """
+    told, tell = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(told)
+        os.chdir("/")
+        logging.raiseExceptions = False  # a syslog that is not there would be told of on the terminal, at length
+        _log_to(_syslog())
+        return body(lambda: _detach(tell))
+    os.close(tell)
+    try:
+        with os.fdopen(told, "rb") as pipe:
+            if pipe.read():
+                return 0
+    except KeyboardInterrupt:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+        raise
+    _pid, status = os.waitpid(pid, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if code > 0:
+        return code
+    if not code:
+        print("trashd: the daemon ended before it was ready", file=sys.stderr)
+        return Exit.FAILED
+    print(f"trashd: the daemon was ended by {signal.strsignal(-code)} before it was ready", file=sys.stderr)
+    return Exit.SIGNALLED - code
+
+
+def run_in_foreground(body: Callable[[Ready], int]) -> int:
+    """The exit code of `body`, which logs to stderr, or to the journal; systemd learns when it is ready."""
+    os.chdir("/")  # or it would keep a volume busy
+    _log_to(make_handler("trashd") if "JOURNAL_STREAM" in os.environ else logging.StreamHandler())
+    notifier = SystemdNotifier()
+    try:
+        return body(notifier.ready)
+    finally:
+        notifier.close()
+
+
+def _detach(tell: int) -> None:
+    """Let go of the terminal, and then say that all is well; the parent may be gone by then."""
+    os.setsid()
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    os.close(null)
+    with suppress(BrokenPipeError):
+        os.write(tell, b"1")
+    os.close(tell)
+
+
+def _syslog() -> logging.Handler:
+    try:
+        return logging.handlers.SysLogHandler(_SYSLOG, logging.handlers.SysLogHandler.LOG_DAEMON)
+    except OSError:
+        return logging.NullHandler()
+
+
+def _log_to(handler: logging.Handler) -> None:
+    handler.setFormatter(logging.Formatter(f"trashd[{os.getpid()}]: %(levelname)s: %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.WARNING)
+    logging.getLogger("fusefs").setLevel(logging.INFO)
+
+
+@click.command("umount", short_help="Unmount what trashd mounted.", no_args_is_help=True)
+@click.argument("mount_point", type=PathBytes(), metavar="MNT")
+@click.option("--lazy", is_flag=True, help="At once, but whoever has something open there may go on with it.")
+@click.option("--force", is_flag=True, help="At once; whoever has something open there gets errors.")
+@json_option
+def umount_command(mount_point: bytes, lazy: bool, force: bool, as_json: bool) -> int:
+    """Unmount MNT and wait until its daemon has ended, so that what is below can be unmounted too.
+
+    Refused while somebody has something open there, or works there. A daemon that hangs is killed with
+    --force. A mount whose daemon died is unmounted like any other.
+
+    \b
+    Examples:
+      trashd umount /scratch
+      trashd umount --force /scratch
+    """
+    if lazy and force:
+        raise UsageError("--lazy with --force", "let them go on, or don't")
+    from fusefs.mount.places.attach import UnmountMode, unmount
+    from fusefs.mount.places.mount_points import real_path
+
+    path = real_path(mount_point)
+    done = unmount(path, UnmountMode.FORCE if force else UnmountMode.LAZY if lazy else UnmountMode.PLAIN)
+    if as_json:
+        output.as_json(UnmountedPath(path, done.is_ended, done.is_killed))
+    where = printable(path)
+    if done.is_killed:
+        output.warn(f"{where}: its daemon did not end, and was killed")
+    if not done.is_ended:
+        output.warn(f"{where}: unmounted, but its daemon goes on: another mount namespace has it too, or it hangs")
+    return 0

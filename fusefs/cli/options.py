@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from functools import reduce
+from functools import reduce, wraps
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import click
 
 from fusefs.cli.plain_line import read_note
-from fusefs.cli.typed_paths import existing
 from fusefs.core.durations import parse_duration
+from fusefs.core.errors import Refused, errors_about
+from fusefs.core.names import ID_RANDOM_CHARS
 from fusefs.core.sizes import parse_rate
 from fusefs.linux.user_names import uid_of
 
@@ -29,6 +30,7 @@ else:
 
 
 T = TypeVar("T")
+_COMPLETION_LIMIT_S = 0.15
 
 
 class ParsedValue(ParamType[T], Generic[T]):
@@ -79,13 +81,21 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="Print JSON, an object a line.")
 
 
+def _check_volumes(_ctx: click.Context, _param: click.Parameter, volumes: tuple[bytes, ...]) -> tuple[bytes, ...]:
+    """The volumes as they were given. Raises  TrashdError if one can't be looked at: it would seem to be empty"""
+    for volume in volumes:
+        with errors_about(volume):
+            os.stat(volume)
+    return volumes
+
+
 volume_option: Decorator = click.option(
     "--volume",
     "volumes",
     type=PathBytes(),
     multiple=True,
     metavar="DIR",
-    callback=lambda _ctx, _param, volumes: existing(volumes),
+    callback=_check_volumes,
     help="Look only in the store in DIR, or else in the nearest above it on the same filesystem (may be repeated); "
     "default: all that are known.",
 )
@@ -122,3 +132,93 @@ tempo_options = together(
     )
 )
 """How fast it may go: `max_rate`, `max_bytes` and `paced`."""
+
+
+def mpi_option(shares: Callable[[Any], Any]) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """A command that gets `job`: what has the ranks of its MPI job share the work, as the first; None without --mpi.
+
+    The other ranks do what the first sends them, and say nothing.
+
+    shares  makes it of the job (engine.mpi_ranks.MpiJob)
+    """
+
+    def decorated(act: Callable[..., int]) -> Callable[..., int]:
+        @click.option(
+            "--mpi", is_flag=True, help="Be a rank of an MPI job (mpiexec -n N trashd …), all of which share it."
+        )
+        @wraps(act)
+        def command(*args: Any, mpi: bool, **options: Any) -> int:
+            if not mpi:
+                return act(*args, **options, job=None)
+            from fusefs.engine.mpi_ranks import joined
+            from fusefs.linux.kernel import Kernel
+
+            with joined() as job:
+                uids = job.uids()
+                if not job.is_first:
+                    # Root's takes no word from anybody: the first, which may be a user's, says why.
+                    return job.serve(Kernel()) if os.geteuid() else 0
+                as_whom = "start them as the user whose files they are"
+                if 0 in uids:
+                    raise Refused(f"rank {uids.index(0)} runs as root", as_whom)
+                if len({*uids}) > 1:
+                    raise Refused("the ranks run as different users", as_whom)
+                return act(*args, **options, job=shares(job))
+
+        return command
+
+    return decorated
+
+
+class OrphanId(ParamType[str]):
+    """An id, or a part of one. A shell completes the caller's own, in a moment, whatever hangs somewhere."""
+
+    name = "id"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Those of the caller's own orphans."""
+        return _offered(incomplete)
+
+
+class OrphanIdOrPath(PathBytes):
+    """An id, or a path."""
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Ids, where it may be one."""
+        offered = [] if "/" in incomplete or incomplete.startswith(".") else _offered(incomplete)
+        return offered or super().shell_complete(ctx, param, incomplete)
+
+
+def _offered(incomplete: str) -> list[CompletionItem]:
+    """Ids that begin so, and the ends of those whose end does; with what they were."""
+    from click.shell_completion import CompletionItem
+
+    offered = []
+    for identifier, origin in _own():
+        if identifier.startswith(incomplete):
+            offered.append(CompletionItem(identifier, help=origin))
+        elif identifier[-ID_RANDOM_CHARS:].startswith(incomplete):
+            offered.append(CompletionItem(identifier[-ID_RANDOM_CHARS:], help=origin))
+    return offered
+
+
+def _own() -> list[tuple[str, str]]:
+    """The ids of what the caller has in all stores that are known, and where that came from; newest first.
+
+    A child looks, as a dead mount blocks whoever looks at it: what it has not told in time is not offered. It has
+    nothing of ours open, or a shell would wait for it that reads what we say to the end.
+    """
+    from fusefs.cli.output import origin
+    from fusefs.linux.answer_timeout import ask_each
+    from fusefs.linux.kernel import Kernel
+    from fusefs.store.find_orphans import all_entries
+
+    own = os.geteuid()
+
+    def tell(_asked: None) -> bytes:
+        found = (entry for entry in all_entries(Kernel(), (), []) if entry.uid == own)
+        return "".join(f"{entry.id}\t{origin(entry.origin)}\n" for entry in found).encode()
+
+    ((_asked, answer),) = ask_each((None,), tell, set(), lambda _asked: None, limit_s=_COMPLETION_LIMIT_S)
+    pairs = [line.split(b"\t", 1) for line in (answer or b"").split(b"\n")[:-1]]
+    return [(identifier.decode(), origin.decode()) for identifier, origin in reversed(pairs)]

@@ -202,3 +202,18 @@ def _tell_done(swapped: Swapped, *, kept: bool) -> None:
         print(f"  keep  {names(swapped.kept)}")
     if kept:
         print(f"  undo  {restore_command(swapped.id, swapped.volume)}")
+
+
+def can_be_asked() -> bool:
+    """Whether there is a person who reads it and can answer."""
+    return os.isatty(0) and os.isatty(2)
+
+
+def is_confirmed(question: str) -> bool:
+    """Whether the answer is yes. Raises  KeyboardInterrupt instead of an answer"""
+    import click  # a command that asks nothing may do without
+
+    try:
+        return click.confirm(question, err=True)
+    except click.Abort:
+        raise KeyboardInterrupt from None

@@ -12,7 +12,7 @@ from fusefs.cli import output
 from fusefs.cli.json_objects import PausedVolume
 from fusefs.cli.options import DURATION, PathBytes, json_option
 from fusefs.core.durations import format_duration
-from fusefs.core.errors import NotPermitted, TrashdError
+from fusefs.core.errors import NotFound, NotPermitted, NotRunning, TrashdError
 from fusefs.core.names import STORE
 from fusefs.core.printable_names import printable
 from fusefs.core.service_status import VolumeStatus
@@ -141,3 +141,33 @@ def is_running(runtime: bytes) -> bool:
 
     seen = read_status(runtime)
     return seen is not None and seen.is_running
+
+
+@click.command("resume", short_help="Let the reaper go on.")
+@volumes_argument
+@json_option
+def resume_command(volumes: tuple[bytes, ...], as_json: bool) -> int:
+    """Let the reaper go on with volumes, with all of them if none is named.
+
+    \b
+    Examples:
+      trashd resume
+      trashd resume /scratch
+    """
+    from fusefs.linux.runtime_directories import runtime_dir
+    from fusefs.service.pause_files import read_pauses, remove_pause
+
+    runtime = runtime_dir()
+    paused = named(volumes) if volumes else list(read_pauses(runtime, 0.0))
+    codes = []
+    for volume in paused:
+        if not remove_pause(runtime, volume):
+            error = NotFound(f"no pause of {told(volume)}", "trashd status shows what is paused")
+            codes.append(output.failed(error, as_json=as_json))
+        elif as_json:
+            output.as_json(PausedVolume(volume))
+        else:
+            print(f"{told(volume)}: goes on")
+    if not paused and not is_running(runtime):
+        codes.append(output.failed(NotRunning(), as_json=as_json))
+    return output.exit_code(codes)

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stdout, suppress
+from typing import Any
 
 import click
 
@@ -92,9 +93,7 @@ def command() -> None:
 @_plans_argument
 @tempo_options
 @json_option
-def show_command(
-    files: tuple[bytes, ...], max_rate: int | None, max_bytes: int | None, paced: bool, as_json: bool
-) -> int:
+def show_command(**options: Any) -> int:
     """Say what each rule would do now, with counts, bytes, the largest and the oldest; nothing is touched.
 
     \b
@@ -102,16 +101,14 @@ def show_command(
       trashd plan show
       trashd plan show draft.toml
     """
-    return _plan(files, Speed(max_rate, max_bytes), runs=False, paced=paced, as_json=as_json)
+    return _plan(**options, runs=False)
 
 
 @command.command("apply", short_help="Do it.")
 @_plans_argument
 @tempo_options
 @json_option
-def apply_command(
-    files: tuple[bytes, ...], max_rate: int | None, max_bytes: int | None, paced: bool, as_json: bool
-) -> int:
+def apply_command(**options: Any) -> int:
     """Do what the rules say, and tell it. The files must be root's, or your own, and nobody else's to write.
 
     \b
@@ -119,7 +116,7 @@ def apply_command(
       trashd plan apply --paced
       trashd plan apply --max-rate 5000/s scratch.toml
     """
-    return _plan(files, Speed(max_rate, max_bytes), runs=True, paced=paced, as_json=as_json)
+    return _plan(**options, runs=True)
 
 
 @command.command("check", hidden=True, short_help="Only say what is wrong in the rules.")
@@ -173,18 +170,30 @@ def _leading_nowhere(rules: Sequence[Rule]) -> Iterator[ConfigProblem]:
             yield rule.place.problem(f"{printable(rule.directory)} is no directory", fix)
 
 
-def _plan(files: tuple[bytes, ...], most: Speed, *, runs: bool, paced: bool, as_json: bool) -> int:
+def _plan(
+    files: tuple[bytes, ...], max_rate: int | None, max_bytes: int | None, paced: bool, as_json: bool, runs: bool
+) -> int:
     cutoffs, paths = AgeCutoffs(Kernel(), notes=runs), files or _own()
     try:
         # A draft by any user may be looked at; what is done must be what we, or root, wrote.
-        rules = _load(paths, cutoffs, _warn, is_trusting=bool(files) and not runs)
+        rules = _load(paths, cutoffs, lambda warning: output.warn(str(warning)), is_trusting=bool(files) and not runs)
     except BadConfig as error:
         _tell_problems(error.problems, as_json=as_json, is_asked=False)
         return BadConfig.exit_code
     if not rules and not as_json:
         _tell_none(paths)
     cutoffs.tell()
-    return _carry_out(rules, cutoffs.now.wall_ns, most, runs=runs, paced=paced, as_json=as_json)
+    from fusefs.plan.run_plan import PlanOptions, carry_out
+    from fusefs.sweep.request import SweepWishes
+
+    telling, most = _PlanReport(runs=runs, as_json=as_json), Speed(max_rate, max_bytes)
+    with StopSignals() as stop:
+        why = output.tell_why if paced else None
+        how = PlanOptions(runs, cutoffs.now.wall_ns, SweepWishes(stops=stop), most, why)
+        for told in carry_out(Kernel(), rules, how):
+            telling.tell(told)
+        telling.end()
+        return stop.exit_code() if stop() else telling.exit_code()
 
 
 def _load(
@@ -192,10 +201,6 @@ def _load(
 ) -> tuple[Rule, ...]:
     """Raises  BadConfig"""
     return load_plan(paths, cutoffs.now.wall_ns, cutoffs.ago, warn, is_trusting=is_trusting)
-
-
-def _warn(warning: ConfigProblem) -> None:
-    output.warn(str(warning))
 
 
 def _tell_none(paths: Sequence[bytes]) -> None:
@@ -216,19 +221,6 @@ def _tell_problems(problems: Sequence[ConfigProblem], *, as_json: bool, is_asked
             output.tell_problem(problem, as_json=as_json)
         if not is_asked and not as_json:
             print("trashd: nothing was done")
-
-
-def _carry_out(rules: Sequence[Rule], now_ns: int, most: Speed, *, runs: bool, paced: bool, as_json: bool) -> int:
-    from fusefs.plan.run_plan import PlanOptions, carry_out
-    from fusefs.sweep.request import SweepWishes
-
-    telling = _PlanReport(runs=runs, as_json=as_json)
-    with StopSignals() as stop:
-        how = PlanOptions(runs, now_ns, SweepWishes(stops=stop), most, output.tell_why if paced else None)
-        for told in carry_out(Kernel(), rules, how):
-            telling.tell(told)
-        telling.end()
-        return stop.exit_code() if stop() else telling.exit_code()
 
 
 class _PlanReport:

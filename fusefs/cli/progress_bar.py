@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Self
 
 from fusefs.core.durations import format_duration
 from fusefs.core.freed_space import Survey
@@ -15,53 +14,21 @@ from fusefs.core.sizes import format_size
 _REDRAW_S = 0.1
 
 
-class ProgressSink(Protocol):
-    """What is told how a removal goes."""
-
-    is_seen: bool
-
-    def advance(self, n_entries: int, n_bytes: int) -> None:
-        """So much more is gone."""
-
-    def counting(self, n_entries: int, n_bytes: int) -> None:
-        """So much more is counted."""
-
-    def counted(self, survey: Survey) -> None:
-        """So much there is to do."""
-
-
-class NoProgress:
-    """No terminal: nothing is drawn."""
-
-    is_seen = False
-
-    def __enter__(self) -> ProgressSink:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        pass
-
-    def advance(self, n_entries: int, n_bytes: int) -> None:
-        """See ProgressSink."""
-
-    def counting(self, n_entries: int, n_bytes: int) -> None:
-        """See ProgressSink."""
-
-    def counted(self, survey: Survey) -> None:
-        """See ProgressSink."""
-
-
-def bar(title: str, *, shown: bool) -> AbstractContextManager[ProgressSink]:
-    """A progress bar on a terminal; elsewhere nothing."""
-    return ProgressBar(title) if shown and sys.stderr.isatty() else NoProgress()
-
-
 class ProgressBar:
-    """Drawn by the thread that removes: a forked child has no other."""
+    """Drawn by the thread that removes: a forked child has no other. It draws nothing if stderr is no terminal.
 
-    is_seen = True
+    is_seen  whether it is drawn
+    """
 
-    def __init__(self, title: str) -> None:
+    def __init__(self, title: str, *, shown: bool) -> None:
+        self.is_seen = shown and sys.stderr.isatty()
+        self._began = time.monotonic()
+        self._drawn = 0.0
+        self._n_entries = 0
+        self._n_bytes = 0
+        self._of: tuple[int, int] | None = None
+        if not self.is_seen:
+            return
         from rich.console import Console
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
@@ -72,40 +39,38 @@ class ProgressBar:
         ]
         self._bar = Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True)
         self._task = self._bar.add_task(title, total=None, told="")
-        self._began = time.monotonic()
-        self._drawn = 0.0
-        self._n_entries = 0
-        self._n_bytes = 0
-        self._of: tuple[int, int] | None = None
 
-    def __enter__(self) -> ProgressSink:
-        self._bar.start()
+    def __enter__(self) -> Self:
+        if self.is_seen:
+            self._bar.start()
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self._bar.stop()
+        if self.is_seen:
+            self._bar.stop()
 
-    def counting(self, n_entries: int, n_bytes: int) -> None:
-        """See ProgressSink."""
+    def counting(self, n_entries: int, _n_bytes: int) -> None:
+        """So much more is counted."""
         self._n_entries += n_entries
         self._draw(lambda _elapsed_s: f"{self._n_entries:,} counted")
 
     def counted(self, survey: Survey) -> None:
-        """See ProgressSink."""
+        """So much there is to do."""
         self._n_entries = 0
         self._of = survey.n_entries, survey.n_bytes
         self._began = time.monotonic()
-        self._bar.update(self._task, total=survey.n_entries)
+        if self.is_seen:
+            self._bar.update(self._task, total=survey.n_entries)
 
     def advance(self, n_entries: int, n_bytes: int) -> None:
-        """See ProgressSink."""
+        """So much more is gone."""
         self._n_entries += n_entries
         self._n_bytes += n_bytes
         self._draw(self._told)
 
     def _draw(self, tell: Callable[[float], str]) -> None:
         now = time.monotonic()
-        if now - self._drawn >= _REDRAW_S:
+        if self.is_seen and now - self._drawn >= _REDRAW_S:
             self._drawn = now
             told = tell(max(now - self._began, 0.001))
             self._bar.update(self._task, completed=self._n_entries, told=told)

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from fusefs.cli import output
-from fusefs.cli.progress_bar import ProgressSink, bar
+from fusefs.cli.progress_bar import ProgressBar
 from fusefs.cli.stop_signals import StopSignals
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import SETTLE, Busy, Incomplete, NotFound, Refused, ServerAway, TrashdError, from_os
@@ -83,21 +83,15 @@ class ReapOptions(NamedTuple):
     job: Any = None
 
 
-PLAINLY = ReapOptions()
-
-
-def reap_ids(kernel: Kernel, volumes: Sequence[bytes], identifiers: Sequence[str], *, as_json: bool) -> int:
-    """Reap some containers at once; the exit code."""
-    return reap_all(kernel, volumes, [find_container(kernel, volumes, i) for i in identifiers], as_json=as_json)
+def reap_one(base: bytes, orphan: str, *, as_json: bool, waits: bool = False) -> int:
+    """Reap what was just taken away, at once; the exit code. base: the directory that holds its store"""
+    kernel, volumes = Kernel(), (base,)
+    how = ReapOptions(waits=waits)
+    return reap_all(kernel, volumes, [find_container(kernel, volumes, orphan)], how, as_json=as_json)
 
 
 def reap_all(
-    kernel: Kernel,
-    volumes: Sequence[bytes],
-    due: Sequence[ListedContainer],
-    how: ReapOptions = PLAINLY,
-    *,
-    as_json: bool,
+    kernel: Kernel, volumes: Sequence[bytes], due: Sequence[ListedContainer], how: ReapOptions, *, as_json: bool
 ) -> int:
     """Reap containers one after the other, or one of them; the exit code. Ctrl-C ends it between two slices."""
     began = time.monotonic()
@@ -112,7 +106,8 @@ def reap_all(
             if stop():
                 break
             try:
-                with bar(_title(entry), shown=not as_json) as shows:
+                title = entry.id if entry.origin is None else printable(os.path.basename(entry.origin))
+                with ProgressBar(title, shown=not as_json) as shows:
                     if how.force:
                         done = _reap_by_force(kernel, volumes, entry, how, shows, stop, is_away)
                     else:
@@ -146,7 +141,7 @@ def reap_all(
 def _reap(
     entry: ListedContainer,
     how: ReapOptions,
-    shows: ProgressSink,
+    shows: ProgressBar,
     stop: StopSignals,
     is_away: bool,
     folder: UserFolder,
@@ -177,7 +172,7 @@ def _reap_by_force(
     volumes: Sequence[bytes],
     entry: ListedContainer,
     how: ReapOptions,
-    shows: ProgressSink,
+    shows: ProgressBar,
     stop: StopSignals,
     is_away: bool,
 ) -> Reaped:
@@ -201,11 +196,6 @@ def _reap_by_force(
     if reaped.lost is not None:
         raise _LOST[ClaimLost(reaped.lost)](entry.id)
     return reaped
-
-
-def _title(entry: ListedContainer) -> str:
-    """What people call it."""
-    return entry.id if entry.origin is None else printable(os.path.basename(entry.origin))
 
 
 def _tell(entry: ListedContainer, reaped: Reaped, *, force: bool, as_json: bool) -> int:

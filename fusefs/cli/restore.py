@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Sequence
 
 import click
 
 from fusefs.cli import output
-from fusefs.cli.id_completion import OrphanIdOrPath
-from fusefs.cli.options import PathBytes, json_option, volume_option, whose_option
-from fusefs.cli.restore_choice import chosen
+from fusefs.cli.count_orphan import size_by
+from fusefs.cli.options import OrphanIdOrPath, PathBytes, json_option, volume_option, whose_option
 from fusefs.cli.settle_first import tended
 from fusefs.core.durations import format_duration
-from fusefs.core.errors import Incomplete, NotFound, TrashdError, UsageError
+from fusefs.core.errors import Incomplete, NotFound, NotPermitted, Refused, TrashdError, UsageError
 from fusefs.core.lifecycle import State
+from fusefs.core.names import join
 from fusefs.core.printable_names import printable, shell_word
 from fusefs.core.record import Method
+from fusefs.linux.act_as_user import user_name
 from fusefs.linux.boot_id import session
 from fusefs.linux.kernel import Kernel
-from fusefs.store.find_orphans import all_entries, not_looked_at
+from fusefs.store.find_orphans import ID_LEAST_CHARS, CameFrom, all_entries, came_from, not_looked_at, the_one_called
 from fusefs.store.list_orphans import ListedContainer
 from fusefs.store.restore import Restored
 from fusefs.store.restore_by_id import restore_by_id
+
+_MOST_TOLD = 20
+_PATIENCE_S = 0.5
 
 
 @click.command("restore", short_help="Take an orphan, or a part of it, back.", no_args_is_help=True)
@@ -89,8 +94,10 @@ def restore_last(kernel: Kernel, volumes: Sequence[bytes], *, as_json: bool) -> 
         hint = not_looked_at(silent) or "trashd list shows what there is; trashd restore PATH takes it back"
         raise NotFound("nothing that a command of yours took away in this terminal is there", hint)
     if not as_json:
-        for line in _describe_last(meant):
-            click.echo(line, err=True)
+        click.echo(f"taken away {format_duration(meant[0].age_s(time.time_ns()))} ago, comes back:", err=True)
+        for entry in meant:
+            origin = output.origin(entry.origin)
+            click.echo(f"  what was taken out of {origin}" if entry.method is Method.SWEEP else f"  {origin}", err=True)
     codes, paths = [], []
     for entry in meant:
         try:
@@ -113,17 +120,6 @@ def _of_last(listed: Sequence[ListedContainer]) -> list[ListedContainer]:
     return [entry for entry in own if entry.invocation == own[0].invocation]
 
 
-def _describe_last(meant: Sequence[ListedContainer]) -> list[str]:
-    """What will be done, in words."""
-    age = format_duration(meant[0].age_s(time.time_ns()))
-    return [f"taken away {age} ago, comes back:", *(f"  {_describe(entry)}" for entry in meant)]
-
-
-def _describe(entry: ListedContainer) -> str:
-    origin = output.origin(entry.origin)
-    return f"what was taken out of {origin}" if entry.method is Method.SWEEP else origin
-
-
 def tell_restored(done: Restored, *, as_json: bool) -> int:
     """Print the result of a restore; the exit code."""
     code = Incomplete.exit_code if done.n_left else 0
@@ -142,13 +138,90 @@ def tell_restored(done: Restored, *, as_json: bool) -> int:
     if done.partial:
         print("  the reaper had begun on it: what it had removed by then is gone")
     if done.closed_uid is not None:
-        print(f"  {_closed(done.path, done.closed_uid)}")
+        now = "root's and closed (0700)" if done.closed_uid == 0 else "closed (0700)"
+        find = f"find {shell_word(done.path)} -type d -user {done.closed_uid} -perm 0700"
+        print(f"  directories that it had entered may be {now} now: {find}")
     for warning in done.warnings:
         output.warn(warning)
     return code
 
 
-def _closed(path: bytes, uid: int) -> str:
-    """What became of directories that the reaper had entered, and how to find them."""
-    now = "root's and closed (0700)" if uid == 0 else "closed (0700)"
-    return f"directories that it had entered may be {now} now: find {shell_word(path)} -type d -user {uid} -perm 0700"
+@click.command("undo", short_help="Take back what the last command took away.")
+@volume_option
+@json_option
+def undo_command(volumes: tuple[bytes, ...], as_json: bool) -> int:
+    """Take back all that your last swap, rm or sweep in this terminal took away.
+
+    It is said first what that is. What has been taken back already is not meant any more, so that another undo takes
+    back what the command before took. The same as `trashd restore --last`.
+
+    \b
+    Examples:
+      trashd rm results/ old.log
+      trashd undo
+    """
+    return restore_last(tended(volumes), volumes, as_json=as_json)
+
+
+def chosen(
+    kernel: Kernel, volumes: Sequence[bytes], word: bytes, inside: bytes | None, uid: int | None, *, as_json: bool
+) -> CameFrom:
+    """What a word means, an id or a path; and which part of it is wanted.
+
+    inside  a path in that
+    uid     whose orphan; None: by its id anybody's that the caller may see, by a path the caller's own
+    Raises  TrashdError; UsageError where it could be several, and nobody can be asked
+    """
+    if uid not in (None, os.geteuid()) and os.geteuid():
+        raise NotPermitted("--user of somebody else", "root alone restores another user's orphans")
+    if not word:
+        raise UsageError("an empty word is neither an id nor a path")
+    lost: list[TrashdError] = []
+    silent: list[bytes] = []
+    listed = all_entries(kernel, volumes, lost, (), silent)
+    may_be_id = b"/" not in word and len(word) >= ID_LEAST_CHARS
+    by_id = the_one_called(volumes, os.fsdecode(word), listed) if may_be_id else None
+    found = came_from(kernel, volumes, word, listed)
+    if by_id is not None and uid in (None, by_id.uid):
+        if found:
+            raise UsageError(f"{printable(word)} is a part of an id, and a name here", "for the name: ./ before it")
+        return CameFrom(by_id, inside)
+    whose = os.geteuid() if uid is None else uid
+    own = [one for one in found if one.entry.uid == whose]
+    if not own:
+        others = sorted({user_name(one.entry.uid) for one in found})
+        if others:  # the origin in a record is its owner's word
+            raise Refused(word, f"{' and '.join(others)} took something away there: --user NAME says whose is meant")
+        if lost:
+            raise lost[0]
+        raise NotFound(word, not_looked_at(silent) or "trashd list shows what there is, and where it came from")
+    one = own[0] if len(own) == 1 else _asked(kernel, volumes, word, own, as_json=as_json)
+    if not as_json and len(own) == 1:
+        click.echo(_lines(kernel, volumes, [one])[0], err=True)
+    return one if inside is None else CameFrom(one.entry, join(one.inside or b"", inside))
+
+
+def _asked(
+    kernel: Kernel, volumes: Sequence[bytes], word: bytes, found: Sequence[CameFrom], *, as_json: bool
+) -> CameFrom:
+    """Which of several, as a person at a terminal says. Raises  UsageError: there is none"""
+    shown = found[:_MOST_TOLD]
+    if as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        ids = ", ".join(one.entry.id for one in shown)
+        more = f", and {len(found) - len(shown)} older ones" if len(found) > len(shown) else ""
+        raise UsageError(f"{len(found)} orphans came from {printable(word)}", f"name one by its id: {ids}{more}")
+    for number, line in enumerate(_lines(kernel, volumes, shown), 1):
+        click.echo(f"{number:>3}  {line}", err=True)
+    number = click.prompt("Which one", type=click.IntRange(1, len(shown)), default=1, err=True)
+    return shown[number - 1]
+
+
+def _lines(kernel: Kernel, volumes: Sequence[bytes], found: Sequence[CameFrom]) -> list[str]:
+    """One for each; what they take is counted for a moment, and told as far as it is known by then."""
+    now_ns, end_s, lines = time.time_ns(), time.monotonic() + _PATIENCE_S, []
+    for entry, inside in found:
+        part = f", {printable(inside)} of it" if inside is not None else ""
+        size = size_by(kernel, volumes, entry, end_s)
+        age = format_duration(entry.age_s(now_ns))
+        lines.append(f"{entry.id}: {output.origin(entry.origin)}{part}, taken {age} ago, {size}")
+    return lines

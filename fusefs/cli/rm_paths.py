@@ -9,11 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 
 from fusefs.cli import output
-from fusefs.cli.confirm import is_confirmed
+from fusefs.cli.output import is_confirmed
 from fusefs.cli.plain_line import PlainLine, PlainOption, read_note
 from fusefs.cli.stop_signals import StopSignals
-from fusefs.cli.swap_paths import SwapBatch, swap_all
-from fusefs.cli.typed_paths import every_path
+from fusefs.cli.swap_paths import SwapBatch, every_path, swap_all
 from fusefs.core.durations import parse_duration
 from fusefs.core.errors import Refused, TrashdError, Unsettled, UsageError
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
@@ -154,9 +153,9 @@ class _RmCommand:
         return self._reap_one(swapped.base(), swapped.id) if self._now else 0
 
     def _reap_one(self, base: bytes, orphan: str) -> int:
-        from fusefs.cli.reap_foreground import reap_ids
+        from fusefs.cli.reap_foreground import reap_one
 
-        return reap_ids(Kernel(), (base,), (orphan,), as_json=self._as_json)
+        return reap_one(base, orphan, as_json=self._as_json)
 
     def _tell(self, group: RemovalGroup, swept: Swept, left: frozenset[bytes]) -> None:
         assert swept.orphan is not None

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from importlib.metadata import version
 
 import click
 
-from fusefs.cli import output, service_uring
+from fusefs.cli import output
 from fusefs.cli.group import OrderedGroup
 from fusefs.cli.options import PathBytes, json_option
 from fusefs.cli.service_files import (
     PACKAGES,
+    FileOutcome,
+    FileReport,
+    Installation,
+    InstalledFile,
+    ServiceInstalled,
     brought_by_package,
     find_command,
     out_of_reach,
@@ -20,10 +26,11 @@ from fusefs.cli.service_files import (
     pieces_for_user,
     who_else_may_change,
 )
-from fusefs.cli.service_install import FileOutcome, FileReport, Installation, InstalledFile, ServiceInstalled
 from fusefs.core.errors import Busy, Incomplete, NotADirectory, NotFound, NotPermitted, Refused, TrashdError, UsageError
 from fusefs.core.printable_names import printable
+from fusefs.core.uring_reasons import SWITCH, why_not, why_not_trusted
 from fusefs.linux import systemd
+from fusefs.linux.uring_offer import enable, read_facts
 
 PREFIX = "/usr/local"
 """Where install puts what it brings, if nothing else is said."""
@@ -136,20 +143,19 @@ def install_command(for_user: bool, root: str, prefix: str, uring: bool | None, 
         home.check_sensible()
     installation = home.open(is_dry=dry_run)
     if uring and home.is_this_machine() and not dry_run:
-        service_uring.set_switch()
+        set_switch()
     has_uring = home.has_uring(installation) if uring is None else uring
     reports = installation.install(home.pieces(has_uring=has_uring)) + installation.remove(home.earlier())
     if uring is False and home.has_uring(installation):
         reports += installation.uninstall(home.uring_pieces(), ())
-    told = home.placed(reports)
-    _tell(told, as_json=as_json)
-    kept = [printable(os.fsencode(one.path)) for one in told if one.outcome is FileOutcome.KEPT]
+    _tell(reports, as_json=as_json)
+    kept = [printable(os.fsencode(one.path)) for one in reports if one.outcome is FileOutcome.KEPT]
     for path in kept:
         output.warn(f"{path} differs from what this trashd writes, which is in {path}.new")
     if home.is_live() and not dry_run:
         _apply(for_user=for_user, prefix=prefix, has_uring=has_uring)
     if home.is_this_machine() and not dry_run:
-        service_uring.tell_what_stays(told)
+        tell_what_stays(reports)
     if not for_user and prefix != PACKAGES and (risk := who_else_may_change(find_command())) is not None:
         output.warn(f"{printable(os.fsencode(risk))}: not root alone can write there, and root will run it")
     if not as_json and not dry_run and home.is_live():
@@ -175,7 +181,8 @@ def status_command(for_user: bool, prefix: str, as_json: bool) -> int:
     if not home.is_installed():
         raise NotFound("the service", f"nothing is installed: trashd service install{' --user' if for_user else ''}")
     files = installation.compare(home.pieces(has_uring=home.has_uring(installation)))
-    units = tuple(_units(for_user=for_user)) if home.is_live() else None
+    names = (REAPER,) if for_user else (REAPER, TIMER, SWEEP, MOUNTS)
+    units = tuple(unit for name in names for unit in _shown(name, for_user=for_user)) if home.is_live() else None
     if as_json:
         output.as_json(ServiceInstalled(version("trashd"), find_command(), tuple(files), units))
         return 0
@@ -217,12 +224,11 @@ def uninstall_command(for_user: bool, root: str, prefix: str, dry_run: bool, as_
         _stop(for_user=for_user)
     reports = installation.remove(home.earlier())
     reports += installation.uninstall(home.pieces(has_uring=home.has_uring(installation)), home.directories())
-    told = home.placed(reports)
-    _tell(told, as_json=as_json)
+    _tell(reports, as_json=as_json)
     if home.is_live() and not dry_run:
         _run("systemctl", "daemon-reload", for_user=for_user)
     if home.is_this_machine() and not dry_run:
-        service_uring.tell_what_stays(told)
+        tell_what_stays(reports)
     return 0
 
 
@@ -286,10 +292,6 @@ class InstallPlace:
     def _share(self) -> str:
         return self._data if self._for_user else f"{self._prefix}/share"
 
-    def placed(self, told: list[FileReport]) -> list[FileReport]:
-        """What was installed, by the paths that it has now, below --root."""
-        return [one._replace(path=self._root.rstrip("/") + one.path) for one in told]
-
     def has_uring(self, installation: Installation) -> bool:
         """Whether what sets the switch for FUSE over io_uring was installed."""
         return not self._for_user and installation.has(self.uring_pieces())
@@ -333,11 +335,6 @@ def _stop(*, for_user: bool) -> None:
             _run("systemctl", "disable", "--now", name, for_user=for_user)
 
 
-def _units(*, for_user: bool) -> list[dict[str, str]]:
-    names = (REAPER,) if for_user else (REAPER, TIMER, SWEEP, MOUNTS)
-    return [unit for name in names for unit in _shown(name, for_user=for_user)]
-
-
 def _shown(unit: str, *, for_user: bool = False) -> list[dict[str, str]]:
     try:
         return systemd.properties(_PROPERTIES, (unit,), for_user=for_user)
@@ -350,3 +347,24 @@ def _run(program: str, *words: str, for_user: bool = False) -> None:
         systemd.run(program, *words, for_user=for_user)
     except systemd.SystemdFailed as error:
         raise TrashdError(f"{program}: {error}", "the files are in place; run that by hand") from error
+
+
+def set_switch() -> None:
+    """Set it, and warn where no mount can use it, or where this kernel may have faults in it."""
+    try:
+        enable()
+        facts = read_facts()
+        why, faults = why_not(facts), why_not_trusted(facts.release)
+    except OSError as error:
+        why, faults = f"{SWITCH}: {error.strerror}", None
+    if why is not None:
+        output.warn(f"no mount of this machine can use io_uring: {why}")
+    elif faults is not None:
+        output.warn(faults)
+
+
+def tell_what_stays(told: Iterable[FileReport]) -> None:
+    """Say that the switch outlives what sets it at boot, if that has gone."""
+    gone = any(one.outcome is FileOutcome.REMOVED and one.path.endswith("/trashd-uring.conf") for one in told)
+    if gone and read_facts().is_enabled:
+        click.echo(f"FUSE over io_uring stays on until the machine restarts; now: echo N >{SWITCH}", err=True)

@@ -27,15 +27,11 @@ _STYLES = {
     VolumePhase.HURRYING: "bold magenta",
     VolumePhase.PAUSED: "cyan", VolumePhase.BROKEN: "bold red", VolumePhase.GONE: "dim", VolumePhase.ELSEWHERE: "dim",
 }  # fmt: skip
-_FIRST = {
-    VolumePhase.BROKEN: 0,
-    VolumePhase.HURRYING: 1,
-    VolumePhase.REAPING: 2,
-    VolumePhase.YIELDING: 2,
-    VolumePhase.LOOKING: 3,
-}
-_LAST = {VolumePhase.IDLE: 5, VolumePhase.ELSEWHERE: 6, VolumePhase.GONE: 6}
-_RANKS = {phase: (_FIRST | _LAST).get(phase, 4) for phase in VolumePhase}
+_RANKS = {
+    VolumePhase.BROKEN: 0, VolumePhase.HURRYING: 1, VolumePhase.REAPING: 2, VolumePhase.YIELDING: 2,
+    VolumePhase.LOOKING: 3, VolumePhase.IDLE: 5, VolumePhase.ELSEWHERE: 6, VolumePhase.GONE: 6,
+}  # fmt: skip
+_OTHER_RANK = 4
 """What somebody who watches wants to see first."""
 _BAD_STALL, _BAD_FREE = 0.2, 0.1
 
@@ -81,7 +77,7 @@ class StatusView:
         volumes = [(directory, volume) for directory, seen in services for volume in seen.status.volumes]
         for directory, volume in volumes:
             self._rates[directory, volume.path].append(volume.entries_per_s)
-        volumes.sort(key=lambda found: _RANKS[found[1].phase])  # stable: the service's order within
+        volumes.sort(key=lambda found: _RANKS.get(found[1].phase, _OTHER_RANK))  # stable: the service's order within
         left = n_lines - len(head)
         # As many in full as leave the others a line each; one at least, if it has room.
         n_panels = (left - len(volumes)) // (_PANEL_LINES - 1)

@@ -1,19 +1,21 @@
-"""trashd swap."""
+"""trashd swap, and trashd check: a swap's preflight, printed, as by --dry-run."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
 import click
 
-from fusefs.cli.check import tell_preflight
+from fusefs.cli import output
 from fusefs.cli.options import DURATION, NOTE, Decorator, ParsedValue, PathBytes, json_option, null_option
-from fusefs.cli.swap_paths import SwapBatch, SwapVerb, ids_with, swap_all
-from fusefs.cli.typed_paths import every_path
-from fusefs.core.errors import NotPermitted, UsageError
+from fusefs.cli.swap_paths import SwapBatch, SwapVerb, every_path, ids_with, swap_all
+from fusefs.core.errors import NotPermitted, TrashdError, UsageError
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
+from fusefs.core.printable_names import printable, shell_word
 from fusefs.core.space_goal import DONE, SpaceGoal, parse_goal
 from fusefs.linux.kernel import Kernel
+from fusefs.store.preflight import Preflight, preflight
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap import Swapped
 from fusefs.store.swap_path import swap_path
@@ -127,7 +129,7 @@ def command(
         for other in (option for option, is_told in beside.items() if is_told):
             raise ids_with(other)
     if dry:
-        return tell_preflight(paths, as_json=as_json, keep=keep, unlike=unlike)
+        return _tell_preflight(paths, as_json=as_json, keep=keep, unlike=unlike)
     verb = _verb(for_owner=for_owner, now=now)
     is_given_up = goal is not None and not keep_for
     retention_s = DEFAULT_RETENTION_S if keep_for is None or is_given_up else keep_for
@@ -135,7 +137,11 @@ def command(
     batch = SwapBatch(paths, options, verb, as_json, print_id, not now and not is_given_up)
 
     def after(swapped: Swapped) -> int:
-        return _reap(swapped, waits=goal is not None, as_json=as_json) if now else 0
+        if not now:
+            return 0
+        from fusefs.cli.reap_foreground import reap_one
+
+        return reap_one(swapped.base(), swapped.id, as_json=as_json, waits=goal is not None)
 
     batch = batch._replace(after=after)
     if goal is None or (now and goal.is_done()):
@@ -159,10 +165,64 @@ def _verb(*, for_owner: bool, now: bool) -> SwapVerb:
     return swap_for_owner
 
 
-def _reap(swapped: Swapped, *, waits: bool, as_json: bool) -> int:
-    from fusefs.cli.reap_foreground import PLAINLY, reap_all
-    from fusefs.store.find_orphans import find_container
+@click.command("check", short_help="Say what a swap would do, without doing it.", no_args_is_help=True)
+@click.argument("paths", type=PathBytes(), nargs=-1, metavar="DIR…")
+@json_option
+def check_command(paths: tuple[bytes, ...], as_json: bool) -> int:
+    """Say what a swap of each directory would do, without doing it; the exit code is the one that swap would have.
 
-    kernel, volumes = Kernel(), (swapped.base(),)
-    entry = find_container(kernel, volumes, swapped.id)
-    return reap_all(kernel, volumes, [entry], PLAINLY._replace(waits=waits), as_json=as_json)
+    What only trying tells is tried: empty directories are made beside DIR and where its store is or would be, and
+    removed again. DIR stays where it is, and what is in it is not touched.
+    System calls that this kernel or container lacks are named, and what that costs; where there is no exchange, or
+    other machines may have the filesystem mounted, what follows from that.
+
+    \b
+    Examples:
+      trashd check /scratch/job
+      trashd check --json /scratch/*/
+    """
+    return _tell_preflight(every_path(paths, null=False), as_json=as_json)
+
+
+def _tell_preflight(paths: Iterable[bytes], *, as_json: bool, keep: tuple[str, ...] = (), unlike: bool = False) -> int:
+    """Look at each directory and print it; the exit code that a swap of them would have."""
+    kernel = Kernel()
+    codes = []
+    for path in paths:
+        try:
+            found = preflight(kernel, path, keep, unlike=unlike)
+        except TrashdError as error:
+            codes.append(output.failed(error, as_json=as_json))
+            continue
+        if as_json:
+            output.as_json(found)
+        else:
+            _tell(found)
+        codes.append(found.exit_code)
+    return output.exit_code(codes)
+
+
+def _tell(found: Preflight) -> None:
+    print(f"{printable(found.path)}: {'can NOT be swapped' if found.refusals else 'can be swapped'}")
+    print(f"  volume   {printable(found.mount_point)} ({found.filesystem})")
+    if found.store is not None:
+        print(f"  store    {printable(found.store)}{'' if found.exists else ' (would be made)'}")
+    gap = "" if found.gap_ns is None else f" ({found.gap_ns / 1e6:.2f} ms just now)"
+    how = {"exchange": "one atomic exchange", "two-rename": f"two renames: the name is missing for a moment{gap}"}
+    if found.method in how:
+        print(f"  method   {how[found.method]}")
+    if found.takeover_s is not None:
+        print(f"  nodes    a killed command of another node is taken over after {found.takeover_s:g} s of silence")
+    if found.project:
+        print(f"  project  {found.project}: its quota counts the orphan until it is reaped")
+    if found.unlike:
+        print(f"  unlike   the fresh directory would have {', '.join(found.unlike)}")
+    if found.kept:
+        print(f"  keep     {output.names(found.kept)}")
+    if found.n_holders:
+        holders = output.counted(found.n_holders, "process", "processes")
+        print(f"  holders  {holders} (trashd holders {shell_word(found.path)})")
+    for missing in found.missing:
+        print(f"  missing  {missing.call} ({missing.errno}): {missing.cost}")
+    for message, hint in found.refusals:
+        print(f"  against  {message}\n           {hint}")

@@ -1,8 +1,13 @@
-"""What `trashd swap` does with its paths, and its plain lines: loaded without click and msgspec."""
+"""What `trashd swap` does with its paths, and its plain lines: loaded without click and msgspec.
+
+Paths come from the command line, or from standard input.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from fusefs.cli.output import exit_code, failed, tell_swapped
@@ -17,6 +22,7 @@ from fusefs.store.swap import Swapped
 from fusefs.store.swap_path import swap_path
 
 SwapVerb = Callable[[Kernel, bytes, SwapOptions], Swapped]
+_CHUNK = 1 << 16
 
 
 class SwapBatch(NamedTuple):
@@ -90,3 +96,27 @@ def swap_all(batch: SwapBatch) -> int:
         except TrashdError as error:
             codes.append(failed(error, as_json=batch.json_lines))
     return exit_code(codes)
+
+
+def every_path(paths: tuple[bytes, ...], *, null: bool) -> Iterator[bytes]:
+    """The paths of the command line, then those of standard input as they come.
+
+    Raises  UsageError if there are none at all
+    """
+    if not paths and not null:
+        raise UsageError("no path was given", "name at least one, or use -0 to read them from standard input")
+    yield from paths
+    if null:
+        fd, rest = standard_input(), b""
+        while chunk := os.read(fd, _CHUNK):
+            *complete, rest = (rest + chunk).split(b"\0")
+            yield from (path for path in complete if path)
+        if rest:
+            yield rest
+
+
+def standard_input() -> int:
+    """Its fd. Raises  UsageError if it was closed: what has its number now is something else"""
+    if sys.__stdin__ is None:
+        raise UsageError("standard input is closed", "what it should be read from must be open")
+    return sys.__stdin__.fileno()

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import click
 
 from fusefs.cli import output, sweep_text
-from fusefs.cli.confirm import can_be_asked, is_confirmed
-from fusefs.cli.mpi_option import mpi_option
-from fusefs.cli.options import DURATION, NOTE, PathBytes, json_option, tempo_options, threads_option
-from fusefs.cli.progress_bar import bar
-from fusefs.cli.selection_options import selection_options
+from fusefs.cli.json_objects import SweepAction, SweepMatch
+from fusefs.cli.options import DURATION, NOTE, PathBytes, json_option, mpi_option, tempo_options, threads_option
+from fusefs.cli.output import can_be_asked, is_confirmed
+from fusefs.cli.progress_bar import ProgressBar
+from fusefs.cli.selection_options import read_selection, selection_options
 from fusefs.cli.stop_signals import StopSignals
-from fusefs.cli.sweep_list import ListReader
-from fusefs.cli.typed_selection import typed
-from fusefs.core.errors import Incomplete, OtherFilesystem, Refused, Unsettled, UsageError, errors_about
+from fusefs.cli.swap_paths import standard_input
+from fusefs.core.errors import Incomplete, OtherFilesystem, Refused, Unsettled, UsageError, errors_about, from_os
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
-from fusefs.core.listed_names import Listed, ListFormat
+from fusefs.core.listed_names import Listed, ListedName, ListFormat
 from fusefs.core.names import join
 from fusefs.core.printable_names import printable
 from fusefs.core.report import Stops
@@ -31,13 +33,10 @@ from fusefs.core.slice_budget import Speed
 from fusefs.core.sweep_result import SweepSums, Swept
 from fusefs.linux.batched_calls import look_at_all
 from fusefs.linux.boot_id import invocation
-from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 
-_NotTold = list[tuple[str, int]]
-"""Names, each with its errno."""
-_Prints = Callable[[Kernel, Fd, bytes, "Sequence[str]"], _NotTold]
-"""Called with an open directory, its path relative to the sweep's, and names in it; gives those that it can't tell."""
+_STDIN = b"-"
+_CHUNK = 1 << 20
 
 
 class SweepOptions(NamedTuple):
@@ -119,10 +118,6 @@ class SweepOptions(NamedTuple):
             if is_asked and not is_there:
                 raise UsageError(f"{name} is for {other} only", "leave it out")
 
-    def end(self) -> bytes:
-        """What ends a path that is printed."""
-        return b"\0" if self.prints_null else b"\n"
-
     def action(self) -> str:
         """What is done, in a word."""
         return "move" if self.target is not None else "delete" if self.delete else "trash"
@@ -178,7 +173,7 @@ def _by_ranks(job: Any) -> Any:
 @tempo_options
 @json_option
 @mpi_option(_by_ranks)
-def command(directory: bytes, **options: Any) -> int:
+def command(**told: Any) -> int:
     """Trash what a selection chooses below DIR: one orphan, restorable whole or in part. Or delete, move, print it.
 
     All that is told must hold, as with find. DIR itself is never chosen, a link is never followed, and what is mounted
@@ -196,13 +191,8 @@ def command(directory: bytes, **options: Any) -> int:
       find /data -newer mark -print0 | trashd sweep /data -0 --from -
       trashd sweep /gpfs/fs1 --older 90d --from purge.list.old --from-format mmapplypolicy
     """
-    return _sweep({"directory": directory, **options})
-
-
-def _sweep(told: dict[str, Any]) -> int:
-    """Do what a command line asks for; the exit code."""
     kernel = Kernel()
-    selection = typed(told).selection(kernel)
+    selection = read_selection(kernel, told)
     asked = SweepOptions(selection=selection, **told)
     asked.check()
     if selection.is_everything() and not asked.has_list() and not asked.prints_any():
@@ -230,26 +220,22 @@ def _rsync_line(asked: SweepOptions) -> str:
 
 def _act_on(kernel: Kernel, asked: SweepOptions) -> int:
     with ExitStack() as owned:
-        read = owned.enter_context(_list(kernel, asked)) if asked.has_list() else lambda: None
+        read = owned.enter_context(_open_list(kernel, asked)) if asked.has_list() else lambda: None
         if asked.asks():
             _confirm(kernel, asked, read())
         with StopSignals() as stop:
             swept = _run(kernel, asked, read(), stop, counts=asked.dry)
-            _tell_beside(swept) if asked.prints_any() else _tell(asked, swept)
+            if asked.prints_any():  # standard output has the matches, and nothing else
+                for line in sweep_text.beside(swept):
+                    print(f"trashd: {line}", file=sys.stderr)
+            else:
+                _tell(asked, swept)
             if stop():
                 return stop.exit_code()
     if swept.warnings:
         return Unsettled.exit_code
     is_short = swept.sums.n_failed or swept.sums.n_missing or swept.is_limited or swept.is_stopped
     return Incomplete.exit_code if is_short else 0
-
-
-def _list(kernel: Kernel, asked: SweepOptions) -> AbstractContextManager[ListReader]:
-    """Raises  UsageError for a format that is told twice"""
-    from fusefs.cli.sweep_list import open_list
-
-    how = ListFormat.NUL if asked.null else ListFormat(asked.list_format or "lines")
-    return open_list(kernel, asked.source, how, reads_twice=asked.asks())
 
 
 def _confirm(kernel: Kernel, asked: SweepOptions, names: Iterable[Listed] | None) -> None:
@@ -282,10 +268,13 @@ def _run(kernel: Kernel, asked: SweepOptions, names: Iterable[Listed] | None, st
     if counts or asked.prints_any():
         return sweep(kernel, request, SweepWishes(stops=stops))
     tempo = Speed(asked.max_rate, asked.max_bytes)
+    # Where the disk is listened to; the sweep opens it again, and says what is wrong with it if anything is.
+    with errors_about(asked.directory):
+        directory = kernel.open_path(asked.directory)
     with (
-        _opened(kernel, asked.directory) as fd,
+        directory as fd,
         pacer_in(kernel, fd, tempo, output.tell_why if asked.paced else None) as pacer,
-        bar(printable(asked.directory), shown=not asked.as_json) as shows,
+        ProgressBar(printable(asked.directory), shown=not asked.as_json) as shows,
     ):
         before = SweepSums()
 
@@ -297,19 +286,12 @@ def _run(kernel: Kernel, asked: SweepOptions, names: Iterable[Listed] | None, st
         return sweep(kernel, request, SweepWishes(pacer, progress, stops, asked.job))
 
 
-def _opened(kernel: Kernel, directory: bytes) -> Fd:
-    """Where the disk is listened to; the sweep opens it again, and says what is wrong with it if anything is."""
-    with errors_about(directory):
-        return kernel.open_path(directory, os.O_PATH | os.O_DIRECTORY)
-
-
 def _act(asked: SweepOptions) -> Any:
     """What is to be done, as sweep.request has it."""
     from fusefs.sweep.request import IfExists, ToDelete, ToMove, ToPrint, ToTrash
 
     if asked.prints_any():
-        prints = _objects(asked.directory) if asked.as_json else _paths(asked.directory, asked.end())
-        return ToPrint(lambda here, names: prints(here.kernel, here.sides.fd, here.upper, names))
+        return ToPrint(partial(_print_objects if asked.as_json else _print_paths, asked))
     if asked.delete:
         return ToDelete(asked.recursive)
     if asked.target is not None:
@@ -320,17 +302,9 @@ def _act(asked: SweepOptions) -> Any:
     return ToTrash(SwapOptions(keep_for, asked.note, invocation=invocation()))
 
 
-def _tell_beside(swept: Swept) -> None:
-    """What standard output has no place for: there are the matches, and nothing else."""
-    for line in sweep_text.beside(swept):
-        print(f"trashd: {line}", file=sys.stderr)
-
-
 def _tell(asked: SweepOptions, swept: Swept) -> None:
     did = f"would be {asked.did()}" if asked.dry else asked.did()
     if asked.as_json:
-        from fusefs.cli.json_objects import SweepAction
-
         sweep_text.as_json(SweepAction(asked.action(), asked.dry), swept)
     else:
         for line in sweep_text.told(swept, did):
@@ -339,33 +313,104 @@ def _tell(asked: SweepOptions, swept: Swept) -> None:
         output.warn(warning)
 
 
-def _paths(directory: bytes, end: bytes) -> _Prints:
-    """Prints paths as find does, beginning with the directory as it was typed."""
-    is_seen = end == b"\n" and sys.stdout.isatty()
-
-    def tell(_kernel: Kernel, _fd: Fd, upper: bytes, names: Sequence[str]) -> _NotTold:
-        above = join(directory.rstrip(b"/"), upper) + b"/"
-        found = (above + os.fsencode(name) for name in names)
-        lines = (printable(path).encode() for path in found) if is_seen else found
-        sys.stdout.buffer.write(b"".join(line + end for line in lines))
-        return []
-
-    return tell
+def _print_paths(asked: SweepOptions, here: Any, names: Sequence[str]) -> list[tuple[str, int]]:
+    """Print paths as find does, beginning with the directory as it was typed. here: sweep.request.ActionPlace"""
+    end = b"\0" if asked.prints_null else b"\n"
+    above = join(asked.directory.rstrip(b"/"), here.upper) + b"/"
+    paths = (above + os.fsencode(name) for name in names)
+    is_seen = not asked.prints_null and sys.stdout.isatty()
+    lines = (printable(path).encode() for path in paths) if is_seen else paths
+    sys.stdout.buffer.write(b"".join(line + end for line in lines))
+    return []
 
 
-def _objects(directory: bytes) -> _Prints:
-    """Prints an object for each that can be looked at."""
-    import json
+def _print_objects(asked: SweepOptions, here: Any, names: Sequence[str]) -> list[tuple[str, int]]:
+    """Print an object for each that can be looked at; the names of the others, each with its errno."""
+    above = join(asked.directory.rstrip(b"/"), here.upper)
+    looked, refused = look_at_all(here.kernel, here.sides.fd, names)
+    for st in looked:
+        path = os.fsdecode(above + b"/" + os.fsencode(st.name))
+        match = SweepMatch(path, letter_of(st.st_mode), st.st_size, st.st_mtime_ns, st.st_uid, st.st_gid)
+        sys.stdout.write(json.dumps(match._asdict()) + "\n")
+    return refused
 
-    from fusefs.cli.json_objects import SweepMatch
 
-    def tell(kernel: Kernel, fd: Fd, upper: bytes, names: Sequence[str]) -> _NotTold:
-        above = join(directory.rstrip(b"/"), upper)
-        looked, refused = look_at_all(kernel, fd, names)
-        for st in looked:
-            path = os.fsdecode(above + b"/" + os.fsencode(st.name))
-            found = SweepMatch(path, letter_of(st.st_mode), st.st_size, st.st_mtime_ns, st.st_uid, st.st_gid)
-            sys.stdout.write(json.dumps(found._asdict()) + "\n")
-        return refused
+@contextmanager
+def _open_list(kernel: Kernel, asked: SweepOptions) -> Iterator[Callable[[], Iterator[Listed]]]:
+    """What reads a list from its beginning, as its names are needed.
 
-    return tell
+    If it is read twice, what can't be read again is copied to a file without a name, not to memory.
+    """
+    from fusefs.sweep.names_from_list import read_list
+
+    how = ListFormat.NUL if asked.null else ListFormat(asked.list_format or "lines")
+    source = _STDIN if asked.source is None else asked.source
+    with ExitStack() as owned:
+        if source == _STDIN:
+            fd = standard_input()
+        else:
+            with errors_about(source):
+                fd = owned.enter_context(kernel.open_path(source, os.O_RDONLY))
+        begins_at = None
+        if asked.asks():
+            try:
+                os.lseek(fd, 0, os.SEEK_CUR)
+            except OSError:
+                fd = _copied(owned, fd, source)
+            begins_at = os.lseek(fd, 0, os.SEEK_CUR)
+
+        def read() -> Iterator[Listed]:
+            if begins_at is not None:
+                os.lseek(fd, begins_at, os.SEEK_SET)
+            return _begun(read_list(fd, how), source)
+
+        yield read
+
+
+def _copied(owned: ExitStack, fd: int, source: bytes) -> int:
+    """A file with what can be read from an fd. Raises  TrashdError"""
+    import tempfile  # most lists are read once
+
+    with errors_about(os.fsencode(tempfile.gettempdir())):
+        file = owned.enter_context(tempfile.TemporaryFile(buffering=0))  # noqa: SIM115  the stack closes it
+    while chunk := _read(fd, source):
+        with errors_about(os.fsencode(tempfile.gettempdir())):
+            while chunk:
+                chunk = chunk[file.write(chunk) :]
+    file.seek(0)
+    return file.fileno()
+
+
+def _read(fd: int, source: bytes) -> bytes:
+    with errors_about(source):
+        return os.read(fd, _CHUNK)
+
+
+def _begun(names: Iterator[Listed], source: bytes) -> Iterator[Listed]:
+    """The names of a list as absolute paths, the first one read: what is no list is refused before anything is done."""
+    try:
+        first = next(names, None)
+    except UsageError as error:
+        if isinstance(error.__cause__, OSError):
+            raise from_os(error.__cause__, source) from error
+        raise
+    if first is None:
+        return iter(())
+    return _absolute(os.getcwdb(), chain((first,), names))
+
+
+def _absolute(here: bytes, names: Iterable[Listed]) -> Iterator[Listed]:
+    """A name of a format that has more than names is so already, or it is none."""
+    above = os.path.join(here, b"")
+    for name in names:
+        if isinstance(name, ListedName):
+            yield name
+        else:
+            yield _from(here, name) if name.startswith((b"/", b"..")) else above + name
+
+
+def _from(here: bytes, name: bytes) -> bytes:
+    """An absolute path. Where we are is told without links, so that `..` in front means what it says; not elsewhere."""
+    while name == b".." or name.startswith(b"../"):
+        here, name = os.path.dirname(here), name[3:].lstrip(b"/")
+    return os.path.join(here, name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 
 from fusefs.cli import output
@@ -11,7 +10,6 @@ from fusefs.core.orphan_age import STEP_NS, Clock
 from fusefs.linux.clocks import moment
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.runtime_directories import state_dir
-from fusefs.store.list_orphans import ListedContainer
 
 
 def watched(*, notes: bool = True) -> tuple[Clock, ...]:
@@ -24,19 +22,6 @@ def watched(*, notes: bool = True) -> tuple[Clock, ...]:
     with suppress(FileNotFoundError):
         return watched_clocks(state_dir(), notes=notes)
     return ()
-
-
-def tell_kept_by_clock(entries: Sequence[ListedContainer], now_ns: int) -> None:
-    """Say which are not reaped though the wall clock calls them expired."""
-    kept = [one for one in entries if one.expires_ns is not None and one.expires_ns - one.clock_set_ns <= now_ns]
-    if kept:
-        ahead = _told(max(one.clock_set_ns for one in kept))
-        what = output.counted(len(kept), "orphan")
-        output.warn(f"the wall clock was set forward by {ahead}; for {what} that it calls expired it is too early")
-
-
-def _told(set_ns: int) -> str:
-    return format_duration(round(set_ns / 1e9))
 
 
 class AgeCutoffs:
@@ -56,5 +41,5 @@ class AgeCutoffs:
     def tell(self) -> None:
         """Say so if files were called older than they are."""
         if self._set_ns >= STEP_NS:
-            ahead = _told(self._set_ns)
+            ahead = format_duration(round(self._set_ns / 1e9))
             output.warn(f"the wall clock was set forward by {ahead}: what only seems to be old because of it stays")

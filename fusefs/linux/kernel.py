@@ -71,6 +71,8 @@ class Kernel:
         self._hook = hook
         self.silent: set[Hashable] = set()
         """The mounts that have not answered (by their id): they are asked nothing again."""
+        self.discovered: object = None
+        """What store.discover found last: it believes that for a moment."""
 
     @property
     def is_watched(self) -> bool:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
-from typing import TypeVar
+from functools import partial
+from itertools import chain
+from typing import NamedTuple, TypeVar
 
 from fusefs.core.errors import BrokenStore, NoBacking, NotPermitted, TrashdError, Untrusted
 from fusefs.core.names import STORE
@@ -26,6 +29,8 @@ _NO_VOLUMES = frozenset(
     b"binfmt_misc configfs fusectl rpc_pipefs nsfs squashfs erofs iso9660".split()
 )
 _FOUND = b"found"
+_BELIEVED_S = 1.0
+"""For how long what was found at all places is believed: a command discovers stores several times in that."""
 
 Place = TypeVar("Place")
 
@@ -104,26 +109,58 @@ def _everywhere(kernel: Kernel, silent: list[bytes]) -> Iterator[Store]:
     mounts = read_mounts()
     users: set[int] = set()
     broken: list[BrokenStore] = []
-    for path in _answering(kernel, mounts, silent):
-        with suppress(OSError, TrashdError):  # it is gone by now
-            try:
-                store = open_at(kernel, path, mounts)
-            except BrokenStore as error:
-                if _is_trusted(path):  # a user must not keep root's commands from being content
-                    broken.append(error)
-                continue
-            if store is not None:
-                if store.owner == 0 == os.geteuid():
-                    users |= named_users(store)
-                yield store
-    yield from _unbroken(lambda word: open_registered(kernel, word, mounts), _words(kernel, mounts, users), broken)
+    for store in _unbroken(partial(_open_place, kernel, mounts), _places(kernel, mounts, users, silent), broken):
+        if store.owner == 0 == os.geteuid():
+            with suppress(OSError):  # it is gone by now
+                users |= named_users(store)
+        yield store
     if broken:
         raise broken[0]
 
 
-def _is_trusted(path: bytes) -> bool:
-    """Whether what is called like a store in a directory is the caller's, or root's. Raises  OSError"""
-    return os.lstat(os.path.join(path, STORE)).st_uid in trusted_owners(os.geteuid())
+class _Discovered(NamedTuple):
+    """What is at all places, found out by children.
+
+    for_whom  the effective uid, and the mounts
+    until_s   of time.monotonic
+    """
+
+    for_whom: tuple[int, list[Mount]]
+    until_s: float
+    places: list[bytes | LineOf]
+    silent: list[bytes]
+
+
+def _places(kernel: Kernel, mounts: list[Mount], users: set[int], silent: list[bytes]) -> Iterator[bytes | LineOf]:
+    """Where there is a store. users: read when the mounts are through; their registries name other places"""
+    for_whom, last = (os.geteuid(), mounts), kernel.discovered
+    if isinstance(last, _Discovered) and last.for_whom == for_whom and time.monotonic() < last.until_s:
+        silent += last.silent
+        yield from last.places
+        return
+    places: list[bytes | LineOf] = []
+    n_silent = len(silent)
+    every: Iterator[bytes | LineOf] = chain(_answering(kernel, mounts, silent), _words(kernel, mounts, users))
+    for place in every:
+        places.append(place)
+        yield place
+    kernel.discovered = _Discovered(for_whom, time.monotonic() + _BELIEVED_S, places, silent[n_silent:])
+
+
+def _open_place(kernel: Kernel, mounts: list[Mount], place: bytes | LineOf) -> Store | None:
+    """Raises  BrokenStore"""
+    if isinstance(place, LineOf):
+        return open_registered(kernel, place, mounts)
+    try:
+        return open_at(kernel, place, mounts)
+    except BrokenStore:
+        with suppress(OSError):
+            # A user must not keep root's commands from being content.
+            if os.lstat(os.path.join(place, STORE)).st_uid not in trusted_owners(os.geteuid()):
+                return None
+        raise
+    except (OSError, TrashdError):
+        return None  # it is gone by now
 
 
 def _answering(kernel: Kernel, mounts: list[Mount], silent: list[bytes]) -> Iterator[bytes]:

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from build_docs.man_pages import write_all
-from fusefs.cli.service_files import find_command, out_of_reach, unit_word
-from fusefs.cli.service_install import FileOutcome
+from fusefs.cli.service_files import FileOutcome, find_command, out_of_reach, unit_word
 from fusefs.core.uring_reasons import SWITCH
 from tests.support.booted_systemd import REPO
 from tests.support.manual import TITLES

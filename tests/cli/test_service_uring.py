@@ -16,13 +16,13 @@ pytestmark = [
 ]
 _SET = """
 import sys
-from fusefs.cli import service_uring
-from fusefs.cli.service_install import FileOutcome, FileReport
+from fusefs.cli import service
+from fusefs.cli.service_files import FileOutcome, FileReport
 if len(sys.argv) > 1:
-    read_facts = service_uring.read_facts
-    service_uring.read_facts = lambda: read_facts()._replace(release=sys.argv[1])
-service_uring.set_switch()
-service_uring.tell_what_stays([FileReport("/etc/tmpfiles.d/trashd-uring.conf", FileOutcome.REMOVED)])
+    read_facts = service.read_facts
+    service.read_facts = lambda: read_facts()._replace(release=sys.argv[1])
+service.set_switch()
+service.tell_what_stays([FileReport("/etc/tmpfiles.d/trashd-uring.conf", FileOutcome.REMOVED)])
 """
 
 

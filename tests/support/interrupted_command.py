@@ -27,7 +27,6 @@ for _name in (
     "rm",
     "swap",
     "sweep",
-    "undo",
 ):
     import_module(f"fusefs.cli.{_name}")  # once, not in each child
 for _name in ("engine.pressure_pacer", "service.clock_file", "waiting.wait_for_space"):

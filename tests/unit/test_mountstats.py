@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.cli.status_mounts import lines
+from fusefs.cli.status import mount_lines
 from fusefs.core.errors import TrashdError
 from fusefs.core.fast_paths import FastPathState
 from fusefs.core.mount_counters import (
@@ -131,7 +131,7 @@ def test_a_mount_that_was_not_asked_for_uring_lacks_neither_that_nor_the_core(
     states = tuple(
         FastPathState(name, is_on=name not in off, why="") for name in ("uring", "native-core", "passthrough")
     )
-    (_head, line) = lines([SeenMount(b"/mnt", b"/src", decode(encode(TABLE)), True, states)], 5)
+    (_head, line) = mount_lines([SeenMount(b"/mnt", b"/src", decode(encode(TABLE)), True, states)], 5)
     assert line.endswith(f"up 0s{printed}")
 
 

@@ -1,0 +1,93 @@
+"""Discovery: all places are asked once in a command, and anew when that is long ago or the mounts have changed."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fusefs.linux.kernel import Kernel
+from fusefs.linux.mountinfo import read_mounts
+from fusefs.store import discover as discovery
+from fusefs.store.discover import discover
+from tests.support.real_filesystems import tmpfs_volume
+from tests.support.store_calls import init
+
+
+def find_bases(kernel: Kernel, silent: list[bytes] | None = None) -> list[bytes]:
+    bases = []
+    for store in discover(kernel, (), silent):
+        with store:
+            bases.append(store.base_path)
+    return bases
+
+
+@pytest.fixture
+def new() -> Iterator[Path]:
+    """A volume without a store."""
+    with tmpfs_volume() as volume:
+        yield volume
+
+
+@pytest.fixture
+def believed(new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it takes, and whatever other tests mount meanwhile."""
+    mounts = read_mounts()
+    assert any(mount.mount_point == os.fsencode(new) for mount in mounts)
+    monkeypatch.setattr(discovery, "_BELIEVED_S", 1e9)
+    monkeypatch.setattr(discovery, "read_mounts", lambda: list(mounts))
+
+
+@pytest.fixture
+def count_forks(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """How many children were forked."""
+    forks: list[int] = []
+    fork = os.fork
+
+    def count() -> int:
+        forks.append(0)
+        return fork()
+
+    monkeypatch.setattr(os, "fork", count)
+    return lambda: len(forks)
+
+
+@pytest.mark.usefixtures("believed")
+def test_a_second_discovery_forks_no_child_and_finds_the_same(new: Path, count_forks: Callable[[], int]) -> None:
+    init(new)
+    kernel = Kernel()
+    bases = find_bases(kernel)
+    n_forks = count_forks()
+    assert os.fsencode(new) in bases
+    assert n_forks > 0
+    assert find_bases(kernel) == bases
+    assert count_forks() == n_forks
+
+
+def test_all_places_are_asked_anew_after_a_moment(new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery, "_BELIEVED_S", 0.0)
+    kernel = Kernel()
+    assert os.fsencode(new) not in find_bases(kernel)
+    init(new)
+    assert os.fsencode(new) in find_bases(kernel)
+
+
+@pytest.mark.usefixtures("believed")
+def test_all_places_are_asked_anew_when_the_mounts_have_changed(new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, mounts = Kernel(), read_mounts()
+    assert os.fsencode(new) not in find_bases(kernel)
+    init(new)
+    monkeypatch.setattr(discovery, "read_mounts", lambda: mounts[:1] + mounts)
+    assert os.fsencode(new) in find_bases(kernel)
+
+
+@pytest.mark.usefixtures("believed")
+def test_each_discovery_names_a_mount_point_that_does_not_answer(new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(_kernel: Kernel, _mounts: object, silent: list[bytes]) -> list[bytes]:
+        silent.append(os.fsencode(new))
+        return []
+
+    monkeypatch.setattr(discovery, "_answering", answer)
+    kernel, first, second = Kernel(), list[bytes](), list[bytes]()
+    assert find_bases(kernel, first) == find_bases(kernel, second)
+    assert first == second == [os.fsencode(new)]
