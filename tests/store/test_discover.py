@@ -33,7 +33,7 @@ def new() -> Iterator[Path]:
 def believed(new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long it takes, and whatever other tests mount meanwhile."""
     mounts = read_mounts()
-    assert any(mount.mount_point == os.fsencode(new) for mount in mounts)
+    assert any(mount.point == os.fsencode(new) for mount in mounts)
     monkeypatch.setattr(discovery, "_BELIEVED_S", 1e9)
     monkeypatch.setattr(discovery, "read_mounts", lambda: list(mounts))
 
