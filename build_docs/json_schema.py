@@ -18,9 +18,8 @@ from fusefs.core.config import Config
 from fusefs.core.errors import ConfigProblem
 from fusefs.core.orphan_sums import OrphanSum, SumKey
 from fusefs.core.policy import VolumePolicy
-from fusefs.core.report import Reaped
+from fusefs.core.report import Reaped, Waited
 from fusefs.core.service_status import Status
-from fusefs.core.space_goal import Waited
 from fusefs.core.sweep_result import Swept
 from fusefs.store.adopt import AdoptionProblem
 from fusefs.store.init_store import Initialised
@@ -71,9 +70,9 @@ def printed() -> dict[str, tuple[PrintedObject, ...]]:
         _one(told.WrittenPurgeLists),
     )
     problem, file = _one(ConfigProblem), _one(FileReport)
-    waited, awaited = _one(Waited), _one(Waited, told.WaitAdvice)
+    waited = _one(Waited)
     return {
-        "swap": (swapped, reaped, _one(Preflight), waited, awaited),
+        "swap": (swapped, reaped, _one(Preflight), waited),
         "rm": (swapped, reaped),
         "list": (restorable, _one(told.SummedBy, SumKey, OrphanSum)),
         "restore": (restored,),

@@ -62,13 +62,6 @@ class CountEnd(NamedTuple):
     is_stopped: bool
 
 
-class WaitAdvice(NamedTuple):
-    """Commands that restore what still can be restored, and the next step; empty for none."""
-
-    restore: tuple[str, ...]
-    hint: str
-
-
 class PausedVolume(NamedTuple):
     """The directory that holds the store; None: all of them."""
 

@@ -97,11 +97,12 @@ def reap_all(
     began = time.monotonic()
     codes, reaped, is_away = [], [], False
     with StopSignals() as stop, ExitStack() as owned:
-        space = None
+        waits = {}
         if how.waits:
-            from fusefs.waiting.wait_for_space import ReapWait
+            from fusefs.waiting.wait_for_space import VolumeWait
 
-            space = owned.enter_context(ReapWait(kernel, due))
+            bases = dict.fromkeys(entry.base_path() for entry in due)
+            waits = {base: VolumeWait(kernel, base, owned) for base in bases}
         for entry in due:
             if stop():
                 break
@@ -117,8 +118,8 @@ def reap_all(
                     continue
                 reaped.append(done)
                 codes.append(_tell(entry, done, force=how.force, as_json=as_json))
-                if space is not None:
-                    space.add(entry, done)
+                if how.waits:
+                    waits[entry.base_path()].add_reaped(done)
                 if how.only_one:
                     break
             except (TrashdError, OSError) as error:
@@ -129,10 +130,11 @@ def reap_all(
                 print("no orphan is left to reap: others have them", file=sys.stderr)
         elif len(due) > 1 and not as_json:
             print(_sum(reaped, len(due) - len(reaped), time.monotonic() - began))
-        if space is not None:
-            from fusefs.cli.wait_report import print_reaped
+        if how.waits:
+            from fusefs.cli.wait_report import print_waited
 
-            codes += print_reaped(space.conclude(stop), as_json=as_json)
+            awaited = (volume.conclude(stop) for volume in waits.values() if volume.ids and not stop())
+            codes += [print_waited(one, as_json=as_json) for one in awaited]
         if stop():
             return stop.exit_code()
     return output.exit_code(codes)

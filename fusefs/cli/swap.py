@@ -13,7 +13,7 @@ from fusefs.cli.swap_paths import SwapBatch, SwapVerb, every_path, ids_with, swa
 from fusefs.core.errors import NotPermitted, TrashdError, UsageError
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
 from fusefs.core.printable_names import printable, shell_word
-from fusefs.core.space_goal import DONE, SpaceGoal, parse_goal
+from fusefs.core.sizes import parse_size
 from fusefs.linux.kernel import Kernel
 from fusefs.store.preflight import Preflight, preflight
 from fusefs.store.stage import SwapOptions
@@ -21,10 +21,12 @@ from fusefs.store.swap import Swapped
 from fusefs.store.swap_path import swap_path
 
 _WAIT = "--wait"
+_DONE = "done"
+"""The goal of a bare `--wait`: all trees are gone."""
 
 
 class _WaitOption(click.Option):
-    """`--wait[=GOAL]`: its value may be left out, and it takes no directory for it."""
+    """`--wait[=SIZE]`: its value may be left out, and it takes no directory for it."""
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """Its line in the help, without the space that click puts before a value."""
@@ -33,7 +35,7 @@ class _WaitOption(click.Option):
 
 
 class _SwapCommand(click.Command):
-    """A command with `--wait[=GOAL]`."""
+    """A command with `--wait[=SIZE]`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Give a bare `--wait` its value. click's optional values would take the next argument, a directory, for it."""
@@ -43,17 +45,22 @@ class _SwapCommand(click.Command):
         while at < len(words) and words[at] != "--":
             if words[at] == _WAIT:
                 goal = words[at + 1 : at + 2] if _is_goal(*words[at + 1 : at + 2]) else []
-                words[at : at + 1 + len(goal)] = [f"{_WAIT}={''.join(goal) or DONE.text}"]
+                words[at : at + 1 + len(goal)] = [f"{_WAIT}={''.join(goal) or _DONE}"]
             elif words[at] in with_value:
                 at += 1
             at += 1
         return super().parse_args(ctx, words)
 
 
+def _parse_goal(text: str) -> int:
+    """Parse the bytes that have to come back; 0 for `done`. Raises  ValueError"""
+    return 0 if text == _DONE else parse_size(text)
+
+
 def _is_goal(word: str = "") -> bool:
     """Whether an argument after `--wait` is its value: a goal, and not the name of a file here."""
     try:
-        parse_goal(word)
+        _parse_goal(word)
     except ValueError:
         return False
     return not os.path.lexists(word)
@@ -61,11 +68,11 @@ def _is_goal(word: str = "") -> bool:
 
 _wait_option: Decorator = click.option(
     _WAIT,
-    "goal",
+    "goal_bytes",
     cls=_WaitOption,
-    type=ParsedValue("goal", parse_goal),
-    metavar="[=GOAL]",
-    help="Give up its retention, and wait until so much space is free: 50%, 100G, inodes:1M, or done (all trees gone).",
+    type=ParsedValue("goal", _parse_goal),
+    metavar="[=SIZE]",
+    help="Give up its retention, and wait until all trees are gone, or until SIZE more is free: 100G.",
 )
 
 
@@ -101,7 +108,7 @@ def command(
     unlike: bool,
     for_owner: bool,
     now: bool,
-    goal: SpaceGoal | None,
+    goal_bytes: int | None,
     print_id: bool,
     as_json: bool,
 ) -> int:
@@ -125,13 +132,13 @@ def command(
     """
     paths = every_path(directories, null=null)
     if print_id:
-        beside = {"--json": as_json, "--dry-run": dry, "--now": now, "--wait": goal is not None}
+        beside = {"--json": as_json, "--dry-run": dry, "--now": now, "--wait": goal_bytes is not None}
         for other in (option for option, is_told in beside.items() if is_told):
             raise ids_with(other)
     if dry:
         return _tell_preflight(paths, as_json=as_json, keep=keep, unlike=unlike)
     verb = _verb(for_owner=for_owner, now=now)
-    is_given_up = goal is not None and not keep_for
+    is_given_up = goal_bytes is not None and not keep_for
     retention_s = DEFAULT_RETENTION_S if keep_for is None or is_given_up else keep_for
     options = SwapOptions(retention_s, note, unlike, keep)
     batch = SwapBatch(paths, options, verb, as_json, print_id, not now and not is_given_up)
@@ -141,16 +148,16 @@ def command(
             return 0
         from fusefs.cli.reap_foreground import reap_one
 
-        return reap_one(swapped.base(), swapped.id, as_json=as_json, waits=goal is not None)
+        return reap_one(swapped.base(), swapped.id, as_json=as_json, waits=goal_bytes is not None)
 
     batch = batch._replace(after=after)
-    if goal is None or (now and goal.is_done()):
+    if goal_bytes is None or (now and not goal_bytes):
         return swap_all(batch)
     if now:
-        raise UsageError(f"--now with --wait={goal.text}", "--now waits for all of it, or not at all")
+        raise UsageError("--now with --wait=SIZE", "--now waits for all of it, or not at all")
     from fusefs.cli.wait_report import swap_and_wait
 
-    return swap_and_wait(batch, goal, keep_for or 0)
+    return swap_and_wait(batch, goal_bytes, keep_for or 0)
 
 
 def _verb(*, for_owner: bool, now: bool) -> SwapVerb:

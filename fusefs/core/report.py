@@ -1,8 +1,12 @@
-"""What a loop over many items did, and what it left and why: it goes on after a failure and returns this."""
+"""What a loop over many items did, and what it left and why: it goes on after a failure and returns this.
+
+Here is also how a wait for the space of such a removal ended.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from enum import Enum
 from typing import NamedTuple
 
 from fusefs.core.freed_space import Survey
@@ -44,6 +48,45 @@ class Reaped(NamedTuple):
     lost: str | None
     report: Report
     survey: Survey | None = None
+
+
+class WaitReasonKind(Enum):
+    """Why a goal is not reached."""
+
+    OPEN = "open"  # a process has deleted files open
+    LEFT = "left"  # not everything could be removed: the orphan is in quarantine
+    RESTORED = "restored"
+    PINNED = "pinned"  # another process has locked the orphan
+    NOBODY = "nobody"  # no reaper serves the volume
+    PAUSED = "paused"
+    BROKEN = "broken"  # the reaper rests after too many errors
+    LESS = "less"  # the trees are gone, and less space than requested is free
+
+
+class WaitReason(NamedTuple):
+    """One reason. n_bytes: what a process has open; 0 for all other kinds"""
+
+    kind: WaitReasonKind
+    detail: str
+    n_bytes: int = 0
+
+
+class Waited(NamedTuple):
+    """How the waiting for one volume ended.
+
+    volume      the directory that holds the store
+    goal_bytes  what was to come back; 0: all trees are gone
+    came_bytes  the most that was free at any time, above what was free before
+    reasons     why the goal is not reached
+    hint        the next step; empty for none
+    """
+
+    volume: bytes
+    goal_bytes: int
+    is_reached: bool
+    came_bytes: int
+    reasons: tuple[WaitReason, ...]
+    hint: str
 
 
 STORE = "store"

@@ -181,11 +181,6 @@ class Kernel:
         self._hook("statfs")
         return (volume := os.fstatvfs(fd)).f_bfree * volume.f_frsize
 
-    def free_inodes(self, fd: int) -> int | None:
-        """Free inodes on the filesystem; None where it makes as many as it likes (btrfs)."""
-        self._hook("statfs")
-        return volume.f_ffree if (volume := os.fstatvfs(fd)).f_files else None
-
     def is_read_only(self, fd: int) -> bool:
         """Whether nothing can be written there, be it the filesystem, the mount or the subvolume that forbids it."""
         self._hook("statfs")

@@ -8,14 +8,12 @@ import os
 import stat
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import NamedTuple
 
 from fusefs.core.names import Name
-from fusefs.core.sweep_result import SweepSums
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import BackingAndMount, is_taken
-from fusefs.sweep.request import Action, ActionEnd, ActionPlace, ActionResult, Identified
+from fusefs.sweep.request import Action, ActionPlace, ActionResult
 
 KEEP_FILE = Name(b".trashd-keep")
 LOCKED, KEPT = "locked", f"holds {KEEP_FILE.decode()}"
@@ -26,22 +24,17 @@ _NO_EXCLUSIVE = frozenset({errno.EBADF, errno.EINVAL, errno.EISDIR})
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 
 
-class KeepGuard(NamedTuple):
-    """A guard of directories; see sweep.request.DirectoryGuard.
+def why_spared(kernel: Kernel, sides: BackingAndMount, *, holds: bool) -> str | None:
+    """Why a directory is left alone (sweep.request.SparesDirectory); None if it isn't.
 
-    holds  a directory stays locked while it is listed, so that a program which locks it first has it whole; otherwise
-           it is only looked at
+    holds  it stays locked while it is listed, so that a program which locks it first has it whole; otherwise it is
+           only looked at
     """
-
-    holds: bool
-
-    def spares(self, kernel: Kernel, sides: BackingAndMount, _upper: bytes) -> str | None:
-        """See DirectoryGuard."""
-        if has_keep_file(kernel, sides.fd):
-            return KEPT
-        if not lock(kernel, sides.fd, holds=self.holds):
-            return LOCKED
-        return None if sides.mounted is None else why_locked(kernel, sides.mounted, Name(b"."))
+    if has_keep_file(kernel, sides.fd):
+        return KEPT
+    if not lock(kernel, sides.fd, holds=holds):
+        return LOCKED
+    return None if sides.mounted is None else why_locked(kernel, sides.mounted, Name(b"."))
 
 
 def has_keep_file(kernel: Kernel, directory: Fd) -> bool:
@@ -78,54 +71,37 @@ def _is_locked_exclusively(fd: Fd) -> bool:
     return False
 
 
-class Locking(NamedTuple):
-    """An action that leaves files that another process has locked, and holds a lock itself on those that it takes.
+class Locking(Action):
+    """An action that leaves files that another process has locked, and holds a lock itself on those that it takes."""
 
-    action      before which it stands
-    holds       False where that is only told what it would take
-    is_guarded  directories have been asked for already, by a guard that may hold them
-    """
+    def __init__(self, action: Action, *, holds: bool, is_guarded: bool = False) -> None:
+        """action: before which it stands, and which ends by itself.
 
-    action: Action
-    holds: bool
-    is_guarded: bool = False
-
-    @property
-    def takes_dirs(self) -> bool:
-        """See Action."""
-        return self.action.takes_dirs
-
-    @property
-    def is_single(self) -> bool:
-        """See Action."""
-        return self.action.is_single
-
-    @property
-    def avoided(self) -> frozenset[Identified]:
-        """See Action."""
-        return self.action.avoided
+        holds       False where that is only told what it would take
+        is_guarded  directories have been asked for already, and may be held
+        """
+        self.takes_dirs, self.is_single, self.avoided = action.takes_dirs, action.is_single, action.avoided
+        self._action = action
+        self._holds = holds
+        self._is_guarded = is_guarded
 
     def take(self, here: ActionPlace, names: Sequence[str]) -> ActionResult:
         """See Action."""
-        if here.are_dirs and self.is_guarded:
-            return self.action.take(here, names)
+        if here.are_dirs and self._is_guarded:
+            return self._action.take(here, names)
         with ExitStack() as locks:
             spared = [(name, why) for name in names if (why := self._look(here, name, locks)) is not None]
             if not spared:
-                return self.action.take(here, names)
+                return self._action.take(here, names)
             left_alone = {name for name, _why in spared}
             free = [name for name in names if name not in left_alone]
-            taken = self.action.take(here, free) if free else ActionResult()
+            taken = self._action.take(here, free) if free else ActionResult()
             return taken._replace(spared=(*taken.spared, *spared))
-
-    def end(self, sums: SweepSums) -> ActionEnd:
-        """See Action."""
-        return self.action.end(sums)
 
     def _look(self, here: ActionPlace, name: str, locks: ExitStack) -> str | None:
         """Why something is left alone; None if it isn't, and then it is locked as long as `locks` are."""
         there = Name(os.fsencode(name))
-        kept = locks if self.holds else None
+        kept = locks if self._holds else None
         why = why_locked(here.kernel, here.sides.fd, there, kept)
         if why is None and here.sides.mounted is not None:
             # What is locked through a mount of ours is locked in the mount alone: pyfuse3 hands no flock on.

@@ -32,7 +32,7 @@ from fusefs.engine.pressure_pacer import pacer_in
 from fusefs.engine.slice_pace import SetsSpeed
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.plan.keep_guard import KeepGuard, Locking
+from fusefs.plan.keep_guard import Locking, why_spared
 from fusefs.plan.purge_lists import CountedPurges, PurgeNotes, open_lists
 from fusefs.plan.units import Judged, Unit, Young, judge_units, open_quietly, time_of
 from fusefs.store.backing_and_mount import BackingAndMount, Scope
@@ -192,15 +192,16 @@ class _RuleRun:
 
     def entries(self) -> Swept:
         """Each entry by itself, at any depth."""
-        request = self._request._replace(guard=KeepGuard(holds=self._how.runs), wraps=self._locking(is_guarded=True))
+        spares = partial(why_spared, holds=self._how.runs)
+        request = self._request._replace(spares=spares, wraps=self._locking(is_guarded=True))
         if not self._how.runs:
             request = request._replace(act=ToCount(_act(self._rule)))
         return run(self._kernel, request, self._how.wishes)
 
     def list_soon(self) -> None:
         """Note what of that goes soon."""
-        guard = KeepGuard(holds=False)
-        listing = self._request._replace(selection=self._rule.soon(), act=ToPrint(self._list), most=None, guard=guard)
+        listing = self._request._replace(selection=self._rule.soon(), act=ToPrint(self._list), most=None)
+        listing = listing._replace(spares=partial(why_spared, holds=False))
         seen = run(self._kernel, listing, self._how.wishes._replace(progress=lambda _sums: None))
         if seen.sums.n_failed or seen.why:
             self._lists.lack()
@@ -210,7 +211,7 @@ class _RuleRun:
         assert self._rule.age is not None
         sides, age, stops = self._scope.sides, self._rule.age, self._how.wishes.stops
         with open_quietly(self._kernel, sides.fd, b".") as fd:
-            why = KeepGuard(holds=self._how.runs).spares(self._kernel, BackingAndMount(fd, sides.mounted), b"")
+            why = why_spared(self._kernel, BackingAndMount(fd, sides.mounted), holds=self._how.runs)
             if why is not None:
                 return Swept(self._scope.path(), SweepSums(n_spared=1), spared=(Spared(b"", why),))
             sieve = _UnitSorter(self._scope.path(), age.before_ns, self._due_ns, self._lists)

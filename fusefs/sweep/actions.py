@@ -4,32 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from fusefs.core.names import join
 from fusefs.core.selection import Selection
 from fusefs.core.stat_bounds import Field
-from fusefs.core.sweep_result import MATCHES_MAX, Match, SweepSums
+from fusefs.core.sweep_result import MATCHES_MAX, Match, Swept
 from fusefs.linux.batched_calls import StatxResult, look_at_all, rmdir_all, unlink_all
-from fusefs.sweep.request import ActionEnd, ActionPlace, ActionResult, Identified, ToPrint
+from fusefs.sweep.request import Action, ActionPlace, ActionResult, Identified, ToPrint
 
 
-class DeleteMatches(NamedTuple):
-    """Deletes (sweep.request.Action)."""
-
-    is_single: bool = False
-    takes_dirs: bool = False
-    avoided: frozenset[Identified] = frozenset()
+class DeleteMatches(Action):
+    """Deletes."""
 
     def take(self, here: ActionPlace, names: Sequence[str]) -> ActionResult:
         """See Action."""
         if here.are_dirs:
             return ActionResult(rmdir_all(here.kernel, here.sides.names(), names), "rmdir")
         return ActionResult(unlink_all(here.kernel, here.sides.names(), names), "unlink")
-
-    def end(self, _sums: SweepSums) -> ActionEnd:
-        """See Action."""
-        return ActionEnd()
 
 
 class Untellable(Exception):
@@ -41,12 +32,10 @@ class Untellable(Exception):
         self.error = error
 
 
-class PrintMatches:
-    """Tells (sweep.request.Action), in this process alone."""
+class PrintMatches(Action):
+    """Tells, in this process alone."""
 
     is_single = True
-    takes_dirs = False
-    avoided: frozenset[Identified] = frozenset()
 
     def __init__(self, to: ToPrint) -> None:
         self._to = to
@@ -58,12 +47,8 @@ class PrintMatches:
         except OSError as error:
             raise Untellable(error) from error
 
-    def end(self, _sums: SweepSums) -> ActionEnd:
-        """See Action."""
-        return ActionEnd()
 
-
-class CountMatches:
+class CountMatches(Action):
     """Counts (sweep.request.Action), in this process alone; it remembers the largest and the oldest."""
 
     is_single = True
@@ -92,17 +77,12 @@ class CountMatches:
             _keep(self._largest, (n_bytes, path, time_ns))
             _keep(self._oldest, (-time_ns, path, n_bytes))
 
-    def largest(self) -> tuple[Match, ...]:
-        """The first of all, by size."""
-        return tuple(Match(path, n_bytes, time_ns) for n_bytes, path, time_ns in sorted(self._largest, reverse=True))
-
-    def oldest(self) -> tuple[Match, ...]:
-        """The first of all, by time."""
-        return tuple(Match(path, n_bytes, -time_ns) for time_ns, path, n_bytes in sorted(self._oldest, reverse=True))
-
-    def end(self, _sums: SweepSums) -> ActionEnd:
-        """See Action."""
-        return ActionEnd()
+    def end(self, swept: Swept) -> Swept:
+        """Add what was counted."""
+        sums = swept.sums._replace(n_bytes=self.n_bytes)
+        largest = [Match(path, n_bytes, time_ns) for n_bytes, path, time_ns in sorted(self._largest, reverse=True)]
+        oldest = [Match(path, n_bytes, -time_ns) for time_ns, path, n_bytes in sorted(self._oldest, reverse=True)]
+        return swept._replace(sums=sums, looks=True, largest=tuple(largest), oldest=tuple(oldest))
 
 
 def _keep(heap: list[tuple[int, bytes, int]], one: tuple[int, bytes, int]) -> None:

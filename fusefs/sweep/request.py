@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from fusefs.core.listed_names import Listed, ListedTogether
-from fusefs.core.names import ContainerId
 from fusefs.core.report import Stops
 from fusefs.core.selection import Selection
-from fusefs.core.sweep_result import SweepSums
+from fusefs.core.sweep_result import SweepSums, Swept
 from fusefs.engine.slice_pace import FULL_SPEED, SetsSpeed
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel, Refused
@@ -93,7 +92,7 @@ class Request(NamedTuple):
     names      only these, each relative to the directory (or absolute and inside of it), instead of a walk
     n_workers  None: what is best there
     inode      st_dev and st_ino that the directory must have; None: whatever is there
-    guard      which says what is not even looked into
+    spares     says what is not even looked into
     wraps      puts something of one's own around the action
     late       a name is asked for when it can be acted on at once: what it was chosen for may soon be past
     """
@@ -105,7 +104,7 @@ class Request(NamedTuple):
     names: Iterable[Listed | ListedTogether] | None = None
     n_workers: int | None = None
     inode: Identified | None = None
-    guard: DirectoryGuard | None = None
+    spares: SparesDirectory | None = None
     wraps: Callable[[Action], Action] = lambda action: action
     late: bool = False
 
@@ -167,17 +166,7 @@ class ActionResult(NamedTuple):
     spared: Sequence[tuple[str, str]] = ()
 
 
-class ActionEnd(NamedTuple):
-    """How an action ended; see Swept."""
-
-    orphan: ContainerId | None = None
-    volume: bytes | None = None
-    store: bytes | None = None
-    where: bytes | None = None
-    warnings: tuple[str, ...] = ()
-
-
-class Action(Protocol):
+class Action:
     """What is done to matches. Made once, before there are workers; each of them has a copy by fork, or shares it.
 
     is_single   one worker alone does it: what it remembers, its others would not know
@@ -185,14 +174,9 @@ class Action(Protocol):
     avoided     directories that are never listed, entered or taken: where the matches are moved to
     """
 
-    @property
-    def is_single(self) -> bool: ...
-
-    @property
-    def takes_dirs(self) -> bool: ...
-
-    @property
-    def avoided(self) -> frozenset[Identified]: ...
+    is_single = False
+    takes_dirs = False
+    avoided: frozenset[Identified] = frozenset()
 
     def take(self, here: ActionPlace, names: Sequence[str]) -> ActionResult:
         """Do it to some names of a directory (a hundred or so at a time), as os.scandir gives them.
@@ -201,17 +185,16 @@ class Action(Protocol):
         that is missing is made by whoever comes first; it is no failure that another worker was faster.
         Raises  nothing for a name: that is in `refused`. An OSError is a failure of all the names
         """
+        raise NotImplementedError
 
-    def end(self, sums: SweepSums) -> ActionEnd:
+    def end(self, swept: Swept) -> Swept:
         """Finish, in the first process, when all workers are gone; also after a stop, or with nothing done."""
+        return swept
 
 
-class DirectoryGuard(Protocol):
-    """Who is asked before a directory is looked into; each worker has a copy by fork, or shares it."""
+SparesDirectory = Callable[[Kernel, BackingAndMount], str | None]
+"""Why a directory is left alone, with all that is in it and its own name; None if it isn't.
 
-    def spares(self, kernel: Kernel, sides: BackingAndMount, upper: bytes) -> str | None:
-        """Why a directory is left alone, with all that is in it and its own name; None if it isn't.
-
-        sides  the directory, open for reading, for as long as the caller is at it
-        upper  its path relative to the sweep's directory, which is asked about too
-        """
+It is asked before a directory is looked into, which is open for reading for as long as the caller is at it; each worker
+has a copy by fork, or shares it.
+"""

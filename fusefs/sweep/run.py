@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Self
 
-from fusefs.core.errors import from_os
+from fusefs.core.errors import NotFound, from_os
 from fusefs.core.listed_names import Listed, ListedTogether
 from fusefs.core.selection import Matcher
 from fusefs.core.slice_budget import NamesPerLook
@@ -20,12 +20,16 @@ from fusefs.engine.slice_runners import RunsSlices, SlicePool
 from fusefs.engine.strategy import AllocationGroups, Strategy, Workers, choose
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.mountinfo import below, every_place, mounts_inside, place_of, views
 from fusefs.linux.pressure import DeviceQueue
-from fusefs.store.backing_and_mount import BackingAndMount
+from fusefs.store.backing_and_mount import BackingAndMount, Scope
+from fusefs.store.layout import trusted_owners
+from fusefs.store.locate import find_scope
 from fusefs.sweep.actions import CountMatches, DeleteMatches, PrintMatches, Untellable
 from fusefs.sweep.agenda import Agenda, Job, JobKind, SliceCounts, SweepSlice, SweepSliceResult
 from fusefs.sweep.chooser import Dirs, SweepStrategy
 from fusefs.sweep.names_from_list import BrokenList, jobs_of
+from fusefs.sweep.open_directories import found_directory
 from fusefs.sweep.request import (
     Act,
     Action,
@@ -37,8 +41,8 @@ from fusefs.sweep.request import (
     ToMove,
     ToPrint,
     ToTrash,
+    identify,
 )
-from fusefs.sweep.sweep_root import open_top
 from fusefs.sweep.sweep_slice import SweepWorker
 
 NOTHING_SPECIAL = SweepWishes()
@@ -61,11 +65,7 @@ def run(kernel: Kernel, request: Request, wishes: SweepWishes = NOTHING_SPECIAL)
             raise untellable.error from None
         except OSError as error:
             raise from_os(error, top.path) from error
-        swept = swept._replace(**action.end(swept.sums)._asdict(), looks=swept.sums.n_bytes > 0)
-        if not isinstance(action, CountMatches):
-            return swept
-        sums = swept.sums._replace(n_bytes=action.n_bytes)
-        return swept._replace(sums=sums, looks=True, largest=action.largest(), oldest=action.oldest())
+        return action.end(swept._replace(looks=swept.sums.n_bytes > 0))
 
 
 @contextmanager
@@ -74,13 +74,13 @@ def _open(kernel: Kernel, top: SweepRoot, request: Request) -> Iterator[Action]:
     with ExitStack() as owned:
         match request.act:
             case ToTrash() as to:
-                from fusefs.sweep.trash_action import open_trash
+                from fusefs.sweep.trash_and_move import open_trash
 
                 yield owned.enter_context(open_trash(kernel, top, to))
             case ToDelete():
                 yield DeleteMatches()
             case ToMove() as to:
-                from fusefs.sweep.move_action import open_move
+                from fusefs.sweep.trash_and_move import open_move
 
                 yield owned.enter_context(open_move(kernel, top, to))
             case ToPrint() as to:
@@ -89,7 +89,7 @@ def _open(kernel: Kernel, top: SweepRoot, request: Request) -> Iterator[Action]:
                 instead = request.act.instead
                 avoided: frozenset[Identified] = frozenset()
                 if isinstance(instead, ToMove):
-                    from fusefs.sweep.move_action import avoided_by
+                    from fusefs.sweep.trash_and_move import avoided_by
 
                     avoided = owned.enter_context(avoided_by(kernel, top, instead))
                 yield CountMatches(request.selection, avoided, takes_dirs=_dirs(instead) is Dirs.WHOLE)
@@ -125,7 +125,7 @@ def _walk(kernel: Kernel, top: SweepRoot, request: Request, action: Action, dirs
         groups = owned.enter_context(AllocationGroups(kernel, strategy.group_shift))
         matcher = Matcher(request.selection)
         stops = _StopFlag(wishes).is_asked
-        worker = SweepWorker(kernel, sides, matcher, action, way, groups, request.guard, stops, NamesPerLook())
+        worker = SweepWorker(kernel, sides, matcher, action, way, groups, request.spares, stops, NamesPerLook())
         queue = DeviceQueue(root)
         owned.callback(queue.close)
         pace = SlicePace(wishes.pacer, queue.is_busy, strategy.afterwork)
@@ -219,3 +219,35 @@ class _SweepInProgress:
         why = self._why or self._why_list
         is_stopped = bool(why) or self._is_stopped()
         return Swept(self._path, self._tally.sums, failures, spared, is_stopped, why, self._is_limited)
+
+
+@contextmanager
+def open_top(kernel: Kernel, directory: bytes, inode: Identified | None) -> Iterator[SweepRoot]:
+    """The directory.
+
+    inode   that it must have, on the side that the path leads to; None: any
+    Raises  what `find_scope` does; NotFound if it is another one; for root what `found_directory` does: a link that
+            another user can change would lead root anywhere
+    """
+    with find_scope(kernel, directory) as scope:
+        sides = scope.sides
+        if inode is not None:
+            is_it = inode == identify(kernel, sides.names())
+        elif os.geteuid() == 0:
+            with found_directory(kernel, directory, scope.mounts) as found:
+                # The path may lead to what a mount of ours shows, or to what that is a view of.
+                is_it = identify(kernel, found.fd) in [identify(kernel, one) for one in sides if one is not None]
+        else:
+            is_it = True
+        if not is_it:
+            raise NotFound(directory, "it was moved meanwhile")
+        yield SweepRoot(scope.path(), sides, tuple(_mounts(scope)))
+
+
+def _mounts(scope: Scope) -> Iterator[bytes]:
+    by_id = {mount.mnt_id: mount for mount in scope.mounts}
+    ours = views(scope.mounts, trusted_owners(os.geteuid()))
+    for place in every_place(scope.place(), ours):
+        for mount in mounts_inside(place, scope.mounts):
+            inside = place_of(mount.point, by_id[mount.parent_id])
+            yield below(inside.path, place.path)

@@ -24,7 +24,7 @@ from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.sweep.actions import DeleteMatches
 from fusefs.sweep.agenda import Agenda, Job, JobKind, SliceCounts, SweepSlice, SweepSliceResult
 from fusefs.sweep.chooser import Dirs, SweepStrategy
-from fusefs.sweep.sweep_root import open_top
+from fusefs.sweep.run import open_top
 from fusefs.sweep.sweep_slice import SweepWorker
 
 _PATIENCE_S = 5.0

@@ -29,7 +29,7 @@ from fusefs.sweep.actions import DeleteMatches
 from fusefs.sweep.agenda import Job, JobKind, SliceCounts, SweepSlice, SweepSliceResult
 from fusefs.sweep.chooser import GONE, Chooser, Dirs, SweepStrategy, missing
 from fusefs.sweep.list_and_match import MatchedEntries, read_window, stripped_in, wanted_in
-from fusefs.sweep.request import Action, ActionPlace, ActionResult, DirectoryGuard, Identified, identify
+from fusefs.sweep.request import Action, ActionPlace, ActionResult, Identified, SparesDirectory, identify
 
 _BUNDLE = 2048
 
@@ -47,7 +47,7 @@ class SweepWorker(NamedTuple):
     action: Action
     way: SweepStrategy
     groups: AllocationGroups
-    guard: DirectoryGuard | None
+    spares: SparesDirectory | None
     is_stopped: Stops
     per_look: NamesPerLook
 
@@ -67,7 +67,7 @@ class _SweepRun:
         self._action = worker.action
         self._way = worker.way
         self._groups = worker.groups
-        self._guard = worker.guard
+        self._spares = worker.spares
         self._is_stopped = worker.is_stopped
         self._lists_whole = work.lists_whole
         self._jobs = list(work.jobs)
@@ -192,11 +192,11 @@ class _SweepRun:
         return True
 
     def _is_spared(self, upper: bytes, sides: BackingAndMount, *, is_told: bool = True) -> bool:
-        """Whether the guard, if there is one, wants a directory left alone; what it can't say is a failure."""
-        if self._guard is None:
+        """Whether the caller of the sweep wants a directory left alone; what that can't say is a failure."""
+        if self._spares is None:
             return False
         try:
-            why = self._guard.spares(self._kernel, sides, upper)
+            why = self._spares(self._kernel, sides)
         except OSError as error:
             self._tally.fail(upper, error.errno, "look")
             return True
@@ -364,8 +364,8 @@ class _SweepRun:
             return ActionResult([(name, number if name in there else errno.ENOENT) for name in names], "open")
 
     def _unspared(self, upper: bytes, names: list[str], held: ExitStack) -> list[str]:
-        """The directories that the guard does not want left alone; they stay open, as it may have locked them."""
-        if self._guard is None:
+        """The directories that are not to be left alone; they stay open, as they may be locked."""
+        if self._spares is None:
             return names
         # Otherwise it was when they were entered; those that are empty are not.
         is_told = self._way.dirs is Dirs.WHOLE or self._matcher.needs_emptiness

@@ -285,8 +285,8 @@ def test_what_came_back_is_told_volume_by_volume(volume: Path) -> None:
 def test_what_came_back_is_told_to_programs(volume: Path) -> None:
     make_orphan(volume)
     _, told = done_well("reap", "--all", "--now", "--wait", "--json", "--volume", volume).objects()
-    assert set(told) == {"volume", "goal", "is_reached", "came_bytes", "came_inodes", "reasons"}
-    assert (told["volume"], told["goal"], told["is_reached"], told["reasons"]) == (str(volume), "done", True, [])
+    assert set(told) == {"volume", "goal_bytes", "is_reached", "came_bytes", "reasons", "hint"}
+    assert (told["volume"], told["goal_bytes"], told["is_reached"], told["reasons"]) == (str(volume), 0, True, [])
     assert told["came_bytes"] >= len(LARGE)
 
 

@@ -20,7 +20,7 @@ from tests.support.foreground_mount import trashd_mount
 from tests.support.make_trees import IMMUTABLE, make_tree, set_flags
 from tests.support.minimal_reaper import own_runtime_dir, small_reaper
 from tests.support.other_users import run_as
-from tests.support.real_filesystems import loop_volume, tmpfs_volume
+from tests.support.real_filesystems import tmpfs_volume
 from tests.support.store_calls import assert_silent, init
 from tests.support.trashd_command import TRASHD, Done, environment, trashd
 
@@ -52,7 +52,7 @@ def orphans(volume: Path, state: str = "orphans") -> list[Path]:
 # It comes
 
 
-@pytest.mark.parametrize("goal", ["--wait", "--wait=done", "--wait=50%", "--wait=3M", "--wait=inodes:2", "--wait=100%"])
+@pytest.mark.parametrize("goal", ["--wait", "--wait=done", "--wait=3M"])
 def test_it_ends_when_the_space_is_back(volume: Path, goal: str) -> None:
     victim = make_victim(volume)
     with small_reaper(volume):
@@ -64,7 +64,7 @@ def test_it_ends_when_the_space_is_back(volume: Path, goal: str) -> None:
 def test_all_is_the_orphan_gone_and_its_space_back(volume: Path) -> None:
     with small_reaper(volume):
         done, told = waited("--wait", make_victim(volume))
-    assert (done.code, told["is_reached"], told["goal"]) == (0, True, "done")
+    assert (done.code, told["is_reached"], told["goal_bytes"]) == (0, True, 0)
     assert told["came_bytes"] >= 4 * MIB
     assert trashd("list", "--json", "--volume", volume).out == ""
 
@@ -128,17 +128,6 @@ def test_what_is_swapped_through_a_mount_is_waited_for_behind_it(volume: Path) -
     assert (done.code, told["volume"], told["is_reached"]) == (0, str(mounted.path), True)
 
 
-@pytest.mark.needs("loop")
-def test_inodes_are_counted_where_the_filesystem_has_them() -> None:
-    with loop_volume("ext4") as volume:
-        init(volume)
-        victim = make_tree(volume / "victim", {f"{i}": "" for i in range(500)})
-        with small_reaper(volume):
-            done, told = waited("--wait=inodes:500", victim)
-        assert (done.code, told["is_reached"]) == (0, True)
-        assert told["came_inodes"] >= 500
-
-
 # It can't come
 
 
@@ -150,7 +139,7 @@ def test_without_a_reaper_it_says_so_at_once_and_what_to_do(volume: Path) -> Non
     assert done.code == 13
     assert f"no reaper serves {volume}" in done.out
     assert f"trashd reap --now --wait --volume {volume} {orphan.name}" in done.err
-    assert f"undo  trashd restore {orphan.name}" in done.out
+    assert done.err.rstrip().endswith(f"; or trashd restore --volume {volume} {orphan.name}")
     assert list(victim.iterdir()) == []
 
 
@@ -193,7 +182,7 @@ def test_a_paused_reaper_takes_it_when_it_goes_on(volume: Path) -> None:
     assert len(orphans(volume, "reaping")) == 1
 
 
-def test_what_could_not_be_removed_is_told_with_the_reason(volume: Path) -> None:
+def test_what_could_not_be_removed_is_told(volume: Path) -> None:
     victim = make_victim(volume)
     set_flags(victim / "file", IMMUTABLE)
     with small_reaper(volume):
@@ -201,7 +190,6 @@ def test_what_could_not_be_removed_is_told_with_the_reason(volume: Path) -> None
     (orphan,) = orphans(volume, "quarantine")
     set_flags(orphan / "tree/file", IMMUTABLE, on=False)
     assert (done.code, kinds(told), told["hint"]) == (13, ["left"], "trashd list --state quarantine")
-    assert told["reasons"][0]["detail"].endswith("unlink tree/file: Operation not permitted")
 
 
 def test_a_process_that_has_a_file_open_is_named(volume: Path) -> None:
@@ -220,10 +208,9 @@ def test_links_outside_are_no_failure(volume: Path) -> None:
     assert (done.code, told["is_reached"], kinds(told)) == (0, True, [])
 
 
-@pytest.mark.parametrize("goal", ["100G", "inodes:1M"])
-def test_a_goal_that_the_tree_does_not_have_ends_with_the_tree(volume: Path, goal: str) -> None:
+def test_an_amount_that_the_tree_does_not_have_ends_with_the_tree(volume: Path) -> None:
     with small_reaper(volume):
-        done, told = waited(f"--wait={goal}", make_victim(volume))
+        done, told = waited("--wait=100G", make_victim(volume))
     assert (done.code, kinds(told)) == (13, ["less"])
 
 
@@ -242,16 +229,6 @@ def test_a_reaper_that_dies_ends_it(volume: Path) -> None:
         os.kill(reaper, signal.SIGKILL)
         out, _err = process.communicate(timeout=100)
     assert (process.returncode, kinds(json.loads(out.splitlines()[-1]))) == (13, ["nobody"])
-
-
-@pytest.mark.needs("btrfs")
-def test_inodes_that_nobody_counts_are_refused_before_anything_is_done() -> None:
-    with loop_volume("btrfs") as volume:
-        init(volume)
-        victim = make_victim(volume)
-        done = trashd("swap", "--wait=inodes:5", victim)
-        assert done.code == 2
-        assert (victim / "file").exists()
 
 
 # While it waits
@@ -285,13 +262,6 @@ def test_a_signal_ends_the_waiting_and_nothing_else(volume: Path, number: signal
     assert len(orphans(volume, "reaping")) == 1
 
 
-def test_a_share_is_of_the_tree_as_it_was_before_the_reaper_had_it(volume: Path) -> None:
-    victim = make_tree(volume / "victim", {f"{i}": b"x" * 4096 for i in range(3000)})
-    with small_reaper(volume):
-        _done, told = waited("--wait=90%", victim)
-    assert told["came_bytes"] >= 0.9 * 3000 * 4096
-
-
 def test_a_terminal_shows_what_the_reaper_waits_for(volume: Path) -> None:
     victim = make_victim(volume)
     with small_reaper(volume, VolumePhase.WINDOW, "until 22:00\x1b[31m", reaps=False):
@@ -315,7 +285,6 @@ def test_a_retention_that_was_asked_for_is_kept_and_told(volume: Path) -> None:
     with small_reaper(volume, VolumePhase.PAUSED, reaps=False):
         done = trashd("swap", "--keep-for", "2h", "--wait", make_victim(volume))
     assert "nothing may be reaped before its retention ends, in 2h" in done.err
-    assert "undo" in done.out
     assert len(orphans(volume)) == 1
 
 
@@ -326,22 +295,22 @@ def test_the_value_does_not_swallow_the_directory(volume: Path) -> None:
     victim = make_victim(volume)
     with own_runtime_dir():
         _done, told = waited("--wait", victim)
-    assert (told["goal"], told["volume"]) == ("done", str(volume))
+    assert (told["goal_bytes"], told["volume"]) == (0, str(volume))
     assert list(victim.iterdir()) == []
 
 
-@pytest.mark.parametrize("goal", ["50%", "100G", "inodes:1M", "done", "4096"])
-def test_a_value_may_be_typed_with_a_space_as_with_an_equals_sign(volume: Path, goal: str) -> None:
+@pytest.mark.parametrize(("size", "n_bytes"), [("100G", 100 << 30), ("done", 0), ("4096", 4096)])
+def test_a_value_may_be_typed_with_a_space_as_with_an_equals_sign(volume: Path, size: str, n_bytes: int) -> None:
     with own_runtime_dir():
-        done, told = waited("--wait", goal, make_victim(volume))
-    assert (done.code, done.err, told["goal"]) == (13, "", goal.lower())
+        done, told = waited("--wait", size, make_victim(volume))
+    assert (done.code, done.err, told["goal_bytes"]) == (13, "", n_bytes)
 
 
 def test_a_directory_that_is_called_like_a_goal_is_the_directory(volume: Path) -> None:
     victim = make_victim(volume, "100G")
     with own_runtime_dir():
         done = trashd("swap", "--json", "--wait", "100G", cwd=volume)
-    assert done.objects()[-1]["goal"] == "done"
+    assert done.objects()[-1]["goal_bytes"] == 0
     assert list(victim.iterdir()) == []
 
 
@@ -360,12 +329,12 @@ def test_the_word_may_be_another_options_value_or_a_directorys_name(volume: Path
     assert told["note"] == "--wait"
 
 
-@pytest.mark.parametrize("goal", ["", "0%", "150%", "fast", "inodes:", "-1G"])
+@pytest.mark.parametrize("goal", ["", "50%", "fast", "inodes:1M", "-1G"])
 def test_nonsense_is_2_and_swaps_nothing(volume: Path, goal: str) -> None:
     victim = make_victim(volume)
     done = trashd("swap", f"--wait={goal}", victim)
     assert done.code == 2
-    assert "write 50%" in done.err or "write 1%" in done.err
+    assert "write 4096, 64K" in done.err
     assert (victim / "file").exists()
 
 
@@ -377,7 +346,7 @@ def test_now_reaps_and_waits_without_a_reaper(volume: Path) -> None:
 
 def test_now_waits_for_no_part(volume: Path) -> None:
     victim = make_victim(volume)
-    assert trashd("swap", "--now", "--wait=50%", victim).code == 2
+    assert trashd("swap", "--now", "--wait=1G", victim).code == 2
     assert (victim / "file").exists()
 
 

@@ -8,19 +8,19 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from fusefs.core.names import ContainerId
-from fusefs.core.space_goal import DONE, SpaceGoal, Waited, WaitReason, WaitReasonKind, parse_goal
+from fusefs.core.report import Waited, WaitReason, WaitReasonKind
 from fusefs.engine.count_tree import survey
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.tree_users import DeletedFile
 from fusefs.waiting import wait_for_space
-from fusefs.waiting.wait_for_space import FreeSpaceGauge
+from fusefs.waiting.wait_for_space import TOLERANCE_BYTES, VolumeWait
 from tests.support.filesystem_params import ALL_FILESYSTEMS
 from tests.support.fuse_silent import silent_fuse
 from tests.support.make_trees import Spec, make_tree
@@ -54,11 +54,11 @@ class Gone(NamedTuple):
 
     id: ContainerId
     n_bytes: int
-    gauge: FreeSpaceGauge
+    volume_wait: VolumeWait
 
-    def wait(self, goal: SpaceGoal = DONE) -> Waited:
+    def wait(self) -> Waited:
         """`--wait`, after the reap."""
-        return self.gauge.conclude(goal, [self.id], (), are_gone=True, stops=lambda: False)
+        return self.volume_wait.conclude(lambda: False)
 
 
 @contextmanager
@@ -67,12 +67,12 @@ def reaped(volume: Path, victim: Path) -> Iterator[Gone]:
     kernel = Kernel()
     swapped = swap(victim)
     sync(volume)
-    with kernel.open_path(raw(volume)) as fd:
-        gauge = FreeSpaceGauge(kernel, raw(volume), fd)
+    with ExitStack() as owned:
+        volume_wait = VolumeWait(kernel, raw(volume), owned)
         with kernel.open_path(raw(tree_of(swapped).parent), os.O_RDONLY) as container:
             n_bytes = survey(kernel, container).n_bytes
-        reap_now(volume, swapped.id)
-        yield Gone(swapped.id, n_bytes, gauge)
+        volume_wait.add_reaped(reap_now(volume, swapped.id))
+        yield Gone(swapped.id, n_bytes, volume_wait)
 
 
 @contextmanager
@@ -92,18 +92,10 @@ def holder(path: Path) -> Iterator[subprocess.Popen[bytes]]:
 @pytest.mark.parametrize("fs_type", ALL_FILESYSTEMS)
 def test_the_space_comes_back(fs_type: str) -> None:
     with volume_of(fs_type) as volume, reaped(volume, make_job(volume)) as gone:
-        goal = SpaceGoal("100%", share=1.0).of(gone.n_bytes)
-        waited = gone.wait(goal)
+        waited = gone.wait()
         assert gone.n_bytes >= SIZE + 200 * 20_000
         assert (waited.is_reached, waited.reasons) == (True, ())
-        assert waited.came_bytes >= (goal.n_bytes or 0)
-
-
-@pytest.mark.parametrize("fs_type", ALL_FILESYSTEMS)
-def test_done_is_reached_when_no_process_has_anything_open(fs_type: str) -> None:
-    with volume_of(fs_type) as volume, reaped(volume, make_job(volume)) as gone:
-        waited = gone.wait()
-    assert (waited.is_reached, waited.reasons) == (True, ())
+        assert waited.came_bytes >= gone.n_bytes - max(TOLERANCE_BYTES, gone.n_bytes // 50)
 
 
 # Processes that have deleted files open
@@ -124,12 +116,12 @@ def test_a_process_that_has_a_deleted_file_open_is_named_with_its_bytes(fs_type:
             assert gone.wait().is_reached
 
 
-def test_a_file_that_several_have_counts_once_and_all_are_named() -> None:
+def test_all_processes_that_have_a_file_open_are_named() -> None:
     with volume_of("ext4") as volume:
         job = make_job(volume)
         with holder(job / "held") as one, holder(job / "held") as other, reaped(volume, job) as gone:
             reasons = gone.wait().reasons
-            assert sorted(reason.n_bytes for reason in reasons) == [0, SIZE]
+            assert [reason.n_bytes for reason in reasons] == [SIZE, SIZE]
             told = " ".join(reason.detail for reason in reasons)
             assert f"(pid {one.pid})" in told
             assert f"(pid {other.pid})" in told
@@ -238,90 +230,70 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class Volume(Kernel):
-    """A kernel that tells the next of some figures at each look, and the last one for ever: free MiB, free inodes."""
+    """A kernel that tells the next of some figures at each look, and the last one for ever: free MiB."""
 
-    def __init__(self, free_mib: Sequence[int] = (100,), free_inodes: Sequence[int] | None = (500,)) -> None:
+    def __init__(self, free_mib: Sequence[int]) -> None:
         self.calls: list[str] = []
         super().__init__(self.calls.append)
         self._mib = list(free_mib)
-        self._inodes = None if free_inodes is None else list(free_inodes)
 
     def free_bytes(self, _fd: int) -> int:
-        return _next(self._mib) * MIB
+        return (self._mib.pop(0) if len(self._mib) > 1 else self._mib[0]) * MIB
 
-    def free_inodes(self, _fd: int) -> int | None:
-        return None if self._inodes is None else _next(self._inodes)
-
-    def wait(self, goal: str, stops: Callable[[], bool] = lambda: False) -> Waited:
+    def wait(self, goal_mib: int = 0, stops: Callable[[], bool] = lambda: False) -> Waited:
         """Wait after a reap; the first figures were those before it."""
-        with self.open_path(b"/dev/shm") as fd:
-            gauge = FreeSpaceGauge(self, b"/dev/shm", fd)
-            nobodys = [ContainerId("nobody-has-this-id")]
-            return gauge.conclude(parse_goal(goal), nobodys, (), are_gone=True, stops=stops)
-
-
-def _next(figures: list[int]) -> int:
-    return figures.pop(0) if len(figures) > 1 else figures[0]
+        with ExitStack() as owned:
+            volume_wait = VolumeWait(self, b"/dev/shm", owned, goal_mib * MIB)
+            volume_wait.ids.append(ContainerId("nobody-has-this-id"))
+            return volume_wait.conclude(stops)
 
 
 def test_an_amount_that_is_there_is_not_waited_for(clock: Clock) -> None:
-    waited = Volume([100, 164]).wait("64M")
+    waited = Volume([100, 164]).wait(64)
     assert (waited.is_reached, waited.came_bytes, waited.reasons, clock.now_s) == (True, 64 * MIB, (), 0.0)
 
 
 @pytest.mark.usefixtures("clock")
 def test_it_ends_as_soon_as_enough_has_come() -> None:
-    waited = Volume(range(100, 165)).wait("20M")
+    waited = Volume(range(100, 165)).wait(20)
     assert waited.is_reached
     assert 20 * MIB <= waited.came_bytes <= 25 * MIB
 
 
 def test_it_waits_while_space_still_comes(clock: Clock) -> None:
     slowly = [mib for mib in range(100, 165) for _ in range(10)]
-    assert Volume(slowly).wait("64M").is_reached
+    assert Volume(slowly).wait(64).is_reached
     assert clock.now_s > 30
 
 
 def test_it_gives_up_when_nothing_has_come_for_a_while(clock: Clock) -> None:
-    waited = Volume([100, 110, 120]).wait("64M")
+    waited = Volume([100, 110, 120]).wait(64)
     assert (waited.came_bytes, waited.is_reached) == (20 * MIB, False)
     assert [reason.kind for reason in waited.reasons] == [WaitReasonKind.LESS]
     assert 10 <= clock.now_s < 15
 
 
-def test_inodes_are_waited_for_by_their_number(clock: Clock) -> None:
-    waited = Volume([100, 164], [500, 600, 900, 1500]).wait("inodes:1000")
-    assert (waited.is_reached, waited.came_inodes) == (True, 1000)
-    assert clock.now_s < 5
-
-
-@pytest.mark.usefixtures("clock")
-def test_inodes_that_no_filesystem_counts_never_come() -> None:
-    waited = Volume([100, 164], None).wait("inodes:5")
-    assert (waited.is_reached, waited.came_inodes) == (False, 0)
-
-
 def test_done_waits_only_while_free_space_grows(clock: Clock) -> None:
-    waited = Volume([100, 110, 120, 130]).wait("done")
+    waited = Volume([100, 110, 120, 130]).wait()
     assert (waited.is_reached, waited.came_bytes) == (True, 30 * MIB)
     assert clock.now_s < 2
 
 
 def test_space_that_others_used_again_has_come(clock: Clock) -> None:
-    waited = Volume([100, 150, 90]).wait("64M")
+    waited = Volume([100, 150, 90]).wait(64)
     assert (waited.is_reached, waited.came_bytes) == (False, 50 * MIB)
     assert clock.now_s >= 10
 
 
 def test_a_stop_ends_it(clock: Clock) -> None:
-    assert Volume([100, 110]).wait("64M", stops=lambda: clock.now_s > 1).came_bytes == 10 * MIB
+    assert Volume([100, 110]).wait(64, stops=lambda: clock.now_s > 1).came_bytes == 10 * MIB
     assert clock.now_s < 5
 
 
 @pytest.mark.usefixtures("clock")
 def test_a_commit_is_requested_once() -> None:
     volume = Volume([100, 110])
-    volume.wait("64M")
+    volume.wait(64)
     assert volume.calls.count("syncfs") == 1
 
 
@@ -329,7 +301,7 @@ def test_a_commit_is_requested_once() -> None:
 def test_a_server_is_asked_for_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     volume = Volume([100, 110])
     monkeypatch.setattr(volume, "is_local", lambda _fd: False)
-    volume.wait("64M")
+    volume.wait(64)
     assert "syncfs" not in volume.calls
 
 
@@ -340,9 +312,9 @@ def test_a_daemon_that_has_files_open_is_waited_for_and_named_if_it_keeps_them(
     ends_s = [5.0]
     monkeypatch.setattr(wait_for_space, "find_deleted", lambda *_args: held if clock.now_s < ends_s[0] else ())
     monkeypatch.setattr(wait_for_space, "serves_fuse", lambda _pid: True)
-    assert Volume([100, 164]).wait("done").is_reached
+    assert Volume([100, 164]).wait().is_reached
     assert 5 <= clock.now_s < 7
     clock.now_s, ends_s[0] = 0.0, 100.0
-    (reason,) = Volume([100, 164]).wait("done").reasons
-    assert reason == WaitReason(WaitReasonKind.OPEN, 3 * MIB, "trashd (pid 7) has 3 deleted files open: /v/.trashd/x")
+    (reason,) = Volume([100, 164]).wait().reasons
+    assert reason == WaitReason(WaitReasonKind.OPEN, "trashd (pid 7) has 3 deleted files open: /v/.trashd/x", 3 * MIB)
     assert 10 <= clock.now_s < 12

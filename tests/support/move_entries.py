@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from fusefs.core.sweep_result import SweepSums
+from fusefs.core.sweep_result import SweepSums, Swept
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import BackingAndMount, open_shown_as
 from fusefs.store.deep_path import DeepOpeners
 from fusefs.store.locate import find_scope
-from fusefs.sweep.move_action import open_move
 from fusefs.sweep.request import Action, ActionPlace, IfExists, SweepRoot, ToMove
+from fusefs.sweep.trash_and_move import open_move
 
 _CLOCK_REALTIME_COARSE = 5
 Refusals = dict[str, int]
@@ -45,7 +45,7 @@ def move(
             with _opened(top.sides, os.fsencode(upper)) as sides:
                 here = ActionPlace(kernel, sides, os.fsencode(upper), whole, ways)
                 found |= {os.path.join(upper, name): number for name, number in _take(action, here, names)}
-        action.end(SweepSums())
+        action.end(Swept(top.path, SweepSums()))
     return found
 
 

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fusefs.core.names import ContainerId
-from fusefs.core.sweep_result import SweepSums
+from fusefs.core.sweep_result import SweepSums, Swept
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import Scope
 from fusefs.store.deep_path import DeepOpeners
 from fusefs.store.locate import find_scope
 from fusefs.store.stage import SwapOptions
 from fusefs.sweep.request import Action, ActionPlace, SweepRoot, ToTrash
-from fusefs.sweep.trash_action import open_trash
+from fusefs.sweep.trash_and_move import open_trash
 from tests.support.store_calls import raw
 
 _DEFAULT = SwapOptions()
@@ -48,7 +48,7 @@ def gather(
                 found = take(kernel, scope, action, os.fsencode(upper), wanted)
                 refused += [(os.path.join(upper, name), number) for name, number in found]
                 n_done += len(wanted) - len(found)
-            ended = action.end(SweepSums(n_done=n_done))
+            ended = action.end(Swept(top.path, SweepSums(n_done=n_done)))
     return Gathered(ended.orphan, ended.volume, tuple(refused), n_done)
 
 

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.sweep_result import SweepSums
+from fusefs.core.sweep_result import SweepSums, Swept
 from fusefs.linux.kernel import Kernel
 from fusefs.store.deep_path import DeepOpeners
 from fusefs.store.locate import find_scope
-from fusefs.sweep.move_action import open_move
 from fusefs.sweep.request import ActionPlace, IfExists, SweepRoot, ToMove, ToTrash
-from fusefs.sweep.trash_action import open_trash
+from fusefs.sweep.trash_and_move import open_move, open_trash
 from tests.support.store_calls import init, place, raw
 
 pytestmark = pytest.mark.needs("root")
@@ -38,7 +37,7 @@ def test_directory_that_has_another_path_by_now_is_left_alone(volume: Path, job:
             os.rename(job / "sub", volume / "outside")
             taken = action.take(ActionPlace(kernel, sides, b"sub/deep", False, DeepOpeners(kernel)), ["c.log"])
         assert list(taken.refused) == [("c.log", errno.ENOENT)]
-        assert action.end(SweepSums()).orphan is None
+        assert action.end(Swept(raw(job), SweepSums())).orphan is None
     assert (volume / "outside/deep/c.log").exists()
 
 
@@ -55,7 +54,7 @@ def test_directory_that_is_in_the_container_by_now_loses_nothing(volume: Path, j
             # A process that had it open goes on in there.
             taken = action.take(ActionPlace(kernel, sides, b"sub", True, ways), ["empty"])
         assert list(taken.refused) == [("empty", errno.ENOENT)]
-        orphan = action.end(SweepSums(n_done=1)).orphan
+        orphan = action.end(Swept(raw(job), SweepSums(n_done=1))).orphan
     assert orphan is not None
     assert (place(volume, orphan) / "tree/sub/empty").is_dir()
 

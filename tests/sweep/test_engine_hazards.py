@@ -131,11 +131,8 @@ def test_three_calls_in_vain_end_it(top: Path) -> None:
     assert len(swept.failures) == min(swept.sums.n_failed, 50)
 
 
-class Spares:
-    """A guard of one name."""
-
-    def spares(self, _kernel: Kernel, _sides: BackingAndMount, upper: bytes) -> str | None:
-        return "for a reason" if upper.endswith(b"kept") else None
+def spare_one_name(_kernel: Kernel, sides: BackingAndMount) -> str | None:
+    return "for a reason" if os.readlink(sides.fd.path()).endswith(b"/kept") else None
 
 
 @pytest.mark.parametrize("act", [ToDelete(), ToCount(None), ToMove(b"target")])
@@ -146,7 +143,7 @@ def test_what_the_guard_spares_is_left_with_its_name(
     (volume / "target").mkdir()
     top = make_tree(volume / "top", {"a": {"kept": {"f": ""}}, "b": {"g": ""}})
     selection = Selection(regexes=(".*(kept|f|g)",), types=frozenset("fd"))
-    swept = sweep(top, selection, act, guard=Spares())
+    swept = sweep(top, selection, act, spares=spare_one_name)
     assert (swept.sums.n_done, swept.spared) == (1, (Spared(b"a/kept", "for a reason"),))
     assert {"a/kept", "a/kept/f"} <= names(top)
 

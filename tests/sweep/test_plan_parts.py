@@ -14,14 +14,14 @@ import pytest
 from fusefs.core.plan_rules import RuleAge
 from fusefs.core.selection import KINDS, Matcher, Selection
 from fusefs.core.stat_bounds import Field
-from fusefs.core.sweep_result import Spared, SweepSums
+from fusefs.core.sweep_result import Spared
 from fusefs.linux.kernel import Kernel
-from fusefs.plan.keep_guard import KEPT, LOCKED, KeepGuard, Locking, why_locked
+from fusefs.plan.keep_guard import KEPT, LOCKED, Locking, why_locked, why_spared
 from fusefs.plan.units import MOUNTED, Judged, Unit, Young, judge_units
 from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.deep_path import DeepOpeners
 from fusefs.sweep.open_directories import MeantDirectory, PassedDirectory, find_directories
-from fusefs.sweep.request import ActionEnd, ActionPlace, ActionResult, Identified
+from fusefs.sweep.request import Action, ActionPlace, ActionResult
 
 KERNEL = Kernel()
 ALICE, MALLORY = 12001, 12666
@@ -227,7 +227,7 @@ def test_looking_makes_nothing_look_used(tmp_path: Path) -> None:
 def spares(path: Path, *, holds: bool) -> tuple[str | None, bool]:
     """What the guard says, and whether another process could lock the directory then."""
     with KERNEL.open_path(bytes(path)) as opened, KERNEL.open_dir(opened) as fd:
-        said = KeepGuard(holds).spares(KERNEL, BackingAndMount(fd), b"")
+        said = why_spared(KERNEL, BackingAndMount(fd), holds=holds)
         return said, why_locked(KERNEL, opened, b".") is None
 
 
@@ -258,11 +258,8 @@ def test_file_with_two_names_is_not_locked_by_ourselves(tmp_path: Path) -> None:
         assert [why_locked(KERNEL, fd, name, locks) for name in (b"a", b"b")] == [None, None]
 
 
-class Everything:
+class Everything(Action):
     """An action that takes all names that it is given."""
-
-    is_single = takes_dirs = False
-    avoided: frozenset[Identified] = frozenset()
 
     def __init__(self) -> None:
         self.taken: list[str] = []
@@ -270,9 +267,6 @@ class Everything:
     def take(self, _here: ActionPlace, names: Sequence[str]) -> ActionResult:
         self.taken += names
         return ActionResult()
-
-    def end(self, _sums: SweepSums) -> ActionEnd:
-        return ActionEnd()
 
 
 def test_each_locked_file_is_told_once_and_the_others_are_taken(tmp_path: Path) -> None:
@@ -297,7 +291,7 @@ def test_lock_on_the_mounted_side_counts_too(tmp_path: Path, name: str) -> None:
         sides = BackingAndMount(*(owned.enter_context(KERNEL.open_path(path)) for path in paths))
         readable = BackingAndMount(owned.enter_context(KERNEL.open_dir(sides.fd)), sides.mounted)
         owned.enter_context(locked(tmp_path / "mounted" / name))
-        guarded = KeepGuard(holds=True).spares(KERNEL, readable, b"")
+        guarded = why_spared(KERNEL, readable, holds=True)
         judged = list(judge_units(KERNEL, sides, Matcher(Selection(types=frozenset("d"))), _AGE))
         here = ActionPlace(KERNEL, sides, b"", False, DeepOpeners(KERNEL))
         taken = Locking(Everything(), holds=True).take(here, ["unit"])

@@ -21,7 +21,7 @@ from fusefs.store.locate import find_scope
 from fusefs.store.stage import SwapOptions
 from fusefs.sweep.request import Request, SweepRoot, ToTrash
 from fusefs.sweep.run import run
-from fusefs.sweep.trash_action import open_trash
+from fusefs.sweep.trash_and_move import open_trash
 from tests.support.make_trees import Dir, make_tree, snapshot, weird_names
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import (
