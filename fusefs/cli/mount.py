@@ -24,6 +24,7 @@ from fusefs.core.errors import DaemonGone, Exit, NotFound, Refused, UsageError
 from fusefs.core.mount_counters import SeenMount
 from fusefs.core.mount_options import LISTED, OPTIONS, Coherence, MountOption, find_without_effect, parse_options
 from fusefs.core.printable_names import printable, show
+from fusefs.linux.mountinfo import read_mounts
 from fusefs.linux.systemd import SystemdNotifier, make_handler
 
 _FEW_FILES, _MANY_FILES = 1 << 16, 1 << 19
@@ -158,7 +159,6 @@ def serve(
 
 def _warn_of_other_ways(target: bytes) -> None:
     """Warn of changes by other paths: they are not seen for as long as the kernel may believe what was there."""
-    from fusefs.linux.mountinfo import read_mounts
     from fusefs.mount.places.mount_points import other_ways
 
     if ways := other_ways(target, read_mounts()):

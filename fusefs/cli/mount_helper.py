@@ -9,6 +9,8 @@ import sys
 from fusefs.cli import output
 from fusefs.cli.main import settle_streams
 from fusefs.core.errors import NotPermitted, TrashdError, UsageError, from_os
+from fusefs.linux.mountinfo import is_inside, read_mounts
+from fusefs.linux.runtime_directories import HOME
 
 _USAGE, _INTERRUPTED, _FAILED = 1, 8, 32  # mount(8), EXIT STATUS
 _HINT = "mount.fuse.trashd SRC MNT [-sfnv] [-o OPTIONS]; people use: trashd mount"
@@ -72,8 +74,6 @@ def _stands(source: bytes, target: bytes, words: list[str], *, is_sloppy: bool) 
     Raises  UsageError: for what can't be asked; Refused: it does not answer
     """
     from fusefs.core.mount_options import Coherence, parse_options
-    from fusefs.linux.mountinfo import is_inside, read_mounts
-    from fusefs.linux.runtime_directories import HOME
     from fusefs.mount.places.mount_points import Health, health, real_path, silent, top_mount
 
     uid = os.geteuid()

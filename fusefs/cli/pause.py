@@ -15,10 +15,11 @@ from fusefs.core.durations import format_duration
 from fusefs.core.errors import NotFound, NotPermitted, NotRunning, TrashdError
 from fusefs.core.names import STORE
 from fusefs.core.printable_names import printable
-from fusefs.core.service_status import VolumeStatus
+from fusefs.core.service_status import VolumePhase, VolumeStatus
 from fusefs.linux.act_as_user import user_name
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import is_inside, read_mounts
+from fusefs.linux.runtime_directories import SYSTEM_RUNTIME, runtime_dir
 
 _PATIENCE_S, _GLANCE_S = 3.0, 0.05
 
@@ -40,7 +41,6 @@ def command(duration_s: int | None, volumes: tuple[bytes, ...], as_json: bool) -
       trashd pause --for 2h
       trashd pause /scratch && umount /scratch
     """
-    from fusefs.linux.runtime_directories import runtime_dir
     from fusefs.service.pause_files import Pause, write_pause
 
     until = "until it is resumed" if duration_s is None else f"for {format_duration(duration_s)}"
@@ -82,8 +82,6 @@ def _refuse_roots(volume: bytes | None, runtime: bytes) -> None:
 
 def served_by_root() -> list[VolumeStatus]:
     """The volumes that root's reaper serves for a caller that is another user; none for root."""
-    from fusefs.core.service_status import VolumePhase
-    from fusefs.linux.runtime_directories import SYSTEM_RUNTIME
     from fusefs.service.status_file import served_volumes
 
     if os.geteuid() == 0:
@@ -108,7 +106,6 @@ def _store_at(volume: bytes) -> tuple[str, int] | None:
 
 def _wait_until_let_go(runtime: bytes, volumes: list[bytes | None]) -> None:
     """Give a running reaper the moment that it needs: a paused volume is often unmounted next."""
-    from fusefs.core.service_status import VolumePhase
     from fusefs.service.status_file import served_volumes
 
     let_go = (VolumePhase.PAUSED, VolumePhase.GONE, VolumePhase.ELSEWHERE, VolumePhase.UNPROVEN)
@@ -154,7 +151,6 @@ def resume_command(volumes: tuple[bytes, ...], as_json: bool) -> int:
       trashd resume
       trashd resume /scratch
     """
-    from fusefs.linux.runtime_directories import runtime_dir
     from fusefs.service.pause_files import read_pauses, remove_pause
 
     runtime = runtime_dir()

@@ -30,6 +30,7 @@ from fusefs.core.errors import Busy, Incomplete, NotADirectory, NotFound, NotPer
 from fusefs.core.printable_names import printable
 from fusefs.core.uring_reasons import SWITCH, why_not, why_not_trusted
 from fusefs.linux import systemd
+from fusefs.linux.systemd import make_handler, send_to
 from fusefs.linux.uring_offer import enable, read_facts
 
 PREFIX = "/usr/local"
@@ -95,7 +96,6 @@ def run_command(directory: bytes | None, volumes: tuple[bytes, ...]) -> int:
       trashd status --watch
     """
     from fusefs.linux.config_files import load_config
-    from fusefs.linux.systemd import make_handler, send_to
     from fusefs.service.service import serve
 
     if directory is not None and os.path.isfile(directory):

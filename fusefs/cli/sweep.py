@@ -34,6 +34,7 @@ from fusefs.core.sweep_result import SweepSums, Swept
 from fusefs.linux.batched_calls import look_at_all
 from fusefs.linux.boot_id import invocation
 from fusefs.linux.kernel import Kernel
+from fusefs.store.stage import SwapOptions
 
 _STDIN = b"-"
 _CHUNK = 1 << 20
@@ -296,7 +297,6 @@ def _act(asked: SweepOptions) -> Any:
         return ToDelete(asked.recursive)
     if asked.target is not None:
         return ToMove(asked.target, IfExists(asked.if_exists))
-    from fusefs.store.stage import SwapOptions
 
     keep_for = DEFAULT_RETENTION_S if asked.keep_for is None else asked.keep_for
     return ToTrash(SwapOptions(keep_for, asked.note, invocation=invocation()))

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 
 from fusefs.cli import output
-from fusefs.cli.json_objects import PlannedRule, SweepAction
+from fusefs.cli.json_objects import PlannedRule, SweepAction, SweepOutcome, ToldSums
 from fusefs.core.printable_names import printable
 from fusefs.core.record import Failure
 from fusefs.core.sizes import format_size
@@ -19,7 +19,6 @@ _LAST_DAY = "after 9999"
 
 def as_json(action: SweepAction, swept: Swept, *first: PlannedRule) -> None:
     """Print a sweep's result for programs. first: whose sweep it was"""
-    from fusefs.cli.json_objects import SweepOutcome, ToldSums
 
     sums = ToldSums(*(getattr(swept.sums, name) for name in ToldSums._fields))
     if not swept.looks:

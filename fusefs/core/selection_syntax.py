@@ -128,7 +128,6 @@ def parse_depths(text: str) -> tuple[int, int | None]:
 
     Raises  ValueError with a message for the person who typed it
     """
-    import re
 
     found = re.fullmatch(r"(?:([0-9]*)\.\.)?([0-9]*)", text, re.ASCII)
     if not found or not text.strip("."):

@@ -12,7 +12,7 @@ from fusefs.core.errors import Untrusted
 from fusefs.core.identity import Identity
 from fusefs.core.names import STORE, Name, VolumeId
 from fusefs.linux.fd import Fd, closed_on_error
-from fusefs.linux.filesystem_probes import discard_trial, keeps_unnamed, refuses_strangers
+from fusefs.linux.filesystem_probes import discard_trial, discard_trial_directory, keeps_unnamed, refuses_strangers
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.private_directory import is_nameless
 from fusefs.store.backing_and_mount import DIRECTORY, FULL, READABLE, BackingAndMount, suppress_errno
@@ -347,7 +347,6 @@ def discard_unfinished(kernel: Kernel, base: BackingAndMount, name: Name) -> Non
 
 def discard_trials(kernel: Kernel, fd: Fd) -> None:
     """Remove what a killed `prove` left in an opened `.trashd`. Raises  OSError"""
-    from fusefs.linux.filesystem_probes import discard_trial_directory
     from fusefs.store.rename_probes import discard_rename_trials
 
     discard_rename_trials(kernel, fd)

@@ -24,6 +24,7 @@ from fusefs.linux.fd import closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import Mount, below
 from fusefs.store.backing_and_mount import READABLE, Scope
+from fusefs.store.keep_entries import choose
 from fusefs.store.layout import Store, UserFolder
 from fusefs.store.locate import Victim, as_told, existing_stores, find_victim, stores_for
 from fusefs.store.refusals import refusals
@@ -110,8 +111,6 @@ def _found_into_a_store(
             for reason in refusals(kernel, victim, directory=directory):
                 raise reason
             if keep:
-                from fusefs.store.keep_entries import choose  # a plain swap is spared it
-
                 victim = victim._replace(staying=choose(kernel, victim, keep))
             return _first_that_takes_it(kernel, victim, transact, point)
         except OSError as error:
