@@ -30,12 +30,13 @@ def new() -> Iterator[Path]:
 
 
 @pytest.fixture
-def believed(new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long it takes, and whatever other tests mount meanwhile."""
+def steady(new: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A volume without a store; discovery is believed however long it takes, and whatever other tests mount."""
     mounts = read_mounts()
     assert any(mount.point == os.fsencode(new) for mount in mounts)
     monkeypatch.setattr(discovery, "_BELIEVED_S", 1e9)
     monkeypatch.setattr(discovery, "read_mounts", lambda: list(mounts))
+    return new
 
 
 @pytest.fixture
@@ -52,13 +53,12 @@ def count_forks(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     return lambda: len(forks)
 
 
-@pytest.mark.usefixtures("believed")
-def test_a_second_discovery_forks_no_child_and_finds_the_same(new: Path, count_forks: Callable[[], int]) -> None:
-    init(new)
+def test_a_second_discovery_forks_no_child_and_finds_the_same(steady: Path, count_forks: Callable[[], int]) -> None:
+    init(steady)
     kernel = Kernel()
     bases = find_bases(kernel)
     n_forks = count_forks()
-    assert os.fsencode(new) in bases
+    assert os.fsencode(steady) in bases
     assert n_forks > 0
     assert find_bases(kernel) == bases
     assert count_forks() == n_forks
@@ -72,22 +72,20 @@ def test_all_places_are_asked_anew_after_a_moment(new: Path, monkeypatch: pytest
     assert os.fsencode(new) in find_bases(kernel)
 
 
-@pytest.mark.usefixtures("believed")
-def test_all_places_are_asked_anew_when_the_mounts_have_changed(new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_places_are_asked_anew_when_the_mounts_have_changed(steady: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, mounts = Kernel(), read_mounts()
-    assert os.fsencode(new) not in find_bases(kernel)
-    init(new)
+    assert os.fsencode(steady) not in find_bases(kernel)
+    init(steady)
     monkeypatch.setattr(discovery, "read_mounts", lambda: mounts[:1] + mounts)
-    assert os.fsencode(new) in find_bases(kernel)
+    assert os.fsencode(steady) in find_bases(kernel)
 
 
-@pytest.mark.usefixtures("believed")
-def test_each_discovery_names_a_mount_point_that_does_not_answer(new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_discovery_names_a_mount_point_that_does_not_answer(steady: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(_kernel: Kernel, _mounts: object, silent: list[bytes]) -> list[bytes]:
-        silent.append(os.fsencode(new))
+        silent.append(os.fsencode(steady))
         return []
 
     monkeypatch.setattr(discovery, "_answering", answer)
     kernel, first, second = Kernel(), list[bytes](), list[bytes]()
     assert find_bases(kernel, first) == find_bases(kernel, second)
-    assert first == second == [os.fsencode(new)]
+    assert first == second == [os.fsencode(steady)]
