@@ -167,7 +167,7 @@ def test_its_hint_names_mv(volume: Path, make: Callable[[Path], Path]) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("restore",), ("keep",), ("reap", "--now"), ("quarantine", "delete", "--yes")], ids=" ".join
+    "words", [("restore",), ("keep",), ("reap", "--now"), ("reap", "--force", "--yes")], ids=" ".join
 )
 @pytest.mark.parametrize("make", [with_cut_record, kept_in_stage, kept_in_restoring], ids=lambda make: make.__name__)
 def test_each_command_that_refuses_it_names_mv(
