@@ -9,7 +9,7 @@ from tests.crash.powerfail_folders import FOLDERS, FlushedHere, FlushedThere
 from tests.crash.powerfail_replay import IS_EVERYWHERE, NoRecordFsync, on_some_fs, replay, replay_a_sample
 
 ALL = [(verb, kind) for verb in FOLDERS for kind in (Kernel, FlushedHere, FlushedThere)]
-SOME = [("registration", Kernel), ("upgrade", Kernel), ("taking over", FlushedHere)]
+SOME = [("registration", Kernel), ("taking over", FlushedHere)]
 
 
 @pytest.mark.long
