@@ -13,13 +13,11 @@ import stat
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, suppress
-from signal import SIGURG
 
 from fusefs.core.identity import MARK, Identity
 from fusefs.core.names import is_hex
 from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd
-from fusefs.linux.getdents import Dirents
 
 CallHook = Callable[[str], None]
 Refused = list[tuple[str, int]]
@@ -257,8 +255,9 @@ class Kernel:
 
     def tells_types(self, dir_fd: int) -> bool:
         """Whether a listing tells the type of each entry (d_type), judged by this directory's first ones."""
-        self._hook("getdents")
+        from fusefs.linux.getdents import Dirents  # late: a swap and an rm list nothing, and it takes 0.5 ms
 
+        self._hook("getdents")
         with self.open_dir(dir_fd) as fd:
             return all(kind for *_, kind in Dirents(fd).block(0, _FEW_BYTES))
 
@@ -466,6 +465,8 @@ class Kernel:
         An open of the file then waits for us; the signal that tells us so is one that does nothing.
         Source  fcntl(2), F_SETLEASE, F_SETSIG
         """
+        from signal import SIGURG  # late: a swap takes no lease, and it takes 0.5 ms
+
         self._hook("lease")
         fcntl.fcntl(fd, syscalls.F_SETSIG, SIGURG)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
