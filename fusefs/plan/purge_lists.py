@@ -49,7 +49,7 @@ class CountedPurges:
         self.n_entries += 1
 
     def lack(self) -> None:
-        """See PurgeLists."""
+        """Note that something could not be looked at: each list says then that it is not complete."""
         self.is_whole = False
 
     def publish(self) -> int:
@@ -57,13 +57,12 @@ class CountedPurges:
         return len(self._users)
 
 
-class PurgeLists:
-    """The lists of one directory, which is for them alone. way, is_whole: see CountedPurges"""
+class PurgeLists(CountedPurges):
+    """The lists of one directory, which is for them alone."""
 
     def __init__(self, kernel: Kernel, directory: Fd, path: bytes, way: frozenset[Identified] = frozenset()) -> None:
         """directory: as `open_lists` gives it; path: what it is called when something is told of it"""
-        self.way = way
-        self.is_whole = True
+        super().__init__(way)
         self._kernel = kernel
         self._directory = directory
         self._path = path
@@ -71,7 +70,6 @@ class PurgeLists:
         self._begun: dict[int, Name] = {}
         self._n_bytes = 0
         self._error: OSError | None = None
-        self.n_entries = 0
 
     def add(self, uid: int, path: bytes, goes_ns: int) -> None:
         """Note that a user's file, or unit, goes at a time, in nanoseconds since the epoch.
@@ -89,10 +87,6 @@ class PurgeLists:
                 self._flush()
             except OSError as error:
                 self._error = error
-
-    def lack(self) -> None:
-        """Note that something could not be looked at: each list says then that it is not complete."""
-        self.is_whole = False
 
     def publish(self) -> int:
         """Put all lists in place, and take away those of users that have none any more; how many there are.
@@ -160,12 +154,8 @@ class PurgeLists:
         return self._kernel.open_beneath(self._directory, name, flags | os.O_NOFOLLOW)
 
 
-PurgeNotes = PurgeLists | CountedPurges
-"""What goes soon is noted in lists, or only counted."""
-
-
 @contextmanager
-def open_lists(kernel: Kernel, path: bytes, *, writes: bool) -> Iterator[PurgeNotes]:
+def open_lists(kernel: Kernel, path: bytes, *, writes: bool) -> Iterator[CountedPurges]:
     """The lists of a directory; what is not published is dropped in the end.
 
     writes  it is made if it is missing; otherwise nothing is touched
