@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pwd
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import click
 
@@ -134,32 +133,24 @@ def show_command(path: bytes | None, system: bool, as_json: bool) -> int:
     loaded = _load(system=system)
     for warning in loaded.warnings:
         output.warn(str(warning))
-    told = _in_force(loaded) if path is None else _in_force_at(loaded, os.path.realpath(path))
+    policy, text = _find_policy(loaded, path)
     if as_json:
-        output.as_json(told.policy)
+        output.as_json(policy)
     else:
-        print(told.text, end="")
+        print(text, end="")
     return 0
 
 
-class InForce(NamedTuple):
-    """What is in force, for programs and for people."""
-
-    policy: Config | VolumePolicy
-    text: str
-
-
-def _in_force(loaded: Loaded) -> InForce:
-    return InForce(loaded.config, tell_config(loaded.config, loaded.settings))
-
-
-def _in_force_at(loaded: Loaded, path: bytes) -> InForce:
-    """What holds for a volume, or for one path on it."""
+def _find_policy(loaded: Loaded, path: bytes | None) -> tuple[Config | VolumePolicy, str]:
+    """All that is in force, or what holds for a volume, or for one path on it; and as text."""
+    if path is None:
+        return loaded.config, tell_config(loaded.config, loaded.settings)
+    path = os.path.realpath(path)
     volume = loaded.config.volume(_volume_of(path, loaded.config))
     if path == volume.path:
-        return InForce(volume, tell_volume(volume, loaded.settings))
+        return volume, tell_volume(volume, loaded.settings)
     there = volume._replace(rules=volume.rules_for(path), paths=())
-    return InForce(there, f"# for {printable(path)}\n{tell_volume(volume, loaded.settings, path)}")
+    return there, f"# for {printable(path)}\n{tell_volume(volume, loaded.settings, path)}"
 
 
 def _volume_of(path: bytes, config: Config) -> bytes:

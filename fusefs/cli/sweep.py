@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, NamedTuple
 
@@ -15,10 +15,9 @@ from fusefs.cli.confirm import can_be_asked, is_confirmed
 from fusefs.cli.mpi_option import mpi_option
 from fusefs.cli.options import DURATION, NOTE, PathBytes, json_option, tempo_options, threads_option
 from fusefs.cli.progress_bar import bar
-from fusefs.cli.selection_options import selection_options
+from fusefs.cli.selection_options import selection_options, typed
 from fusefs.cli.stop_signals import StopSignals
-from fusefs.cli.sweep_list import ListReader
-from fusefs.cli.typed_selection import typed
+from fusefs.cli.typed_paths import standard_input
 from fusefs.core.errors import Incomplete, OtherFilesystem, Refused, Unsettled, UsageError, errors_about
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
 from fusefs.core.listed_names import Listed, ListFormat
@@ -235,7 +234,11 @@ def _act_on(kernel: Kernel, asked: SweepOptions) -> int:
             _confirm(kernel, asked, read())
         with StopSignals() as stop:
             swept = _run(kernel, asked, read(), stop, counts=asked.dry)
-            _tell_beside(swept) if asked.prints_any() else _tell(asked, swept)
+            if asked.prints_any():  # standard output has the matches, and nothing else
+                for line in sweep_text.beside(swept):
+                    print(f"trashd: {line}", file=sys.stderr)
+            else:
+                _tell(asked, swept)
             if stop():
                 return stop.exit_code()
     if swept.warnings:
@@ -244,12 +247,14 @@ def _act_on(kernel: Kernel, asked: SweepOptions) -> int:
     return Incomplete.exit_code if is_short else 0
 
 
-def _list(kernel: Kernel, asked: SweepOptions) -> AbstractContextManager[ListReader]:
+def _list(kernel: Kernel, asked: SweepOptions) -> AbstractContextManager[Callable[[], Iterator[Listed]]]:
     """Raises  UsageError for a format that is told twice"""
-    from fusefs.cli.sweep_list import open_list
+    from fusefs.sweep.names_from_list import open_list
 
+    source = asked.source or b"-"
+    fd = standard_input() if source == b"-" else None
     how = ListFormat.NUL if asked.null else ListFormat(asked.list_format or "lines")
-    return open_list(kernel, asked.source, how, reads_twice=asked.asks())
+    return open_list(kernel, source, fd, how, reads_twice=asked.asks())
 
 
 def _confirm(kernel: Kernel, asked: SweepOptions, names: Iterable[Listed] | None) -> None:
@@ -318,12 +323,6 @@ def _act(asked: SweepOptions) -> Any:
 
     keep_for = DEFAULT_RETENTION_S if asked.keep_for is None else asked.keep_for
     return ToTrash(SwapOptions(keep_for, asked.note, invocation=invocation()))
-
-
-def _tell_beside(swept: Swept) -> None:
-    """What standard output has no place for: there are the matches, and nothing else."""
-    for line in sweep_text.beside(swept):
-        print(f"trashd: {line}", file=sys.stderr)
 
 
 def _tell(asked: SweepOptions, swept: Swept) -> None:

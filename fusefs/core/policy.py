@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from enum import Enum
 from fnmatch import fnmatchcase
@@ -10,7 +11,6 @@ from typing import NamedTuple
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
 from fusefs.core.names import ContainerId
 from fusefs.core.orphan_age import Clock, FirstSight, age_ns, see
-from fusefs.core.time_windows import TimeWindow, opens_in_s
 
 MINIMUM_AGE_S = 600
 """Ten minutes, whatever the volume lacks: to notice that it was the wrong directory, and to type the restore."""
@@ -18,6 +18,7 @@ HORIZON_S = 86_400
 """A day: what fell due is gone before as much again falls due, in an even flow."""
 LOW, HIGH = 0.05, 0.10
 """Of a volume. Below 5 % free filesystems get slow, and people call; at 10 % there is room for the next hour's work."""
+DAY_MIN = 24 * 60
 
 
 class Authority(Enum):
@@ -72,6 +73,49 @@ class Watermark(NamedTuple):
 
     low: float = LOW
     high: float = HIGH
+
+
+class TimeWindow(NamedTuple):
+    """A time of the day in which the reaper may work: from one minute of the local day to another.
+
+    That other minute is no part of it. It ends on the next day if it ends no later than it begins.
+    """
+
+    begins_min: int
+    ends_min: int
+
+    def __str__(self) -> str:
+        """As it is typed: `22:00-06:00`."""
+        return "-".join(f"{minute // 60:02d}:{minute % 60:02d}" for minute in self)
+
+
+def parse_window(text: str) -> TimeWindow:
+    """The window in `22:00-06:00`; a day ends at 24:00.
+
+    Raises  ValueError
+    """
+    found = re.fullmatch(r"([0-9]{1,2}):([0-9]{2})-([0-9]{1,2}):([0-9]{2})", text)
+    if not found:
+        raise ValueError(text)
+    begins_h, begins_m, ends_h, ends_m = map(int, found.groups())
+    begins, ends = begins_h * 60 + begins_m, ends_h * 60 + ends_m
+    if begins_m > 59 or ends_m > 59 or begins >= DAY_MIN or ends > DAY_MIN or begins == ends:
+        raise ValueError(text)
+    return TimeWindow(begins, ends)
+
+
+def opens_in_s(windows: Iterable[TimeWindow], second: int) -> int:
+    """Seconds until work may be done; 0 if it may now, or if there are no windows.
+
+    second  of the local day; on a day on which the clocks change look again at least every hour
+    """
+    return min((_opens_in_s(window, second) for window in windows), default=0)
+
+
+def _opens_in_s(window: TimeWindow, second: int) -> int:
+    begins, ends = window.begins_min * 60, window.ends_min * 60
+    is_open = begins <= second < ends if begins < ends else second >= begins or second < ends
+    return 0 if is_open else (begins - second) % (DAY_MIN * 60)
 
 
 class VolumePolicy(NamedTuple):

@@ -78,7 +78,8 @@ class PurgeLists(CountedPurges):
         """
         if self._error is not None:
             return
-        line = b"%s\t%s\n" % (_time(goes_ns), line_path(path))
+        when = in_calendar(goes_ns, "%Y-%m-%dT%H:%M:%SZ", "9999-12-31T23:59:59Z")  # UTC to the second
+        line = b"%s\t%s\n" % (when.encode(), line_path(path))
         self._lines.setdefault(uid, []).append(line)
         self._n_bytes += len(line)
         self.n_entries += 1
@@ -274,8 +275,3 @@ def _file_name(uid: int) -> bytes:
     name = os.fsencode(user_name(uid))
     is_plain = name and b"/" not in name and not name.startswith(b".")
     return name if is_plain and not name.isdigit() else b"%d" % uid  # digits are for users without a name
-
-
-def _time(ns: int) -> bytes:
-    """UTC to the second. A time that no calendar has is told as the last one that it has."""
-    return in_calendar(ns, "%Y-%m-%dT%H:%M:%SZ", "9999-12-31T23:59:59Z").encode()

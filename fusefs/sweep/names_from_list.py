@@ -1,4 +1,4 @@
-"""Names from a list, read as they come in bounded memory; and as jobs, those of one directory together.
+"""Names from a list: where it comes from, read as they come in bounded memory; and as jobs, by directory.
 
 A newline in a name ends a line too, unless the list escapes it or ends names with NUL.
 """
@@ -9,18 +9,21 @@ import errno
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import chain
 
-from fusefs.core.errors import UsageError
+from fusefs.core.errors import UsageError, errors_about, from_os
 from fusefs.core.listed_names import NO_NAMES, Listed, ListedName, ListedTogether, ListFormat
 from fusefs.core.names import join, split
 from fusefs.core.sweep_result import OUTSIDE, UNCLEAR
+from fusefs.linux.kernel import Kernel
 from fusefs.sweep.agenda import Job, JobKind
 
 _TOGETHER = 1024
 _MOST_KNOWN = 1024
 _LONGEST = 1 << 20
 """Bytes of a path, far longer than any real one: what has no end at all must not fill the memory."""
-
+_CHUNK = 1 << 20
 
 _POLICY = re.compile(rb" *([0-9]+) +[0-9]+ +[0-9]+(?: .*)?", re.DOTALL)
 _DELIMITER = b" -- "
@@ -166,3 +169,80 @@ def _relative(name: bytes, prefixes: Iterable[bytes]) -> bytes | None:
     except ValueError:
         return None
     return plain
+
+
+@contextmanager
+def open_list(
+    kernel: Kernel, source: bytes, fd: int | None, how: ListFormat, *, reads_twice: bool
+) -> Iterator[Callable[[], Iterator[Listed]]]:
+    """What reads a list from its beginning, each name when it is needed; its names are absolute paths then.
+
+    source       its path
+    fd           itself, if it is open: standard input
+    reads_twice  it is read more than once: what can't be read again is copied to a file without a name, not to memory
+    """
+    with ExitStack() as owned:
+        if fd is None:
+            with errors_about(source):
+                fd = owned.enter_context(kernel.open_path(source, os.O_RDONLY))
+        begins_at = None
+        if reads_twice:
+            try:
+                begins_at = os.lseek(fd, 0, os.SEEK_CUR)
+            except OSError:
+                fd, begins_at = _copied(owned, fd, source), 0
+
+        def read() -> Iterator[Listed]:
+            if begins_at is not None:
+                os.lseek(fd, begins_at, os.SEEK_SET)
+            return _begun(read_list(fd, how), source)
+
+        yield read
+
+
+def _copied(owned: ExitStack, fd: int, source: bytes) -> int:
+    """A file with what can be read from an fd. Raises  TrashdError"""
+    import tempfile  # most lists are read once
+
+    with errors_about(os.fsencode(tempfile.gettempdir())):
+        file = owned.enter_context(tempfile.TemporaryFile(buffering=0))  # noqa: SIM115  the stack closes it
+    while chunk := _read_chunk(fd, source):
+        with errors_about(os.fsencode(tempfile.gettempdir())):
+            while chunk:
+                chunk = chunk[file.write(chunk) :]
+    return file.fileno()
+
+
+def _read_chunk(fd: int, source: bytes) -> bytes:
+    with errors_about(source):
+        return os.read(fd, _CHUNK)
+
+
+def _begun(names: Iterator[Listed], source: bytes) -> Iterator[Listed]:
+    """The names of a list as absolute paths, the first one read: what is no list is refused before anything is done."""
+    try:
+        first = next(names, None)
+    except UsageError as error:
+        if isinstance(error.__cause__, OSError):
+            raise from_os(error.__cause__, source) from error
+        raise
+    if first is None:
+        return iter(())
+    return _absolute(os.getcwdb(), chain((first,), names))
+
+
+def _absolute(here: bytes, names: Iterable[Listed]) -> Iterator[Listed]:
+    """A name of a format that has more than names is so already, or it is none."""
+    above = os.path.join(here, b"")
+    for name in names:
+        if isinstance(name, ListedName):
+            yield name
+        else:
+            yield _from(here, name) if name.startswith((b"/", b"..")) else above + name
+
+
+def _from(here: bytes, name: bytes) -> bytes:
+    """An absolute path. Where we are is told without links, so that `..` in front means what it says; not elsewhere."""
+    while name == b".." or name.startswith(b"../"):
+        here, name = os.path.dirname(here), name[3:].lstrip(b"/")
+    return os.path.join(here, name)

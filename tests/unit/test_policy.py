@@ -16,6 +16,7 @@ from fusefs.core.policy import (
     OrphanSize,
     Quota,
     RetentionRules,
+    TimeWindow,
     VolumePolicy,
     Watermark,
     beyond_quota,
@@ -24,7 +25,6 @@ from fusefs.core.policy import (
     is_at_or_below,
     warning_in_s,
 )
-from fusefs.core.time_windows import TimeWindow
 
 S = 1_000_000_000
 NOW = 1_800_000_000 * S

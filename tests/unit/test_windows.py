@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.core.time_windows import DAY_MIN, TimeWindow, opens_in_s, parse_window
+from fusefs.core.policy import DAY_MIN, TimeWindow, opens_in_s, parse_window
 
 H = 3600
 minutes = st.integers(0, DAY_MIN - 1)
