@@ -38,6 +38,8 @@ REMOVED: dict[tuple[str, str], str] = {
     ("doctor", "--forget"): "mv CONTAINER VOLUME/.trashd/u/UID/drop/, as its owner (man trashd-doctor)",
     ("sweep", "--flat"): "trashd sweep DIR … --print0 | xargs -0 mv -n -t DEST moves all into one directory",
     ("sweep", "--copy"): "without --copy, a move to another filesystem is refused with the rsync command for it",
+    ("plan show", "--run"): "trashd plan apply",
+    ("plan show", "--check"): "trashd plan check",
     ("swap", "--holders"): "trashd holders ID, with the id that the swap prints",
     ("swap", "--no-fsync"): "omit it: a swap flushes its container once",
     ("rm", "--no-fsync"): "omit it: rm flushes once for each filesystem",

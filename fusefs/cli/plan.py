@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout, suppress
 from typing import Any
 
@@ -16,7 +16,7 @@ from fusefs.cli.json_objects import PlannedRule, RuleLeftUndone, SweepAction, Wr
 from fusefs.cli.options import PathBytes, json_option, tempo_options
 from fusefs.cli.stop_signals import StopSignals
 from fusefs.cli.wall_clock import AgeCutoffs
-from fusefs.core.errors import BadConfig, ConfigProblem, Incomplete, Unsettled, UsageError
+from fusefs.core.errors import BadConfig, ConfigProblem, Incomplete, Unsettled
 from fusefs.core.plan_rules import (
     DeleteAction,
     MoveAction,
@@ -37,42 +37,25 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import covering, read_mounts
 from fusefs.linux.plan_files import load_plan, plan_dir
 
-_OLD_WORDS = {"--run": "apply", "--check": "check"}
-"""What was an option, and is a command since."""
-
 
 class _PlanGroup(OrderedGroup):
-    """Its commands; without one `show` is meant, or what an old word says, which works as ever."""
+    """Its commands; without one `show` is meant."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Have a command stand first. Raises  UsageError"""
+        first = args[0] if args else ""
         is_completed = ctx.resilient_parsing and not args  # a shell is offered the commands
-        return super().parse_args(ctx, args if is_completed else self._of_now(ctx, args))
-
-    def _of_now(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if args and (args[0] in self.commands or args[0] in ctx.help_option_names):
-            return args
-        if (
-            args
-            and not args[0].startswith("-")
-            and not os.path.lexists(args[0])
-            and (meant := self.meant(ctx, args[0]))
-        ):
-            ctx.fail(f"There is no file {args[0]!r}, nor such a command. Did you mean {meant}?")
-        end = args.index("--") if "--" in args else len(args)
-        given = _OLD_WORDS.keys() & args[:end]
-        if len(given) > 1:
-            raise UsageError("--run with --check", "it is one or the other")
-        rest = [word for word in args[:end] if word not in given] + args[end:]
-        return [*(_OLD_WORDS[word] for word in given), *["show"] * (not given), *rest]
+        if is_completed or first in self.commands or first in ctx.help_option_names:
+            return super().parse_args(ctx, args)
+        if first and not first.startswith("-") and not os.path.lexists(first) and (meant := self.meant(ctx, first)):
+            ctx.fail(f"There is no file {first!r}, nor such a command. Did you mean {meant}?")
+        return super().parse_args(ctx, ["show", *args])
 
 
 _plans_argument = click.argument("files", type=PathBytes(), nargs=-1, metavar="[PLAN]…")
 
 
 @click.group("plan", cls=_PlanGroup, short_help="Sweep by rules: say what they would do, or do it.")
-@click.option("--run", is_flag=True, hidden=True, expose_value=False)
-@click.option("--check", is_flag=True, hidden=True, expose_value=False)
 def command() -> None:
     """Carry out rules such as "what nobody has touched below /scratch for 30 days goes to the trash".
 
@@ -119,15 +102,20 @@ def apply_command(**options: Any) -> int:
     return _plan(**options, runs=True)
 
 
-@command.command("check", hidden=True, short_help="Only say what is wrong in the rules.")
+@command.command("check", short_help="Only say what is wrong in the rules.")
 @_plans_argument
 @json_option
 def check_command(files: tuple[bytes, ...], as_json: bool) -> int:
-    """Only say what is wrong in the rules, as --check did before there were commands; doctor looks at yours, too."""
+    """Only say what is wrong in the rules; `trashd doctor` checks yours, too.
+
+    \b
+    Examples:
+      trashd plan check draft.toml
+    """
     warnings: list[ConfigProblem] = []
     cutoffs, paths = AgeCutoffs(Kernel(), notes=False), files or _own()
     try:
-        rules = _load(paths, cutoffs, warnings.append, is_trusting=bool(files))
+        rules = load_plan(paths, cutoffs.now.wall_ns, cutoffs.ago, warnings.append, is_trusting=bool(files))
     except BadConfig as error:
         _tell_problems(error.problems, as_json=as_json, is_asked=True)
         return BadConfig.exit_code
@@ -141,7 +129,8 @@ def problems_in_plans() -> tuple[ConfigProblem, ...]:
     """What is wrong in the caller's rules, which are the system's for root."""
     warnings: list[ConfigProblem] = []
     try:
-        rules = _load(_own(), AgeCutoffs(Kernel(), notes=False), warnings.append, is_trusting=False)
+        cutoffs = AgeCutoffs(Kernel(), notes=False)
+        rules = load_plan(_own(), cutoffs.now.wall_ns, cutoffs.ago, warnings.append, is_trusting=False)
     except BadConfig as error:
         return error.problems
     return (*warnings, *_leading_nowhere(rules))
@@ -176,7 +165,8 @@ def _plan(
     cutoffs, paths = AgeCutoffs(Kernel(), notes=runs), files or _own()
     try:
         # A draft by any user may be looked at; what is done must be what we, or root, wrote.
-        rules = _load(paths, cutoffs, lambda warning: output.warn(str(warning)), is_trusting=bool(files) and not runs)
+        is_trusting = bool(files) and not runs
+        rules = load_plan(paths, cutoffs.now.wall_ns, cutoffs.ago, _warn, is_trusting=is_trusting)
     except BadConfig as error:
         _tell_problems(error.problems, as_json=as_json, is_asked=False)
         return BadConfig.exit_code
@@ -196,11 +186,8 @@ def _plan(
         return stop.exit_code() if stop() else telling.exit_code()
 
 
-def _load(
-    paths: Sequence[bytes], cutoffs: AgeCutoffs, warn: Callable[[ConfigProblem], None], *, is_trusting: bool
-) -> tuple[Rule, ...]:
-    """Raises  BadConfig"""
-    return load_plan(paths, cutoffs.now.wall_ns, cutoffs.ago, warn, is_trusting=is_trusting)
+def _warn(warning: ConfigProblem) -> None:
+    output.warn(str(warning))
 
 
 def _tell_none(paths: Sequence[bytes]) -> None:

@@ -143,22 +143,12 @@ CONFIG: Schema = {
 }
 
 
-DEFAULTS = Config()
-
-
-def read_config(sources: Sequence[Source], defaults: Config = DEFAULTS) -> Config:
-    """The configuration that the sources give together: of two that set the same key the later.
-
-    defaults  what holds where they say nothing
-    Raises    BadConfig with every problem that can be seen at once
-    """
-    return read_with_places(sources, defaults)[0]
-
-
 def read_with_places(sources: Sequence[Source], defaults: Config) -> tuple[Config, Settings, tuple[ConfigProblem, ...]]:
     """The configuration that sources give together, where each setting in force stands, and warnings.
 
-    Raises  BadConfig
+    Of two that set the same key the later counts.
+    defaults  what holds where they say nothing
+    Raises    BadConfig with every problem that can be seen at once
     """
     problems: list[ConfigProblem] = []
     settings: Settings = {}

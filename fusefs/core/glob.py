@@ -275,10 +275,6 @@ def in_class(name: str) -> str:
     return "".join(found)
 
 
-def _is_upper(character: str) -> bool:
-    return character.isupper() or character.istitle()
-
-
 def _is_alpha(character: str) -> bool:
     is_letter = character.isalpha() or unicodedata.category(character) in ("Nd", "Nl")
     return is_letter or character.isupper() or character.islower()
@@ -286,10 +282,6 @@ def _is_alpha(character: str) -> bool:
 
 def _is_print(character: str) -> bool:
     return unicodedata.category(character) not in ("Cc", "Cn", "Cs", "Zl", "Zp")
-
-
-def _is_space(character: str) -> bool:
-    return unicodedata.category(character) in ("Zl", "Zp", "Zs") and character not in _FIXED_SPACES
 
 
 def _is_blank(character: str) -> bool:
@@ -309,6 +301,6 @@ _BEYOND_ASCII: dict[str, Callable[[str], bool]] = {
     "lower": str.islower,
     "print": _is_print,
     "punct": lambda character: _is_graph(character) and not _is_alpha(character),
-    "space": _is_space,
-    "upper": _is_upper,
+    "space": lambda character: _is_blank(character) or unicodedata.category(character) in ("Zl", "Zp"),
+    "upper": lambda character: character.isupper() or character.istitle(),
 }

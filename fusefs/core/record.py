@@ -211,6 +211,10 @@ class Record(NamedTuple):
         return now.since(self.created_ns, self.boot_ns, self.boot)
 
 
+_LEFT_OUT = ("superblock", "boot_ns", "heir", "kept", "moved_ns", "taken_from", "entered", "invocation", "size")
+"""Keys that are not written for a record that says nothing by them."""
+
+
 def encode(record: Record) -> bytes:
     """record.json's bytes: one JSON object, indented, for eyes at three in the morning.
 
@@ -222,36 +226,14 @@ def encode(record: Record) -> bytes:
     fields["method"] = record.method.value
     for key in ("origin", "target"):
         fields[key] = None if fields[key] is None else quote(fields[key])
-    for key in ("parent", "fresh", "victim"):
-        identity: Identity | None = fields[key]
-        fields[key] = identity and identity._asdict()
-    if not record.superblock:
-        del fields["superblock"]
-    if record.boot_ns is None:
-        del fields["boot_ns"]
-    if record.heir is None:
-        del fields["heir"]
-    else:
-        fields["heir"] = record.heir._asdict()
-    if record.kept is None:
-        del fields["kept"]
-    else:
-        fields["kept"] = {quote(one.name): one.ino for one in record.kept}
-    if record.invocation is None:
-        del fields["invocation"]
-    else:
-        fields["invocation"] = record.invocation._asdict()
-    if record.size is None:
-        del fields["size"]
-    else:
-        fields["size"] = record.size._asdict()
-    for key in ("moved_ns", "taken_from"):
+    for key in ("parent", "fresh", "victim", "heir", "invocation", "size"):
+        fields[key] = fields[key] and fields[key]._asdict()
+    fields["kept"] = None if record.kept is None else {quote(one.name): one.ino for one in record.kept}
+    fields["entered"] = dict(record.entered) or None
+    fields["superblock"] = record.superblock or None
+    for key in _LEFT_OUT:
         if fields[key] is None:
             del fields[key]
-    if record.entered:
-        fields["entered"] = dict(record.entered)
-    else:
-        del fields["entered"]
     fields["failures"] = [{**f._asdict(), "name": quote(f.name)} for f in record.failures]
     text = json.dumps(fields, indent=1).encode("ascii") + b"\n"
     if len(text) > RECORD_MAX_BYTES:

@@ -178,10 +178,6 @@ def _path(value: Any) -> RelPath:
     return join(*split(_bytes(value)))
 
 
-def _origin(value: Any) -> RelPath:
-    return RelPath(b"") if value == "" else _path(value)
-
-
 def _name(value: Any) -> Name:
     names = split(_bytes(value))
     if len(names) != 1:
@@ -206,7 +202,7 @@ _NEEDED: dict[str, Check] = {
     "id": partial(_id, is_container_id),
     "volume": partial(_id, is_volume_id),
     "method": lambda value: Method(_word(value)),
-    "origin": partial(_or_none, _origin),
+    "origin": lambda value: RelPath(b"") if value == "" else _or_none(_path, value),
     "parent": _identity,
     "fresh": _identity,
     "victim": _identity,

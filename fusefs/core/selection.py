@@ -91,7 +91,9 @@ class Matcher:
             selection.sizes, selection.times, selection.uids, selection.gids, must_be_empty=selection.empty
         )
         self.takes: Check = self.bounds.takes()
-        self.types = _types(selection)
+        self.types = selection.types or (_ALL if selection.empty else _ALL - DIRECTORY)
+        if selection.empty:
+            self.types &= frozenset("fd")
         self.needs_birth = self.bounds.asks_birth
         self.needs_emptiness = selection.empty and "d" in self.types
         asked = self.bounds._replace(must_be_empty=self.bounds.must_be_empty and not self.types <= DIRECTORY)
@@ -118,7 +120,6 @@ class Matcher:
 
 
 def _whole(text: str) -> Matches:
-
     fullmatch = re.compile(text, re.DOTALL).fullmatch
     return lambda path: fullmatch(path) is not None
 
@@ -156,9 +157,3 @@ def _here(upper: str, by_name: Matches | None, by_path: Matches | None) -> list[
 
 def _below(above: str, by_path: Matches) -> Matches:
     return lambda name: by_path(above + name)
-
-
-def _types(selection: Selection) -> frozenset[str]:
-    if not selection.empty:
-        return selection.types or _ALL - DIRECTORY
-    return (selection.types or _ALL) & frozenset("fd")

@@ -18,6 +18,7 @@ _SHOWN_MAX = 60
 _AnyText = Annotated[str, Meta(min_length=1, pattern=r"\A[^\0]*\Z")]
 _Text = Annotated[str, Meta(min_length=1, max_length=4096, pattern=r"\A[^\0]*\Z")]
 _List = Annotated[list[Any], Meta(max_length=1000)]
+_Id = Annotated[int, Meta(ge=0, lt=1 << 32)]
 _Number = Annotated[int, Meta(ge=0, lt=1 << 60)]
 _Positive = Annotated[int, Meta(ge=1, lt=1 << 60)]
 
@@ -129,10 +130,6 @@ def _write_duration(seconds: int) -> str:
     return quoted(f"{seconds // SECONDS[unit]}{unit}")
 
 
-def _read_rate(found: Any) -> int:
-    return parse_rate(str(convert(found, _Positive | _Text)))
-
-
 def _size_text(size: int) -> str:
     for bits, unit in ((40, "T"), (30, "G"), (20, "M"), (10, "K")):
         if size and size % (1 << bits) == 0:
@@ -152,10 +149,6 @@ def _read_count(found: Any) -> int:
     return value if isinstance(value, int) else parse_size(value)
 
 
-def _read_number_or_text(found: Any) -> str:
-    return str(convert(found, Annotated[int, Meta(ge=0, lt=1 << 32)] | _AnyText))
-
-
 def read_path(found: Any) -> bytes:
     """An absolute path without a slash at its end."""
     text = _text(found)
@@ -167,10 +160,6 @@ def read_path(found: Any) -> bytes:
 
 def _write_path(path: bytes) -> str:
     return quoted(path.decode("utf-8", "backslashreplace"))
-
-
-def _is_pattern(text: str) -> bool:
-    return text[0] in "/*?["
 
 
 def _is_user(text: str) -> bool:
@@ -214,20 +203,25 @@ SIZE: Final = ValueKind(
 )
 TEXT: Final = ValueKind("a text", "write one, in quotes; what else is meant is a rule of its own", _any_text, str)
 TEXTS: Final = ValueKind("a text or a list of texts", 'write "…" or ["…", "…"]', read_texts, str)
-NUMBER_OR_TEXT: Final = ValueKind("a name or number", 'write "anna" or 1000', _read_number_or_text, str)
+NUMBER_OR_TEXT: Final = ValueKind(
+    "a name or number", 'write "anna" or 1000', lambda found: str(convert(found, _Id | _AnyText)), str
+)
 POSITIVE: Final = ValueKind(
     "a number above 0", "write 100000, without quotes", lambda found: convert(found, _Positive), str
 )
 COUNT: Final = ValueKind("a number", 'write 1000000 or "1M"', _read_count, str)
 RATE: Final = ValueKind(
-    "a rate", 'write 5000, "5000/s" or "200M/s"', _read_rate, lambda rate: quoted(_size_text(rate) + "/s")
+    "a rate",
+    'write 5000, "5000/s" or "200M/s"',
+    lambda found: parse_rate(str(convert(found, _Positive | _Text))),
+    lambda rate: quoted(_size_text(rate) + "/s"),
 )
 SHARE: Final = ValueKind("a share", 'write "10%", in quotes', _read_share, lambda share: quoted(f"{share * 100:.6g}%"))
 PATH: Final = ValueKind("an absolute path", 'write "/scratch", without `..`', read_path, _write_path)
 FILE: Final = PATH._replace(read=lambda found: read_path(found).decode(), write=quoted)
 PATTERNS: Final = ValueKind(
     "a list of path patterns", 'write ["/scratch/keep/*", "*.precious"]: each begins with / or *',
-    lambda found: _items(found, _only(_is_pattern, _text)), listed,
+    lambda found: _items(found, _only(lambda text: text[0] in "/*?[", _text)), listed,
 )  # fmt: skip
 AUTHORITY: Final = ValueKind(
     "an authority", 'write "asker" or "root"', lambda found: Authority(_text(found)), lambda who: quoted(who.value)

@@ -163,6 +163,8 @@ class _SettingsReader:
 
     def __init__(self, document: Document, schema: Schema, problems: list[ConfigProblem]) -> None:
         self.settings: Settings = {}
+        self.wrong: set[Key] = set()
+        self.has_unknown = False
         self._document = document
         self._schema = schema
         self._problems = problems
@@ -175,6 +177,7 @@ class _SettingsReader:
             place, kind = self._document.place(*at, key), schema.get(key)
             match kind:
                 case None:
+                    self.has_unknown = True
                     self._problems.append(place.problem("unknown key", self._other_key(key, schema)))
                 case ValueKind():
                     self._value(found, kind, place, (*to, key))
@@ -185,7 +188,8 @@ class _SettingsReader:
                     self._tables(found, inner, (*at, key), (*to, key))
                 case inner if isinstance(found, dict):
                     self.read(found, inner, (*at, key), (*to, key))
-                case _:
+                case inner:
+                    self.wrong |= {(*to, key, name) for name in inner}
                     what = f"expected a table, got {setting_types.shown(found)}"
                     self._problems.append(place.problem(what, f"write [{place.key}]"))
 
@@ -205,6 +209,7 @@ class _SettingsReader:
         try:
             self.settings[to] = Setting(kind.read(found), place)
         except ValueError:
+            self.wrong.add(to)
             what = f"expected {kind.name}, got {setting_types.shown(found)}"
             self._problems.append(place.problem(what, kind.fix))
 
@@ -249,11 +254,9 @@ def read_tables(
     """Each table of an array, as `read_settings` reads a document."""
     for index, table in enumerate(_listed(document.tree.get(name, []), document.place(name), problems)):
         place = document.place(name, index)
-        settings = read_settings(Document(document.name, table, place.key), schema, problems)
-        keys = _keys(table, schema)
-        known = {key for key in keys if _is_known(key, schema)}
-        removed = {key for key in keys if isinstance(schema.get(str(key[0])), RemovedKey)}
-        yield SettingsTable(place, settings, frozenset(known - removed - settings.keys()), known != keys)
+        reader = _SettingsReader(Document(document.name, table, place.key), schema, problems)
+        reader.read(table, schema, (), ())
+        yield SettingsTable(place, reader.settings, frozenset(reader.wrong), reader.has_unknown)
 
 
 def _listed(found: Any, place: ConfigKey, problems: list[ConfigProblem]) -> list[dict[str, Any]]:
@@ -263,25 +266,6 @@ def _listed(found: Any, place: ConfigKey, problems: list[ConfigProblem]) -> list
     name = re.sub(r"\[\d+\]", "", place.key)
     problems.append(place.problem("expected a list of tables", f"write [[{name}]] above each"))
     return []
-
-
-def _keys(table: dict[str, Any], schema: Schema) -> set[Key]:
-    """What a table has, and what is in its own tables; all that may be in one if it is none."""
-    keys: set[Key] = set()
-    for key, value in table.items():
-        inner = schema.get(key)
-        if not isinstance(inner, dict):
-            keys.add((key,))
-        else:
-            keys.update((key, name) for name in (value if isinstance(value, dict) else inner))
-    return keys
-
-
-def _is_known(key: Key, schema: Schema) -> bool:
-    found: Any = schema
-    for name in key:
-        found = found.get(name) if isinstance(found, dict) else None
-    return found is not None
 
 
 class SettingsBuilder:

@@ -49,7 +49,7 @@ class CountedPurges:
         self.n_entries += 1
 
     def lack(self) -> None:
-        """See PurgeLists."""
+        """Note that something could not be looked at: each list says then that it is not complete."""
         self.is_whole = False
 
     def publish(self) -> int:
@@ -57,13 +57,12 @@ class CountedPurges:
         return len(self._users)
 
 
-class PurgeLists:
-    """The lists of one directory, which is for them alone. way, is_whole: see CountedPurges"""
+class PurgeLists(CountedPurges):
+    """The lists of one directory, which is for them alone."""
 
     def __init__(self, kernel: Kernel, directory: Fd, path: bytes, way: frozenset[Identified] = frozenset()) -> None:
         """directory: as `open_lists` gives it; path: what it is called when something is told of it"""
-        self.way = way
-        self.is_whole = True
+        super().__init__(way)
         self._kernel = kernel
         self._directory = directory
         self._path = path
@@ -71,7 +70,6 @@ class PurgeLists:
         self._begun: dict[int, Name] = {}
         self._n_bytes = 0
         self._error: OSError | None = None
-        self.n_entries = 0
 
     def add(self, uid: int, path: bytes, goes_ns: int) -> None:
         """Note that a user's file, or unit, goes at a time, in nanoseconds since the epoch.
@@ -80,7 +78,8 @@ class PurgeLists:
         """
         if self._error is not None:
             return
-        line = b"%s\t%s\n" % (_time(goes_ns), line_path(path))
+        when = in_calendar(goes_ns, "%Y-%m-%dT%H:%M:%SZ", "9999-12-31T23:59:59Z")  # UTC to the second
+        line = b"%s\t%s\n" % (when.encode(), line_path(path))
         self._lines.setdefault(uid, []).append(line)
         self._n_bytes += len(line)
         self.n_entries += 1
@@ -89,10 +88,6 @@ class PurgeLists:
                 self._flush()
             except OSError as error:
                 self._error = error
-
-    def lack(self) -> None:
-        """Note that something could not be looked at: each list says then that it is not complete."""
-        self.is_whole = False
 
     def publish(self) -> int:
         """Put all lists in place, and take away those of users that have none any more; how many there are.
@@ -160,12 +155,8 @@ class PurgeLists:
         return self._kernel.open_beneath(self._directory, name, flags | os.O_NOFOLLOW)
 
 
-PurgeNotes = PurgeLists | CountedPurges
-"""What goes soon is noted in lists, or only counted."""
-
-
 @contextmanager
-def open_lists(kernel: Kernel, path: bytes, *, writes: bool) -> Iterator[PurgeNotes]:
+def open_lists(kernel: Kernel, path: bytes, *, writes: bool) -> Iterator[CountedPurges]:
     """The lists of a directory; what is not published is dropped in the end.
 
     writes  it is made if it is missing; otherwise nothing is touched
@@ -284,8 +275,3 @@ def _file_name(uid: int) -> bytes:
     name = os.fsencode(user_name(uid))
     is_plain = name and b"/" not in name and not name.startswith(b".")
     return name if is_plain and not name.isdigit() else b"%d" % uid  # digits are for users without a name
-
-
-def _time(ns: int) -> bytes:
-    """UTC to the second. A time that no calendar has is told as the last one that it has."""
-    return in_calendar(ns, "%Y-%m-%dT%H:%M:%SZ", "9999-12-31T23:59:59Z").encode()

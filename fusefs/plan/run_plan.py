@@ -33,7 +33,7 @@ from fusefs.engine.slice_pace import SetsSpeed
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.plan.keep_guard import Locking, why_spared
-from fusefs.plan.purge_lists import CountedPurges, PurgeNotes, open_lists
+from fusefs.plan.purge_lists import CountedPurges, open_lists
 from fusefs.plan.units import Judged, Unit, Young, judge_units, open_quietly, time_of
 from fusefs.store.backing_and_mount import BackingAndMount, Scope
 from fusefs.store.locate import scope_of
@@ -107,7 +107,7 @@ def _hides_something(told: RuleNotDone) -> bool:
     return told.error is not None and not isinstance(told.error, NotFound)
 
 
-def _publish(path: bytes, lists: PurgeNotes) -> PurgeListed:
+def _publish(path: bytes, lists: CountedPurges) -> PurgeListed:
     try:
         return PurgeListed(path, lists.publish(), lists.n_entries, is_whole=lists.is_whole)
     except (TrashdError, OSError) as error:
@@ -135,7 +135,7 @@ class _Pacers:
 
 
 def _carry_out(
-    kernel: Kernel, rule: Rule, how: PlanOptions, pacers: _Pacers, lists: PurgeNotes, ways: _Ways
+    kernel: Kernel, rule: Rule, how: PlanOptions, pacers: _Pacers, lists: CountedPurges, ways: _Ways
 ) -> Iterator[RuleDone | RuleNotDone]:
     """One rule, in each of its directories."""
     is_any = False
@@ -178,7 +178,7 @@ class _RuleRun:
     """One rule in one directory."""
 
     def __init__(
-        self, kernel: Kernel, rule: Rule, how: PlanOptions, lists: PurgeNotes, found: MeantDirectory, scope: Scope
+        self, kernel: Kernel, rule: Rule, how: PlanOptions, lists: CountedPurges, found: MeantDirectory, scope: Scope
     ) -> None:
         self._kernel = kernel
         self._rule = rule
@@ -277,7 +277,7 @@ def _rsync_line(rule: Rule, directory: bytes) -> str:
 class _UnitSorter:
     """The units of one directory, as far as they were judged."""
 
-    def __init__(self, directory: bytes, before_ns: int, due_ns: Callable[[int], int], lists: PurgeNotes) -> None:
+    def __init__(self, directory: bytes, before_ns: int, due_ns: Callable[[int], int], lists: CountedPurges) -> None:
         """Be ready.
 
         before_ns  a unit that has nothing of that time or later is due; the others that are given go soon

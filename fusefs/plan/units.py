@@ -59,19 +59,10 @@ Judged = Unit | Young | Spared | Failure
 
 def time_of(kernel: Kernel, fields: Sequence[Field], fd: Fd, st: os.stat_result) -> int:
     """The latest of these times of what an fd holds, in nanoseconds since the epoch."""
-    return max(_time_of(kernel, field, fd, st) for field in fields)
-
-
-def _time_of(kernel: Kernel, field: Field, fd: Fd, st: os.stat_result) -> int:
-    match field:
-        case "mtime":
-            return st.st_mtime_ns
-        case "atime":
-            return st.st_atime_ns
-        case "ctime":
-            return st.st_ctime_ns
-        case "btime":
-            return kernel.statx(fd, asks=True).btime_ns or _NEVER_NS
+    times: list[int] = [getattr(st, f"st_{field}_ns") for field in fields if field != "btime"]
+    if "btime" in fields:
+        times.append(kernel.statx(fd, asks=True).btime_ns or _NEVER_NS)
+    return max(times)
 
 
 def judge_units(

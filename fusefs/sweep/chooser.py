@@ -112,7 +112,7 @@ class Chooser:
             return ChosenFiles(names, FileSizes([], []), [])
         bounds, at_once = self._every if strips else self._bounds, self._way.is_at_once
         names, sizes, unsure = choose_all(self._kernel, sides.fd, names, bounds, at_once=at_once)
-        kinds, takes = (_FILES, _anything) if strips else (self._kinds, self._matcher.takes)
+        kinds, takes = (_FILES, lambda _st, _btime_ns: True) if strips else (self._kinds, self._matcher.takes)
         looked = self._look(upper, sides, unsure)
         looked = [one for one in looked if one.st_mode >> 12 in kinds and takes(one, one.btime_ns)]
         names += _names(looked)
@@ -297,10 +297,6 @@ def _names(looked: Iterable[StatxResult]) -> list[str]:
 
 def _taken(one: StatxResult) -> int:
     return one.st_blocks * STAT_BLOCK_BYTES if one.st_nlink == 1 else 0
-
-
-def _anything(_st: StatxResult, _btime_ns: int | None) -> bool:
-    return True
 
 
 def _fitting(lengths: Sequence[int], n_bytes: int) -> int:

@@ -44,7 +44,7 @@ def in_groups(kernel: Kernel, paths: Iterable[bytes]) -> tuple[list[RemovalGroup
             directory.listed.packed.extend(name + b"\0")
     groups = []
     for directories in look.by_mount():
-        seen = [(directory, _n_there(directory)) for directory in directories]
+        seen = [(directory, len([*islice(filter(os.path.lexists, directory.paths()), 2)])) for directory in directories]
         found = tuple(directory for directory, n in seen if n)
         left = [directory for directory, n in seen if not n]
         if sum(n for _directory, n in seen) > 1:
@@ -53,11 +53,6 @@ def in_groups(kernel: Kernel, paths: Iterable[bytes]) -> tuple[list[RemovalGroup
             left = directories
         alone += chain.from_iterable(directory.all_given() for directory in left)
     return groups, alone
-
-
-def _n_there(directory: ListedDirectory) -> int:
-    """How many of the names something has: none, one, or more."""
-    return sum(1 for _name in islice(filter(os.path.lexists, directory.paths()), 2))
 
 
 def remove_group(

@@ -69,13 +69,13 @@ class _SweepRun:
         self._groups = worker.groups
         self._spares = worker.spares
         self._is_stopped = worker.is_stopped
+        self._per_look = worker.per_look
         self._lists_whole = work.lists_whole
         self._jobs = list(work.jobs)
         self._given = frozenset(work.fds())
         self._budget = budget
         self._began_at = time.monotonic()
         self._ends_at = self._began_at + budget.seconds
-        self._per_look = worker.per_look
         self._per_look.begin(budget.seconds)
         self._tally = SliceCounts(work.most)
         self._chooser = Chooser(worker.kernel, worker.root, worker.matcher, worker.action, worker.way, self._tally)

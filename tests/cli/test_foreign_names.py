@@ -254,7 +254,7 @@ def view_plan(volume: Path) -> str:
             plan.write_text(f'[[rule]]\ndirectory = {json.dumps(str(path))}\nname = "*"\n', encoding="utf-8")
         else:
             plan.write_text('[[rule]]\ndirectory = 1\nname = "*"\n', encoding="utf-8")
-        told += said(trashd("plan", "show", plan)) + said(trashd("plan", "--check", plan))
+        told += said(trashd("plan", "show", plan)) + said(trashd("plan", "check", plan))
         told += said(trashd("config", "check", plan)) + said(trashd("config", "show", path))
         plan.unlink()
     return told

@@ -172,7 +172,7 @@ def told_plan_shown(volume: Path, victim: Path) -> Done:
 def told_plan_wrong(volume: Path, _victim: Path) -> Done:
     plan = volume / "plan.toml"
     plan.write_text('[[rule]]\ndirectory = "/"\n', encoding="utf-8")
-    done = trashd("plan", "--json", "--check", plan)
+    done = trashd("plan", "check", "--json", plan)
     plan.unlink()
     return done
 

@@ -84,14 +84,14 @@ def test_error_in_any_file_is_told_with_its_key_and_nothing_is_done(volume: Path
 
 
 def test_check_tells_every_problem_as_an_object(volume: Path) -> None:
-    done = plan(volume, '[[rule]]\ndirectory = "x"\n[[rule]]\nname = "*"\n', "--check", "--json")
+    done = plan(volume, '[[rule]]\ndirectory = "x"\n[[rule]]\nname = "*"\n', "check", "--json")
     assert done.code == 2
     told = [(one["key"], bool(one["what"] and one["fix"])) for one in done.objects()]
     assert told == [("rule[1].directory", True), ("rule[1]", True), ("rule[2]", True)]
 
 
 def test_check_of_what_is_right_says_so(volume: Path) -> None:
-    assert plan(volume, rule(volume), "--check") == Done(0, "1 rule, no problems\n", "")
+    assert plan(volume, rule(volume), "check") == Done(0, "1 rule, no problems\n", "")
 
 
 @pytest.mark.parametrize(("runs", "code"), [(False, 0), (True, 2)])
@@ -131,36 +131,30 @@ def test_system_s_rules_are_those_that_are_meant_without_a_file(
     (tmp_path / "plan.d").mkdir()
     for name in ("b.toml", "a.toml", ".hidden.toml", "other.txt"):
         (tmp_path / "plan.d" / name).write_text("[[rule]]\n", encoding="utf-8")
-    assert run(["plan", "--check"]) == 2
+    assert run(["plan", "check"]) == 2
     told = capsys.readouterr().out.splitlines()
     assert [line.rpartition(": ")[0] for line in told if "no directory" in line] == [
         f"{tmp_path}/plan.d/a.toml: rule[1]", f"{tmp_path}/plan.d/b.toml: rule[1]",
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("old", "new"), [((), "show"), (("--json",), "show"), (("--run",), "apply"), (("--paced", "--run"), "apply")]
-)
-def test_old_words_mean_the_new_ones(volume: Path, old: tuple[str, ...], new: str) -> None:
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_a_plan_without_a_command_is_shown(volume: Path, options: tuple[str, ...]) -> None:
     text = rule(volume).replace("scratch", "empty")
     (volume / "empty").mkdir()
-    kept = [word for word in old if word != "--run"]
-    by_old, by_new = plan(volume, text, *old), plan(volume, text, new, *kept)
-    assert (by_old.code, by_old.out) == (by_new.code, by_new.out)
+    without, shown = plan(volume, text, *options), plan(volume, text, "show", *options)
+    assert (without.code, without.out) == (shown.code, shown.out)
 
 
-def test_a_shell_is_offered_the_new_words() -> None:
+def test_a_shell_is_offered_the_commands() -> None:
     done = trashd(COMP_WORDS="trashd plan ", COMP_CWORD="2", _TRASHD_COMPLETE="bash_complete")
-    assert done.out.split() == ["plain,show", "plain,apply"]
+    assert done.out.split() == ["plain,show", "plain,apply", "plain,check"]
 
 
-def test_help_of_the_old_words_is_that_of_the_new_ones() -> None:
-    assert trashd("plan", "--run", "--help") == trashd("plan", "apply", "--help")
-    assert "--run" not in trashd("plan", "--help").out
-
-
-def test_run_and_check_exclude_each_other(volume: Path) -> None:
-    assert plan(volume, rule(volume), "--run", "--check").code == 2
+@pytest.mark.parametrize(("option", "command"), [("--run", "apply"), ("--check", "check")])
+def test_an_option_that_is_a_command_now_names_it(volume: Path, option: str, command: str) -> None:
+    done = plan(volume, rule(volume), option)
+    assert (done.code, done.err.splitlines()[-1]) == (2, f"  hint: trashd plan {command}")
 
 
 @pytest.mark.parametrize("command", ["show", "apply"])

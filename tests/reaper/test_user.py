@@ -12,7 +12,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from fusefs.core.config import read_config
 from fusefs.core.names import VolumeId
 from fusefs.core.orphan_age import started
 from fusefs.core.policy import VolumePolicy
@@ -42,6 +41,7 @@ from fusefs.service.user_state import FolderPart, UserState
 from fusefs.service.volume_figures import SpaceTrend, WorkTotals
 from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.layout import Areas, Store, Volume
+from tests.support.read_configs import read_config
 
 UID, BASE = 1000, b"/volume"
 MOST, PAGE = 3, 2

@@ -143,7 +143,7 @@ def test_a_users_link_on_the_way_to_the_lists_is_not_followed(tmp_path: Path) ->
 def test_dry_run_makes_no_directory_for_lists(tmp_path: Path) -> None:
     with open_lists(KERNEL, bytes(tmp_path / "lists"), writes=False) as lists:
         lists.add(ALICE, b"/scratch/a", 0)
-        assert isinstance(lists, CountedPurges)
+        assert type(lists) is CountedPurges
         assert (lists.publish(), lists.n_entries) == (1, 1)
     assert list(tmp_path.iterdir()) == []
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.config import Config, HooksConfig, MetricsConfig, read_config, read_with_places, tell_config
+from fusefs.core.config import Config, HooksConfig, MetricsConfig, read_with_places, tell_config
 from fusefs.core.errors import BadConfig, ConfigProblem
 from fusefs.core.policy import Authority, Quota, RetentionRules, TimeWindow, VolumePolicy, Watermark
 from fusefs.core.toml_reader import LINE_MAX_CHARS, TEXT_MAX_BYTES, Source, decode_source
+from tests.support.read_configs import read_config
 
 DOCS = Path(__file__).parents[2] / "docs"
 EXAMPLE = (DOCS / "config.example.toml").read_text(encoding="utf-8")
