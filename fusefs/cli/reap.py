@@ -28,7 +28,7 @@ from fusefs.cli.settle_first import tended
 from fusefs.cli.stop_signals import StopSignals
 from fusefs.cli.wall_clock import watched
 from fusefs.core.durations import format_duration
-from fusefs.core.errors import BadRecord, BrokenStore, Incomplete, Refused, TrashdError, UsageError
+from fusefs.core.errors import WAY_OUT, BadRecord, BrokenStore, Incomplete, Refused, TrashdError, UsageError
 from fusefs.core.lifecycle import State
 from fusefs.core.printable_names import printable, shell_word
 from fusefs.core.report import Reaped, Report
@@ -334,10 +334,12 @@ def ask_about(early: Sequence[ListedContainer]) -> None:
 def check_quarantined(entries: Sequence[ListedContainer]) -> None:
     """Raises  Refused if one of them is not in quarantine; BadRecord if its record can't be read"""
     for entry in entries:
-        if entry.state is not State.QUARANTINE:
-            raise Refused(f"{entry.id} is not in quarantine", "trashd reap without --force deletes it")
         if entry.problem:
             raise BadRecord(f"{entry.id}: {entry.problem}")
+        if entry.state is not State.QUARANTINE:
+            is_reaped = entry.state in (State.ORPHANS, State.REAPING)
+            hint = "trashd reap without --force deletes it" if is_reaped else WAY_OUT
+            raise Refused(f"{entry.id} is not in quarantine", hint)
 
 
 def ask_about_force(entries: Sequence[ListedContainer]) -> None:
