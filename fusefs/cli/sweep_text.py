@@ -19,7 +19,6 @@ _LAST_DAY = "after 9999"
 
 def as_json(action: SweepAction, swept: Swept, *first: PlannedRule) -> None:
     """Print a sweep's result for programs. first: whose sweep it was"""
-
     sums = ToldSums(*(getattr(swept.sums, name) for name in ToldSums._fields))
     if not swept.looks:
         sums = sums._replace(n_bytes=None)

@@ -128,7 +128,6 @@ def parse_depths(text: str) -> tuple[int, int | None]:
 
     Raises  ValueError with a message for the person who typed it
     """
-
     found = re.fullmatch(r"(?:([0-9]*)\.\.)?([0-9]*)", text, re.ASCII)
     if not found or not text.strip("."):
         raise ValueError(f"{text!r} is not a depth: write 2 for at most two levels, 2..3, 2.. or ..3")

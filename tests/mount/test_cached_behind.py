@@ -19,7 +19,7 @@ from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, renameat2
 from tests.support.acls import ACCESS, CAN_BIND, CAPABILITY, DEFAULT, GROUP_OBJ, NOBODY, OTHER, USER_OBJ, acl
 from tests.support.both_sides import Sides, sides
 from tests.support.foreground_mount import Mounted, trashd_mount, until
-from tests.support.real_filesystems import bind_mount, loop_volume, overlay_volume, tmpfs_volume
+from tests.support.real_filesystems import bind_mount, tmpfs_volume, volume_of
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 
@@ -107,13 +107,7 @@ def is_alike(both: Sides, paths: Sequence[str] = PATHS) -> bool:
 @contextmanager
 def sides_on(fs_type: str, options: Sequence[str]) -> Iterator[tuple[Mounted, Sides]]:
     with ExitStack() as stack:
-        match fs_type:
-            case "overlay":
-                volume = stack.enter_context(overlay_volume()).path
-            case "ext4":
-                volume = stack.enter_context(loop_volume("ext4", 64))
-            case _:
-                volume = stack.enter_context(tmpfs_volume())
+        volume = stack.enter_context(volume_of(fs_type))
         (volume / "source").mkdir()
         yield stack.enter_context(sides(volume / "source", ["coherence=shared", *options]))
 

@@ -25,7 +25,7 @@ from tests.support.acls import ACCESS, DEFAULT, GROUP_OBJ, MASK, NOBODY, OTHER, 
 from tests.support.both_sides import Sides, sides, told
 from tests.support.foreground_mount import Mounted
 from tests.support.other_users import as_user
-from tests.support.real_filesystems import loop_volume, overlay_volume, tmpfs_volume
+from tests.support.real_filesystems import volume_of
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 
@@ -67,13 +67,7 @@ Change = Callable[[Scene], object]
 def mount(request: pytest.FixtureRequest) -> Iterator[tuple[Mounted, Sides]]:
     fs_type, options = MOUNTS[request.param]
     with ExitStack() as stack:
-        match fs_type:
-            case "overlay":
-                volume = stack.enter_context(overlay_volume()).path
-            case "ext4":
-                volume = stack.enter_context(loop_volume("ext4", 64))
-            case _:
-                volume = stack.enter_context(tmpfs_volume())
+        volume = stack.enter_context(volume_of(fs_type))
         (volume / "source").mkdir()
         yield stack.enter_context(sides(volume / "source", options))
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.support.foreground_mount import Mounted, trashd_mount, until
-from tests.support.real_filesystems import loop_volume, overlay_volume, tmpfs_volume
+from tests.support.real_filesystems import volume_of
 
 pytestmark = [pytest.mark.needs("root", "fuse", "loop"), pytest.mark.rests_on("kept-listings")]
 
@@ -48,13 +48,7 @@ class Listed(NamedTuple):
 @pytest.fixture(params=["tmpfs", "ext4", "overlay", "ext4, slow"])
 def listed(request: pytest.FixtureRequest) -> Iterator[Listed]:
     with ExitStack() as stack:
-        match request.param.partition(", ")[0]:
-            case "overlay":
-                volume = stack.enter_context(overlay_volume()).path
-            case "ext4":
-                volume = stack.enter_context(loop_volume("ext4", 64))
-            case _:
-                volume = stack.enter_context(tmpfs_volume())
+        volume = stack.enter_context(volume_of(request.param.partition(", ")[0]))
         behind = volume / "source" / "directory"
         behind.mkdir(parents=True)
         for number in range(N_NAMES):

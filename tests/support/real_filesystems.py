@@ -245,6 +245,19 @@ def overlay_volume(populate: Callable[[Path], object] | None = None) -> Iterator
 
 
 @contextlib.contextmanager
+def volume_of(fs_type: str) -> Iterator[Path]:
+    """The mount point of a fresh volume: `overlay`, `ext4` (in a loop device), or else a tmpfs."""
+    with contextlib.ExitStack() as stack:
+        match fs_type:
+            case "overlay":
+                yield stack.enter_context(overlay_volume()).path
+            case "ext4":
+                yield stack.enter_context(loop_volume("ext4", 64))
+            case _:
+                yield stack.enter_context(tmpfs_volume())
+
+
+@contextlib.contextmanager
 def overlay_on(lower: Path) -> Iterator[Overlay]:
     """An overlay on a directory, what is written to it on a tmpfs."""
     with tmpfs_volume() as base:
