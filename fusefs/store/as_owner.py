@@ -217,7 +217,7 @@ def make_folder_of(store: Store, uid: int) -> UserFolder:
 
 def ask_owner(uid: int, body: Callable[[Ask], T], kind: Any, answer: Ask) -> T:
     """The result of `body`, run in a process of a user's by root, which it may ask something; kind, Raises as above."""
-    from msgspec import json  # late: one's own orphans need no child, and it loads as long as half a `trashd list`
+    from msgspec import json  # late: `swap` and `rm` of one's own need no child
 
     try:
         message = call_as(uid, lambda ask: _run(body, ask), answer)
