@@ -24,6 +24,7 @@ from fusefs.linux.boot_id import session
 from fusefs.linux.kernel import Kernel
 from fusefs.store.find_orphans import ID_LEAST_CHARS, CameFrom, all_entries, came_from, not_looked_at, the_one_called
 from fusefs.store.list_orphans import ListedContainer
+from fusefs.store.locate import check_operand
 from fusefs.store.restore import Restored
 from fusefs.store.restore_by_id import restore_by_id
 
@@ -174,6 +175,7 @@ def chosen(
     """
     if uid not in (None, os.geteuid()) and os.geteuid():
         raise NotPermitted("--user of somebody else", "root alone restores another user's orphans")
+    check_operand(word)
     if not word:
         raise UsageError("an empty word is neither an id nor a path")
     lost: list[TrashdError] = []

@@ -82,6 +82,11 @@ def split(path: bytes) -> list[Name]:
     return [Name(name) for name in names]
 
 
+def ends_in_dots(path: bytes) -> bool:
+    """Whether a path's last component is `.` or `..`, which name a directory but not its entry in its parent."""
+    return path.rstrip(b"/").rpartition(b"/")[2] in (b".", b"..")
+
+
 def join(*parts: bytes) -> RelPath:
     """Relative parts put together; empty ones vanish."""
     return RelPath(b"/".join(part for part in parts if part))

@@ -9,6 +9,8 @@ from fusefs.core.record import Failure
 
 OUTSIDE = "outside of the directory"
 """What failures name as their call for a listed path that leads elsewhere."""
+DOTS = "ends in a dot"
+"""The same for a listed path that ends in `.` or `..`."""
 UNCLEAR = "not as the format has it"
 """The same for a line of a list that can't be understood, or could mean two things."""
 ANOTHER = "it is another one than the list tells: its inode number differs"
@@ -21,6 +23,7 @@ class SweepSums(NamedTuple):
     n_seen      entries that were looked at, at least by name
     n_vanished  matches that another process took meanwhile: no failure
     n_missing   listed names that nothing had when they were looked for: no matches
+    n_unmatched  listed names that the selection does not choose
     n_mounts    directories with something mounted on them, which were skipped
     n_spared    what a guard, or an action, left alone on purpose
     n_inside    entries that went with a matched directory; no matches themselves
@@ -33,12 +36,17 @@ class SweepSums(NamedTuple):
     n_done: int = 0
     n_vanished: int = 0
     n_missing: int = 0
+    n_unmatched: int = 0
     n_failed: int = 0
     n_mounts: int = 0
     n_spared: int = 0
     n_inside: int = 0
     n_bytes: int = 0
     taken_bytes: int = 0
+
+    def n_not_chosen(self) -> int:
+        """How many names were counted before they could be chosen."""
+        return self.n_missing + self.n_vanished + self.n_failed + self.n_mounts + self.n_spared
 
     def plus(self, other: SweepSums) -> SweepSums:
         """Both together."""

@@ -314,7 +314,7 @@ class _UnitSorter:
         """What a sweep of the due ones did, with what it was not given."""
         vanished = swept.sums.n_vanished + swept.sums.n_missing  # each was there when it was judged
         return swept._replace(
-            sums=swept.sums._replace(n_bytes=0, n_vanished=vanished, n_missing=0).plus(self._tally.sums),
+            sums=swept.sums._replace(n_bytes=0, n_vanished=vanished, n_missing=0, n_unmatched=0).plus(self._tally.sums),
             failures=(*self._tally.failures, *swept.failures)[:MAX_FAILURES],
             spared=(*self._tally.spared, *swept.spared)[:MAX_FAILURES],
             looks=True,

@@ -394,24 +394,30 @@ def came_from(
             found.append(CameFrom(entry, None))
         elif wanted is not None and is_inside(b"/" + wanted, b"/" + origin):
             found.append(CameFrom(entry, below(b"/" + wanted, b"/" + origin)))
-    return sorted(_there(kernel, volumes, found), key=lambda one: one.entry.created_ns, reverse=True)
+    there = _there(kernel, volumes, found, directory=path.endswith(b"/"))
+    return sorted(there, key=lambda one: one.entry.created_ns, reverse=True)
 
 
-def _there(kernel: Kernel, volumes: Sequence[bytes], found: Sequence[CameFrom]) -> list[CameFrom]:
-    """Without those that don't have what is wanted of them; each folder's owner looks once."""
+def _there(kernel: Kernel, volumes: Sequence[bytes], found: Sequence[CameFrom], *, directory: bool) -> list[CameFrom]:
+    """Without those that don't have what is wanted of them; each folder's owner looks once.
+
+    directory  only a directory is wanted
+    """
     parts: dict[bytes, list[tuple[str, bytes]]] = {}
     for entry, inside in found:
-        if inside is not None:
-            parts.setdefault(entry.path.rsplit(b"/", 2)[0], []).append((entry.id, inside))
+        if inside is not None or directory:
+            parts.setdefault(entry.path.rsplit(b"/", 2)[0], []).append((entry.id, inside or b""))
     if not parts:
         return list(found)
 
+    flags = os.O_PATH | os.O_NOFOLLOW | (os.O_DIRECTORY if directory else 0)
+
     def look(folder: UserFolder) -> list[str]:
-        return [name for name, inside in parts.get(folder.path(), ()) if _has(folder, name, inside)]
+        return [name for name, inside in parts.get(folder.path(), ()) if _has(folder, name, inside, flags)]
 
     stores = discover(kernel, volumes)
     there = {name for part in each_folder(stores, look, list[str], []) for name in part}
-    return [one for one in found if one.inside is None or one.entry.id in there]
+    return [one for one in found if one.entry.id in there or (one.inside is None and not directory)]
 
 
 def _ways(kernel: Kernel, path: bytes, mounts: list[Mount]) -> dict[tuple[int, int] | None, bytes]:
@@ -439,10 +445,11 @@ def _identity(kernel: Kernel, path: bytes, mounts: list[Mount]) -> tuple[int, in
     return st.st_dev, st.st_ino
 
 
-def _has(folder: UserFolder, name: str, inside: bytes) -> bool:
-    kernel = folder.store.kernel
+def _has(folder: UserFolder, name: str, inside: bytes, flags: int) -> bool:
+    """Whether a part of an orphan can be opened with some flags."""
+    kernel, path = folder.store.kernel, join(name.encode(), TREE, inside)
     try:
-        with folder.open(State.ORPHANS) as orphans, kernel.open_beneath(orphans, join(name.encode(), TREE, inside)):
+        with folder.open(State.ORPHANS) as orphans, kernel.open_beneath(orphans, path, flags):
             return True
     except OSError:
         return False

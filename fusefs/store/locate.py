@@ -22,7 +22,7 @@ from fusefs.core.errors import (
     Untrusted,
     from_os,
 )
-from fusefs.core.names import STORE, Name, RelPath, join
+from fusefs.core.names import STORE, Name, RelPath, ends_in_dots, join
 from fusefs.core.record import KeptEntries
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
@@ -30,6 +30,7 @@ from fusefs.linux.mountinfo import FilesystemPath, Mount, below, find_mount, pla
 from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount, Scope, is_taken, suppress_errno, wholly_beneath
 from fusefs.store.layout import Store, is_stores_own, open_store
 
+DOTS = "name the directory itself: `.` and `..` are refused, as rm(1) refuses them"
 _OF_A_CALL = frozenset({errno.ENOSYS, errno.EPERM, errno.EACCES, errno.EINVAL})
 """What may be said of a call, and not of what it was asked for; the last by the C library."""
 
@@ -73,8 +74,10 @@ class Victim(NamedTuple):
 def find_victim(kernel: Kernel, path: bytes) -> Victim:
     """The victim at a path; links in its parent are followed, as a person expects, its own name is not.
 
-    Raises  NotFound, IsMountPoint, NoStore, or what the kernel said
+    Raises  Refused for `.` and `..`; NotADirectory for a slash behind another kind of file; NotFound, IsMountPoint,
+            NoStore, or what the kernel said
     """
+    check_operand(path)
     directory, name = _split(path)
     try:
         with kernel.open_long(directory) as wanted:
@@ -108,6 +111,8 @@ def _victim_in(kernel: Kernel, scope: Scope, name: Name, path: bytes) -> Victim:
     """The victim that has a name in a directory; takes over that. Raises  IsMountPoint, OSError"""
     with closed_on_error(scope), closed_on_error(_open_victim(kernel, scope.sides.fd, name, path)) as fd:
         seen = kernel.fstat(fd)
+        if path.endswith(b"/") and not stat.S_ISDIR(seen.st_mode):
+            raise NotADirectory(path, "name it without the slash at its end")
         if scope.sides.mounted is not None:
             # Whether something is mounted on it there. What the mount remembers of it may be old, and doesn't matter.
             _open_victim(kernel, scope.sides.mounted, name, path).close()
@@ -130,7 +135,7 @@ def find_scope(kernel: Kernel, path: bytes) -> Scope:
     Raises  NotADirectory if it is a link or no directory; Refused for `/`; IsStore if it lies in a trash store;
             NotFound, NoStore, or what the kernel said
     """
-    directory, name = _split(path)
+    directory, name = _split(os.path.realpath(path) if ends_in_dots(path) else path)
     try:
         with kernel.open_long(directory) as above, _open_named(above, name, path) as wanted:
             scope = scope_of(kernel, wanted, os.path.join(directory, name))
@@ -204,16 +209,22 @@ class _Led(NamedTuple):
 
 
 def _split(path: bytes) -> tuple[bytes, Name]:
-    """Directory and last component; `.` and `..` are told by what they mean."""
-    stripped = path.rstrip(b"/")
-    directory, name = os.path.split(stripped)
-    if name in (b"", b".", b".."):
-        if not path:
-            raise NotFound(path, "the path is empty")
-        directory, name = os.path.split(os.path.realpath(path))
-        if not name:
-            raise Refused(path, "the root directory has no parent in which its name could stay")
+    """Split a path into the directory and the name in it. Raises  NotFound, Refused"""
+    directory, name = os.path.split(path.rstrip(b"/"))
+    if not path:
+        raise NotFound(path, "the path is empty")
+    if not name:
+        raise Refused(path, "the root directory has no parent in which its name could stay")
     return directory or b".", Name(name)
+
+
+def check_operand(path: bytes) -> None:
+    """Refuse `.`, `..` and paths that end in them, as rm(1) does: a shell makes them of `.*`, and nobody types them.
+
+    Raises  Refused
+    """
+    if ends_in_dots(path):
+        raise Refused(path, DOTS)
 
 
 def _real_path(fd: Fd, typed: bytes) -> bytes:

@@ -18,6 +18,7 @@ from fusefs.linux.mountinfo import below, is_inside
 from fusefs.store.find_orphans import act_on
 from fusefs.store.layout import UserFolder
 from fusefs.store.list_orphans import ListedContainer
+from fusefs.store.locate import check_operand
 from fusefs.store.merge import merge_back
 from fusefs.store.mounted_paths import open_shown
 from fusefs.store.origin import Origin
@@ -53,6 +54,9 @@ def restore_by_id(
     if within is not None and entry.uid != os.geteuid():
         raise UsageError("PATH-INSIDE with --to on another user's orphan", "restore it whole, or as that user")
     parent, name = os.path.split(to.rstrip(b"/"))
+    check_operand(to)
+    if not name:
+        raise Refused(to or "--to with an empty path", "--to takes the new name of what is restored")
     try:
         above = open_shown(kernel, parent or b".")
     except OSError as error:

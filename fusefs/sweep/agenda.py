@@ -51,6 +51,7 @@ class Job(NamedTuple):
     is_chosen  the names are of such directories themselves
     again   a worker was lost with it: part of it may be done
     inos    of names: the inode number that each must have, where the list tells it
+    directories  those of the names that were listed with a slash at their end
     """
 
     kind: JobKind
@@ -63,6 +64,7 @@ class Job(NamedTuple):
     is_chosen: bool = False
     again: bool = False
     inos: Mapping[str, int] = _NO_INOS
+    directories: frozenset[str] = frozenset()
 
     def pack(self) -> Job:
         """The job with its names packed."""

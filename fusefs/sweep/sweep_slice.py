@@ -386,6 +386,7 @@ class _SweepRun:
         upper = job.upper
         try:
             if not self._chooser.may_look(upper):
+                self._tally.count(SweepSums(n_unmatched=len(job.names)))
                 return
             sides = self._open(upper)
         except OSError as error:
@@ -397,7 +398,7 @@ class _SweepRun:
                 self._tally.fail(upper, error.errno, "open", len(job.names))
             return
         if not self._is_spared(upper, sides):
-            files, dirs = self._chooser.choose(upper, sides, job.names, job.inos, are_again=job.again)
+            files, dirs = self._chooser.choose(upper, sides, job.names, job.inos, job.directories, are_again=job.again)
             if self._way.dirs is Dirs.STRIPPED:
                 dirs = self._reserve(dirs)
                 self._after(upper, dirs)

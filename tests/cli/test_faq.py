@@ -164,7 +164,7 @@ def test_nobody_else_sees_it(ext4: Path) -> None:
 
 def test_who_stands_in_it_goes_into_the_new_one_by_cd(ext4: Path) -> None:
     job = make_job(ext4)
-    told = in_bash("trashd swap . >&2; ls old file 2>&1; ls file; cd . && ls | wc -l", job)
+    told = in_bash("trashd swap ../job >&2; ls old file 2>&1; ls file; cd . && ls | wc -l", job)
     assert "cd ." in PAGE.commands()
     assert told.out.endswith("file\n0\n"), told
 
