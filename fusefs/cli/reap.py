@@ -23,7 +23,7 @@ from fusefs.cli.options import (
     volume_option,
 )
 from fusefs.cli.output import can_be_asked, is_confirmed
-from fusefs.cli.reap_foreground import ReapOptions, has_expired, is_named, is_unpinned, reap_all
+from fusefs.cli.reap_foreground import ReapOptions, has_expired, is_due_as_chosen, reap_all
 from fusefs.cli.settle_first import tended
 from fusefs.cli.stop_signals import StopSignals
 from fusefs.cli.wall_clock import watched
@@ -36,7 +36,7 @@ from fusefs.core.sizes import format_size, parse_size
 from fusefs.core.slice_budget import Speed
 from fusefs.linux.act_as_user import user_name
 from fusefs.linux.kernel import Kernel
-from fusefs.store.find_orphans import all_entries, find_container
+from fusefs.store.find_orphans import all_entries, find_containers
 from fusefs.store.list_orphans import ListedContainer
 
 _REAPABLE = (State.ORPHANS, State.REAPING)
@@ -186,7 +186,7 @@ def _run(told: _ReapLine) -> int:
     kernel, clocks = tended(told.volumes), watched()
     lost: list[TrashdError] = []
     if told.identifiers:
-        named = [find_container(kernel, told.volumes, one, clocks) for one in told.identifiers]
+        named = find_containers(kernel, told.volumes, told.identifiers, clocks)
         choice = Choice(list({entry.path: entry for entry in named}.values()))
         if told.force:
             check_quarantined(choice.chosen)
@@ -218,8 +218,7 @@ def _run(told: _ReapLine) -> int:
         ask_about_force(due)
     if told.now and len(waiting) > 1 and not (told.yes or told.one or told.as_json) and can_be_asked():
         ask_about(waiting)
-    expired, is_told = partial(has_expired, clocks=clocks), told.now and (told.identifiers or told.pinned)
-    is_meant = is_named if is_told or told.force else is_unpinned if told.now or soon else expired
+    is_meant = is_due_as_chosen if told.now or soon else partial(has_expired, clocks=clocks)
     tempo = Speed(told.max_rate, told.max_bytes)
     how = ReapOptions(told.n_workers, tempo, told.counts, told.waits, told.paced, told.with_stores, is_meant)
     how = how._replace(only_one=told.one, job=told.job, force=told.force)

@@ -240,13 +240,16 @@ class RankCrew(Generic[Work, Done]):
         """See SliceRunner; nothing may be under way when it ends."""
         with ThreadPoolExecutor(self._n_slices[0]) as threads:
             slices = SlicesOfRanks[Work, Done](self._n_slices, self.ours.may_share)
-            yield _RankPool(self._job, RankThreads(self.ours, threads), slices)
+            yield _RankPool(self._job, RankThreads(self.ours, threads), slices, self.n_workers)
 
 
 class _RankPool(Generic[Work, Done]):
     """See SlicePool."""
 
-    def __init__(self, job: MpiJob, here: RankThreads[Work, Done], slices: SlicesOfRanks[Work, Done]) -> None:
+    def __init__(
+        self, job: MpiJob, here: RankThreads[Work, Done], slices: SlicesOfRanks[Work, Done], n_workers: int
+    ) -> None:
+        self.n_workers = n_workers
         self._job = job
         self._here = here
         self._slices = slices

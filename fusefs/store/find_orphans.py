@@ -240,21 +240,33 @@ def _is_tended(folder: UserFolder, asker: int) -> bool:
 def find_container(
     kernel: Kernel, volumes: Sequence[bytes], identifier: str, clocks: tuple[Clock, ...] = ()
 ) -> ListedContainer:
-    """The one container with that id, or whose id begins or ends with it.
+    """The one container with that id; arguments and errors as for `find_containers`."""
+    return find_containers(kernel, volumes, [identifier], clocks)[0]
+
+
+def find_containers(
+    kernel: Kernel, volumes: Sequence[bytes], identifiers: Sequence[str], clocks: tuple[Clock, ...] = ()
+) -> list[ListedContainer]:
+    """The container with each of some ids, or whose id begins or ends with it; the stores are read once.
 
     clocks  what is remembered of the wall clock
     Raises  NotFound; UsageError if several have it, or it is too short to be meant
     """
-    if len(identifier) < ID_LEAST_CHARS:
-        raise UsageError(
-            f"'{printable(os.fsencode(identifier))}' is no id", f"give at least {ID_LEAST_CHARS} characters of it"
-        )
+    for identifier in identifiers:
+        if len(identifier) < ID_LEAST_CHARS:
+            raise UsageError(
+                f"'{printable(os.fsencode(identifier))}' is no id", f"give at least {ID_LEAST_CHARS} characters of it"
+            )
     lost: list[TrashdError] = []
     silent: list[bytes] = []
-    found = the_one_called(volumes, identifier, all_entries(kernel, volumes, lost, clocks, silent))
-    if found is None:
-        raise lost[0] if lost else NotFound(os.fsencode(identifier), not_looked_at(silent))
-    return found
+    listed = all_entries(kernel, volumes, lost, clocks, silent)
+    containers = []
+    for identifier in identifiers:
+        found = the_one_called(volumes, identifier, listed)
+        if found is None:
+            raise lost[0] if lost else NotFound(os.fsencode(identifier), not_looked_at(silent))
+        containers.append(found)
+    return containers
 
 
 def the_one_called(

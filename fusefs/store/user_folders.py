@@ -355,8 +355,8 @@ def _choose(look: _FolderLook, names: list[_Named]) -> tuple[FoundFolder | None,
             if isinstance(found, FolderRefusal):
                 refused.append(found)
             elif found is not None:
-                loser, chosen = (chosen, found) if chosen is None or found.is_proven else (found, chosen)
                 owned.enter_context(found.fd)
+                loser, chosen = (chosen, found) if chosen is None or found.is_proven else (found, chosen)
                 if loser is not None:
                     loser.fd.close()
                     aside.append((loser.area, dict(look.areas.all())[loser.area], loser.name))
