@@ -35,7 +35,7 @@ class WorkerThreads(Generic[Work, Done]):
         self._runner = runner
         self._threads: list[Thread] = []
         self._submitted: SimpleQueue[tuple[Work, SliceBudget] | None] = SimpleQueue()
-        self._ended: SimpleQueue[EndedSlice[Work, Done] | BaseException] = SimpleQueue()
+        self._ended: SimpleQueue[EndedSlice[Work, Done]] = SimpleQueue()
 
     def start(self) -> None:
         """One more. Raises  RuntimeError"""
@@ -54,8 +54,6 @@ class WorkerThreads(Generic[Work, Done]):
         try:
             ended = self._ended.get(timeout=most_s)
             while True:
-                if isinstance(ended, BaseException):
-                    raise ended
                 slices.append(ended)
                 ended = self._ended.get_nowait()
         except Empty:
@@ -73,7 +71,8 @@ class WorkerThreads(Generic[Work, Done]):
 
     def _work(self) -> None:
         while (submitted := self._submitted.get()) is not None:
+            outcome = None
             try:
-                self._ended.put(EndedSlice(*submitted, self._runner.run(*submitted)))
-            except BaseException as error:
-                self._ended.put(error)
+                outcome = self._runner.run(*submitted)
+            finally:  # after a mistake of ours the slice is lost with this thread; run alone it raises again
+                self._ended.put(EndedSlice(*submitted, outcome))
