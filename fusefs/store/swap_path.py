@@ -213,6 +213,10 @@ def explain(error: OSError | TrashdError, victim: Victim) -> TrashdError:
             if is_frozen(fd):
                 hint = f"{what} is immutable or append-only (lsattr -d); chattr -ia first, as root"
                 return NotPermitted(victim.path(), hint)
+        from fusefs.linux.tree_users import kernel_holds  # only after an error
+
+        if any(hold.kind == "swap" and hold.path == victim.path() for hold in kernel_holds()):
+            return NotPermitted(victim.path(), "it is an active swap file: swapoff it first")
     if error.errno == errno.ESTALE and victim.parent.root.mounted is not None:
         return shows_another(victim.parent)
     return as_told(error, victim.path())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from tests.support.make_trees import Spec, make_tree, snapshot
 from tests.support.other_users import as_user
 from tests.support.store_calls import assert_silent
-from tests.support.trashd_command import done_well, swapped, trashd
+from tests.support.trashd_command import TRASHD, done_well, swapped, trashd
 
 pytestmark = pytest.mark.needs("root")
 
@@ -167,3 +168,29 @@ def test_a_deep_tree_is_compared_to_its_end(volume: Path, job: Path) -> None:
     deepen(job)
     assert "nothing differs" in done_well("diff", job).err
     assert_silent(volume)
+
+
+@pytest.mark.parametrize(("written", "is_same"), [((), True), ((5, 1 << 37), False), ((0, 299 << 30), True)])
+def test_of_sparse_files_only_the_data_is_compared(
+    volume: Path, job: Path, written: tuple[int, ...], is_same: bool
+) -> None:
+    """Holes of 300 GiB, which take minutes to read. written: the offsets of a byte, in the orphan and there now"""
+    swapped(job)
+    orphan, *_ = (volume / ".trashd/u/0/orphans").iterdir()
+    for tree, at in ((orphan / "tree", written[:1]), (job, written[1:])):
+        with (tree / "sparse").open("wb") as file:
+            file.truncate(300 << 30)
+            for offset in at:
+                file.seek(offset)
+                file.write(b"x" if not is_same else b"\0")
+    done = done_well("diff", orphan.name)
+    assert ("changed: sparse" in done.out) != is_same
+
+
+@pytest.mark.parametrize("is_roots", [True, False])
+def test_a_pipe_that_is_closed_ends_cat_quietly(volume: Path, job: Path, is_roots: bool) -> None:
+    victim = job if is_roots else of_user(volume)
+    (victim / "file").write_bytes(bytes(1 << 20))
+    pipe = f"{TRASHD} cat {swapped(victim)['id']}:file | head -c 10; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", pipe], capture_output=True, check=True)
+    assert (done.stdout[10:], done.stderr) == (b"141\n", b"")

@@ -143,7 +143,9 @@ def limited(n_processes: int, *words: object) -> Done:
     """A command of a user who may have so many processes."""
     limit = ["prlimit", f"--nproc={n_processes}", "setpriv", f"--reuid={LIMITED}", f"--regid={LIMITED}"]
     command = [*limit, "--clear-groups", TRASHD, *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment({"HOME": "/nonexistent"}), check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment({"HOME": "/nonexistent"}), check=False
+    )
     return Done(done.returncode, done.stdout, done.stderr)
 
 
