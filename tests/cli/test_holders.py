@@ -63,7 +63,7 @@ def test_holders_of_what_is_neither_are_not_found(volume: Path) -> None:
 def test_the_kernel_holds_what_a_loop_device_is_made_of(volume: Path) -> None:
     image = make_victim(volume) / "image"
     image.write_bytes(bytes(4 << 20))
-    command = ["losetup", "--find", "--show", image]
+    command: list[str | Path] = ["losetup", "--find", "--show", image]
     loop = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip().removeprefix("/dev/")
     try:
         told = done_well("holders", image.parent).out.split()
