@@ -206,6 +206,8 @@ def _run(told: _ReapLine) -> int:
         return output.exit_code(broken)
     if not due and not early and not told.as_json:
         print("no orphans to reap" if told.now else "no orphan has expired", file=sys.stderr)
+        if restorable := [one for one in waiting if one.expires_ns is not None and not (told.now or told.one)]:
+            _tell_what_could_go(restorable)
     for entry in early:
         output.warn(f"{entry.id} is still kept; --now reaps it all the same")
     if not (told.dry and told.as_json):
@@ -232,6 +234,17 @@ def _tell_kept_by_clock(entries: Sequence[ListedContainer], now_ns: int) -> None
         ahead = format_duration(round(max(one.clock_set_ns for one in kept) / 1e9))
         what = output.counted(len(kept), "orphan")
         output.warn(f"the wall clock was set forward by {ahead}; for {what} that it calls expired it is too early")
+
+
+def _tell_what_could_go(restorable: Sequence[ListedContainer]) -> None:
+    """Print how space can be had of orphans whose retention has not ended: a full disk may not wait for that."""
+    n_bytes = sum(one.size.n_bytes for one in restorable if one.size is not None)
+    size = f"{format_size(n_bytes)} or more, " if n_bytes else ""
+    count = output.counted(len(restorable), "orphan")
+    print(
+        f"  hint: {count}, {size}can still be restored; trashd reap --free SIZE deletes the first to expire",
+        file=sys.stderr,
+    )
 
 
 class Choice(NamedTuple):

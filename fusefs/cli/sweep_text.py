@@ -32,6 +32,7 @@ def told(swept: Swept, did: str) -> Iterator[str]:
     if swept.orphan is not None:
         yield f"  id    {swept.orphan}"
         yield f"  undo  {output.restore_command(swept.orphan, swept.volume)}"
+        yield f"  until {output.until(swept.expires_ns)}"
     for line in (*_matches("largest", swept.largest), *_matches("oldest", swept.oldest), *beside(swept)):
         yield f"  {line}"
 

@@ -80,6 +80,7 @@ class Swept(NamedTuple):
     is_stopped  it was asked for, or `why` says what made it useless to go on
     is_limited  there are more matches than `Request.most`; the rest is untouched
     orphan      the container that has what was trashed; None if nothing came
+    expires_ns  when that may be reaped, by the wall clock; None: never by itself
     store       the user's folder that has it
     volume      the directory that holds its store, if that is not the root of the mount: commands need to be told
     where       the directory that has what was moved
@@ -103,3 +104,4 @@ class Swept(NamedTuple):
     largest: tuple[Match, ...] = ()
     oldest: tuple[Match, ...] = ()
     warnings: tuple[str, ...] = ()
+    expires_ns: int | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
+from contextlib import suppress
 
 from fusefs.linux.fd import Fd
 
@@ -55,6 +56,13 @@ def take(directory: bytes, name: bytes = _NAME) -> Fd | None:
         fd.close()
         return None
     return fd
+
+
+def is_service_running(directory: bytes) -> bool:
+    """Whether a service holds the lock of its runtime directory. Not seen from another pid namespace."""
+    with suppress(OSError):
+        return bool(flock_holders(os.stat(directory + b"/" + _NAME).st_ino))
+    return False
 
 
 def holds_service_lock(directory: bytes, pid: int) -> bool:

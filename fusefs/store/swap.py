@@ -46,6 +46,7 @@ class Swapped(NamedTuple):
     warnings  what could not be finished after the exchange; the next command completes it
     kept      top entries that stay in view
     unnoted   why the caller's registry does not name that store, so that no service reaps there; empty if it does
+    expires_ns  when it may be reaped, by the wall clock; None: never by itself
     """
 
     id: ContainerId
@@ -58,6 +59,7 @@ class Swapped(NamedTuple):
     volume: bytes | None = None
     kept: tuple[bytes, ...] = ()
     unnoted: str = ""
+    expires_ns: int | None = None
 
     def base(self) -> bytes:
         """The directory that holds the store."""
@@ -283,8 +285,9 @@ def finish(
     except OSError as error:
         warnings.append(f"{error.strerror} after the exchange; the next trashd command on this volume completes it")
     method, kept = held.record.method, () if keeping is None else keeping.staying.names()
-    told = (*warnings, *adopted.warnings)
-    return Swapped(adopted.id, victim.path(), adopted.store, method, gap_ns, unlike, told, kept=kept)
+    told, ends_ns = (*warnings, *adopted.warnings), held.record.adopted_expires_ns()
+    store = adopted.store
+    return Swapped(adopted.id, victim.path(), store, method, gap_ns, unlike, told, kept=kept, expires_ns=ends_ns)
 
 
 def _take_back_both(staged: Staged, victim: Victim, visible: VisibleRename) -> None:

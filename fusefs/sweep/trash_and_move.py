@@ -146,7 +146,9 @@ class _TrashAction(Action):
         is_empty = not (swept.sums.n_done or self._has_joined[0])
         orphan, warnings = self._basket.finish(is_empty=is_empty, size=self._size(swept.sums))
         store = None if orphan is None else self._basket.held.folder.path()
-        return swept._replace(orphan=orphan, volume=self._basket.volume, store=store, warnings=warnings)
+        expires_ns = self._basket.held.record.adopted_expires_ns()
+        swept = swept._replace(orphan=orphan, expires_ns=expires_ns, volume=self._basket.volume)
+        return swept._replace(store=store, warnings=warnings)
 
 
 @contextmanager

@@ -62,12 +62,6 @@ def test_the_restore_command_names_a_store_that_is_not_at_the_mounts_root(volume
         assert_silent(other / "given dir")
 
 
-def test_swap_takes_the_working_directory_as_a_dot(volume: Path) -> None:
-    victim = make_victim(volume)
-    assert done_well("swap", ".", cwd=victim).out.startswith(f"{victim}: fresh and empty")
-    assert list(victim.iterdir()) == []
-
-
 @pytest.mark.parametrize("slashes", ["/", "///"])
 def test_swap_takes_trailing_slashes(volume: Path, slashes: str) -> None:
     victim = make_victim(volume)

@@ -114,6 +114,24 @@ def test_on_a_terminal_one_is_asked_which_and_the_newest_is_offered(volume: Path
     assert (job / "file").read_text() == ("new" if is_newest else "old")
 
 
+@pytest.mark.parametrize(("typed", "name"), [("\n", "new"), ("2\n", "old")])
+def test_on_a_terminal_without_a_path_one_chooses_from_a_list(volume: Path, typed: str, name: str) -> None:
+    for job in ("old", "new"):
+        done_well("rm", make(volume / job))
+    code, seen = on_terminal("restore", "--volume", volume, typed=typed.encode())
+    assert (code, f"{volume}/old, taken" in seen) == (0, True)
+    assert (volume / name).exists()
+    assert on_terminal("restore", "--volume", volume, "--user", "0", typed=b"\n")[0] == 0
+    code, seen = on_terminal("restore", "--volume", volume)
+    assert (code, "there is no orphan to restore" in seen) == (5, True)
+
+
+def test_without_a_terminal_a_path_or_an_id_is_needed(volume: Path) -> None:
+    swapped(make(volume / "job"))
+    done = trashd("restore", "--volume", volume)
+    assert (done.code, "its ID, or the PATH" in done.err) == (2, True)
+
+
 def test_root_restores_his_own_by_a_path_and_anothers_when_he_names_him(volume: Path) -> None:
     volume.chmod(0o1777)
     theirs = make(volume / "job")
