@@ -48,6 +48,8 @@ def command(duration_s: int | None, volumes: tuple[bytes, ...], as_json: bool) -
     pause = Pause(f"paused by {who} {until}", None if duration_s is None else time.time() + duration_s)
     runtime = runtime_dir()
     for volume in named(volumes):
+        if volume is not None and not os.path.lexists(volume):
+            raise NotFound(volume, "name a directory that is there; resume takes a path that is gone, too")
         _refuse_roots(volume, runtime)
     for volume in named(volumes):
         write_pause(runtime, volume, pause)

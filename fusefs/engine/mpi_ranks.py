@@ -306,7 +306,10 @@ def joined() -> MpiJob:
         mpi4py.rc.thread_level = "funneled"
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        hint = "pip install mpi4py into trashd's environment; with the centre's own MPI: module load, then that"
+        hint = (
+            "pip install mpi4py into trashd's environment; at a centre: module load its MPI first; on Debian: apt "
+            "install python3-mpi4py, or pip install mpi4py mpich, as mpi4py's wheel does not find Debian's MPICH"
+        )
         raise Refused(f"--mpi needs mpi4py, which can't be loaded ({error})", hint) from error
     job = MpiJob(MPI, MPI.COMM_WORLD)
     told = max((int(os.environ[name]) for name in _SIZES if os.environ.get(name, "").isdecimal()), default=1)

@@ -46,6 +46,11 @@ def test_what_has_no_store_is_paused_and_told(tmp_path: Path) -> None:
     assert f"{tmp_path}: there is no trash store now" in done.err
 
 
+def test_what_is_not_there_is_not_paused(volume: Path) -> None:
+    done = trashd("pause", volume / "nothing")
+    assert (done.code, "resume takes a path that is gone" in done.err) == (5, True)
+
+
 def test_json_names_the_volumes(volume: Path) -> None:
     (one,) = done_well("pause", "--json", "--for", "2h", volume).objects()
     (every,) = done_well("pause", "--json").objects()
