@@ -29,7 +29,6 @@ SPELLINGS = ("Readme", "README", "readme", "rEADME")
 def test_each_spelling_is_found_as_below(backing: str) -> None:
     with folding_volume(["Readme", "other"]) as volume:
         point = volume.with_name("mounted")
-        point.mkdir()
         with trashd_mount(volume, point, ["ro", "coherence=exclusive", f"backing={backing}"]) as mounted:
             for _ in range(2):
                 for name in SPELLINGS:

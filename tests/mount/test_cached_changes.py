@@ -22,10 +22,9 @@ import pytest
 
 from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, RENAME_NOREPLACE, renameat2
 from tests.support.acls import ACCESS, DEFAULT, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
-from tests.support.both_sides import Sides, sides, told
+from tests.support.both_sides import Sides, sides_on, told
 from tests.support.foreground_mount import Mounted
 from tests.support.other_users import as_user
-from tests.support.real_filesystems import volume_of
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 
@@ -66,10 +65,8 @@ Change = Callable[[Scene], object]
 @pytest.fixture(scope="module", params=MOUNTS)
 def mount(request: pytest.FixtureRequest) -> Iterator[tuple[Mounted, Sides]]:
     fs_type, options = MOUNTS[request.param]
-    with ExitStack() as stack:
-        volume = stack.enter_context(volume_of(fs_type))
-        (volume / "source").mkdir()
-        yield stack.enter_context(sides(volume / "source", options))
+    with sides_on(fs_type, options) as both:
+        yield both
 
 
 def make(top: Path) -> None:

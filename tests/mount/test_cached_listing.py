@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.background_workers import workers
-from tests.support.both_sides import Sides, sides_on_ext4
+from tests.support.both_sides import Sides, sides_on
 from tests.support.foreground_mount import Mounted
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
@@ -35,7 +35,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @pytest.fixture(scope="module", params=MOUNTS)
 def mount(request: pytest.FixtureRequest) -> Iterator[tuple[Mounted, Sides]]:
-    with sides_on_ext4(MOUNTS[request.param]) as both:
+    with sides_on("ext4", MOUNTS[request.param]) as both:
         yield both
 
 

@@ -37,9 +37,7 @@ _NUMBERS = itertools.count()
 def a_mount(*options: str) -> Iterator[Mounted]:
     with tmpfs_volume("64m", ["nr_inodes=50000"]) as volume:
         fill(volume / "flat", N_FILES)
-        point = volume.with_name("mounted")
-        point.mkdir()
-        with trashd_mount(volume, point, [*options, f"cache_size={CACHE_BYTES}"], limit_s=100_000) as mounted:
+        with trashd_mount(volume, options=[*options, f"cache_size={CACHE_BYTES}"], limit_s=100_000) as mounted:
             yield mounted
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, renameat2
-from tests.support.both_sides import Sides, sides_on_ext4
+from tests.support.both_sides import Sides, sides_on
 from tests.support.foreground_mount import Mounted
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import bind_mount
@@ -33,7 +33,7 @@ _NUMBERS = itertools.count()
 
 @pytest.fixture(scope="module", params=MOUNTS)
 def mount(request: pytest.FixtureRequest) -> Iterator[tuple[Mounted, Sides]]:
-    with sides_on_ext4(MOUNTS[request.param]) as both:
+    with sides_on("ext4", MOUNTS[request.param]) as both:
         yield both
 
 

@@ -41,7 +41,6 @@ class Place(NamedTuple):
 @contextmanager
 def shared_mount(volume: Path, *, expect_end: bool = False, limit_s: float = SHARED_LIMIT_S) -> Iterator[Mounted]:
     source = volume / f"source{next(_NUMBERS)}"
-    source.mkdir()
     with trashd_mount(source, options=SHARED, limit_s=limit_s, expect_end=expect_end) as mounted:
         yield mounted
 

@@ -21,9 +21,9 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.syscalls import RENAME_EXCHANGE
 from fusefs.mount.tree.opening import OpenedFile
 from fusefs.mount.tree.vfs import Vfs
-from tests.support.foreground_mount import Mounted, trashd_mount
+from tests.support.foreground_mount import Mounted, fresh_mount
 from tests.support.nested_directories import make_chain, walk_chain
-from tests.support.real_filesystems import loop_volume, tmpfs_volume
+from tests.support.real_filesystems import tmpfs_volume, volume_of
 from tests.support.vfs_without_mount import Somebody, vfs_on
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
@@ -149,10 +149,8 @@ def test_every_operation_in_a_dropped_tree_takes_as_many_steps_however_deep(vfs:
 @pytest.fixture(params=["tmpfs", "ext4"])
 def mount(request: pytest.FixtureRequest) -> Iterator[Mounted]:
     """With fewer fds than the tree has levels."""
-    with tmpfs_volume() if request.param == "tmpfs" else loop_volume("ext4", 64) as volume:
-        (volume / "source").mkdir()
-        with trashd_mount(volume / "source", options=("coherence=exclusive",), n_fds_max=N_FDS) as mounted:
-            yield mounted
+    with fresh_mount(made=volume_of(request.param), n_fds_max=N_FDS) as mounted:
+        yield mounted
 
 
 def n_messages(mount: Mounted, act: Callable[[], object]) -> int:

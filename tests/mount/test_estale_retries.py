@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from fusefs.core.inode_table import ROOT
 from fusefs.linux.fd import Fd
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.background_workers import workers
-from tests.support.foreground_mount import SHARED_LIMIT_S, trashd_mount
+from tests.support.foreground_mount import SHARED_LIMIT_S, fresh_mount
 from tests.support.oracle_subjects import outcome
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.vfs_without_mount import Somebody, vfs_on
@@ -33,14 +33,12 @@ MODES = {
 
 @pytest.fixture(scope="module", params=MODES.values(), ids=list(MODES))
 def top(request: pytest.FixtureRequest) -> Iterator[Path]:
-    with ExitStack() as stack:
-        volume = stack.enter_context(tmpfs_volume())
-        (volume / "source").mkdir()
-        if request.param is None:
-            yield volume / "source"
-        else:
-            mounted = trashd_mount(volume / "source", options=request.param, limit_s=SHARED_LIMIT_S)
-            yield stack.enter_context(mounted).path
+    if request.param is None:
+        with tmpfs_volume() as volume:
+            yield volume
+    else:
+        with fresh_mount(*request.param, limit_s=SHARED_LIMIT_S) as mounted:
+            yield mounted.path
 
 
 def create(file: Path) -> None:

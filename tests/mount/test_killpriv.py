@@ -223,7 +223,6 @@ def volume() -> Iterator[Path]:
 )
 def mount(volume: Path, request: pytest.FixtureRequest) -> Iterator[Mounted]:
     source = volume / "+".join(request.param)
-    source.mkdir()
     with trashd_mount(source, options=("coherence=exclusive", *request.param), limit_s=SHARED_LIMIT_S) as mounted:
         yield mounted
 

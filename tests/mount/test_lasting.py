@@ -22,8 +22,7 @@ from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.validity import AttrTimeouts, EntryParam
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.background_workers import workers
-from tests.support.foreground_mount import trashd_mount
-from tests.support.real_filesystems import tmpfs_volume
+from tests.support.foreground_mount import fresh_mount
 from tests.support.vfs_without_mount import Somebody
 
 HOUR_S, SECOND_S = 3600.0, 1.0
@@ -244,56 +243,53 @@ def test_what_else_does_not_last(tmp_path: Path) -> None:
 @pytest.mark.parametrize("coherence", ["exclusive", "shared"])
 def test_who_looked_during_a_change_does_not_believe_it(coherence: str) -> None:
     """Two look all the time while one changes names: in the end both see what is there."""
-    with tmpfs_volume() as volume:
-        (volume / "source/top/sub").mkdir(parents=True)
-        with trashd_mount(volume / "source", options=(f"coherence={coherence}",)) as mount:
-            seen, behind = mount.path / "top", mount.backing / "top"
+    with fresh_mount(f"coherence={coherence}") as mount:
+        seen, behind = mount.path / "top", mount.backing / "top"
+        (seen / "sub").mkdir(parents=True)
 
-            def looks() -> None:
-                while True:
-                    os.stat(seen)
-                    with suppress(FileNotFoundError):
-                        os.stat(seen / "sub")
+        def looks() -> None:
+            while True:
+                os.stat(seen)
+                with suppress(FileNotFoundError):
+                    os.stat(seen / "sub")
 
-            with workers([looks, looks]):
-                for number in range(N_CHANGES):
-                    match number % 4:
-                        case 0:
-                            (seen / "new").touch()
-                        case 1:
-                            (seen / "sub").rename(seen / "other")
-                        case 2:
-                            (seen / "new").unlink()
-                        case 3:
-                            (seen / "other").rename(seen / "sub")
-                    if number % 100 == 99:
-                        assert told(seen) == told(behind)
-                        assert told(seen / "sub") == told(behind / "sub")
+        with workers([looks, looks]):
+            for number in range(N_CHANGES):
+                match number % 4:
+                    case 0:
+                        (seen / "new").touch()
+                    case 1:
+                        (seen / "sub").rename(seen / "other")
+                    case 2:
+                        (seen / "new").unlink()
+                    case 3:
+                        (seen / "other").rename(seen / "sub")
+                if number % 100 == 99:
+                    assert told(seen) == told(behind)
+                    assert told(seen / "sub") == told(behind / "sub")
 
 
 @pytest.mark.needs("root", "fuse")
 def test_who_looked_at_a_file_while_it_was_renamed_does_not_believe_it() -> None:
     """The kernel asks again after a rename; the next one may come before that is answered."""
-    with tmpfs_volume() as volume:
-        (volume / "source").mkdir()
-        with trashd_mount(volume / "source") as mount:
-            names = [(mount.path / f"{number}", mount.path / f"{number}.new") for number in range(20)]
-            for one, _ in names:
-                one.touch()
+    with fresh_mount() as mount:
+        names = [(mount.path / f"{number}", mount.path / f"{number}.new") for number in range(20)]
+        for one, _ in names:
+            one.touch()
 
-            def looks() -> None:
-                while True:
-                    for path in random.choice(names):
-                        with suppress(FileNotFoundError):
-                            path.stat()
+        def looks() -> None:
+            while True:
+                for path in random.choice(names):
+                    with suppress(FileNotFoundError):
+                        path.stat()
 
-            for _ in range(20):
-                with workers([looks, looks]):
-                    for one, other in names:
-                        one.rename(other)
-                        time.sleep(0.0001)  # until it is looked at
-                        other.rename(one)
-                assert [told(one) for one, _ in names] == [told(mount.backing / one.name) for one, _ in names]
+        for _ in range(20):
+            with workers([looks, looks]):
+                for one, other in names:
+                    one.rename(other)
+                    time.sleep(0.0001)  # until it is looked at
+                    other.rename(one)
+            assert [told(one) for one, _ in names] == [told(mount.backing / one.name) for one, _ in names]
 
 
 def told(path: Path) -> tuple[int, ...]:

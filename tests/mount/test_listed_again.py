@@ -19,7 +19,7 @@ from fusefs.mount.places.counters import Counters
 from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.acls import ACCESS, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
-from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount
+from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, fresh_mount
 from tests.support.open_files import held
 from tests.support.real_filesystems import loop_volume, tmpfs_volume
 
@@ -42,10 +42,9 @@ _NUMBERS = itertools.count()
 def mount(request: pytest.FixtureRequest) -> Iterator[Mounted]:
     """pages: the kernel keeps those of files itself."""
     options = ("coherence=exclusive", f"passthrough={'off' if request.param == 'pages' else 'auto'}")
-    with loop_volume("ext4", 256) if request.param == "ext4" else tmpfs_volume() as volume:
-        (volume / "source").mkdir()
-        with trashd_mount(volume / "source", options=options, limit_s=SHARED_LIMIT_S) as mounted:
-            yield mounted
+    made = loop_volume("ext4", 256) if request.param == "ext4" else tmpfs_volume()
+    with fresh_mount(*options, made=made, limit_s=SHARED_LIMIT_S) as mounted:
+        yield mounted
 
 
 @pytest.fixture

@@ -68,7 +68,6 @@ def test_listing_race_through_the_mount(oracle: Oracle) -> None:
 
 
 def test_listing_race_behind_the_mount(volume: Path) -> None:
-    (volume / "shared").mkdir()
     with trashd_mount(volume / "shared", options=["coherence=shared"]) as mount:
         fill(Native("behind", mount.backing))
         race(mount.path, mount.backing, mount)

@@ -18,7 +18,7 @@ from fusefs.mount.places.counters import Counters
 from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree import no_opendir
 from fusefs.mount.tree.vfs import Vfs
-from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount, until
+from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, fresh_mount, until
 from tests.support.open_files import held
 from tests.support.real_filesystems import loop_volume, tmpfs_volume
 
@@ -35,10 +35,9 @@ _NUMBERS = itertools.count()
 @pytest.fixture(scope="module", params=["tmpfs exclusive", "ext4 exclusive", "tmpfs shared", "ext4 shared"])
 def mount(request: pytest.FixtureRequest) -> Iterator[Mounted]:
     fs_type, coherence = request.param.split()
-    with tmpfs_volume() if fs_type == "tmpfs" else loop_volume("ext4", 256) as volume:
-        (volume / "source").mkdir()
-        with trashd_mount(volume / "source", options=(f"coherence={coherence}",), limit_s=SHARED_LIMIT_S) as mounted:
-            yield mounted
+    made = tmpfs_volume() if fs_type == "tmpfs" else loop_volume("ext4", 256)
+    with fresh_mount(f"coherence={coherence}", made=made, limit_s=SHARED_LIMIT_S) as mounted:
+        yield mounted
 
 
 @pytest.fixture
@@ -102,12 +101,11 @@ def test_what_changes_is_listed_at_once(directory: Path) -> None:
 
 
 def test_what_changes_behind_a_shared_mount_is_listed_soon() -> None:
-    with tmpfs_volume() as volume:
-        (volume / "source" / "d").mkdir(parents=True)
-        with trashd_mount(volume / "source", options=("coherence=shared",)) as mounted:
-            for number in range(3):
-                (mounted.backing / "d" / f"{number}").touch()
-                assert until(lambda number=number: len(os.listdir(mounted.path / "d")) == number + 1)  # type: ignore[misc]
+    with fresh_mount("coherence=shared") as mounted:
+        (mounted.path / "d").mkdir()
+        for number in range(3):
+            (mounted.backing / "d" / f"{number}").touch()
+            assert until(lambda number=number: len(os.listdir(mounted.path / "d")) == number + 1)  # type: ignore[misc]
 
 
 def test_a_listing_goes_on_while_names_change(directory: Path) -> None:

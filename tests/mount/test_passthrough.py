@@ -15,13 +15,10 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount, until
+from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, fresh_mount, until
 from tests.support.open_files import may_be_written, opened
 from tests.support.passthrough_files import all_closed, n_messages, why_off
-from tests.support.real_filesystems import (
-    loop_volume,
-    tmpfs_volume,
-)
+from tests.support.real_filesystems import loop_volume, tmpfs_volume
 
 pytestmark = [pytest.mark.needs("root", "fuse", "loop", "passthrough"), pytest.mark.rests_on("passthrough")]
 
@@ -68,13 +65,10 @@ def some_times(path: Path) -> tuple[int, ...]:
 def mount(request: pytest.FixtureRequest) -> Iterator[Mounted]:
     """A mount whose kernel believes attributes for an hour, or for a second."""
     kind, *shared = request.param.split()
-    with tmpfs_volume("256m") if kind == "tmpfs" else loop_volume(kind, 320) as volume:
-        source = volume / "source"
-        source.mkdir()
-        options = [f"coherence={'shared' if shared else 'exclusive'}"]
-        with trashd_mount(source, options=options, limit_s=SHARED_LIMIT_S) as mounted:
-            assert why_off(mounted) is None
-            yield mounted
+    made = tmpfs_volume("256m") if kind == "tmpfs" else loop_volume(kind, 320)
+    with fresh_mount(f"coherence={'shared' if shared else 'exclusive'}", made=made, limit_s=SHARED_LIMIT_S) as mounted:
+        assert why_off(mounted) is None
+        yield mounted
 
 
 @pytest.fixture

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.foreground_mount import Mounted, trashd_mount
+from tests.support.foreground_mount import Mounted, fresh_mount
 from tests.support.open_files import opened
 from tests.support.passthrough_files import n_messages, why_off
-from tests.support.real_filesystems import tmpfs_volume
 
 pytestmark = [pytest.mark.needs("root", "fuse", "passthrough"), pytest.mark.rests_on("passthrough")]
 
@@ -19,12 +18,10 @@ pytestmark = [pytest.mark.needs("root", "fuse", "passthrough"), pytest.mark.rest
 @pytest.fixture
 def slow() -> Iterator[Mounted]:
     """Operations go to threads, and their answers are remembered."""
-    with tmpfs_volume() as volume:
-        (volume / "source").mkdir()
-        (volume / "source" / "file").write_bytes(bytes(8192))
-        with trashd_mount(volume / "source", options=["coherence=exclusive", "backing=slow"]) as mounted:
-            assert why_off(mounted) is None
-            yield mounted
+    with fresh_mount("coherence=exclusive", "backing=slow") as mounted:
+        (mounted.backing / "file").write_bytes(bytes(8192))
+        assert why_off(mounted) is None
+        yield mounted
 
 
 def test_of_what_is_being_written_on_slow_backing_nothing_is_remembered(slow: Mounted) -> None:

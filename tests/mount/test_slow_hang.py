@@ -10,7 +10,6 @@ import errno
 import functools
 import os
 import re
-import select
 import signal
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from typing import NamedTuple
 import pytest
 
 from fusefs.linux.mountinfo import DAEMON_GONE
+from tests.support.background_mounts import ended
 from tests.support.client_processes import LIMIT_S, clients, ends, in_time, is_ended
 from tests.support.foreground_mount import Mounted, trashd_mount, until
 from tests.support.fuse_slow import SlowVolume, slow_volume
@@ -72,7 +72,6 @@ def slow_mount(options: Sequence[str] = OPTIONS, *, expect_end: bool = False, ha
             for i in range(N_FILES):
                 (source / name / f"{name}-{i}").write_bytes(b"content")
         point = source.with_name("mounted")
-        point.mkdir()
         with trashd_mount(
             volume.path, point, options, limit_s=90, expect_end=expect_end, has_uring=has_uring
         ) as mounted:
@@ -253,14 +252,6 @@ def hung(*, n: int = 5) -> Iterator[tuple[Slow, list[int]]]:
             yield slow, pids
 
 
-def daemon_ends(mounted: Mounted) -> bool:
-    pid_fd = os.pidfd_open(mounted.pid)
-    try:
-        return bool(select.select([pid_fd], [], [], LIMIT_S)[0])
-    finally:
-        os.close(pid_fd)
-
-
 def test_umount_force_lets_all_go_while_it_hangs() -> None:
     with hung() as (slow, pids):
         done = trashd("umount", "--force", slow.top)
@@ -268,7 +259,7 @@ def test_umount_force_lets_all_go_while_it_hangs() -> None:
         assert mount_of(slow.top) is None
         assert {ends(pid) for pid in pids} <= GONE
         slow.volume.go_on()
-        assert daemon_ends(slow.mounted)
+        ended(os.pidfd_open(slow.mounted.pid))
 
 
 def test_umount_lazy_takes_it_out_of_sight_while_it_hangs() -> None:
@@ -279,7 +270,7 @@ def test_umount_lazy_takes_it_out_of_sight_while_it_hangs() -> None:
         assert not any(is_ended(pid) for pid in pids)
         slow.volume.go_on()
         assert {ends(pid) for pid in pids} == {0}
-        assert daemon_ends(slow.mounted)
+        ended(os.pidfd_open(slow.mounted.pid))
 
 
 def test_umount_tells_who_waits_that_it_is_busy() -> None:
@@ -290,7 +281,7 @@ def test_umount_tells_who_waits_that_it_is_busy() -> None:
         slow.volume.go_on()
         assert {ends(pid) for pid in pids} == {0}
         assert trashd("umount", slow.top).code == 0
-        assert daemon_ends(slow.mounted)
+        ended(os.pidfd_open(slow.mounted.pid))
 
 
 def fetch_ahead(slow: Slow) -> None:
@@ -309,7 +300,7 @@ def test_umount_is_not_held_up_by_what_nobody_waits_for_any_more(*, has_uring: b
         assert done.code == 0, done.err
         assert mount_of(slow.top) is None
         slow.volume.go_on()
-        assert daemon_ends(slow.mounted)
+        ended(os.pidfd_open(slow.mounted.pid))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -320,7 +311,7 @@ def test_a_signal_ends_it_while_what_it_fetches_hangs(number: signal.Signals, *,
         os.kill(slow.mounted.pid, number)
         assert number == signal.SIGKILL or until(lambda: mount_of(slow.top) is None, LIMIT_S)
         slow.volume.go_on()
-        assert daemon_ends(slow.mounted)
+        ended(os.pidfd_open(slow.mounted.pid))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -331,14 +322,14 @@ def test_a_signal_ends_it_while_it_hangs(number: signal.Signals) -> None:
         assert until(lambda: mount_of(slow.top) is None, LIMIT_S)
         assert {ends(pid) for pid in pids} <= GONE | {0}
         slow.volume.go_on()
-        assert daemon_ends(slow.mounted)
+        ended(os.pidfd_open(slow.mounted.pid))
 
 
 def test_a_killed_daemon_lets_go_who_waits() -> None:
     with hung() as (slow, pids):
         os.kill(slow.mounted.pid, signal.SIGKILL)
         slow.volume.go_on()
-        assert daemon_ends(slow.mounted)
+        ended(os.pidfd_open(slow.mounted.pid))
         assert {ends(pid) for pid in pids} <= GONE | {0}
 
 

@@ -73,7 +73,6 @@ def served(*, coherence: str = "exclusive", expect_end: bool = False) -> Iterato
                 (source / name / f"{name}-{i}").write_bytes(b"content")
             (source / name / f"{name}-link").symlink_to("target")
         point = source.with_name("mounted")
-        point.mkdir()
         options = [f"coherence={coherence}", "backing=local"]
         with trashd_mount(volume.path, point, options, limit_s=90, expect_end=expect_end) as mounted:
             yield Place(volume, mounted)
