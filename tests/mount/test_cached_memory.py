@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 
 from tests.support.foreground_mount import Mounted, trashd_mount, until
 from tests.support.many_files import fill
+from tests.support.proc_stat import status_of
 from tests.support.real_filesystems import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "fuse")
@@ -39,12 +39,6 @@ def a_mount(*options: str) -> Iterator[Mounted]:
         fill(volume / "flat", N_FILES)
         with trashd_mount(volume, options=[*options, f"cache_size={CACHE_BYTES}"], limit_s=100_000) as mounted:
             yield mounted
-
-
-def memory_kib(mounted: Mounted) -> int:
-    found = re.search(r"^RssAnon:\s+(\d+) kB", Path(f"/proc/{mounted.pid}/status").read_text(), re.MULTILINE)
-    assert found
-    return int(found[1])
 
 
 def n_nodes(mounted: Mounted) -> int:
@@ -88,7 +82,7 @@ def test_memory_is_flat_over_many_lookups(options: list[str], look: Callable[[Pa
             look(mounted.path, N_ROUND)
             mounted.forget_all()
             assert until(lambda: n_nodes(mounted) == 1)
-            sizes.append(memory_kib(mounted))
+            sizes.append(status_of(mounted.pid, "RssAnon"))
         half = max(sizes[: len(sizes) // 2])
         assert sizes[-1] < half + GROWTH_KIB, sizes
         print(f"{look.__name__}: {sizes[0]} KiB, {half} KiB, {sizes[-1]} KiB")

@@ -27,6 +27,7 @@ from tests.support.busy_clients import ask_for_missing_names, hammered, one_file
 from tests.support.foreground_mount import Mounted, has_begun, trashd_mount, until
 from tests.support.fuse_waiting import N_WORKERS, Waiting, waiting_mount
 from tests.support.fuse_watchdog import fuse_mount
+from tests.support.proc_stat import status_of
 from tests.support.trashd_command import done_well
 
 pytestmark = pytest.mark.needs("root", "fuse")
@@ -69,11 +70,6 @@ def source() -> Iterator[Path]:
 def ran_ns(pid: int) -> int:
     """Processor time of a process's main thread."""
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0])
-
-
-def status_of(pid: int, field: str) -> int:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(field + ":"))
 
 
 def seam_of(monkeypatch: pytest.MonkeyPatch) -> Any:

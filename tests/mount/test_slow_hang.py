@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import functools
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from tests.support.client_processes import LIMIT_S, clients, ends, in_time, is_e
 from tests.support.foreground_mount import Mounted, trashd_mount, until
 from tests.support.fuse_slow import SlowVolume, slow_volume
 from tests.support.open_files import waits_in_the_kernel
+from tests.support.proc_stat import status_of
 from tests.support.real_filesystems import mount_of, tmpfs_volume
 from tests.support.trashd_command import trashd
 
@@ -96,12 +96,6 @@ def work(top: Path) -> None:
     linked.unlink()
     renamed.unlink()
     assert not made.exists()
-
-
-def status(pid: int, field: str) -> int:
-    found = re.search(rf"^{field}:\s+(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-    assert found
-    return int(found[1])
 
 
 STUCK: dict[str, Callable[[Path], object]] = {
@@ -183,14 +177,14 @@ def test_more_clients_than_workers_hang_and_nothing_piles_up() -> None:
         pid = slow.mounted.pid
         work(slow.top / "free")
         (slow.top / "stuck").lstat()  # all may come in, and look further
-        before_kib = status(pid, "RssAnon")
+        before_kib = status_of(pid, "RssAnon")
         slow.volume.hang("stuck")
         with clients([crowd(slow.top, N_CLIENTS)]) as pids:
             slow.volume.wait_until_hung()
             assert until(lambda: int((slow.mounted.fuse.connection / "waiting").read_text()) >= N_CLIENTS, LIMIT_S)
-            assert status(pid, "Threads") < N_THREADS_MOST
+            assert status_of(pid, "Threads") < N_THREADS_MOST
             assert len(os.listdir(f"/proc/{pid}/fd")) < N_FDS_MOST
-            assert status(pid, "RssAnon") - before_kib < N_CLIENTS * KIB_A_CLIENT
+            assert status_of(pid, "RssAnon") - before_kib < N_CLIENTS * KIB_A_CLIENT
             slow.volume.go_on()
             assert {ends(client) for client in pids} == {errno.ENOENT}
         in_time(lambda: work(slow.top / "stuck"))

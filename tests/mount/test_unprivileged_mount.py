@@ -5,16 +5,14 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
 
 from tests.support import acls
-from tests.support.background_mounts import daemon_of, ended, kill_daemon, our_mount, workbench
+from tests.support.background_mounts import daemon_of, ended, kill_daemon, our_mount
 from tests.support.client_processes import LIMIT_S
-from tests.support.fuse_watchdog import device_for_all
 from tests.support.other_users import run_as
 from tests.support.proc_stat import stop
 from tests.support.real_filesystems import bind_mount, tmpfs_volume
@@ -27,12 +25,8 @@ _PIDFD_GETFD = 438
 
 
 @pytest.fixture
-def bench() -> Iterator[Path]:
-    """The user's own `source/file` and empty `target`, and a /dev/fuse that is open to all, as udev makes it."""
-    with workbench() as path, device_for_all():
-        for one in (path, path / "source", path / "source/file", path / "target"):
-            os.chown(one, USER, USER)
-        yield path
+def bench(users_bench: Path) -> Path:
+    return users_bench
 
 
 def trashd(*words: str | Path) -> CompletedProcess[bytes]:

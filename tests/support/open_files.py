@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 @contextmanager
-def opened(path: Path, flags: int = os.O_RDWR) -> Iterator[int]:
+def opened(path: Path | bytes, flags: int = os.O_RDWR) -> Iterator[int]:
     """An fd, for the time of the `with`."""
     fd = os.open(path, flags)
     try:

@@ -27,6 +27,12 @@ def all_stats() -> Iterator[tuple[int, list[str]]]:
             yield int(name), stat_of(int(name))
 
 
+def status_of(pid: int, field: str) -> int:
+    """A number of /proc/PID/status; of memory: in KiB."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
+
+
 def stop(pid: int) -> None:
     """Send SIGSTOP, and wait until that has come to each thread: the one that takes the signal tells the others."""
     os.kill(pid, signal.SIGSTOP)
