@@ -26,7 +26,6 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @pytest.fixture
 def place(mounted: Mounted) -> Path:
-    """A fresh directory on the mount."""
     path = mounted.path / f"place{next(_NUMBERS)}"
     path.mkdir()
     return path

@@ -44,7 +44,6 @@ def _made(path: Path) -> Path:
 
 @pytest.fixture
 def mounted(backing: Path) -> Iterator[Mounted]:
-    """A daemon with few fds."""
     with trashd_mount(backing, n_fds_max=N_FDS) as mounted:
         yield mounted
 

@@ -17,13 +17,11 @@ from fusefs.core.inode_table import Node, NodeId
 from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd
 from fusefs.linux.statx import look_at
-from fusefs.mount.places.counters import Counters
-from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.validity import AttrTimeouts, EntryParam
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.background_workers import workers
 from tests.support.foreground_mount import fresh_mount
-from tests.support.vfs_without_mount import Somebody
+from tests.support.vfs_without_mount import Somebody, vfs_at
 
 HOUR_S, SECOND_S = 3600.0, 1.0
 ROOT = 1
@@ -82,13 +80,11 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tree]:
     (tmp_path / "top/sub").mkdir(parents=True)
     (tmp_path / "top/file").touch()
     (tmp_path / "top/link").symlink_to("file")
-    with Fd(os.open(tmp_path, os.O_PATH)) as root:
-        vfs = Vfs(root, TablesLock(), Counters.in_memory(), max_fds=1000, timeout_s=HOUR_S)
+    with vfs_at(tmp_path, max_fds=1000, timeout_s=HOUR_S) as vfs:
         tree = Tree(vfs, tmp_path)
         assert tree.tell(ROOT, tree.top, tree.sub) == [HOUR_S] * 3
         yield tree
         tree.device.close()
-        vfs.close()
 
 
 CHANGES_IN_TOP: dict[str, Callable[[Vfs, int], object]] = {

@@ -35,11 +35,9 @@ class Place(NamedTuple):
         mount(*self.words, "--coherence", "exclusive", "--passthrough", "on")
 
     def kill(self) -> None:
-        """No daemon answers any more."""
         kill_daemon(self.path)
 
     def replace(self) -> None:
-        """A daemon answers again."""
         mount("--replace", *self.words, "--coherence", "exclusive", "--passthrough", "on")
 
     def n_fds(self) -> int:

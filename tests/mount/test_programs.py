@@ -45,7 +45,6 @@ def volume() -> Iterator[Path]:
 
 @pytest.fixture
 def here(volume: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
-    """A directory in the mount."""
     path = volume / "source-mounted" / request.node.name
     path.mkdir()
     yield path

@@ -35,8 +35,7 @@ def target_of(bench: Path, where: str) -> Path:
 @pytest.mark.parametrize("flag", RESTRICTIONS)
 def test_what_the_mount_of_the_source_refuses_stays_refused(bench: Path, flag: str, where: str) -> None:
     source, target = bench / "source", target_of(bench, where)
-    with bind_mount(source, source):
-        subprocess.run(["mount", "-o", f"remount,bind,{flag}", source], check=True)
+    with bind_mount(source, source, [flag]):
         mount(source, target)
         for words in (EVERYTHING, "remount,sync", EVERYTHING):
             assert remount(os.fsencode(target), [words])
@@ -48,8 +47,7 @@ def test_what_the_mount_of_the_source_refuses_stays_refused(bench: Path, flag: s
 @pytest.mark.parametrize("flag", ["noatime", "nodiratime", "strictatime"])
 def test_times_of_access_stay_as_the_mount_of_the_source_says(bench: Path, flag: str) -> None:
     source = bench / "source"
-    with bind_mount(source, source):
-        subprocess.run(["mount", "-o", f"remount,bind,{flag}", source], check=True)
+    with bind_mount(source, source, [flag]):
         before = flags_at(source) & {"noatime", "nodiratime", "relatime"}
         mount(source)
         for words in (EVERYTHING, "remount,ro", EVERYTHING):

@@ -22,6 +22,7 @@ import pytest
 
 from fusefs.linux.mountinfo import DAEMON_GONE
 from tests.support.background_mounts import ended
+from tests.support.busy_clients import work
 from tests.support.client_processes import LIMIT_S, clients, ends, in_time, is_ended
 from tests.support.foreground_mount import Mounted, trashd_mount, until
 from tests.support.fuse_slow import SlowVolume, slow_volume
@@ -79,23 +80,6 @@ def slow_mount(options: Sequence[str] = OPTIONS, *, expect_end: bool = False, ha
                 yield Slow(volume, mounted)
             finally:
                 volume.go_on()
-
-
-def work(top: Path) -> None:
-    """All kinds of operations, and what they must give."""
-    assert (top / f"{top.name}-0").read_bytes() == b"content"
-    assert f"{top.name}-1" in os.listdir(top)
-    with os.scandir(top) as entries:
-        assert sum(entry.stat().st_size for entry in entries if entry.is_file()) > 0
-    made, renamed, linked, directory = (top / f"{top.name}-{what}" for what in ("made", "renamed", "linked", "inner"))
-    made.write_bytes(b"made")
-    made.rename(renamed)
-    os.link(renamed, linked)
-    directory.mkdir()
-    directory.rmdir()
-    linked.unlink()
-    renamed.unlink()
-    assert not made.exists()
 
 
 STUCK: dict[str, Callable[[Path], object]] = {

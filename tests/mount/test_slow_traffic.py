@@ -58,7 +58,6 @@ def mount_on(fs_type: str, options: list[str]) -> Iterator[tuple[Mounted, Sides]
 
 
 def step(top: Path, chance: random.Random) -> None:
-    """One thing that some client does."""
     one, two = (top / chance.choice(DIRECTORIES) / chance.choice(NAMES) for _ in range(2))
     match chance.randrange(14):
         case 0 | 1:
@@ -100,7 +99,6 @@ def as_expected() -> Iterator[None]:
 
 
 def changes(top: Path, seed: int) -> None:
-    """A client's work."""
     chance = random.Random(seed)
     for _ in range(N_STEPS):
         with as_expected():

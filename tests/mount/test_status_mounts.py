@@ -126,23 +126,18 @@ def test_a_hung_daemon_hangs_nobody_who_asks(target: Path) -> None:
     os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.parametrize("is_replaced", [False, True])
 @pytest.mark.parametrize("over_itself", [False, True])
-def test_a_remount_begins_at_zero(bench: Path, over_itself: bool) -> None:
+def test_the_next_mount_begins_at_zero(bench: Path, over_itself: bool, is_replaced: bool) -> None:
     words = (bench / "source",) if over_itself else (bench / "source", bench / "target")
     mount(*words)
     (words[-1] / "first").mkdir()
-    done_well("umount", words[-1])
-    mount(*words)
-    assert n_of(words[-1], "mkdir") == 0
-
-
-@pytest.mark.parametrize("over_itself", [False, True])
-def test_a_replaced_mount_begins_at_zero(bench: Path, over_itself: bool) -> None:
-    words = (bench / "source",) if over_itself else (bench / "source", bench / "target")
-    mount(*words)
-    (words[-1] / "first").mkdir()
-    kill_daemon(words[-1])
-    mount("--replace", *words)
+    if is_replaced:
+        kill_daemon(words[-1])
+        mount("--replace", *words)
+    else:
+        done_well("umount", words[-1])
+        mount(*words)
     assert n_of(words[-1], "mkdir") == 0
     assert stats_of(words[-1])["pid"] == daemon_of(words[-1])
 

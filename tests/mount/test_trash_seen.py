@@ -90,7 +90,6 @@ class Place(NamedTuple):
 
 
 def seen_of(path: Path) -> tuple[object, ...]:
-    """What may be remembered of something."""
     st = path.lstat()
     names = sorted(os.listdir(path)) if path.is_dir() else []
     return names, st.st_mode, st.st_nlink, st.st_uid, st.st_gid, st.st_mtime_ns
