@@ -10,7 +10,6 @@ import pytest
 from tests.support.make_trees import make_tree
 from tests.support.other_users import as_user
 from tests.support.pty_session import Terminal
-from tests.support.store_calls import assert_silent
 from tests.support.trashd_command import Done, done_well, swapped, trashd
 
 pytestmark = pytest.mark.needs("root")
@@ -59,4 +58,3 @@ def test_without_a_volume_every_store_and_the_configuration_are_looked_at(volume
     assert taken["id"] in ill.out
     assert f"{config}: nonsense: " in ill.out
     record.write_bytes(whole)
-    assert_silent(volume)

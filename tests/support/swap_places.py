@@ -213,7 +213,7 @@ def read_only_snapshot() -> Iterator[Path]:
     with loop_volume("btrfs") as volume:
         init(volume)
         job(btrfs_subvolume(volume, "sub"))
-        words = ["btrfs", "-q", "subvolume", "snapshot", "-r", volume / "sub", volume / "snapshot"]
+        words: list[str | Path] = ["btrfs", "-q", "subvolume", "snapshot", "-r", volume / "sub", volume / "snapshot"]
         subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
         yield volume / "snapshot"
 
