@@ -10,7 +10,7 @@ import pytest
 
 from fusefs.browse.command_app import OtherCommands
 from tests.support.browse_pilot import Reader, browse
-from tests.support.make_trees import make_tree
+from tests.support.make_trees import make_tree, owned
 from tests.support.other_users import as_user
 from tests.support.trashd_command import TRASHD, done_well, swapped, trashd
 
@@ -75,9 +75,7 @@ def test_what_others_take_away_and_restore_is_seen(volume: Path, job: Path) -> N
 
 
 def test_everybodys_are_roots_to_restore_with_their_owners_rights(volume: Path) -> None:
-    home = make_tree(volume / "home", {"job": {"file": ""}})
-    for path in (home, *home.rglob("*")):
-        os.chown(path, USER, USER)
+    home = owned(make_tree(volume / "home", {"job": {"file": ""}}), USER)
     as_user(USER, lambda: swapped(home / "job"))
 
     async def person(screen: Reader) -> None:

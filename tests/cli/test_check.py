@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.errors import LacksCall
-from tests.support.make_trees import Seen, make_tree, snapshot
+from tests.support.make_trees import Seen, make_tree, owned, snapshot
 from tests.support.other_users import run_as
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.seccomp import CALLS, without
 from tests.support.store_calls import assert_silent, init
-from tests.support.swap_places import ALICE, BOB, SCENES, TREE, Scene, owned
+from tests.support.swap_places import ALICE, BOB, SCENES, TREE, Scene
 from tests.support.trashd_command import TRASHD, trashd
 
 pytestmark = pytest.mark.needs("root")

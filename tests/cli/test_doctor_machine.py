@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux.inotify import open_inotify
-from tests.support.make_trees import make_tree
+from tests.support.make_trees import make_tree, owned
 from tests.support.other_users import as_user
 from tests.support.seccomp import IO_URING_SETUP, without
 from tests.support.trashd_command import TRASHD, Done, swapped, trashd
@@ -38,8 +37,7 @@ def home(volume: Path) -> Path:
     volume.chmod(0o777)
     home = volume / "home"
     (home / "config/trashd/plan.d").mkdir(parents=True)
-    for path in (home, *home.rglob("*")):
-        os.chown(path, USER, USER)
+    owned(home, USER)
     as_user(USER, lambda: swapped(make_tree(home / "victim", {"file": "content"})))
     return home
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.fuse_dirstat import knowing_volume
-from tests.support.make_trees import make_tree
+from tests.support.make_trees import make_tree, owned
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import btrfs_subvolume, loop_volume, sync
 from tests.support.store_calls import assert_silent, init
@@ -133,8 +133,7 @@ def test_of_what_its_owner_may_not_read_all_may_be_shared_and_its_size_is_known(
         init(volume)
         make_tree(volume / "home", {"job": {"closed": os.urandom(MIB)}})
         (volume / "home/job/closed").chmod(0)
-        for path in (volume / "home", *(volume / "home").rglob("*")):
-            os.chown(path, USER, USER)
+        owned(volume / "home", USER)
         sync(volume)
         as_user(USER, partial(swapped, volume / "home/job"))
         (one,) = as_user(USER, partial(done_well, "du", "--json", "--volume", volume)).objects()
@@ -220,9 +219,7 @@ def test_a_list_is_chosen_and_sorted(volume: Path) -> None:
 
 
 def test_what_its_owner_cannot_look_at_is_at_least(volume: Path) -> None:
-    home = make_tree(volume / "home", {"job": {"closed": {"file": "x" * 10_000}}})
-    for path in (home, *home.rglob("*")):
-        os.chown(path, USER, USER)
+    home = owned(make_tree(volume / "home", {"job": {"closed": {"file": "x" * 10_000}}}), USER)
     told = as_user(USER, partial(swapped, home / "job"))
     closed = Path(told["store"]) / "orphans" / told["id"] / "tree/closed"
     closed.chmod(0)

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.fuse_silent import silent_fuse
 from tests.support.fuse_watchdog import device_for_all
-from tests.support.make_trees import make_tree
+from tests.support.make_trees import make_tree, owned
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.trashd_command import Done, fast_paths_off, trashd
 from tests.support.user_homes import ALICE, BOB, homes, registry_of, trashd_as
@@ -30,11 +30,8 @@ def home() -> Iterator[Path]:
         yield made[ALICE]
 
 
-def his(path: Path, uid: int = ALICE) -> Path:
-    """A tree that belongs to a user."""
-    for one in (path, *path.rglob("*")):
-        os.chown(one, uid, uid)
-    return path
+def his(path: Path) -> Path:
+    return owned(path, ALICE)
 
 
 def listed(done: Done) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.make_trees import Spec, make_tree, snapshot
+from tests.support.make_trees import Spec, make_tree, owned, snapshot
 from tests.support.other_users import as_user
 from tests.support.trashd_command import done_well, swapped, trashd
 
@@ -33,10 +33,7 @@ def fill(fresh: Path, spec: Spec) -> None:
 
 
 def of_user(volume: Path) -> Path:
-    home = make_tree(volume / "home", {"job": TREE})
-    for path in (home, *home.rglob("*")):
-        os.chown(path, USER, USER)
-    return home / "job"
+    return owned(make_tree(volume / "home", {"job": TREE}), USER) / "job"
 
 
 @pytest.mark.quick("ls")

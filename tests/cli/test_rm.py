@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-import pty
-import subprocess
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.support.make_trees import Spec, make_tree, snapshot
+from tests.support.make_trees import Spec, make_tree, owned, snapshot
 from tests.support.other_users import as_user
+from tests.support.pty_session import Terminal
 from tests.support.real_filesystems import bind_mount, tmpfs_volume
 from tests.support.store_calls import assert_silent, init
-from tests.support.trashd_command import TRASHD, Done, done_well, environment, trashd
+from tests.support.trashd_command import done_well, trashd
 
 pytestmark = pytest.mark.needs("root")
 
@@ -94,8 +92,7 @@ def test_what_is_refused_is_told_and_the_rest_goes(volume: Path) -> None:
 def test_a_directory_that_its_owner_may_not_write_to_goes_by_itself(volume: Path) -> None:
     """Alone its owner lends himself the permission; a sweep does not."""
     home = make_tree(volume / "home", {"closed": TREE, "other": TREE, "third": TREE})
-    for path in (home, *home.rglob("*")):
-        os.chown(path, USER, USER)
+    owned(home, USER)
     (home / "closed").chmod(0o500)
     before = snapshot(home)
     done = as_user(USER, lambda: trashd("rm", "closed", "other", "third", cwd=home))
@@ -146,8 +143,9 @@ def test_it_asks_before_each(volume: Path) -> None:
     make(volume / "a", volume / "b")
     assert trashd("rm", "-i", volume / "a").code == 2, "nobody can be asked"
     assert trashd("rm", "-if", volume / "a").code == 2
-    done = at_a_terminal("rm", "-i", "a", "b", cwd=volume, answers="y\nn\n")
-    assert done.code == 0, done
+    terminal = Terminal("rm", "-i", "a", "b", cwd=volume)
+    terminal.type("y\nn\n")
+    assert terminal.end() == 0, terminal.seen
     assert not (volume / "a").exists()
     assert (volume / "b").exists()
 
@@ -155,24 +153,10 @@ def test_it_asks_before_each(volume: Path) -> None:
 def test_nobody_is_asked_about_what_is_refused_anyway(volume: Path) -> None:
     make(volume / "full")
     (volume / "b").touch()
-    done = at_a_terminal("rm", "-id", "full", "b", cwd=volume, answers="y\n")
-    assert (done.code, done.out.count("Remove "), (volume / "full").exists()) == (13, 1, True)
+    terminal = Terminal("rm", "-id", "full", "b", cwd=volume)
+    terminal.type("y\n")
+    assert (terminal.end(), terminal.seen.count("Remove "), (volume / "full").exists()) == (13, 1, True)
     assert not (volume / "b").exists()
-
-
-def at_a_terminal(*words: str, cwd: Path, answers: str) -> Done:
-    master, slave = pty.openpty()
-    process = subprocess.Popen(
-        [TRASHD, *words], cwd=cwd, env=environment({}), stdin=slave, stdout=slave, stderr=slave, start_new_session=True
-    )
-    os.close(slave)
-    os.write(master, answers.encode())
-    told = b""
-    with suppress(OSError):  # EIO: it has ended
-        while part := os.read(master, 4096):
-            told += part
-    os.close(master)
-    return Done(process.wait(20), os.fsdecode(told), "")
 
 
 def test_now_reaps_all_of_it(volume: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from fusefs.core.service_status import VolumePhase
 from tests.support.foreground_mount import trashd_mount
-from tests.support.make_trees import IMMUTABLE, make_tree, set_flags
+from tests.support.make_trees import IMMUTABLE, make_tree, owned, set_flags
 from tests.support.minimal_reaper import own_runtime_dir, small_reaper
 from tests.support.other_users import run_as
 from tests.support.real_filesystems import tmpfs_volume
@@ -91,9 +91,7 @@ def test_how_much_came_back_is_printed(volume: Path) -> None:
 
 def test_root_waits_for_what_he_gave_to_its_owner(volume: Path) -> None:
     volume.chmod(0o777)
-    victim = make_victim(volume)
-    for path in (victim, *victim.rglob("*")):
-        os.chown(path, NOBODY, NOBODY)
+    victim = owned(make_victim(volume), NOBODY)
     with small_reaper(volume):
         done, told = waited("--wait", "--for-owner", victim)
     assert (done.code, told["is_reached"]) == (0, True)
@@ -341,9 +339,7 @@ def test_a_running_service_takes_it_at_once(base: Path, volume: Path, goal: str)
 
 def test_a_user_whom_the_service_never_saw_is_served_too(base: Path, volume: Path) -> None:
     volume.chmod(0o777)
-    victim = make_victim(volume)
-    for path in (victim, *victim.rglob("*")):
-        os.chown(path, USER, USER)
+    victim = owned(make_victim(volume), USER)
     with service(base, volume) as running:
         running.until_phase(volume, VolumePhase.IDLE)
         done = run_as(USER, [TRASHD, "swap", "--json", "--wait", victim], env=environment({}))

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.support.make_trees import APPEND_ONLY, IMMUTABLE, Spec, make_tree, set_flags
+from tests.support.make_trees import APPEND_ONLY, IMMUTABLE, Spec, make_tree, owned, set_flags
 from tests.support.real_filesystems import (
     bind_mount,
     btrfs_subvolume,
@@ -37,12 +37,6 @@ class Scene(NamedTuple):
     code: int
     victim: Callable[[], AbstractContextManager[Path]]
     uid: int = 0
-
-
-def owned(path: Path, uid: int) -> Path:
-    for one in (path, *path.rglob("*")):
-        os.chown(one, uid, uid)
-    return path
 
 
 def job(volume: Path) -> Path:
