@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import pty
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,14 +12,14 @@ import pytest
 from tests.support.foreground_mount import Mounted, trashd_mount
 from tests.support.make_trees import Spec, make_tree, snapshot
 from tests.support.other_users import as_user
+from tests.support.pty_session import Terminal
 from tests.support.real_filesystems import bind_mount, tmpfs_volume
 from tests.support.store_calls import assert_silent, init
-from tests.support.trashd_command import TRASHD, done_well, environment, swapped, trashd
+from tests.support.trashd_command import done_well, swapped, trashd
 
 pytestmark = pytest.mark.needs("root")
 
 USER = 65_534
-LIMIT_S = 20
 TREE: Spec = {"file": "content", "below": {"deep": "more"}}
 ODD = ["new\nline", "\udcff", "\x1b[31mred", "\u202ebackwards", "-x", " "]
 """Names of which some would send a control sequence to a terminal."""
@@ -83,23 +81,10 @@ def test_several_are_told_where_nobody_can_be_asked(volume: Path) -> None:
     assert os.listdir(job) == []
 
 
-def on_terminal(*words: str | Path, typed: bytes = b"") -> tuple[int, str]:
-    """The exit code of `trashd WORDS` on a terminal, and what is seen there."""
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen([TRASHD, *words], stdin=theirs, stdout=theirs, stderr=theirs, env=environment({}))
-    os.close(theirs)
-    os.write(ours, typed)
-    seen = b""
-    with os.fdopen(ours, "rb", buffering=0) as terminal, contextlib.suppress(OSError):  # EIO: nobody has it open
-        while part := terminal.read(4096):
-            seen += part
-    return process.wait(LIMIT_S), os.fsdecode(seen)
-
-
 def test_a_list_on_a_terminal_shows_the_ends_of_ids(volume: Path) -> None:
     identifier = swapped(make(volume / "job"))["id"]
-    code, seen = on_terminal("list", "--volume", volume)
-    assert (code, identifier in seen, identifier[-12:] in seen) == (0, False, True)
+    terminal = Terminal("list", "--volume", volume)
+    assert (terminal.end(), identifier in terminal.seen, identifier[-12:] in terminal.seen) == (0, False, True)
 
 
 @pytest.mark.parametrize(("typed", "is_newest"), [("\n", True), ("2\n", False)])
@@ -109,8 +94,9 @@ def test_on_a_terminal_one_is_asked_which_and_the_newest_is_offered(volume: Path
         job.mkdir(exist_ok=True)
         (job / "file").write_text(content)
         done_well("rm", job)
-    code, _seen = on_terminal("restore", job, typed=typed.encode())
-    assert code == 0
+    terminal = Terminal("restore", job)
+    terminal.type(typed)
+    assert terminal.end() == 0
     assert (job / "file").read_text() == ("new" if is_newest else "old")
 
 

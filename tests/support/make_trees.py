@@ -123,6 +123,13 @@ def make_tree(path: Path, spec: Spec | Dir) -> Path:
     return path
 
 
+def owned(path: Path, uid: int) -> Path:
+    """Give a tree, and all in it, to a user and the group of that number. Returns it."""
+    for one in (path, *path.rglob("*")):
+        os.chown(one, uid, uid)
+    return path
+
+
 def _entry(value: object) -> Entry:
     match value:
         case File() | Dir() | Symlink() | Node() | HardLink():
