@@ -29,7 +29,6 @@ USER, OTHER = 1000, 1001
 
 
 def by_himself(volume: Path, identifier: str) -> Reaped:
-    """The user's own command."""
     return as_user(USER, partial(reap_now, volume, identifier))
 
 

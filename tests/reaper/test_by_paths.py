@@ -52,7 +52,6 @@ WISHES = (
 
 @pytest.fixture
 def team() -> Iterator[Path]:
-    """The team's volume."""
     with team_volume() as path:
         yield path
         assert_silent(path)
@@ -60,7 +59,6 @@ def team() -> Iterator[Path]:
 
 @pytest.fixture(params=WISHES, ids=["fast", "by threads", "in small slices"])
 def wishes(request: pytest.FixtureRequest) -> RemovalWishes:
-    """Ranks, and what a slice may do."""
     given: RemovalWishes = request.param
     return given
 

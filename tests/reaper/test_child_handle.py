@@ -69,12 +69,10 @@ async def deputy_of(uid: int, volume: Path, limit_s: float = LIMIT_S) -> AsyncIt
 
 
 async def all_answers(child_handle: ChildHandle, order: Order) -> list[Answer]:
-    """All that it answers to an order."""
     return [answer async for answer in child_handle.answers(order)]
 
 
 def status_of(pid: int) -> dict[str, str]:
-    """What /proc tells of a process."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
 
@@ -86,13 +84,11 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def is_large_begun(volume: Path, identifier: str, n_files: int) -> bool:
-    """Whether some of a flat directory is gone."""
     trees = list(volume.glob(f".trashd/u/*/reaping/{identifier}/tree"))
     return bool(trees) and len(os.listdir(trees[0])) < n_files
 
 
 def large_in(volume: Path, n_files: int = 5000) -> str:
-    """The id of a large orphan of root's."""
     return str(swap(fill(volume / "large", n_files), options=EXPIRED).id)
 
 
@@ -268,7 +264,6 @@ def lost_after(volume: Path, harm: Callable[[ChildHandle], Awaitable[None]]) -> 
 
 
 async def kill(child_handle: ChildHandle) -> None:
-    """kill -9."""
     os.kill(child_handle.pid, signal.SIGKILL)
 
 

@@ -212,7 +212,6 @@ def test_writers_who_never_stop_do_not_make_a_reap_endless(volume: Path, kind: s
 
 
 def open_directories(reaping: Reaping) -> set[int]:
-    """The inode numbers of all directories that its processes have open."""
     inos = set()
     for pid in reaping.processes():
         for fd in Path(f"/proc/{pid}/fd").iterdir():

@@ -55,7 +55,6 @@ IN_PARTS = ConstantSpeed(Speed(entries_per_s=100_000))
 
 @contextmanager
 def container(parent: Path) -> Iterator[tuple[Path, Fd]]:
-    """A container outside of any store: its directory and fd."""
     path = parent / "container"
     path.mkdir()
     (path / "record.json").touch()
@@ -64,7 +63,6 @@ def container(parent: Path) -> Iterator[tuple[Path, Fd]]:
 
 
 def remover_of(container: Fd, strategy: Strategy) -> SliceRemover:
-    """What removes slices of a container."""
     kernel = Kernel()
     given, inner_stores = all_given(kernel, container), InnerStores(kernel, container)
     return SliceRemover(
@@ -195,7 +193,6 @@ def test_no_worker_outlives_its_reaper(volume: Path) -> None:
 
 
 def children() -> set[str]:
-    """Our child processes."""
     return {pid for task in os.listdir("/proc/self/task") for pid in read_children(task)}
 
 
@@ -294,7 +291,6 @@ class Noting:
 
 
 def large(path: Path, n_steps: int = 3) -> Path:
-    """A file that is cut in that many steps."""
     with path.open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, (n_steps - 1) * CUT_BYTES + (1 << 20))
     return path

@@ -38,14 +38,12 @@ def open_dir(path: Path) -> Fd:
 
 @pytest.fixture
 def groups(volume: Path) -> Iterator[AllocationGroups]:
-    """The groups of the volume."""
     with open_dir(volume) as root, AllocationGroups(Kernel(), group_shift(Kernel(), root)) as groups:
         yield groups
 
 
 @pytest.fixture
 def directories(volume: Path) -> Iterator[list[Fd]]:
-    """More directories than there are groups."""
     with ExitStack() as owned:
         found = []
         for number in range(3 * N_GROUPS):
@@ -134,7 +132,6 @@ def test_workers_in_all_groups_remove_what_one_would(volume: Path) -> None:
 
 
 def make_tree_of(volume: Path, n_directories: int) -> Path:
-    """The tree of a container, with a chance number of files in each directory."""
     random = Random("groups")
     (volume / "container" / "tree").mkdir(parents=True)
     for number in range(n_directories):

@@ -83,7 +83,6 @@ def test_a_users_file_is_that_users_alone_and_goes_with_the_last_orphan(tmp_path
 
 
 def _taken(shared: Shared, uid: int, name: str, n_mib: int) -> str:
-    """An orphan of a user's."""
     home = shared.home(uid)
     make_tree(home / name, {"file": bytes(n_mib * MIB)})
     return str(swapped(home / name)["id"])

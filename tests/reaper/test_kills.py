@@ -69,7 +69,6 @@ class Killer:
 
 @pytest.fixture(params=ALL_FILESYSTEMS)
 def roomy(request: pytest.FixtureRequest) -> Iterator[Path]:
-    """A volume with a store and room for some big trees."""
     with roomy_volume(request.param, 40_000) as path:
         yield path
         assert_silent(path)

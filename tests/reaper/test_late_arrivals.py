@@ -79,7 +79,6 @@ SLOWLY = ConstantSpeed(Speed(entries_per_s=1))
 
 @pytest.fixture(params=FILESYSTEMS)
 def volume(request: pytest.FixtureRequest) -> Iterator[Path]:
-    """The team's volume, on each filesystem."""
     with team_volume(request.param) as path:
         yield path
         assert_silent(path)
@@ -94,7 +93,6 @@ def quick_volume() -> Iterator[Path]:
 
 
 def thesis_in(volume: Path, identifier: str, where: str = "tree/in") -> Path:
-    """Where the thesis lies in a container, wherever that is."""
     return place(volume, identifier) / where / DEEP
 
 
@@ -407,7 +405,6 @@ def test_what_came_in_deep_down_is_kept(quick_volume: Path) -> None:
 
 
 def files_below(top: Path) -> list[str]:
-    """The paths of all files."""
     return [os.path.join(where, name) for where, _directories, files in os.walk(top) for name in files]
 
 

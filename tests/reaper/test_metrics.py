@@ -214,7 +214,6 @@ def served(act: Callable[[int], Awaitable[None]]) -> None:
 
 
 async def ask(port: int, request: bytes) -> bytes:
-    """All that is answered."""
     async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
         await stream.send_all(request)
         await stream.send_eof()

@@ -49,7 +49,6 @@ class Scene:
         self.clock.now_s += self.write_s if begins_s <= self.clock.now_s < ends_s else self.write_at_work_s
 
     def run_probing(self, seconds: float) -> None:
-        """Let time go by, and probe when that is wanted."""
         for _ in self.run(seconds):
             if self.pacer.wants_probe():
                 self.pacer.probe()
@@ -69,7 +68,6 @@ class Scene:
         return next((at_s for at_s in self.run(10.0, neighbour) if self.tempo.is_alone == is_alone), 1e9) - began_s
 
     def fsyncs(self) -> None:
-        """What a neighbour does."""
         fd = os.open(self.root / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         for _ in range(3):
             os.write(fd, bytes(4096))

@@ -40,13 +40,11 @@ class Small(NamedTuple):
     fullness: dict[str, bool]
 
     def filled(self) -> AbstractContextManager[object]:
-        """Full for the time of a `with`."""
         return full(self.path, **self.fullness)
 
 
 @pytest.fixture(params=FULL)
 def small(request: pytest.FixtureRequest) -> Iterator[Small]:
-    """A volume of each type."""
     fs_type, fullness = request.param
     with tmpfs_volume("4m", ["nr_inodes=2000"]) if fs_type == "tmpfs" else loop_volume(fs_type, 16) as path:
         init(path)
@@ -129,7 +127,6 @@ def test_more_refusals_than_anybody_reads_are_counted_and_stop_nothing(volume: P
 
 @pytest.fixture
 def broken() -> Iterator[ServedVolume]:
-    """A filesystem with faults, and a store on it."""
     with broken_volume() as served:
         init(served.path)
         yield served

@@ -42,7 +42,6 @@ def is_done(twins: Twins) -> bool:
 
 
 def containers(twins: Twins, state: str, whose: str = "*") -> list[Path]:
-    """What is in a state, of all users or of one."""
     return list(twins.first.volume.glob(f".trashd/*/{whose}/{state}/*Z-*"))
 
 

@@ -50,7 +50,6 @@ def throw_large(shared: Shared, uid: int, n_files: int = 20_000) -> str:
 
 
 def child_of(running: Service, uid: int) -> int | None:
-    """The child that acts for a user, if there is one now."""
     for pid in running.children():
         with suppress(FileNotFoundError, ProcessLookupError):
             if os.stat(f"/proc/{pid}").st_uid == uid or _uid(pid) == uid:
@@ -64,8 +63,6 @@ def _uid(pid: int) -> int:
 
 
 def signal_as(uid: int, pid: int, number: int) -> None:
-    """Send a signal with that user's rights."""
-
     def act() -> None:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
@@ -74,7 +71,6 @@ def signal_as(uid: int, pid: int, number: int) -> None:
 
 
 def n_lost(shared: Shared) -> int:
-    """How many children the service lost so far."""
     return sum(event["event"] == "child-lost" for event in events_in(shared.base))
 
 
@@ -318,7 +314,6 @@ def share_of_a_core(running: Service, seconds: float) -> float:
 
 
 def cpu_s(pid: int) -> float:
-    """The processor time of a process so far."""
     fields = stat_of(pid)
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -39,7 +39,6 @@ def is_gone(volume: Path, identifier: str) -> bool:
 
 
 def is_in(volume: Path, identifier: str, state: str) -> bool:
-    """Whether it is in that state."""
     return (volume / ".trashd/u/0" / state / identifier).exists()
 
 
@@ -55,13 +54,11 @@ def succeeds(*command: str | Path) -> bool:
 
 
 def events(base: Path) -> list[str]:
-    """What the audit log tells of, in order."""
     return [event["event"] for event in events_in(base)]
 
 
 @contextmanager
 def sound() -> Iterator[tuple[Path, Path]]:
-    """A volume that nothing is wrong with, and the service's directory."""
     with tmpfs_store() as volume, places() as base:
         yield volume, base
 
@@ -145,7 +142,6 @@ def test_volume_that_is_read_only_for_a_while_is_served_afterwards() -> None:
 
 @contextmanager
 def served_small(filesystem: str) -> Iterator[tuple[Path, Path]]:
-    """A small volume with a store, and root's drop folder in it."""
     few = [["-N", "3000"]] if filesystem == "ext4" else []
     tmpfs = tmpfs_volume("16m", ["nr_inodes=3000"])
     with tmpfs if filesystem == "tmpfs" else loop_volume(filesystem, 64, *few) as volume:
@@ -221,7 +217,6 @@ def test_service_starts_where_it_can_remember_nothing() -> None:
 
 @contextmanager
 def _service_with(base: Path, volume: Path, config: str, state: Path) -> Iterator[Service]:
-    """The service with its state and audit log elsewhere."""
     (base / "config.d").mkdir()
     (base / "config.d/test.toml").write_text(config)
     with service(base, volume, environment={"STATE_DIRECTORY": str(state)}) as running:
@@ -229,7 +224,6 @@ def _service_with(base: Path, volume: Path, config: str, state: Path) -> Iterato
 
 
 def _fill_up(directory: Path) -> None:
-    """Take all the space of its filesystem."""
     with (directory / "filling").open("wb", buffering=0) as file:
         try:
             while True:
@@ -271,7 +265,6 @@ def hanging(pid: int) -> Iterator[None]:
 
 
 def daemon_of(mount_point: Path) -> int:
-    """The daemon of `broken_volume`."""
     wanted = {os.fsencode(mount_point), b"tests.support.fuse_eio"}
     for name in filter(str.isdigit, os.listdir("/proc")):
         with suppress(FileNotFoundError, ProcessLookupError):

@@ -101,7 +101,6 @@ NO_RECORDS: list[Callable[[Path, Shared], None]] = [
 
 
 def plant(shared: Shared, identifier: str, forgery: Callable[[Path, Shared], None]) -> None:
-    """Put something else where a record was."""
     record = place(shared.volume, identifier) / "record.json"
     record.rename(record.parent / "saved")
     forgery(record, shared)
@@ -143,7 +142,6 @@ def test_records_forged_while_the_service_watches_are_kept(shared: Shared) -> No
 
 
 def place_in_orphans(shared: Shared, identifier: str) -> Path:
-    """Mallory's container."""
     return shared.folder(MALLORY) / "orphans" / identifier
 
 
@@ -322,7 +320,6 @@ HOSTILE = [name.decode("utf-8", "surrogateescape") for name in weird_names() if 
 
 
 def counts(shared: Shared) -> Counter[str]:
-    """How often the audit log tells of what."""
     return Counter(event["event"] for event in events_in(shared.base))
 
 

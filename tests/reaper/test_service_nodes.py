@@ -40,7 +40,6 @@ def two_nodes(base: Path, machines: Machines, config: str = POLLED) -> Iterator[
 
 
 def others(of: Node) -> list[SeenNode]:
-    """The other nodes that a service sees."""
     return [one for one in of.running.volume(of.volume).nodes if not one.is_here]
 
 
@@ -49,7 +48,6 @@ def sees_one_alive(of: Node) -> bool:
 
 
 def until_seen(alpha: Node, beta: Node) -> None:
-    """Wait until each has seen the other live."""
     for one in (alpha, beta):
         one.running.until(partial(sees_one_alive, one))
 

@@ -29,7 +29,6 @@ OFTEN = f'poll = "1s"\n{QUICK}'
 
 @contextmanager
 def service_of(uid: int, home: Path, config: str = QUICK) -> Iterator[Service]:
-    """A user's own service."""
     base = make_tree(home / "service", Dir(owner=(uid, uid)))
     told = {"HOME": str(home), "XDG_STATE_HOME": "", "STATE_DIRECTORY": str(base)}
     with service(base, config=config, environment=told, user=uid) as running:

@@ -133,7 +133,6 @@ def test_a_store_that_its_owner_breaks_alarms_nobody_and_is_served_when_it_is_wh
 
 
 def volume_id(text: str) -> str:
-    """The id in a volume.json."""
     return next(word for word in text.split('"') if len(word) == 32)
 
 

@@ -30,14 +30,12 @@ MORE_KIB, ALL_KIB = 16 * MIB, 120 * MIB
 
 
 def of_process(pid: int, file: str, key: str) -> int:
-    """A number from a file in /proc/PID."""
     found = re.search(rf"^{key}:\s+(\d+)", Path(f"/proc/{pid}/{file}").read_text(), re.MULTILINE)
     assert found is not None
     return int(found[1])
 
 
 def processes(running: Service) -> list[int]:
-    """The service, its forker, and their children."""
     return [running.process.pid, running.forker(), *running.children()]
 
 
@@ -144,7 +142,6 @@ def n_wakeups_in(running: Service, seconds: float) -> int:
 
 
 def n_sleeps(pids: list[int]) -> int:
-    """How often all threads of these processes went to sleep so far."""
     found = 0
     for pid in pids:
         for thread in Path(f"/proc/{pid}/task").iterdir():
@@ -154,7 +151,6 @@ def n_sleeps(pids: list[int]) -> int:
 
 
 def most_kib(running: Service) -> int:
-    """The most memory that the service's own process ever had."""
     return of_process(running.process.pid, "status", "VmHWM")
 
 

@@ -47,7 +47,6 @@ class Sample(NamedTuple):
 
 
 def look(running: Service) -> Sample:
-    """A sample, of the service's own process."""
     status = Path(f"/proc/{running.process.pid}/status").read_text()
     n_fds = len(os.listdir(f"/proc/{running.process.pid}/fd"))
     return Sample(_field(status, "VmRSS"), n_fds, _field(status, "Threads"), len(running.children()))
@@ -60,13 +59,11 @@ def _field(status: str, name: str) -> int:
 
 
 def n_reaped(running: Service) -> int:
-    """Orphans of its one volume that are gone."""
     seen = running.seen()
     return seen.status.volumes[0].n_reaped if seen else 0
 
 
 def is_over(at_s: float) -> bool:
-    """Whether it is that late."""
     return time.monotonic() > at_s
 
 

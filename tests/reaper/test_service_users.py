@@ -29,12 +29,10 @@ ALICE, BOB = 12101, 12102
 
 
 def home_of(uid: int, volume: Path) -> Path:
-    """A directory of the user's."""
     return make_tree(volume / f"home-{uid}", Dir(owner=(uid, uid)))
 
 
 def large_of(uid: int, volume: Path, n_files: int, options: SwapOptions = EXPIRED) -> str:
-    """The id of an orphan of the user's with many files."""
     large = home_of(uid, volume) / "large"
     return as_user(uid, lambda: str(swap(fill(large, n_files), options=options).id))
 
@@ -177,7 +175,6 @@ def test_roots_authority_is_for_those_alone_who_are_listed(base: Path, volume: P
 
 
 def immutable_orphan(uid: int, volume: Path) -> str:
-    """The id of an orphan of the user's with an immutable file in it."""
     job = make_tree(home_of(uid, volume) / "job", Dir({"sub": Dir({"a": "1"}, owner=(uid, uid))}, owner=(uid, uid)))
     set_flags(job / "sub/a", IMMUTABLE)
     return as_user(uid, lambda: str(swap(job, options=EXPIRED).id))

@@ -25,7 +25,6 @@ MODES = [0o000, 0o111, 0o222, 0o333, 0o444, 0o555, 0o700, 0o2555, 0o1555, 0o4000
 
 
 def assert_reaped(volume: Path, victim: Path, n_entries: int) -> None:
-    """One reap removes it all, and counts what it removed."""
     identifier = swap(victim).id
     reaped = reap_now(volume, identifier)
     assert (reaped.report.failures, reaped.report.removed) == ((), n_entries)
@@ -88,7 +87,6 @@ def test_names_of_any_kind_are_reaped_as_files_and_as_directories(volume: Path) 
 
 
 def closed_tree() -> Dir:
-    """Directories of every mode in directories of every mode, with something in them."""
     inner = {f"{mode:o}": Dir({"file": File(b"x", mode=0), "empty": Dir({}, mode=0)}, mode=mode) for mode in MODES}
     return Dir({f"{mode:o}": Dir({"file": "x", **inner}, mode=mode) for mode in MODES}, mode=0o555)
 

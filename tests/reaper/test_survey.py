@@ -58,7 +58,6 @@ def steps(monkeypatch: pytest.MonkeyPatch, window: int, n_fds: int = 64) -> Iter
 
 
 def blocks(*paths: Path) -> int:
-    """What inodes take."""
     return sum(os.lstat(path).st_blocks * 512 for path in paths)
 
 
@@ -262,7 +261,6 @@ def test_nothing_is_changed_and_no_entry_is_opened_for_reading_unasked(volume: P
 
 
 def clone(source: Path, target: Path) -> Path:
-    """A reflink."""
     with source.open("rb") as old, target.open("wb") as new:
         fcntl.ioctl(new, _FICLONE, old.fileno())
     return target

@@ -51,7 +51,6 @@ HOUR_S = 3600.0
 
 
 def new_user(most: int = MOST) -> UserState:
-    """A user of whom nothing is known yet."""
     return UserState(UID, BASE, lambda: most, 0)
 
 
@@ -143,7 +142,6 @@ def test_large_orphan_makes_way_after_a_while_and_has_longer_the_next_time() -> 
 
 
 def one_of(identifiers: Collection[str], which: int) -> str:
-    """One of some."""
     return sorted(identifiers)[which % len(identifiers)]
 
 
@@ -268,7 +266,6 @@ class Machine(RuleBasedStateMachine):
                 yield OrderDone()
 
     def seen(self, identifier: str) -> SeenContainer:
-        """A container as its record describes it."""
         is_claimed = identifier in self.claimed
         # Far enough from each other that the clock does not tell who is first.
         created_ns = time.time_ns() - (OLDEST_S - 10 * int(identifier[2:])) * 10**9

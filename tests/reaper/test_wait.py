@@ -43,7 +43,6 @@ def make_job(volume: Path) -> Path:
 
 @contextmanager
 def volume_of(fs_type: str) -> Iterator[Path]:
-    """A volume with a store."""
     with tmpfs_volume() if fs_type == "tmpfs" else loop_volume(fs_type, 200) as path:
         init(path)
         yield path
@@ -63,7 +62,6 @@ class Gone(NamedTuple):
 
 @contextmanager
 def reaped(volume: Path, victim: Path) -> Iterator[Gone]:
-    """A directory that was swapped, counted and reaped."""
     kernel = Kernel()
     swapped = swap(victim)
     sync(volume)
@@ -77,7 +75,6 @@ def reaped(volume: Path, victim: Path) -> Iterator[Gone]:
 
 @contextmanager
 def holder(path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that has a file open."""
     with path.open("rb") as file, subprocess.Popen(["sleep", "infinity"], stdin=file) as process:
         file.close()
         try:
@@ -185,7 +182,6 @@ def test_deleted_files_that_were_none_of_the_tree_are_not_blamed() -> None:
 
 @contextmanager
 def holding_deleted(path: Path) -> Iterator[None]:
-    """A process has a deleted file open."""
     path.write_bytes(os.urandom(SIZE))
     with holder(path):
         path.unlink()

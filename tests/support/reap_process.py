@@ -56,7 +56,6 @@ class Reaping:
             os.killpg(self.pid, number)
 
     def signal_one(self, pid: int, number: signal.Signals) -> None:
-        """Send a signal to one of the processes."""
         with suppress(ProcessLookupError):
             os.kill(pid, number)
 
@@ -100,7 +99,6 @@ def all_given(kernel: Kernel, container: Fd) -> LateArrivals:
 
 
 def session(leader: int) -> list[tuple[int, str]]:
-    """Pid and state of each process in a session."""
     return [(pid, fields[0]) for pid, fields in all_stats() if int(fields[3]) == leader]
 
 

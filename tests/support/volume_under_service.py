@@ -70,7 +70,6 @@ def begin_large(running: Service, volume: Path, n_files: int = 20_000) -> str:
 
 
 def is_begun(volume: Path, identifier: str, n_files: int) -> bool:
-    """Whether some of a flat directory is gone."""
     if any(volume.glob(f".trashd/u/*/orphans/{identifier}")):
         return False
     for tree in volume.glob(f".trashd/u/*/reaping/{identifier}/tree"):

@@ -58,7 +58,6 @@ def files(top: Path) -> list[int]:
 
 
 def lengths(volume: Path, act: Callable[[Path, PathBytes], object]) -> tuple[int, int]:
-    """What an action costs on a chain, and on one twice as long."""
     costs = []
     for n_levels in (N_LEVELS, 2 * N_LEVELS):
         kernel = PathBytes()

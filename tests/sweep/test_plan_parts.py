@@ -40,7 +40,6 @@ def put(path: Path, time_ns: int = OLD_NS, content: bytes = b"content") -> Path:
 
 @contextmanager
 def locked(path: Path, how: int = fcntl.LOCK_SH) -> Iterator[None]:
-    """Held by a flock for the block."""
     fd = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(fd, how)

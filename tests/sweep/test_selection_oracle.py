@@ -106,7 +106,6 @@ def regexes(parts: Sequence[bytes]) -> st.SearchStrategy[bytes]:
 
 
 def questions(parts: Sequence[bytes]) -> st.SearchStrategy[Asked]:
-    """Anything that can be asked."""
     name = globs(parts)
     path = globs(parts, b"/", b"/", b"*/")
     return st.one_of(
@@ -151,7 +150,6 @@ def plus(one: Asked, other: Asked) -> Asked:
 
 
 def during(field: Field, bound_ns: int, *, is_after: bool) -> Asked:
-    """Strictly later, or strictly earlier."""
     if is_after:
         return Asked({"times": (TimeBound(field, after_ns=bound_ns),)}, newer(field, bound_ns))
     return Asked({"times": (TimeBound(field, before_ns=bound_ns),)}, ["!", *newer(field, bound_ns - 1)])
