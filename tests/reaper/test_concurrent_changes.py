@@ -5,8 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -28,21 +27,12 @@ from tests.support.reap_process import (
     state_of,
 )
 from tests.support.store_calls import place, reap_now, swap
+from tests.support.team_trees import way_into
 
 pytestmark = pytest.mark.needs("root")
 
 ENDED = (DONE, QUARANTINED)
 N_FILES = 60
-
-
-@contextmanager
-def opened(path: Path) -> Iterator[int]:
-    """An fd of a directory, which follows it wherever it is moved."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
 
 
 def same_names(path: Path) -> Path:
@@ -89,7 +79,7 @@ def test_link_exchanged_for_a_directory_all_the_time_leads_nowhere(volume: Path,
                 same_names(job / f"{i}" / name / "sub")
             link = os.fsdecode(pair(depth, i)[1])
             (job / link).symlink_to(to_canary(volume, 1 + link.count("/"), i) / ("" if depth == "parent" else "p"))
-        with opened(job) as job_fd:
+        with way_into(job) as job_fd:
             identifier = swap(job).id
 
             def exchange(i: int, job_fd: int = job_fd) -> None:
@@ -114,7 +104,7 @@ def test_link_exchanged_for_the_whole_tree_all_the_time_leads_nowhere(volume: Pa
     before = snapshot(volume / "canary", with_times=True)
     for n in range(30):
         identifier = swap(same_names(volume / f"job-{n}")).id
-        with opened(place(volume, identifier)) as container:
+        with way_into(place(volume, identifier)) as container:
             os.symlink(to_canary(volume, 0, n), "aside", dir_fd=container)
 
             def exchange(_i: int, container: int = container) -> None:
@@ -164,7 +154,7 @@ def test_files_that_are_made_while_it_is_reaped_are_removed_too(volume: Path) ->
     for n in range(20):
         job = make_tree(volume / f"job-{n}", {})
         fill(job / "sub", 2000)
-        with opened(job / "sub") as sub:
+        with way_into(job / "sub") as sub:
             identifier = swap(job).id
 
             def make(i: int, sub: int = sub) -> None:
@@ -197,7 +187,7 @@ def test_writers_who_never_stop_do_not_make_a_reap_endless(volume: Path, kind: s
     for n in range(10):
         job = make_tree(volume / f"job-{n}", {"other": {}})
         fill(job / "sub", 2000)
-        with opened(job / "sub") as sub:
+        with way_into(job / "sub") as sub:
             identifier = swap(job).id
             with beside(make), beside(make):
                 reaped = reap_now(volume, identifier)
@@ -261,7 +251,7 @@ def test_directories_moved_out_and_in_all_the_time_lead_nowhere_else(volume: Pat
             # What a `..` from a moved directory would find
             same_names(outside / f"{i}")
         before = snapshot(outside)
-        with opened(job) as job_fd, opened(outside) as outside_fd:
+        with way_into(job) as job_fd, way_into(outside) as outside_fd:
             identifier = swap(job).id
 
             def move(i: int, job_fd: int = job_fd, outside_fd: int = outside_fd) -> None:
@@ -288,7 +278,7 @@ def test_what_was_moved_out_is_left_alone_once_the_reap_has_ended(volume: Path) 
     for n in range(10):
         job = bulky_tree(volume / f"job-{n}", 10, 100, 10)
         outside = make_tree(volume / f"outside-{n}", {})
-        with opened(job) as job_fd, opened(outside) as outside_fd:
+        with way_into(job) as job_fd, way_into(outside) as outside_fd:
             identifier = swap(job).id
 
             def move(i: int, job_fd: int = job_fd, outside_fd: int = outside_fd) -> None:

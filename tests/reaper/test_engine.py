@@ -30,23 +30,14 @@ from fusefs.reaper.reap import RemovalWishes, reap
 from fusefs.reaper.remove_slice import SliceRemover
 from tests.support.background_workers import EndsWorkers
 from tests.support.file_leases import is_broken_into
+from tests.support.many_files import fill
 from tests.support.real_filesystems import loop_volume, sync
 from tests.support.reap_process import all_given, empty_container
 from tests.support.small_orphans import ids
-from tests.support.store_calls import in_child, init, own, swap
+from tests.support.store_calls import Counting, in_child, init, own, swap
 from tests.support.trashd_command import TRASHD, environment
 
 pytestmark = pytest.mark.needs("root")
-
-
-def fill(path: Path, n_files: int) -> Path:
-    """A directory with that many empty files."""
-    path.mkdir(parents=True)
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    for number in range(n_files):
-        os.mknod(b"f%d" % number, 0o600, dir_fd=fd)
-    os.close(fd)
-    return path
 
 
 IN_PARTS = ConstantSpeed(Speed(entries_per_s=100_000))
@@ -280,16 +271,6 @@ def test_pace_in_bytes_counts_what_is_freed() -> None:
         assert os.listdir(path) == ["record.json"]
 
 
-class Noting:
-    """A hook that keeps the calls which change a file's content."""
-
-    def __init__(self) -> None:
-        self.truncated = 0
-
-    def __call__(self, call: str) -> None:
-        self.truncated += call == "truncate"
-
-
 def large(path: Path, n_steps: int = 3) -> Path:
     with path.open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, (n_steps - 1) * CUT_BYTES + (1 << 20))
@@ -305,9 +286,9 @@ def test_large_file_is_cut_in_steps_when_paced() -> None:
         (path / "tree").mkdir()
         size = large(path / "tree/large").stat().st_size
         (path / "tree/small").write_text("x")
-        hook = Noting()
+        hook = Counting()
         report = empty_container(Kernel(hook), fd, PACED)
-        assert (hook.truncated, report.removed, report.n_failed) == (3, 3, 0)
+        assert (hook.calls.count("truncate"), report.removed, report.n_failed) == (3, 3, 0)
         assert report.n_bytes == pytest.approx(size, abs=1 << 16)
         assert os.listdir(path) == ["record.json"]
 
@@ -315,9 +296,9 @@ def test_large_file_is_cut_in_steps_when_paced() -> None:
 def test_large_file_is_not_cut_when_nothing_is_limited() -> None:
     with loop_volume("ext4", 256) as volume, container(volume) as (path, fd):
         large(path / "tree")
-        hook = Noting()
+        hook = Counting()
         assert empty_container(Kernel(hook), fd, RemovalWishes(n_workers=1)).removed == 1
-        assert hook.truncated == 0
+        assert hook.calls.count("truncate") == 0
 
 
 def test_large_file_with_a_link_outside_keeps_its_content() -> None:
@@ -359,13 +340,13 @@ def test_large_file_whose_mode_forbids_writing_is_cut_for_its_owner() -> None:
         large(path / "tree").chmod(0o400)
         for owned in (path, path / "tree", path / "record.json"):
             os.chown(owned, 1000, 1000)
-        hook = Noting()
+        hook = Counting()
 
         def as_owner() -> None:
             os.setresgid(1000, 1000, 1000)
             os.setresuid(1000, 1000, 1000)
             empty_container(Kernel(hook), fd, PACED)
-            assert hook.truncated == 3
+            assert hook.calls.count("truncate") == 3
 
         assert in_child(as_owner) == 0
         assert os.listdir(path) == ["record.json"]
@@ -406,9 +387,9 @@ def test_large_file_is_left_whole_where_there_are_no_leases(monkeypatch: pytest.
     monkeypatch.setattr(fcntl, "fcntl", refuse)
     with loop_volume("ext4", 256) as volume, container(volume) as (path, fd):
         large(path / "tree")
-        hook = Noting()
+        hook = Counting()
         report = empty_container(Kernel(hook), fd, PACED)
-        assert (hook.truncated, report.removed) == (0, 1)
+        assert (hook.calls.count("truncate"), report.removed) == (0, 1)
 
 
 # Slices

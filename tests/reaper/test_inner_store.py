@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+import subprocess
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -230,40 +231,21 @@ def swap_all(path: Path) -> str:
     return identifier
 
 
-def damage_link(store: Path) -> None:
-    (store / "volume.json").rename(store / "other")
-    (store / "volume.json").symlink_to("other")
+DAMAGES = {
+    "link": "mv volume.json other; ln -s other volume.json",
+    "mode": "chmod 777 .",
+    "owner": f"chown {BOB}:{BOB} volume.json",
+    "text": "echo '[]' >volume.json",
+    "fifo": "rm volume.json; mkfifo volume.json",
+    "folder": "chmod 770 u/0",
+}
 
 
-def damage_mode(store: Path) -> None:
-    store.chmod(0o777)
-
-
-def damage_owner(store: Path) -> None:
-    os.chown(store / "volume.json", BOB, BOB)
-
-
-def damage_text(store: Path) -> None:
-    (store / "volume.json").write_text("[]")
-
-
-def damage_fifo(store: Path) -> None:
-    (store / "volume.json").unlink()
-    os.mkfifo(store / "volume.json")
-
-
-def damage_folder(store: Path) -> None:
-    (store / "u/0").chmod(0o770)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [damage_link, damage_mode, damage_owner, damage_text, damage_fifo, damage_folder],
-    ids=lambda damage: damage.__name__.removeprefix("damage_"),
-)
-def test_what_others_could_have_made_is_no_store(volume: Path, damage: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_others_could_have_made_is_no_store(volume: Path, damage: str) -> None:
     team, _inner = team_in(volume)
-    damage(left_over(volume, team) / "deep/proj/.trashd")
+    store = left_over(volume, team) / "deep/proj/.trashd"
+    subprocess.run(["sh", "-euc", DAMAGES[damage]], cwd=store, check=True)
     assert STORE not in [why for _way, why in told(reap_now(volume, team))]
 
 

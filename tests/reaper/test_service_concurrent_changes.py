@@ -181,35 +181,17 @@ def test_a_child_of_a_folder_that_vanished_does_not_work_in_the_next_one(shared:
 # Mounts, which root makes for her: the service sees none that she makes in a namespace of her own
 
 
-def _tmpfs_over_folder(shared: Shared) -> Path:
-    return shared.folder(MALLORY)
-
-
-def _tmpfs_over_orphans(shared: Shared) -> Path:
-    return shared.folder(MALLORY) / "orphans"
-
-
-def _tmpfs_over_reaping(shared: Shared) -> Path:
-    return shared.folder(MALLORY) / "reaping"
-
-
-def _over_all_users(shared: Shared) -> Path:
-    return shared.volume / ".trashd/u"
-
-
-@pytest.mark.parametrize("where", [_tmpfs_over_folder, _tmpfs_over_orphans, _tmpfs_over_reaping])
+@pytest.mark.parametrize("where", ["", "orphans", "reaping"])
 @pytest.mark.parametrize("is_early", [True, False])
-def test_a_mount_over_her_folder_is_nobody_elses_trouble(
-    shared: Shared, where: Callable[[Shared], Path], is_early: bool
-) -> None:
-    mallorys = shared.throw(MALLORY)
+def test_a_mount_over_her_folder_is_nobody_elses_trouble(shared: Shared, where: str, is_early: bool) -> None:
+    mallorys, mount_point = shared.throw(MALLORY), shared.folder(MALLORY) / where
     with ExitStack() as mounted:
         if is_early:
-            mounted.enter_context(bind_mount(shared.volume / "canary", where(shared)))
+            mounted.enter_context(bind_mount(shared.volume / "canary", mount_point))
         with shared.served() as running:
             if not is_early:
                 running.until(lambda: shared.is_gone(mallorys))
-                mounted.enter_context(bind_mount(shared.volume / "canary", where(shared)))
+                mounted.enter_context(bind_mount(shared.volume / "canary", mount_point))
             alices = shared.throw(ALICE)
             running.until(lambda: shared.is_gone(alices))
             shared.assert_untouched()
@@ -257,7 +239,7 @@ def test_mounts_that_never_answer_hold_nobody_up(shared: Shared, is_early: bool)
 def test_a_mount_over_all_folders_ends_with_the_mount(shared: Shared) -> None:
     with shared.served() as running:
         running.until_phase(shared.volume, VolumePhase.IDLE)
-        with tmpfs_over(_over_all_users(shared)):
+        with tmpfs_over(shared.volume / ".trashd/u"):
             running.reload()
             running.until_phase(shared.volume, VolumePhase.GONE, VolumePhase.BROKEN)
         running.reload()

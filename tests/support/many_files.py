@@ -32,8 +32,8 @@ def roomy_volume(fs_type: str, n_inodes: int = 100_000) -> Iterator[Path]:
 
 
 def fill(directory: Path, n_files: int, start: int = 0) -> Path:
-    """Make empty files `f0`, `f1` and so on in a directory, which is made if missing."""
-    directory.mkdir(exist_ok=True)
+    """Make empty files `f0`, `f1` and so on in a directory, which is made if missing, with those above it."""
+    directory.mkdir(parents=True, exist_ok=True)
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         for i in range(start, start + n_files):
