@@ -40,7 +40,6 @@ def long(path: Path) -> None:
 
 
 def wide(path: Path) -> None:
-    path.mkdir()
     for i in range(20_000):
         fill(path / f"{i}", 1)
 

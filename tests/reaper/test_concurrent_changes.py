@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -42,7 +43,6 @@ def same_names(path: Path) -> Path:
 
 
 def finish(volume: Path, identifier: str) -> None:
-    """No process is at it any more: what was quarantined can be reaped now."""
     if state_of(volume, identifier) is not None:
         assert reap_now(volume, identifier).report.failures == ()
     assert state_of(volume, identifier) is None
@@ -66,7 +66,6 @@ def to_canary(volume: Path, depth: int, n: int) -> Path:
 def test_link_exchanged_for_a_directory_all_the_time_leads_nowhere(volume: Path, depth: str) -> None:
     make_tree(volume / "canary", {})
     for name in ("p", "q"):
-        (volume / "canary" / name).mkdir()
         same_names(volume / "canary" / name / "sub")
         fill(volume / "canary" / name, N_FILES)
     before = snapshot(volume / "canary", with_times=True)
@@ -125,20 +124,15 @@ def test_link_exchanged_for_the_whole_tree_all_the_time_leads_nowhere(volume: Pa
         finish(volume, identifier)
 
 
-@pytest.mark.parametrize("kind", ["link", "file", "fifo"])
-def test_what_somebody_planted_where_deep_directories_go_leads_nowhere(volume: Path, kind: str) -> None:
+@pytest.mark.parametrize("plant", [lambda planted: planted.symlink_to("../" * 5 + "canary"), Path.touch, os.mkfifo])
+def test_what_somebody_planted_where_deep_directories_go_leads_nowhere(
+    volume: Path, plant: Callable[[Path], object]
+) -> None:
     same_names(volume / "canary")
     before = snapshot(volume / "canary", with_times=True)
     job = deep_chain(volume / "job", 500)
     identifier = swap(job).id
-    planted = place(volume, identifier) / "hoisted"
-    match kind:
-        case "link":
-            planted.symlink_to(to_canary(volume, 0, 0))
-        case "file":
-            planted.write_text("mine")
-        case _:
-            os.mkfifo(planted)
+    plant(place(volume, identifier) / "hoisted")
     assert code_of(lambda: reap_now(volume, identifier)) in ENDED
     assert snapshot(volume / "canary", with_times=True) == before
     if state_of(volume, identifier) is not None:

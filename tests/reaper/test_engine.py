@@ -34,7 +34,7 @@ from tests.support.many_files import fill
 from tests.support.real_filesystems import loop_volume, sync
 from tests.support.reap_process import all_given, empty_container
 from tests.support.small_orphans import ids
-from tests.support.store_calls import Counting, in_child, init, own, swap
+from tests.support.store_calls import Before, Counting, in_child, init, own, swap
 from tests.support.trashd_command import TRASHD, environment
 
 pytestmark = pytest.mark.needs("root")
@@ -316,10 +316,7 @@ def test_large_file_that_gets_a_link_at_the_last_moment_keeps_its_content() -> N
         large(path / "tree")
         before = os.stat(path / "tree")
 
-        def link(call: str) -> None:
-            if call == "unlink" and not (volume / "outside").exists():
-                os.link(path / "tree", volume / "outside")
-
+        link = Before("unlink", lambda: os.link(path / "tree", volume / "outside"))
         empty_container(Kernel(link), fd, PACED)
         after = os.stat(volume / "outside")
         assert (after.st_size, after.st_blocks) == (before.st_size, before.st_blocks)
@@ -359,10 +356,8 @@ def test_opener_who_waits_for_the_lease_finds_the_content_whole() -> None:
         read, write = os.pipe()
         opener = 0
 
-        def open_it(call: str) -> None:
+        def open_it() -> None:
             nonlocal opener
-            if call != "unlink" or opener:
-                return
             opener = os.fork()
             if opener == 0:
                 os.closerange(write + 1, 1000)  # an inherited fd would keep the lease
@@ -373,7 +368,7 @@ def test_opener_who_waits_for_the_lease_finds_the_content_whole() -> None:
                 time.sleep(0.001)
 
         st = os.stat(path / "tree")
-        empty_container(Kernel(open_it), fd, PACED)
+        empty_container(Kernel(Before("unlink", open_it)), fd, PACED)
         assert int(os.read(read, 100)) == st.st_size
         os.waitpid(opener, 0)
         os.close(read)

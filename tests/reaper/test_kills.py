@@ -29,8 +29,6 @@ WAYS = ("all", "first", "worker")
 
 @dataclass
 class Killer:
-    """Kills at random times, and counts those that found a running process."""
-
     random: Random
     longest_s: float | None = None  # how long a whole reap takes here, about; the first is left alone to tell
     n_reaps: int = 0

@@ -65,15 +65,11 @@ def shapes() -> Spec:
     }
 
 
-def test_tree_on_a_full_volume_is_reaped(small: Small) -> None:
-    identifier = swap(make_tree(small.path / "job", shapes())).id
-    with small.filled():
-        assert reap_now(small.path, identifier).report.failures == ()
-        assert state_of(small.path, identifier) is None
-
-
-def test_depth_on_a_full_volume_is_reaped_although_no_directory_can_be_made_there(small: Small) -> None:
-    identifier = swap(deep_chain(small.path / "job", 400)).id
+@pytest.mark.parametrize("make", [lambda path: make_tree(path, shapes()), lambda path: deep_chain(path, 400)])
+def test_tree_on_a_full_volume_is_reaped_although_no_directory_can_be_made_there(
+    small: Small, make: Callable[[Path], Path]
+) -> None:
+    identifier = swap(make(small.path / "job")).id
     with small.filled():
         assert reap_now(small.path, identifier).report.failures == ()
         assert state_of(small.path, identifier) is None

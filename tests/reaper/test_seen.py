@@ -168,16 +168,14 @@ def test_a_rotated_audit_log_is_followed_after_a_reload(volume: Path, watched: W
     assert "swapped" not in (watched.base / "audit.1").read_text()
 
 
-def test_the_status_is_for_all_and_names_nobodys_files(volume: Path, watched: Watched) -> None:
+def test_the_status_is_for_all_and_names_nobodys_files_and_the_log_moves_no_cursor(
+    volume: Path, watched: Watched
+) -> None:
     orphan_in(volume, name=EVIL, options=EXPIRED)
     watched.service.until(lambda: watched.service.volume(volume).n_reaped == 1)
     text = Path(os.fsdecode(SYSTEM_RUNTIME), "status.json").read_text()
     assert "plans" not in text
     assert trashd("status").code == 0
-
-
-def test_a_name_moves_no_cursor_in_the_log(volume: Path, watched: Watched) -> None:
-    orphan_in(volume, name=EVIL, options=EXPIRED)
     watched.service.until(lambda: "reaped " in watched.service.log.read_text())
     assert all(line.isprintable() for line in watched.service.log.read_text().splitlines())
 

@@ -21,7 +21,7 @@ from tests.support.make_trees import Dir, make_tree
 from tests.support.many_files import fill
 from tests.support.other_users import as_user, become
 from tests.support.outside_tree import unmount_below
-from tests.support.proc_stat import stat_of
+from tests.support.proc_stat import stat_of, status_of
 from tests.support.real_filesystems import bind_mount, tmpfs_over
 from tests.support.reap_process import beside
 from tests.support.service_process import QUICK, Service, configure
@@ -52,14 +52,9 @@ def throw_large(shared: Shared, uid: int, n_files: int = 20_000) -> str:
 def child_of(running: Service, uid: int) -> int | None:
     for pid in running.children():
         with suppress(FileNotFoundError, ProcessLookupError):
-            if os.stat(f"/proc/{pid}").st_uid == uid or _uid(pid) == uid:
+            if os.stat(f"/proc/{pid}").st_uid == uid or status_of(pid)["Uid"][0] == str(uid):
                 return pid
     return None
-
-
-def _uid(pid: int) -> int:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(status.partition("Uid:\t")[2].split()[0])
 
 
 def signal_as(uid: int, pid: int, number: int) -> None:

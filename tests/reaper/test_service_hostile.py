@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -20,14 +20,12 @@ from tests.support.real_filesystems import bind_mount
 from tests.support.service_process import QUICK, service
 from tests.support.shared_volume import ALICE, MALLORY, Shared
 from tests.support.small_orphans import EXPIRED
+from tests.support.small_orphans import PINNED as KEPT
 from tests.support.store_calls import assert_silent, forge, place, swap
 from tests.support.trashd_command import trashd
 from tests.support.volume_under_service import events_in
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(180)]
-
-KEPT = SwapOptions(retention_s=None)
-
 
 # Forged records
 
@@ -36,7 +34,7 @@ BAD_TIMES: dict[str, list[object]] = {
     "retention_s": [-1, 1 << 63, 1 << 80, 1e400, "0", []],
     "created_ns": [-1, 1 << 80, None],
 }
-Forgery = str | bytes | dict[str, object]
+Forgery = str | bytes | Mapping[str, object]
 NO_RECORDS: list[Forgery] = [
     "mkfifo -m 600 record.json",
     "mknod -m 600 record.json c 1 5",  # /dev/zero: reading it never ends
@@ -63,7 +61,7 @@ def plant(shared: Shared, identifier: str, forgery: Forgery) -> None:
     match forgery:
         case bytes():
             record.write_bytes(forgery)
-        case dict():
+        case Mapping():
             forge(saved.rename(record), **forgery)
         case _:
             subprocess.run(["sh", "-euc", forgery, "sh", secret], cwd=record.parent, check=True)

@@ -98,7 +98,6 @@ def test_service_killed_at_any_time_loses_nothing_and_touches_nothing_outside(fi
 
 
 def report(filesystem: str, killer: Killer, ledgers: list[Ledger]) -> None:
-    """Tell what was tested (`pytest -s`)."""
     sums = Counter[str]()
     for ledger in ledgers:
         sums.update({name: n for name, n in vars(ledger).items() if name.startswith("n_")})

@@ -53,7 +53,6 @@ def until_seen(alpha: Node, beta: Node) -> None:
 
 
 def reaped(*nodes: Node) -> Counter[str]:
-    """How often each orphan was told to be gone, by the services that reaped it."""
     events = [event for one in nodes if (one.base / "audit").exists() for event in audited(one.base)]
     return Counter(event["id"] for event in events if event["event"] == "reaped" and not event["detail"])
 

@@ -28,7 +28,6 @@ pytestmark = pytest.mark.needs("root")
 
 @contextmanager
 def two_places() -> Iterator[tuple[Path, Path]]:
-    """A volume with a store, and an empty directory to mount it on."""
     with tmpfs_store() as volume, tmpfs_volume() as elsewhere:
         (elsewhere / "place").mkdir()
         yield volume, elsewhere / "place"

@@ -55,7 +55,6 @@ def new_user(most: int = MOST) -> UserState:
 
 
 def part_of(user: UserState) -> FolderPart:
-    """The user's folder in the only store."""
     return user.parts[BASE]
 
 
@@ -158,7 +157,6 @@ class Machine(RuleBasedStateMachine):
         self.ahead_s = 0.0
 
     def now_s(self) -> float:
-        """The service's time; it passes as the test says."""
         return boot_s() + self.ahead_s
 
     def tell(self, identifier: str, *, by_name: bool) -> None:
@@ -274,7 +272,6 @@ class Machine(RuleBasedStateMachine):
         )
 
     def reap(self, chosen: DueContainer, *, is_parked: bool) -> OrphanEnded:
-        """Reap one, as far as it may be had."""
         if chosen.id not in self.there:
             return OrphanEnded(chosen.id, lost="gone")
         if chosen.id in self.held:

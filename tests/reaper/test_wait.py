@@ -56,7 +56,6 @@ class Gone(NamedTuple):
     volume_wait: VolumeWait
 
     def wait(self) -> Waited:
-        """`--wait`, after the reap."""
         return self.volume_wait.conclude(lambda: False)
 
 
@@ -237,7 +236,6 @@ class Volume(Kernel):
         return (self._mib.pop(0) if len(self._mib) > 1 else self._mib[0]) * MIB
 
     def wait(self, goal_mib: int = 0, stops: Callable[[], bool] = lambda: False) -> Waited:
-        """Wait after a reap; the first figures were those before it."""
         with ExitStack() as owned:
             volume_wait = VolumeWait(self, b"/dev/shm", owned, goal_mib * MIB)
             volume_wait.ids.append(ContainerId("nobody-has-this-id"))

@@ -123,11 +123,9 @@ class System:
 
     @property
     def root(self) -> Path:
-        """Its root directory, for us."""
         return Path(f"/proc/{self.pid}/root")
 
     def path(self, inside: str | Path) -> Path:
-        """Where we see one of its paths."""
         return self.root / str(inside).lstrip("/")
 
     def argv(self, *words: str | Path) -> list[str | Path]:

@@ -177,8 +177,6 @@ class Person:
 
 
 class Traffic:
-    """All of them at work."""
-
     def __init__(self, volume: Path, uids: Sequence[int], seed: str) -> None:
         self._volume = volume
         self._shared = memoryview(mmap(-1, 8 * (1 + len(uids)))).cast("Q")  # whether to stop; acts of each

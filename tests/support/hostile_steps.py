@@ -105,8 +105,6 @@ def move(source: str, target: str) -> Step:
 
 
 def make(where: str, mode: int = 0o777) -> Step:
-    """An own directory, open to all."""
-
     def step(side: Side) -> None:
         side.at(where).mkdir()
         side.at(where).chmod(mode)
@@ -119,7 +117,6 @@ def link(where: str, target: str) -> Step:
 
 
 def write(where: str, text: str) -> Step:
-    """Other content for a file that the user may write to, or a new one."""
     return lambda side: side.at(where).write_text(text)
 
 

@@ -45,7 +45,6 @@ def fill(directory: Path, n_files: int, start: int = 0) -> Path:
 
 def bulky_tree(path: Path, n_directories: int = 20, n_files: int = 300, n_flat: int = 8000) -> Path:
     """A tree that keeps a reaper busy: `d0`… with `sub/` each, one directory `flat`, and one `chain`."""
-    path.mkdir()
     for i in range(n_directories):
         fill(fill(path / f"d{i}", n_files) / "sub", n_files)
     fill(path / "flat", n_flat)

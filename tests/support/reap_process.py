@@ -51,7 +51,6 @@ class Reaping:
         return [pid for pid in self.processes() if pid != self.pid]
 
     def signal_all(self, number: signal.Signals) -> None:
-        """Send a signal to every process at once."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
@@ -179,7 +178,6 @@ def start_and_stop(volume: Path, identifier: str, after_s: float) -> Reaping | N
 
 
 def is_claimed(volume: Path, identifier: str) -> bool:
-    """Whether a container is in reaping/."""
     return any((volume / ".trashd" / "u").glob(f"*/{State.REAPING.value}/{identifier}/record.json"))
 
 

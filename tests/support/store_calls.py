@@ -215,17 +215,17 @@ def forge(record: Path, **fields: object) -> None:
 
 
 class Before:
-    """A hook that does something once, before the first call of a name."""
+    """A hook that does something once, before the n-th call (from 1) of a name."""
 
-    def __init__(self, call: str, action: Callable[[], object]) -> None:
+    def __init__(self, call: str, action: Callable[[], object], n: int = 1) -> None:
         self.call = call
-        self.action: Callable[[], object] | None = action
+        self.action = action
+        self.left = n
 
     def __call__(self, call: str) -> None:
-        action = self.action
-        if call == self.call and action is not None:
-            self.action = None
-            action()
+        self.left -= call == self.call
+        if call == self.call and self.left == 0:
+            self.action()
 
 
 class InTheGap:

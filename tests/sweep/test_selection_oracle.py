@@ -41,8 +41,6 @@ ALL_BUT_DIRECTORIES = sorted({*KINDS} - {"d"})
 
 
 class Asked(NamedTuple):
-    """One thing that is asked: as a selection has it, and as find does."""
-
     selection: dict[str, Any]
     find: Sequence[bytes | str]
 
