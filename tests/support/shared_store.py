@@ -46,7 +46,6 @@ def alices_volume() -> Iterator[Path]:
 
 
 def canary_of(volume: Path) -> tuple[Seen, ...]:
-    """What must not change."""
     return snapshot(volume / "canary", with_times=True)
 
 
@@ -78,7 +77,6 @@ def folders(volume: Path) -> list[str]:
 
 
 def modes(folder: Path) -> set[int]:
-    """The modes of a folder and its parts, all their bits."""
     return {stat.S_IMODE(path.stat().st_mode) for path in (folder, *(folder / part for part in PARTS))}
 
 

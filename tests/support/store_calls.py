@@ -34,7 +34,6 @@ _DEFAULT = SwapOptions()
 
 
 def raw(path: Path) -> bytes:
-    """A path's bytes."""
     return os.fsencode(path)
 
 
@@ -104,7 +103,6 @@ def assert_silent(volume: Path) -> None:
 
 @contextmanager
 def opened(volume: Path) -> Iterator[Store]:
-    """The store of a volume."""
     kernel = Kernel()
     store = open_store(kernel, BackingAndMount(kernel.open_path(raw(volume))), raw(volume))
     assert store is not None, f"no store in {volume}"
@@ -134,7 +132,6 @@ def tree_of(swapped: Swapped) -> Path:
 
 
 def record_of(swapped: Swapped) -> Record:
-    """An orphan's record, from the disk."""
     return decode((tree_of(swapped).parent / "record.json").read_bytes())
 
 
@@ -146,8 +143,6 @@ class NumberedCall(NamedTuple):
 
 
 class Counting:
-    """A hook that notes each call."""
-
     def __init__(self) -> None:
         self.calls: list[str] = []
 
@@ -220,17 +215,17 @@ def forge(record: Path, **fields: object) -> None:
 
 
 class Before:
-    """A hook that does something once, before the first call of a name."""
+    """A hook that does something once, before the n-th call (from 1) of a name."""
 
-    def __init__(self, call: str, action: Callable[[], object]) -> None:
+    def __init__(self, call: str, action: Callable[[], object], n: int = 1) -> None:
         self.call = call
-        self.action: Callable[[], object] | None = action
+        self.action = action
+        self.left = n
 
     def __call__(self, call: str) -> None:
-        action = self.action
-        if call == self.call and action is not None:
-            self.action = None
-            action()
+        self.left -= call == self.call
+        if call == self.call and self.left == 0:
+            self.action()
 
 
 class InTheGap:
@@ -248,7 +243,6 @@ class InTheGap:
 
 
 def die() -> None:
-    """End this process as SIGKILL would."""
     os._exit(DyingAt.EXIT_CODE)
 
 
@@ -271,7 +265,6 @@ def forked(body: Callable[[], object]) -> int:
 
 
 def calls_of(body: Callable[[Kernel], object]) -> Sequence[str]:
-    """The calls that `body` makes."""
     hook = Counting()
     body(Kernel(hook))
     return hook.calls
