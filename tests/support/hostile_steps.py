@@ -101,7 +101,6 @@ def _may_open(path: Path) -> None:
 
 
 def move(source: str, target: str) -> Step:
-    """A rename."""
     return lambda side: side.at(source).rename(side.at(target))
 
 
@@ -116,7 +115,6 @@ def make(where: str, mode: int = 0o777) -> Step:
 
 
 def link(where: str, target: str) -> Step:
-    """A symbolic link to something on the volume."""
     return lambda side: side.at(where).symlink_to(side.volume / target)
 
 
@@ -126,12 +124,10 @@ def write(where: str, text: str) -> Step:
 
 
 def set_mode(where: str, mode: int) -> Step:
-    """chmod of what is the user's."""
     return lambda side: side.at(where).chmod(mode)
 
 
 def remove(where: str) -> Step:
-    """Unlink a file."""
     return lambda side: side.at(where).unlink()
 
 

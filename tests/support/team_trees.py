@@ -133,13 +133,10 @@ def as_asker(uid: int, act: Callable[[], str]) -> str:
 
 
 def swap_as(uid: int, path: Path) -> str:
-    """The id of what a user swapped."""
     return as_asker(uid, lambda: str(swap(path, options=PINNED).id))
 
 
 def reap_as(uid: int, volume: Path, identifier: str, wishes: RemovalWishes = NOTHING_SPECIAL) -> Reaped:
-    """A user reaps an own orphan."""
-
     def act() -> Reaped:
         with own(volume) as folder:
             return reap(folder, ContainerId(identifier), wishes)

@@ -34,14 +34,12 @@ def thrown(uid: int, home: Path, *words: str, where: str = "work") -> Path:
 
 
 def own_stores(running: Service) -> list[VolumeStatus]:
-    """What the service says of users' own stores."""
     seen = running.seen()
     assert seen is not None
     return [one for one in seen.status.volumes if one.owner is not None]
 
 
 def phases(running: Service) -> list[VolumePhase]:
-    """Of each of them."""
     return [one.phase for one in own_stores(running)]
 
 
