@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fusefs.linux.kernel import Kernel
+from tests.support.filesystem_params import ALL_FILESYSTEMS
 from tests.support.fuse_bad_rename import lying_volume
 from tests.support.make_trees import make_tree
 from tests.support.real_filesystems import loop_volume, tmpfs_volume
@@ -38,10 +39,7 @@ def old_facts(volume: Path) -> dict[str, Any]:
     return {key: one for key, one in facts(volume).items() if key != "noreplace"}
 
 
-LOCAL = ["tmpfs", *(pytest.param(one, marks=pytest.mark.needs("loop", one)) for one in ("ext4", "xfs", "btrfs"))]
-
-
-@pytest.mark.parametrize("filesystem", LOCAL)
+@pytest.mark.parametrize("filesystem", ALL_FILESYSTEMS)
 def test_a_local_filesystem_proves_all(filesystem: str) -> None:
     with tmpfs_volume() if filesystem == "tmpfs" else loop_volume(filesystem) as volume:
         init(volume)
