@@ -23,7 +23,6 @@ from tests.support.real_filesystems import (
     btrfs_subvolume,
     full,
     limit_project,
-    limit_user,
     loop_volume,
     mount_of,
     mounts,
@@ -31,7 +30,6 @@ from tests.support.real_filesystems import (
     project_quota_volume,
     set_project,
     tmpfs_volume,
-    user_quota_volume,
 )
 from tests.support.sshfs_volumes import sshfs_volume
 
@@ -170,20 +168,6 @@ def _check_project(volume: Path) -> None:
     inside.chmod(0o777)
     big = partial((inside / "f").write_bytes, bytes(1 << 20))
     assert as_user(USER, partial(_errno_of, big)) in ("EDQUOT", "ENOSPC")  # ext4, xfs
-
-
-@pytest.mark.needs("root", "loop")
-def test_user_is_held_to_the_limit() -> None:
-    try:
-        with user_quota_volume() as volume:
-            volume.chmod(0o777)
-            limit_user(volume, USER, size_kib=64, n_inodes=2)
-            assert as_user(USER, lambda: _errno_of((volume / "a").mkdir)) is None
-            big = partial((volume / "b").write_bytes, bytes(1 << 20))
-            assert as_user(USER, partial(_errno_of, big)) == "EDQUOT"
-            assert as_user(USER, lambda: _errno_of((volume / "c").mkdir)) == "EDQUOT"
-    except Unsupported as reason:
-        pytest.skip(str(reason))
 
 
 @pytest.mark.needs("root", "btrfs")

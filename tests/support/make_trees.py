@@ -267,7 +267,6 @@ class _Walk:
             self._on_leave(self.fd, left)
 
     def close(self) -> None:
-        """Close the one fd."""
         os.close(self.fd)
 
     def _move(self, name: bytes) -> None:
@@ -340,7 +339,6 @@ def _flags(fd: int) -> int:
 
 
 def flags_of(path: Path) -> int:
-    """Inode flags of a file or directory."""
     with _opened(path, _REGULAR) as fd:
         return _flags(fd)
 

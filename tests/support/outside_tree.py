@@ -60,7 +60,6 @@ class Canary:
         return Look(tuple(one._replace(n_links=None, first_name=None) for one in linked), seen, changed)
 
     def assert_untouched(self) -> None:
-        """It is what it was, but for the number of names that some files have."""
         assert self.look() == self.first
 
     def assert_alone(self) -> None:

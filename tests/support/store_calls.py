@@ -46,31 +46,26 @@ def init(volume: Path, kernel: Kernel | None = None, *, is_known: bool = False) 
 
 
 def swap(path: Path, kernel: Kernel | None = None, options: SwapOptions = _DEFAULT) -> Swapped:
-    """`trashd swap`."""
     return swap_path(kernel or Kernel(), raw(path), options)
 
 
 def remove(path: Path, kernel: Kernel | None = None, options: SwapOptions = _DEFAULT) -> Swapped:
-    """`trashd rm`."""
     return remove_path(kernel or Kernel(), raw(path), options)
 
 
 def entries(volume: Path) -> list[ListedContainer]:
-    """`trashd list --volume`."""
     return all_entries(Kernel(), [raw(volume)])
 
 
 def restore(
     volume: Path, identifier: str, kernel: Kernel | None = None, inside: bytes | None = None, to: Path | None = None
 ) -> Restored:
-    """`trashd restore`."""
     kernel = kernel or Kernel()
     entry = find_container(kernel, [raw(volume)], identifier)
     return restore_by_id(kernel, [raw(volume)], entry, inside, None if to is None else raw(to))
 
 
 def reap_now(volume: Path, identifier: str, kernel: Kernel | None = None) -> Reaped:
-    """`trashd reap --now ID`."""
     kernel = kernel or Kernel()
     entry = find_container(kernel, [raw(volume)], identifier)
     return act_on(kernel, [raw(volume)], entry, lambda folder, _visible: reap(folder, entry.id), Reaped)
@@ -112,9 +107,14 @@ def opened(volume: Path) -> Iterator[Store]:
 
 @contextmanager
 def own(volume: Path) -> Iterator[UserFolder]:
-    """The caller's folder in the store of a volume."""
     with opened(volume) as store, own_folder(store) as folder:
         yield folder
+
+
+def use(volume: Path) -> None:
+    """What any command of the caller does first: the folder is found, or made."""
+    with own(volume):
+        pass
 
 
 @contextmanager
@@ -252,7 +252,6 @@ def in_child(body: Callable[[], object]) -> int:
 
 
 def forked(body: Callable[[], object]) -> int:
-    """The pid of such a child."""
     pid = os.fork()
     if pid == 0:
         code = 1
