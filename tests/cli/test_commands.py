@@ -108,15 +108,6 @@ def test_a_note_cannot_move_the_cursor_of_who_lists_it(volume: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [("swap", "--dry-run"), ("check",)])
-def test_a_look_ahead_touches_nothing(command: tuple[str, ...]) -> None:
-    with tmpfs_volume() as bare:
-        make_victim(bare)
-        before = snapshot(bare, with_times=True)
-        done_well(*command, bare / "victim")
-        assert snapshot(bare, with_times=True) == before
-
-
-@pytest.mark.parametrize("command", [("swap", "--dry-run"), ("check",)])
 def test_a_look_ahead_tells_what_a_swap_refuses(volume: Path, command: tuple[str, ...]) -> None:
     (volume / "file").touch()
     done = trashd(*command, volume / "file")
@@ -299,11 +290,8 @@ def test_init_again_changes_nothing(volume: Path) -> None:
     assert snapshot(volume, with_times=True) == before
 
 
-@pytest.mark.parametrize("flag", ["-h", "--help"])
-def test_help_names_every_command(flag: str) -> None:
-    done = done_well(flag)
-    for command in ("init", "swap", "rm", "check", "holders", "list", "restore", "reap", "doctor"):
-        assert f"\n  {command} " in done.out
+def test_h_is_help() -> None:
+    assert done_well("-h") == done_well("--help")
 
 
 def test_the_bar_is_for_terminals_only(volume: Path) -> None:

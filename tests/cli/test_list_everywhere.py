@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.fuse_silent import silent_fuse
 from tests.support.fuse_watchdog import device_for_all
-from tests.support.make_trees import make_tree
+from tests.support.make_trees import make_tree, owned
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.trashd_command import Done, fast_paths_off, trashd
 from tests.support.user_homes import ALICE, BOB, homes, registry_of, trashd_as
@@ -21,7 +21,6 @@ from tests.support.user_homes import ALICE, BOB, homes, registry_of, trashd_as
 pytestmark = pytest.mark.needs("root")
 
 ELSEWHERE = Path("/")
-SILENT_FOR_S = 60
 
 
 @pytest.fixture
@@ -31,11 +30,8 @@ def home() -> Iterator[Path]:
         yield made[ALICE]
 
 
-def his(path: Path, uid: int = ALICE) -> Path:
-    """A tree that belongs to a user."""
-    for one in (path, *path.rglob("*")):
-        os.chown(one, uid, uid)
-    return path
+def his(path: Path) -> Path:
+    return owned(path, ALICE)
 
 
 def listed(done: Done) -> list[dict[str, Any]]:
@@ -49,6 +45,15 @@ def swapped_at_home(home: Path, *options: str) -> dict[str, Any]:
     (told,) = trashd_as(ALICE, home, "swap", "--json", *options, home / "job").objects()
     assert told["store"] == f"{home}/.trashd/u/{ALICE}"
     return dict(told)
+
+
+@pytest.fixture
+def dead() -> Iterator[Path]:
+    """A mount whose server does not answer."""
+    with tmpfs_volume() as volume:
+        (volume / "dead").mkdir()
+        with silent_fuse(volume / "dead", 0):
+            yield volume / "dead"
 
 
 def undo(told: dict[str, Any]) -> list[str]:
@@ -191,37 +196,28 @@ def test_init_by_its_owner_vouches_for_a_copy(home: Path, copy: Path) -> None:
 
 
 @pytest.mark.needs("fuse")
-def test_a_mount_that_does_not_answer_is_passed_over_with_a_word(home: Path) -> None:
+def test_a_mount_that_does_not_answer_is_passed_over_with_a_word(home: Path, dead: Path) -> None:
     told = swapped_at_home(home)
-    with tmpfs_volume() as volume:
-        (volume / "dead").mkdir()
-        with silent_fuse(volume / "dead", 0):
-            done = trashd("list", "--json", cwd=ELSEWHERE)
-            assert [one["id"] for one in listed(done)] == [told["id"]]
-            assert done.err.splitlines() == [f"trashd: warning: {volume}/dead does not answer: passed over"]
+    done = trashd("list", "--json", cwd=ELSEWHERE)
+    assert [one["id"] for one in listed(done)] == [told["id"]]
+    assert done.err.splitlines() == [f"trashd: warning: {dead} does not answer: passed over"]
 
 
 @pytest.mark.needs("fuse")
 @pytest.mark.parametrize("words", [("reap",), ("list",), ("reap", "--all", "--now")])
-@pytest.mark.usefixtures("home")
+@pytest.mark.usefixtures("home", "dead")
 def test_commands_go_on_where_a_mount_does_not_answer(words: tuple[str, ...]) -> None:
-    with tmpfs_volume() as volume:
-        (volume / "dead").mkdir()
-        with silent_fuse(volume / "dead", 0):
-            done = trashd(*words, cwd=ELSEWHERE)
-            assert (done.code, done.err.count("does not answer")) == (0, 1)
+    done = trashd(*words, cwd=ELSEWHERE)
+    assert (done.code, done.err.count("does not answer")) == (0, 1)
 
 
 @pytest.mark.needs("fuse")
-def test_an_id_that_is_nowhere_may_be_where_nobody_answers(home: Path) -> None:
+def test_an_id_that_is_nowhere_may_be_where_nobody_answers(home: Path, dead: Path) -> None:
     told = swapped_at_home(home)
-    with tmpfs_volume() as volume:
-        (volume / "dead").mkdir()
-        with silent_fuse(volume / "dead", 0):
-            done = trashd("restore", "20261121T032253.555Z-job-2fe7e4cb8ba8", cwd=ELSEWHERE)
-            assert done.code == 5
-            assert f"{volume}/dead, which does not answer" in done.err
-            assert trashd("restore", told["id"], cwd=ELSEWHERE).code == 0
+    done = trashd("restore", "20261121T032253.555Z-job-2fe7e4cb8ba8", cwd=ELSEWHERE)
+    assert done.code == 5
+    assert f"{dead}, which does not answer" in done.err
+    assert trashd("restore", told["id"], cwd=ELSEWHERE).code == 0
 
 
 @pytest.mark.needs("fuse")

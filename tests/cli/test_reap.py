@@ -6,6 +6,8 @@ import re
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,18 @@ def make_large_orphan(volume: Path, name: str) -> str:
 
 def tree_of(volume: Path, identifier: str, state: str = "orphans") -> Path:
     return volume / f".trashd/u/0/{state}/{identifier}/tree"
+
+
+@contextmanager
+def slow_reap(volume: Path, *identifiers: str) -> Iterator[subprocess.Popen[str]]:
+    """A command that has begun with the first of them, an entry a second."""
+    words = [TRASHD, "reap", "--now", "--json", "--max-rate", "1", "--volume", str(volume), *identifiers]
+    with subprocess.Popen(
+        words, env=environment({}), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        while process.poll() is None and not tree_of(volume, identifiers[0], "reaping").exists():
+            time.sleep(0.01)
+        yield process
 
 
 # Options
@@ -297,12 +311,7 @@ def test_all_leaves_what_is_pinned_whatever_is_answered(volume: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_reap_tells_programs_so_and_leaves_the_rest_to_the_next(volume: Path, number: signal.Signals) -> None:
     stopped, untried = make_large_orphan(volume, "a"), make_orphan(volume, "b")
-    words = ("reap", "--now", "--json", "--max-rate", "1", "--volume", str(volume), stopped, untried)
-    with subprocess.Popen(
-        [TRASHD, *words], env=environment({}), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        while process.poll() is None and not tree_of(volume, stopped, "reaping").exists():
-            time.sleep(0.01)
+    with slow_reap(volume, stopped, untried) as process:
         process.send_signal(number)
         out, err = process.communicate(timeout=60)
     assert process.returncode == 128 + number
@@ -318,10 +327,7 @@ def test_a_stopped_reap_tells_programs_so_and_leaves_the_rest_to_the_next(volume
 
 def test_list_tells_that_a_reaper_has_begun_and_whether_it_is_at_it(volume: Path) -> None:
     orphan = make_large_orphan(volume, "a")
-    words = ("reap", "--now", "--max-rate", "1", "--volume", str(volume), orphan)
-    with subprocess.Popen([TRASHD, *words], env=environment({}), stderr=subprocess.PIPE) as process:
-        while process.poll() is None and not tree_of(volume, orphan, "reaping").exists():
-            time.sleep(0.01)
+    with slow_reap(volume, orphan) as process:
         (at_work,) = done_well("list", "--json", "--volume", volume).objects()
         shown_at_work = done_well("list", "--volume", volume).out
         process.send_signal(signal.SIGINT)
@@ -383,16 +389,13 @@ def test_what_was_not_reaped_is_not_waited_for(volume: Path) -> None:
 
 def test_second_signal_ends_a_reap_at_once_and_nothing_is_lost(volume: Path) -> None:
     orphan = make_large_orphan(volume, "a")
-    words = ("reap", "--now", "--max-rate", "1", "--volume", str(volume), orphan)
-    with subprocess.Popen([TRASHD, *words], env=environment({}), stderr=subprocess.PIPE) as process:
-        while process.poll() is None and not tree_of(volume, orphan, "reaping").exists():
-            time.sleep(0.01)
+    with slow_reap(volume, orphan) as process:
         os.kill(process.pid, signal.SIGSTOP)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCONT):
             process.send_signal(number)
         _out, err = process.communicate(timeout=60)
     assert -process.returncode in (signal.SIGINT, signal.SIGTERM)
-    assert b"Traceback" not in err
+    assert "Traceback" not in err
     assert done_well("reap", "--volume", volume).out.startswith(f"{orphan}: ")
 
 

@@ -64,7 +64,6 @@ def keep_round(cut: Cut, k: int) -> None:
 
 
 def take_over_round(cut: Cut, k: int) -> None:
-    """What a user could not delete becomes root's orphan."""
     cut.begin(k)
     cut.may(k, Shape.SWAPPED)
     identifier = cut.as_its_user(lambda: str(swap(cut.name(k), cut.kernel).id))

@@ -6,6 +6,7 @@ import itertools
 import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,14 @@ import pytest
 from tests.support import transports
 from tests.support.background_mounts import workbench
 from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount
+from tests.support.fuse_watchdog import device_for_all
 from tests.support.machine_capabilities import why_missing
 from tests.support.native_oracle import DIRECT, Arena, Oracle, arena_on
 from tests.support.passthrough_files import LIMIT_S, stored_volume
-from tests.support.real_filesystems import loop_volume, tmpfs_volume
+from tests.support.real_filesystems import bind_mount, loop_volume, tmpfs_volume
 from tests.support.trashd_command import switched_off
 
+LOGINS = Path("/run/user")
 _NUMBERS = itertools.count()
 
 
@@ -101,6 +104,18 @@ def mount(source: Path, request: pytest.FixtureRequest) -> Iterator[Mounted]:
 def bench() -> Iterator[Path]:
     """With `source/file` and an empty `target`, for mounts in the background."""
     with workbench() as path:
+        yield path
+
+
+@pytest.fixture
+def users_bench() -> Iterator[Path]:
+    """A bench, all of it user 1000's, with a runtime directory `run`; /dev/fuse is open to all, as udev makes it."""
+    with workbench() as path, device_for_all() as devices, ExitStack() as stack:
+        (path / "run").mkdir(mode=0o700)
+        for one in (path, path / "source", path / "source/file", path / "target", path / "run"):
+            os.chown(one, 1000, 1000)
+        if LOGINS.exists():  # a user who is logged in here has a runtime directory without being told of it
+            stack.enter_context(bind_mount(devices, LOGINS))
         yield path
 
 

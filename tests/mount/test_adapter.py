@@ -40,7 +40,6 @@ class AtOnce(Pyfuse3Threads):
     """No threads: there is no trio here."""
 
     async def wait_for(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """At once."""
         return act(*args, **kwargs)
 
 
@@ -48,7 +47,6 @@ class Busy(Pyfuse3Threads):
     """All threads have something else to do for a while."""
 
     async def wait_for(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Later."""
         await _while()
         return act(*args, **kwargs)
 

@@ -26,7 +26,6 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @pytest.fixture
 def place(mounted: Mounted) -> Path:
-    """A fresh directory on the mount."""
     path = mounted.path / f"place{next(_NUMBERS)}"
     path.mkdir()
     return path
@@ -151,7 +150,6 @@ def test_what_is_deleted_and_in_use_has_been_born(place: Path) -> None:
 
 def test_a_change_behind_the_mount_is_seen_as_by_stat(volume: Path) -> None:
     source = volume / "shared"
-    source.mkdir()
     with trashd_mount(source, options=["coherence=shared", "timeout=0.1"], limit_s=SHARED_LIMIT_S) as mount:
         (source / "file").touch()
         statx(mount.path / "file")

@@ -18,11 +18,11 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.shared_extents import shared_bytes
 from fusefs.linux.syscalls import RENAME_EXCHANGE, fallocate
-from tests.support.foreground_mount import Mounted, trashd_mount
+from tests.support.foreground_mount import Mounted, fresh_mount, trashd_mount
 from tests.support.native_oracle import ALL_DIRECT, Oracle, agreed
 from tests.support.open_files import errno_of, opened
 from tests.support.oracle_subjects import Handle, Story, Subject
-from tests.support.real_filesystems import loop_volume, sync, tmpfs_volume
+from tests.support.real_filesystems import loop_volume, sync
 
 pytestmark = [pytest.mark.needs("root", "fuse", "loop"), pytest.mark.rests_on("direct-requests")]
 
@@ -296,37 +296,31 @@ def test_what_is_copied_to_another_filesystem_below_the_mount_is_whole() -> None
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.needs(kind)) for kind in ("xfs", "btrfs")])
 @pytest.mark.parametrize("option", ["passthrough=auto", "passthrough=off"])
 def test_a_copy_shares_its_blocks_where_the_filesystem_can(kind: str, option: str) -> None:
-    with loop_volume(kind, 320) as volume:
-        source = volume / "source"
-        source.mkdir()
-        with trashd_mount(source, options=["coherence=exclusive", option], limit_s=LIMIT_S) as mounted:
-            file = mounted.path / "file"
-            file.write_bytes(LARGE * 16)
-            sync(volume)
-            shutil.copyfile(file, mounted.path / "plain")
-            subprocess.run(["cp", "--reflink=auto", file, mounted.path / "copy"], check=True)
-            assert (mounted.path / "copy").read_bytes() == LARGE * 16
-            assert (mounted.path / "copy").stat().st_size == (source / "copy").stat().st_size
-            with Fd(os.open(source / "copy", os.O_RDONLY)) as fd:
-                os.fsync(fd)
-                assert shared_bytes(Kernel(), fd) >= len(LARGE) * 15
+    with fresh_mount("coherence=exclusive", option, made=loop_volume(kind, 320), limit_s=LIMIT_S) as mounted:
+        file = mounted.path / "file"
+        file.write_bytes(LARGE * 16)
+        sync(mounted.backing)
+        shutil.copyfile(file, mounted.path / "plain")
+        subprocess.run(["cp", "--reflink=auto", file, mounted.path / "copy"], check=True)
+        assert (mounted.path / "copy").read_bytes() == LARGE * 16
+        assert (mounted.path / "copy").stat().st_size == (mounted.backing / "copy").stat().st_size
+        with Fd(os.open(mounted.backing / "copy", os.O_RDONLY)) as fd:
+            os.fsync(fd)
+            assert shared_bytes(Kernel(), fd) >= len(LARGE) * 15
 
 
 def test_of_a_slow_filesystem_too() -> None:
-    with tmpfs_volume("64m") as volume:
-        source = volume / "source"
-        source.mkdir()
-        options = ["coherence=exclusive", "backing=slow", "without=unopened-directories"]
-        with trashd_mount(source, options=options, limit_s=LIMIT_S) as mounted:
-            file = mounted.path / "file"
-            file.write_bytes(LARGE)
-            os.truncate(file, 2 * MIB)
-            with opened(file, os.O_RDWR) as fd:
-                assert os.lseek(fd, 0, os.SEEK_HOLE) < 2 * MIB
-                fallocate(fd, 0, 0, 2 * MIB)
-                assert (source / "file").stat().st_blocks * 512 == 2 * MIB
-                assert os.copy_file_range(fd, fd, 100, 0, 1000) == 100
-            subprocess.run(["stat", file], stdout=subprocess.DEVNULL, check=True)
+    options = ("coherence=exclusive", "backing=slow", "without=unopened-directories")
+    with fresh_mount(*options, limit_s=LIMIT_S) as mounted:
+        file = mounted.path / "file"
+        file.write_bytes(LARGE)
+        os.truncate(file, 2 * MIB)
+        with opened(file, os.O_RDWR) as fd:
+            assert os.lseek(fd, 0, os.SEEK_HOLE) < 2 * MIB
+            fallocate(fd, 0, 0, 2 * MIB)
+            assert (mounted.backing / "file").stat().st_blocks * 512 == 2 * MIB
+            assert os.copy_file_range(fd, fd, 100, 0, 1000) == 100
+        subprocess.run(["stat", file], stdout=subprocess.DEVNULL, check=True)
 
 
 # Without us.
@@ -334,16 +328,13 @@ def test_of_a_slow_filesystem_too() -> None:
 
 @pytest.mark.parametrize("option", ["without=direct-requests", "without=seam"])
 def test_where_nobody_answers_the_kernel_does_without(option: str) -> None:
-    with tmpfs_volume("64m") as volume:
-        source = volume / "source"
-        source.mkdir()
-        with trashd_mount(source, options=["coherence=exclusive", option], limit_s=LIMIT_S) as mounted:
-            file = mounted.path / "file"
-            file.write_bytes(LARGE)
-            for _again in range(2):
-                with opened(file, os.O_RDWR) as fd:
-                    assert errno_of(partial(fallocate, fd, 0, 0, MIB)) == errno.EOPNOTSUPP
-                    assert os.lseek(fd, 0, os.SEEK_DATA) == 0
-                    assert os.lseek(fd, 0, os.SEEK_HOLE) == len(LARGE)
-                    assert os.copy_file_range(fd, fd, 100, 0, 1000) == 100
-            subprocess.run(["stat", file], stdout=subprocess.DEVNULL, check=True)
+    with fresh_mount("coherence=exclusive", option, limit_s=LIMIT_S) as mounted:
+        file = mounted.path / "file"
+        file.write_bytes(LARGE)
+        for _again in range(2):
+            with opened(file, os.O_RDWR) as fd:
+                assert errno_of(partial(fallocate, fd, 0, 0, MIB)) == errno.EOPNOTSUPP
+                assert os.lseek(fd, 0, os.SEEK_DATA) == 0
+                assert os.lseek(fd, 0, os.SEEK_HOLE) == len(LARGE)
+                assert os.copy_file_range(fd, fd, 100, 0, 1000) == 100
+        subprocess.run(["stat", file], stdout=subprocess.DEVNULL, check=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 
 from tests.support.foreground_mount import Mounted, trashd_mount, until
 from tests.support.many_files import fill
+from tests.support.proc_stat import status_of
 from tests.support.real_filesystems import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "fuse")
@@ -44,15 +44,8 @@ def _made(path: Path) -> Path:
 
 @pytest.fixture
 def mounted(backing: Path) -> Iterator[Mounted]:
-    """A daemon with few fds."""
     with trashd_mount(backing, n_fds_max=N_FDS) as mounted:
         yield mounted
-
-
-def memory_kib(pid: int) -> int:
-    found = re.search(r"^RssAnon:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-    assert found
-    return int(found[1])
 
 
 def n_nodes(mounted: Mounted) -> int:
@@ -65,7 +58,7 @@ def test_few_fds_list_many_entries_and_little_is_left_when_they_are_forgotten(mo
     Python's memory comes in pieces, of which now more, now fewer are given back, and other tests have the machine drop
     its caches in the middle of a round: what is kept is kept each time, and no round ends as an earlier one did.
     """
-    before = memory_kib(mounted.pid)
+    before = int(status_of(mounted.pid)["RssAnon"][0])
     rounds = [_memory_full_and_after(mounted)]
     n_bytes = (rounds[0][0] - before) * 1024 / N_ENTRIES
     print(f"{n_bytes:.0f} bytes of memory for an entry that the kernel knows")
@@ -87,10 +80,10 @@ def _memory_full_and_after(mounted: Mounted) -> tuple[int, int]:
             assert entry.stat(follow_symlinks=False).st_size == 0
     assert len(names) == N_ENTRIES
     assert mounted.n_fds() < N_FDS
-    full = memory_kib(mounted.pid)
+    full = int(status_of(mounted.pid)["RssAnon"][0])
     assert mounted.settles()
     assert until(lambda: n_nodes(mounted) == 1)
-    return full, memory_kib(mounted.pid)
+    return full, int(status_of(mounted.pid)["RssAnon"][0])
 
 
 def test_few_fds_walk_many_directories(mounted: Mounted) -> None:

@@ -10,16 +10,15 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
 from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, renameat2
 from tests.support.acls import ACCESS, CAN_BIND, CAPABILITY, DEFAULT, GROUP_OBJ, NOBODY, OTHER, USER_OBJ, acl
-from tests.support.both_sides import Sides, sides
+from tests.support.both_sides import Sides, sides_on
 from tests.support.foreground_mount import Mounted, trashd_mount, until
-from tests.support.real_filesystems import bind_mount, tmpfs_volume, volume_of
+from tests.support.real_filesystems import bind_mount, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 
@@ -104,18 +103,10 @@ def is_alike(both: Sides, paths: Sequence[str] = PATHS) -> bool:
     return True
 
 
-@contextmanager
-def sides_on(fs_type: str, options: Sequence[str]) -> Iterator[tuple[Mounted, Sides]]:
-    with ExitStack() as stack:
-        volume = stack.enter_context(volume_of(fs_type))
-        (volume / "source").mkdir()
-        yield stack.enter_context(sides(volume / "source", ["coherence=shared", *options]))
-
-
 @pytest.fixture(scope="module", params=MOUNTS)
 def shared(request: pytest.FixtureRequest) -> Iterator[tuple[Mounted, Sides]]:
     fs_type, options = MOUNTS[request.param]
-    with sides_on(fs_type, [f"timeout={TIMEOUT_S}", *options]) as both:
+    with sides_on(fs_type, ["coherence=shared", f"timeout={TIMEOUT_S}", *options]) as both:
         yield both
 
 
@@ -205,7 +196,7 @@ def test_a_change_is_seen_when_the_timeout_is_over(shared: tuple[Mounted, Sides]
 def test_what_nobody_may_believe_is_asked_for_each_time(case: str) -> None:
     """timeout=0: neither the kernel nor the daemon remembers anything."""
     fs_type, options = MOUNTS[case]
-    with sides_on(fs_type, ["timeout=0", *options]) as (_mounted, top):
+    with sides_on(fs_type, ["coherence=shared", "timeout=0", *options]) as (_mounted, top):
         for name, change in CHANGES.items():
             both = top.below(name)
             make(both.behind)

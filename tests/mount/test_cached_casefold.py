@@ -9,14 +9,11 @@ import pytest
 
 from fusefs.core.inode_table import ROOT
 from fusefs.linux import syscalls
-from fusefs.linux.fd import Fd
-from fusefs.mount.places.counters import Counters
-from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.foreground_mount import trashd_mount
 from tests.support.fuse_casefold import folding_volume
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.vfs_without_mount import Somebody
+from tests.support.vfs_without_mount import Somebody, vfs_at
 
 pytestmark = pytest.mark.needs("root", "fuse")
 
@@ -29,7 +26,6 @@ SPELLINGS = ("Readme", "README", "readme", "rEADME")
 def test_each_spelling_is_found_as_below(backing: str) -> None:
     with folding_volume(["Readme", "other"]) as volume:
         point = volume.with_name("mounted")
-        point.mkdir()
         with trashd_mount(volume, point, ["ro", "coherence=exclusive", f"backing={backing}"]) as mounted:
             for _ in range(2):
                 for name in SPELLINGS:
@@ -39,11 +35,6 @@ def test_each_spelling_is_found_as_below(backing: str) -> None:
                 mounted.forget_all()
 
 
-def remembered(root: Fd) -> Vfs:
-    """A tree whose names the kernel may believe for an hour, where it may at all."""
-    return Vfs(root, TablesLock(), Counters.in_memory(), max_fds=100, timeout_s=3600)
-
-
 @pytest.fixture
 def folding(monkeypatch: pytest.MonkeyPatch) -> Iterator[Vfs]:
     """A tree whose directories say that they fold, as this kernel has none that does."""
@@ -51,12 +42,11 @@ def folding(monkeypatch: pytest.MonkeyPatch) -> Iterator[Vfs]:
     def ioctl(_fd: int, _request: int, buffer: bytearray) -> None:
         buffer[:4] = CASEFOLD_FL.to_bytes(4, "little")
 
-    with tmpfs_volume() as top, Fd(os.open(top, os.O_PATH | os.O_DIRECTORY)) as root:
+    with tmpfs_volume() as top:
         (top / "known").write_bytes(b"content")
         monkeypatch.setattr(syscalls, "ioctl", ioctl)
-        vfs = remembered(root)
-        yield vfs
-        vfs.close()
+        with vfs_at(top, timeout_s=3600) as vfs:
+            yield vfs
 
 
 def test_a_missing_name_is_not_remembered_where_names_fold(folding: Vfs) -> None:
@@ -80,9 +70,7 @@ def test_a_listing_makes_no_name_known_where_names_fold(folding: Vfs) -> None:
 
 
 def test_a_missing_name_is_remembered_where_they_do_not() -> None:
-    with tmpfs_volume() as top, Fd(os.open(top, os.O_PATH | os.O_DIRECTORY)) as root:
-        vfs = remembered(root)
+    with tmpfs_volume() as top, vfs_at(top, timeout_s=3600) as vfs:
         known = vfs.lookups.lookup(ROOT, b"absent", ME)
         assert (known.nodeid, known.timeout_s > 0) == (0, True)
         assert vfs.names.mkdir(ROOT, b"made", 0o755, ME).timeout_s > 0
-        vfs.close()

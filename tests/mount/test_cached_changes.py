@@ -22,10 +22,10 @@ import pytest
 
 from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, RENAME_NOREPLACE, renameat2
 from tests.support.acls import ACCESS, DEFAULT, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
-from tests.support.both_sides import Sides, sides, told
+from tests.support.both_sides import Sides, sides_on, told
 from tests.support.foreground_mount import Mounted
 from tests.support.other_users import as_user
-from tests.support.real_filesystems import volume_of
+from tests.support.real_filesystems import bind_mount
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 
@@ -34,7 +34,9 @@ HOUR, SLOW = "timeout=3600", "backing=slow"
 OLD_NS = 10**18
 MOUNTS = {
     "exclusive": ("tmpfs", ["coherence=exclusive"]),
+    "exclusive, on a disk": ("ext4", ["coherence=exclusive"]),
     "shared": ("tmpfs", ["coherence=shared", HOUR]),
+    "shared, on a disk": ("ext4", ["coherence=shared", HOUR]),
     "in threads": ("ext4", ["coherence=exclusive", SLOW]),
     "in threads, shared, tiny": ("tmpfs", ["coherence=shared", HOUR, SLOW, "cache_size=4K"]),
     "in threads, by names": ("overlay", ["coherence=exclusive", SLOW]),
@@ -66,10 +68,8 @@ Change = Callable[[Scene], object]
 @pytest.fixture(scope="module", params=MOUNTS)
 def mount(request: pytest.FixtureRequest) -> Iterator[tuple[Mounted, Sides]]:
     fs_type, options = MOUNTS[request.param]
-    with ExitStack() as stack:
-        volume = stack.enter_context(volume_of(fs_type))
-        (volume / "source").mkdir()
-        yield stack.enter_context(sides(volume / "source", options))
+    with sides_on(fs_type, options) as both:
+        yield both
 
 
 def make(top: Path) -> None:
@@ -79,6 +79,7 @@ def make(top: Path) -> None:
     for name in ("from/file", "from/inner/child", "to/inner/kid", "to/file", "from/suid"):
         (top / name).write_bytes(b"content of " + name.encode())
     (top / "from/suid").chmod(0o6777)
+    (top / "to").chmod(0o777)
     os.link(top / "from/file", top / "to/hard")
     (top / "from/link").symlink_to("file")
     os.setxattr(top / "from/file", "user.first", b"1")
@@ -176,6 +177,20 @@ def write_as_stranger(s: Scene) -> None:
     as_user(STRANGER, lambda: s.path("from/suid").write_bytes(b"his") and None)
 
 
+def create_as_a_stranger(s: Scene) -> None:
+    as_user(STRANGER, lambda: s.path("to/new").write_bytes(b"his") and None)
+
+
+def create_through_another_mount(s: Scene) -> None:
+    with bind_mount(s.path("from"), s.path("to/empty")):
+        s.path("to/empty/new").write_bytes(b"")
+
+
+def rename_the_directory(s: Scene) -> None:
+    rename("to/inner", "to/new")(s)
+    rename("from/inner", "to/inner")(s)
+
+
 def work_elsewhere(s: Scene) -> None:
     """Another program."""
     script = "echo more >> from/file; mkdir from/new; mv to/file from/new/; rm to/hard; ln -sf elsewhere from/link"
@@ -192,6 +207,9 @@ CHANGES: dict[str, Change] = {
     # Names that come.
     "create": by_hand(lambda top: (top / "from/new").write_bytes(b"new")),
     "create in an open directory": lambda s: os.close(os.open("new", os.O_CREAT | os.O_WRONLY, dir_fd=s.held["from"])),
+    "create exclusively": by_hand(lambda top: os.close(os.open(top / "from/new", os.O_CREAT | os.O_EXCL))),
+    "create as a stranger": create_as_a_stranger,
+    "create through another mount": create_through_another_mount,
     "create where something is": refused(
         by_hand(lambda top: os.open(top / "to/file", os.O_CREAT | os.O_EXCL)), errno.EEXIST
     ),
@@ -199,6 +217,7 @@ CHANGES: dict[str, Change] = {
     "mknod": by_hand(lambda top: os.mkfifo(top / "from/new")),
     "symlink": by_hand(lambda top: (top / "from/new").symlink_to("nowhere")),
     "link": by_hand(lambda top: os.link(top / "from/file", top / "to/new")),
+    "link within": by_hand(lambda top: os.link(top / "from/file", top / "from/new")),
     "link to a symlink": by_hand(lambda top: os.link(top / "from/link", top / "to/new", follow_symlinks=False)),
     # Names that go.
     "unlink one of two names": by_hand(lambda top: (top / "from/file").unlink()),
@@ -216,6 +235,7 @@ CHANGES: dict[str, Change] = {
     "rename to the other name": rename("from/file", "to/hard"),
     "rename over one of two names": rename("to/file", "to/hard"),
     "rename a directory": rename("from/inner", "to/new"),
+    "rename of a directory that has it": rename_the_directory,
     "rename over a directory": rename("from/inner", "to/empty"),
     "rename a symlink": rename("from/link", "to/new"),
     "rename onto something": refused(rename("from/file", "to/file", RENAME_NOREPLACE), errno.EEXIST),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import os
-import struct
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.background_workers import workers
-from tests.support.both_sides import Sides, sides_on_ext4
+from tests.support.both_sides import Sides, sides_on
 from tests.support.foreground_mount import Mounted
+from tests.support.open_files import read_entries
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 
@@ -30,12 +29,11 @@ N_STANDING = 300  # several replies, and some 10 KiB of names
 N_ROUNDS, N_READERS, N_WRITERS, N_CHANGES = 4, 2, 2, 30
 LIMIT_S = 60
 _NUMBERS = itertools.count()
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @pytest.fixture(scope="module", params=MOUNTS)
 def mount(request: pytest.FixtureRequest) -> Iterator[tuple[Mounted, Sides]]:
-    with sides_on_ext4(MOUNTS[request.param]) as both:
+    with sides_on("ext4", MOUNTS[request.param]) as both:
         yield both
 
 
@@ -52,16 +50,7 @@ def place(mount: tuple[Mounted, Sides]) -> Sides:
 
 
 def names(fd: int, size: int = 2048) -> list[str]:
-    """One buffer of getdents64, without the dots; nothing at the end."""
-    buffer = ctypes.create_string_buffer(size)
-    n = _libc.getdents64(fd, buffer, ctypes.c_size_t(size))
-    assert n >= 0, os.strerror(ctypes.get_errno())
-    found, at = list[str](), 0
-    while at < n:
-        _ino, _offset, length, _kind = struct.unpack_from("=QqHB", buffer, at)
-        found.append(os.fsdecode(buffer.raw[at + 19 : buffer.raw.index(b"\0", at + 19)]))
-        at += length
-    return found
+    return [os.fsdecode(name) for name, _offset in read_entries(fd, size)]
 
 
 def rest(fd: int) -> list[str]:

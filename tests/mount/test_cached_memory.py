@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 
 from tests.support.foreground_mount import Mounted, trashd_mount, until
 from tests.support.many_files import fill
+from tests.support.proc_stat import status_of
 from tests.support.real_filesystems import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "fuse")
@@ -37,16 +37,8 @@ _NUMBERS = itertools.count()
 def a_mount(*options: str) -> Iterator[Mounted]:
     with tmpfs_volume("64m", ["nr_inodes=50000"]) as volume:
         fill(volume / "flat", N_FILES)
-        point = volume.with_name("mounted")
-        point.mkdir()
-        with trashd_mount(volume, point, [*options, f"cache_size={CACHE_BYTES}"], limit_s=100_000) as mounted:
+        with trashd_mount(volume, options=[*options, f"cache_size={CACHE_BYTES}"], limit_s=100_000) as mounted:
             yield mounted
-
-
-def memory_kib(mounted: Mounted) -> int:
-    found = re.search(r"^RssAnon:\s+(\d+) kB", Path(f"/proc/{mounted.pid}/status").read_text(), re.MULTILINE)
-    assert found
-    return int(found[1])
 
 
 def n_nodes(mounted: Mounted) -> int:
@@ -90,7 +82,7 @@ def test_memory_is_flat_over_many_lookups(options: list[str], look: Callable[[Pa
             look(mounted.path, N_ROUND)
             mounted.forget_all()
             assert until(lambda: n_nodes(mounted) == 1)
-            sizes.append(memory_kib(mounted))
+            sizes.append(int(status_of(mounted.pid)["RssAnon"][0]))
         half = max(sizes[: len(sizes) // 2])
         assert sizes[-1] < half + GROWTH_KIB, sizes
         print(f"{look.__name__}: {sizes[0]} KiB, {half} KiB, {sizes[-1]} KiB")

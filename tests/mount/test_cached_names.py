@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import itertools
 import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, renameat2
-from tests.support.both_sides import Sides, sides_on_ext4
+from fusefs.linux.syscalls import AT_FDCWD, renameat2
+from tests.support.both_sides import Sides, sides_on
 from tests.support.foreground_mount import Mounted
-from tests.support.other_users import as_user
-from tests.support.real_filesystems import bind_mount
 from tests.support.trashd_command import done_well, swapped
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
@@ -33,7 +29,7 @@ _NUMBERS = itertools.count()
 
 @pytest.fixture(scope="module", params=MOUNTS)
 def mount(request: pytest.FixtureRequest) -> Iterator[tuple[Mounted, Sides]]:
-    with sides_on_ext4(MOUNTS[request.param]) as both:
+    with sides_on("ext4", MOUNTS[request.param]) as both:
         yield both
 
 
@@ -54,72 +50,8 @@ def rename(top: Path, old: str, new: str, flags: int = 0) -> None:
     renameat2(AT_FDCWD, bytes(top / old), AT_FDCWD, bytes(top / new), flags)
 
 
-def create_in_open_directory(top: Path) -> None:
-    fd = os.open(top / "d", os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.close(os.open("new", os.O_CREAT | os.O_WRONLY, dir_fd=fd))
-    finally:
-        os.close(fd)
-
-
-def create_as_another(top: Path) -> None:
-    as_user(STRANGER, lambda: (top / "d/new").write_bytes(b"his") and None)
-
-
-def create_in_another_program(top: Path) -> None:
-    subprocess.run([sys.executable, "-c", "open('d/new', 'w')"], cwd=top, check=True)
-
-
-def create_through_another_mount(top: Path) -> None:
-    elsewhere = top / "empty"
-    with bind_mount(top / "d", elsewhere):
-        (elsewhere / "new").write_bytes(b"")
-
-
-def rename_the_directory(top: Path) -> None:
-    rename(top, "d", "away")
-    rename(top, "other", "d")
-
-
-COMINGS: dict[str, Callable[[Path], object]] = {
-    "create": lambda top: (top / "d/new").write_bytes(b"new"),
-    "create exclusively": lambda top: os.close(os.open(top / "d/new", os.O_CREAT | os.O_EXCL)),
-    "create in an open directory": create_in_open_directory,
-    "create as another user": create_as_another,
-    "create in another program": create_in_another_program,
-    "create through another mount": create_through_another_mount,
-    "mkdir": lambda top: (top / "d/new").mkdir(),
-    "mknod": lambda top: os.mkfifo(top / "d/new"),
-    "symlink": lambda top: (top / "d/new").symlink_to("nowhere"),
-    "link": lambda top: os.link(top / "d/file", top / "d/new"),
-    "link from elsewhere": lambda top: os.link(top / "other/file", top / "d/new"),
-    "rename": lambda top: rename(top, "d/file", "d/new"),
-    "rename from elsewhere": lambda top: rename(top, "other/file", "d/new"),
-    "rename of a directory": lambda top: rename(top, "other", "d/new"),
-    "rename of a directory that has it": rename_the_directory,
-    "exchange with a directory that has it": lambda top: rename(top, "d", "other", RENAME_EXCHANGE),
-}
-
-
 def is_there(path: Path) -> bool:
     return os.path.lexists(path) and path.name in os.listdir(path.parent)
-
-
-@pytest.mark.parametrize("is_forgotten", [False, True], ids=["known to the kernel", "forgotten by the kernel"])
-@pytest.mark.parametrize("coming", COMINGS)
-def test_a_missing_name_is_there_when_it_comes(
-    mount: tuple[Mounted, Sides], place: Path, coming: str, is_forgotten: bool
-) -> None:
-    mounted, _ = mount
-    for _ in range(2):
-        assert not is_there(place / "d/new")
-    if is_forgotten:
-        mounted.forget_all()
-    COMINGS[coming](place)
-    assert os.path.lexists(place / "d/new")
-    assert is_there(place / "d/new")
-    mounted.forget_all()
-    assert is_there(place / "d/new")
 
 
 @pytest.mark.parametrize("is_forgotten", [False, True], ids=["known to the kernel", "forgotten by the kernel"])

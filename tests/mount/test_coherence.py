@@ -8,19 +8,21 @@ import mmap
 import os
 import select
 import signal
+import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-from fusefs.linux import syscalls
 from fusefs.linux.mountinfo import DAEMON_GONE
+from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, renameat2
+from tests.support.both_sides import Sides
 from tests.support.filesystem_params import ALL_FILESYSTEMS
-from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount, until
+from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, fresh_mount, until
+from tests.support.oracle_subjects import outcome
 from tests.support.real_filesystems import loop_volume, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
@@ -31,42 +33,26 @@ LIMIT_S = 30.0
 _NUMBERS = itertools.count()
 
 
-class Place(NamedTuple):
-    """One directory, through the mount and behind it."""
-
-    seen: Path
-    behind: Path
-
-
-@contextmanager
-def shared_mount(volume: Path, *, expect_end: bool = False, limit_s: float = SHARED_LIMIT_S) -> Iterator[Mounted]:
-    source = volume / f"source{next(_NUMBERS)}"
-    source.mkdir()
-    with trashd_mount(source, options=SHARED, limit_s=limit_s, expect_end=expect_end) as mounted:
-        yield mounted
-
-
 @pytest.fixture(scope="module", params=ALL_FILESYSTEMS)
 def mounted(request: pytest.FixtureRequest) -> Iterator[Mounted]:
-    with (
-        tmpfs_volume() if request.param == "tmpfs" else loop_volume(request.param, 64) as volume,
-        shared_mount(volume) as mounted,
-    ):
+    made = tmpfs_volume() if request.param == "tmpfs" else loop_volume(request.param, 64)
+    with fresh_mount(*SHARED, made=made, limit_s=SHARED_LIMIT_S) as mounted:
         yield mounted
 
 
 @pytest.fixture
-def place(mounted: Mounted) -> Place:
+def place(mounted: Mounted) -> Sides:
     """A directory of its own, known to the kernel, with a file and a directory that are known too."""
     return known_place(mounted)
 
 
-def known_place(mounted: Mounted) -> Place:
+def known_place(mounted: Mounted) -> Sides:
     name = f"place{next(_NUMBERS)}"
-    place = Place(mounted.path / name, mounted.backing / name)
+    place = Sides(mounted.path / name, mounted.backing / name)
     place.seen.mkdir()
     (place.seen / "file").write_bytes(b"old content")
     (place.seen / "inner").mkdir()
+    (place.seen / "fresh").mkdir()
     (place.seen / "inner" / "child").write_bytes(b"child")
     for path in ("file", "inner", "inner/child"):
         (place.seen / path).stat()
@@ -74,66 +60,74 @@ def known_place(mounted: Mounted) -> Place:
     return place
 
 
-def exchange(one: Path, two: Path) -> None:
-    syscalls.renameat2(
-        syscalls.AT_FDCWD, os.fsencode(one), syscalls.AT_FDCWD, os.fsencode(two), syscalls.RENAME_EXCHANGE
-    )
+NAMES = (
+    ".", "file", "inner", "inner/child", "inner/moved", "fresh", "fresh/child", "link", "moved", "moved/child", "new",
+)  # fmt: skip
 
 
-# Names.
+def look(path: Path) -> tuple[object, ...]:
+    st = path.lstat()
+    content = sorted(os.listdir(path)) if stat.S_ISDIR(st.st_mode) else path.read_bytes()
+    return st.st_mode, st.st_nlink, st.st_uid, st.st_gid, st.st_size, st.st_mtime_ns, content
 
 
-def test_a_new_name_is_seen(place: Place) -> None:
-    assert not (place.seen / "new").exists()
-    before = place.seen.stat().st_mtime_ns
-    (place.behind / "new").write_bytes(b"content")
-    assert until((place.seen / "new").exists)
-    assert (place.seen / "new").read_bytes() == b"content"
-    assert "new" in os.listdir(place.seen)
-    assert until(lambda: place.seen.stat().st_mtime_ns > before)
+def told(top: Path) -> list[tuple[str, str]]:
+    """Of each name, whether it is there or not."""
+    return [(name, outcome(look, top / name)) for name in NAMES]
 
 
-def test_a_name_that_goes_is_not_seen_any_more(place: Place) -> None:
-    (place.behind / "file").unlink()
-    assert until(lambda: not (place.seen / "file").exists())
-    assert "file" not in os.listdir(place.seen)
+def replace_file(top: Path) -> None:
+    (top / "other").write_bytes(b"another file")
+    (top / "other").rename(top / "file")
 
 
-def test_a_directory_that_goes_is_not_seen_any_more(place: Place) -> None:
-    (place.behind / "inner" / "child").unlink()
-    (place.behind / "inner").rmdir()
-    assert until(lambda: not (place.seen / "inner").exists())
-    assert until(lambda: place.seen.stat().st_nlink == place.behind.stat().st_nlink)
+def remove_directory(top: Path) -> None:
+    (top / "inner/child").unlink()
+    (top / "inner").rmdir()
 
 
-def test_what_gets_the_name_of_something_else_is_seen(place: Place) -> None:
-    (place.behind / "other").write_bytes(b"another file")
-    (place.behind / "other").rename(place.behind / "file")
-    assert until(lambda: (place.seen / "file").read_bytes() == b"another file")
-    assert (place.seen / "file").stat().st_size == len(b"another file")
+def change_attributes(top: Path) -> None:
+    for path in (top / "file", top / "inner"):
+        path.chmod(0o711)
+        os.chown(path, 12, 34)
+        os.utime(path, (1, 2))
 
 
-def test_a_renamed_file_is_seen_where_it_is(place: Place) -> None:
-    (place.behind / "file").rename(place.behind / "inner" / "moved")
-    assert until(lambda: not (place.seen / "file").exists())
-    assert until((place.seen / "inner" / "moved").exists)
-    assert (place.seen / "inner" / "moved").read_bytes() == b"old content"
+def write_by_another_name(top: Path) -> None:
+    os.link(top / "file", top / "link")
+    (top / "link").write_bytes(b"by the other name")
 
 
-def test_a_renamed_directory_is_seen_where_it_is_with_what_is_in_it(place: Place) -> None:
-    (place.behind / "inner").rename(place.behind / "moved")
-    assert until(lambda: not (place.seen / "inner" / "child").exists())
-    assert until((place.seen / "moved" / "child").exists)
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "a new name": lambda top: (top / "new").write_bytes(b"content"),
+    "a name that goes": lambda top: (top / "file").unlink(),
+    "a directory that goes": remove_directory,
+    "another file of that name": replace_file,
+    "a file elsewhere": lambda top: (top / "file").rename(top / "inner/moved"),
+    "a directory elsewhere": lambda top: (top / "inner").rename(top / "moved"),
+    "directories exchanged": lambda top: renameat2(
+        AT_FDCWD, bytes(top / "inner"), AT_FDCWD, bytes(top / "fresh"), RENAME_EXCHANGE
+    ),
+    "an empty file": lambda top: os.truncate(top / "file", 0),
+    "a cut file": lambda top: os.truncate(top / "file", 3),
+    "a grown file": lambda top: os.truncate(top / "file", 1 << 20),
+    "mode, owner and times": change_attributes,
+    "another link": write_by_another_name,
+}
 
 
-def test_exchanged_directories_are_seen_exchanged(place: Place) -> None:
-    (place.seen / "fresh").mkdir()
-    exchange(place.behind / "inner", place.behind / "fresh")
-    assert until(lambda: os.listdir(place.seen / "inner") == [])
-    assert until(lambda: os.listdir(place.seen / "fresh") == ["child"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_is_seen(place: Sides, change: str) -> None:
+    before = told(place.seen)
+    CHANGES[change](place.behind)
+    assert until(lambda: told(place.seen) == told(place.behind))
+    if change == "another link":
+        (place.behind / "link").unlink()
+        assert until(lambda: told(place.seen) == told(place.behind))
+    assert told(place.seen) != before
 
 
-def test_who_is_in_a_directory_that_left_and_came_back_has_not_noticed(place: Place) -> None:
+def test_who_is_in_a_directory_that_left_and_came_back_has_not_noticed(place: Sides) -> None:
     """A name that means the same as before is no other name: the working directory keeps its path."""
     with subprocess.Popen(
         ["bash", "-c", "read -r; /bin/pwd"], cwd=place.seen / "inner", stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -145,10 +139,7 @@ def test_who_is_in_a_directory_that_left_and_came_back_has_not_noticed(place: Pl
         assert inside.communicate(b"\n", LIMIT_S)[0] == os.fsencode(place.seen / "inner") + b"\n"
 
 
-# Content and attributes.
-
-
-def test_written_content_is_seen_by_who_has_it_open_and_mapped(place: Place) -> None:
+def test_written_content_is_seen_by_who_has_it_open_and_mapped(place: Sides) -> None:
     with (place.seen / "file").open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
         assert mapped[:3] == b"old"
         with (place.behind / "file").open("r+b") as other:
@@ -157,42 +148,13 @@ def test_written_content_is_seen_by_who_has_it_open_and_mapped(place: Place) -> 
         assert until(lambda: mapped[:3] == b"new")
 
 
-def test_content_is_seen_though_size_and_time_are_as_before(place: Place) -> None:
+def test_content_is_seen_though_size_and_time_are_as_before(place: Sides) -> None:
     before = (place.behind / "file").stat()
     with (place.seen / "file").open("rb") as file, (place.behind / "file").open("r+b", buffering=0) as other:
         file.read()
         other.write(b"new")
         os.utime(other.fileno(), ns=(before.st_atime_ns, before.st_mtime_ns))
         assert until(lambda: os.pread(file.fileno(), 3, 0) == b"new")
-
-
-@pytest.mark.parametrize("size", [0, 3, 1 << 20])
-def test_a_cut_or_grown_file_is_seen(place: Place, size: int) -> None:
-    os.truncate(place.behind / "file", size)
-    assert until(lambda: (place.seen / "file").stat().st_size == size)
-    assert (place.seen / "file").read_bytes() == (place.behind / "file").read_bytes()
-
-
-def test_mode_owner_and_times_are_seen(place: Place) -> None:
-    for path in ("file", "inner"):
-        (place.behind / path).chmod(0o711)
-        os.chown(place.behind / path, 12, 34)
-        os.utime(place.behind / path, (1, 2))
-
-        def seen(path: str = path) -> tuple[int, int, int, float]:
-            st = (place.seen / path).stat()
-            return st.st_mode & 0o777, st.st_uid, st.st_gid, st.st_mtime
-
-        assert until(lambda: seen() == (0o711, 12, 34, 2))
-
-
-def test_a_change_through_another_link_is_seen(place: Place) -> None:
-    os.link(place.behind / "file", place.behind / "link")
-    assert until(lambda: (place.seen / "file").stat().st_nlink == 2)
-    (place.behind / "link").write_bytes(b"by the other name")
-    assert until(lambda: (place.seen / "file").read_bytes() == b"by the other name")
-    (place.behind / "link").unlink()
-    assert until(lambda: (place.seen / "file").stat().st_nlink == 1)
 
 
 # Clients on both sides.
@@ -252,7 +214,7 @@ def both_sides(mounted: Mounted) -> list[Path]:
 
 
 def test_clients_go_on_in_a_directory_that_changes_behind_them() -> None:
-    with tmpfs_volume() as volume, shared_mount(volume) as mounted, clients(*both_sides(mounted)) as started:
+    with fresh_mount(*SHARED) as mounted, clients(*both_sides(mounted)) as started:
         for client in started * 2:
             assert goes_on(client), client.poll()
 
@@ -261,8 +223,7 @@ def test_clients_go_on_in_a_directory_that_changes_behind_them() -> None:
 def test_the_daemon_ends_while_clients_are_at_work_on_both_sides(how: signal.Signals) -> None:
     """No process tells the kernel what to forget: it would wait for a lock whose owner waits for the daemon."""
     with (
-        tmpfs_volume() as volume,
-        shared_mount(volume, expect_end=True, limit_s=LIMIT_S * 2) as mounted,
+        fresh_mount(*SHARED, expect_end=True, limit_s=LIMIT_S * 2) as mounted,
         clients(*both_sides(mounted)) as started,
     ):
         assert all(goes_on(client) for client in started)
@@ -277,13 +238,13 @@ def test_the_daemon_ends_while_clients_are_at_work_on_both_sides(how: signal.Sig
 
 
 def test_no_process_works_beside_the_daemon() -> None:
-    with tmpfs_volume() as volume, shared_mount(volume) as mounted:
+    with fresh_mount(*SHARED) as mounted:
         known_place(mounted)
         assert Path(f"/proc/{mounted.pid}/task/{mounted.pid}/children").read_text() == ""
 
 
 def test_an_unmount_is_not_held_up_by_changes_that_pour_in() -> None:
-    with tmpfs_volume() as volume, shared_mount(volume, expect_end=True) as mounted:
+    with fresh_mount(*SHARED, expect_end=True) as mounted:
         place = known_place(mounted)
         with clients(place.behind) as (behind,):
             assert goes_on(behind)

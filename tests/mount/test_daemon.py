@@ -3,7 +3,6 @@
 import os
 import resource
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -95,53 +94,25 @@ def test_options_reach_the_kernel(bench: Path) -> None:
 # What keeps it from mounting.
 
 
-def refused_file(bench: Path) -> tuple[str | Path, ...]:
-    return bench / "source/file", bench / "target"
-
-
-def refused_missing_source(bench: Path) -> tuple[str | Path, ...]:
-    return bench / "missing", bench / "target"
-
-
-def refused_missing_target(bench: Path) -> tuple[str | Path, ...]:
-    return bench / "source", bench / "missing"
-
-
-def refused_target_inside(bench: Path) -> tuple[str | Path, ...]:
-    return bench, bench / "target"
-
-
-def refused_source_inside(bench: Path) -> tuple[str | Path, ...]:
-    (bench / "target/deep").mkdir()
-    return bench / "target/deep", bench / "target"
-
-
-def refused_root(bench: Path) -> tuple[str | Path, ...]:
-    return bench / "source", "/"
-
-
-def refused_root_itself(_bench: Path) -> tuple[str | Path, ...]:
-    return ("/",)
-
-
-def refused_options(bench: Path) -> tuple[str | Path, ...]:
-    return bench / "source", bench / "target", "-o", "bogus"
+REFUSED = {
+    "file": (["source/file", "target"], 3),
+    "missing source": (["missing", "target"], 5),
+    "missing target": (["source", "missing"], 5),
+    "target inside": ([".", "target"], 3),
+    "source inside": (["target/deep", "target"], 3),
+    "root": (["source", "/"], 3),
+    "root itself": (["/"], 3),
+    "options": (["source", "target", "-o", "bogus"], 2),
+}
 
 
 @pytest.mark.parametrize("foreground", [[], ["--foreground"]], ids=["background", "foreground"])
-@pytest.mark.parametrize(
-    ("words_of", "code"),
-    [
-        (refused_file, 3), (refused_missing_source, 5), (refused_missing_target, 5), (refused_target_inside, 3),
-        (refused_source_inside, 3), (refused_root, 3), (refused_root_itself, 3), (refused_options, 2),
-    ],
-    ids=lambda value: value.__name__.removeprefix("refused_") if callable(value) else "",
-)  # fmt: skip
-def test_a_refusal_reaches_the_terminal(
-    bench: Path, foreground: list[str], words_of: Callable[[Path], tuple[str | Path, ...]], code: int
-) -> None:
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refusal_reaches_the_terminal(bench: Path, foreground: list[str], name: str) -> None:
+    (bench / "target/deep").mkdir()
+    words, code = REFUSED[name]
     older = mounts()
-    done = trashd("mount", *words_of(bench), *foreground)
+    done = trashd("mount", *words, *foreground, cwd=bench)
     assert (done.code, done.out) == (code, "")
     assert "\n  hint: " in done.err
     assert mounts() == older
@@ -177,18 +148,8 @@ def test_what_is_mounted_inside_is_not_hidden(bench: Path) -> None:
 
 def test_no_fuse_device_is_told_with_what_to_do(bench: Path) -> None:
     script = 'mount -t tmpfs tmpfs /dev && mknod -m 666 /dev/null c 1 3 && exec "$@"'
-    argv = [
-        "unshare",
-        "--mount",
-        "sh",
-        "-c",
-        script,
-        "sh",
-        TRASHD,
-        "mount",
-        str(bench / "source"),
-        str(bench / "target"),
-    ]
+    argv: list[str | Path] = ["unshare", "--mount", "sh", "-c", script, "sh", TRASHD, "mount"]
+    argv += [bench / "source", bench / "target"]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 3
     assert "/dev/fuse" in done.stderr

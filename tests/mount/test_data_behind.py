@@ -17,7 +17,6 @@ from tests.support.client_processes import clients, ends
 from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount, until
 from tests.support.open_files import opened, waits_in_the_kernel
 from tests.support.proc_stat import stop
-from tests.support.real_filesystems import loop_volume, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 
@@ -32,18 +31,10 @@ class File(NamedTuple):
     behind: Path
 
 
-@pytest.fixture(scope="module", params=["tmpfs", "ext4"])
-def volume(request: pytest.FixtureRequest) -> Iterator[Path]:
-    with tmpfs_volume("256m") if request.param == "tmpfs" else loop_volume(request.param, 256) as path:
-        yield path
-
-
 @pytest.fixture(scope="module", params=["auto", "off"])
 def mounted(volume: Path, request: pytest.FixtureRequest) -> Iterator[Mounted]:
-    source = volume / request.param
-    source.mkdir()
     options = ["coherence=shared", f"passthrough={request.param}"]
-    with trashd_mount(source, options=options, limit_s=SHARED_LIMIT_S) as mounted:
+    with trashd_mount(volume / request.param, options=options, limit_s=SHARED_LIMIT_S) as mounted:
         yield mounted
 
 
@@ -64,7 +55,6 @@ def be_told(fd: int, size: int) -> None:
 @pytest.mark.rests_on("passthrough", "direct-requests")
 def test_who_was_told_how_long_a_file_is_copies_to_its_end(volume: Path) -> None:
     """That is not asked for when something is copied: the kernel takes what it has, and it has what it was told."""
-    (volume / "source").mkdir(exist_ok=True)
     with trashd_mount(volume / "source", options=["coherence=shared"]) as mounted:
         (mounted.backing / "file").touch()
         with opened(mounted.path / "file", os.O_RDWR) as fd, opened(mounted.backing / "file", os.O_RDWR) as behind:

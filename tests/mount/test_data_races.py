@@ -21,11 +21,11 @@ import pytest
 
 from fusefs.linux.syscalls import FALLOC_FL_KEEP_SIZE, fallocate
 from tests.support.client_processes import clients
+from tests.support.filesystem_params import WITH_XFS
 from tests.support.foreground_mount import SHARED_LIMIT_S, trashd_mount, until
 from tests.support.open_files import opened
-from tests.support.real_filesystems import loop_volume, tmpfs_volume
 
-pytestmark = pytest.mark.needs("root", "fuse", "loop")
+pytestmark = [pytest.mark.needs("root", "fuse", "loop"), WITH_XFS]
 
 N_CHANGES = int(os.environ.get("TRASHD_TEST_CHANGES", "150"))
 LIMIT_S = max(100.0, N_CHANGES / 10)
@@ -134,12 +134,6 @@ def places(volume: Path, where: str) -> Iterator[list[Path]]:
         return
     with trashd_mount(source, options=options, limit_s=max(LIMIT_S, SHARED_LIMIT_S)) as mounted:
         yield [{"m": mounted.path, "b": source}[side] / "file" for side in sides]
-
-
-@pytest.fixture(scope="module", params=["tmpfs", "ext4", pytest.param("xfs", marks=pytest.mark.needs("xfs"))])
-def volume(request: pytest.FixtureRequest) -> Iterator[Path]:
-    with tmpfs_volume("128m") if request.param == "tmpfs" else loop_volume(request.param, 128) as path:
-        yield path
 
 
 def run(acts: Sequence[Callable[[], object]]) -> None:

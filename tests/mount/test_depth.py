@@ -17,14 +17,13 @@ import pytest
 
 from fusefs.core.inode_table import ROOT
 from fusefs.core.names import STORE
-from fusefs.linux.fd import Fd
 from fusefs.linux.syscalls import RENAME_EXCHANGE
 from fusefs.mount.tree.opening import OpenedFile
 from fusefs.mount.tree.vfs import Vfs
-from tests.support.foreground_mount import Mounted, trashd_mount
+from tests.support.foreground_mount import Mounted, fresh_mount
 from tests.support.nested_directories import make_chain, walk_chain
-from tests.support.real_filesystems import loop_volume, tmpfs_volume
-from tests.support.vfs_without_mount import Somebody, vfs_on
+from tests.support.real_filesystems import tmpfs_volume, volume_of
+from tests.support.vfs_without_mount import Somebody, vfs_at
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 
@@ -36,12 +35,8 @@ N_LEVELS, N_LEVELS_BESIDE = 2000, 100
 
 @pytest.fixture
 def vfs() -> Iterator[Vfs]:
-    with tmpfs_volume() as volume, Fd(os.open(volume, os.O_PATH | os.O_DIRECTORY)) as root:
-        vfs = vfs_on(root, max_fds=4 * DEEP)
-        try:
-            yield vfs
-        finally:
-            vfs.close()
+    with tmpfs_volume() as volume, vfs_at(volume, max_fds=4 * DEEP) as vfs:
+        yield vfs
 
 
 def n_steps(act: Callable[[], object]) -> int:
@@ -149,10 +144,8 @@ def test_every_operation_in_a_dropped_tree_takes_as_many_steps_however_deep(vfs:
 @pytest.fixture(params=["tmpfs", "ext4"])
 def mount(request: pytest.FixtureRequest) -> Iterator[Mounted]:
     """With fewer fds than the tree has levels."""
-    with tmpfs_volume() if request.param == "tmpfs" else loop_volume("ext4", 64) as volume:
-        (volume / "source").mkdir()
-        with trashd_mount(volume / "source", options=("coherence=exclusive",), n_fds_max=N_FDS) as mounted:
-            yield mounted
+    with fresh_mount(made=volume_of(request.param), n_fds_max=N_FDS) as mounted:
+        yield mounted
 
 
 def n_messages(mount: Mounted, act: Callable[[], object]) -> int:

@@ -22,7 +22,7 @@ from tests.support.both_sides_of_mount import opened
 from tests.support.foreground_mount import Mounted, trashd_mount, until
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.store_calls import init, recover_all
-from tests.support.vfs_without_mount import Somebody, vfs_on
+from tests.support.vfs_without_mount import Somebody, vfs_at
 
 pytestmark = pytest.mark.needs("root")
 
@@ -121,8 +121,7 @@ def test_what_lies_elsewhere_stays_known(mount: Mounted) -> None:
 @pytest.fixture
 def known(source: Path) -> Iterator[Known]:
     """A vfs, the nodeid of the drop folder, and those of the victim and all that is in it."""
-    with Fd(os.open(source, os.O_PATH | os.O_DIRECTORY)) as root:
-        vfs = vfs_on(root, max_fds=100)
+    with vfs_at(source) as vfs:
 
         def look(*names: str) -> int:
             nodeid = ROOT
@@ -133,7 +132,6 @@ def known(source: Path) -> Iterator[Known]:
         look("elsewhere", "f1")
         victim = [look("victim"), look("victim", "sub"), *(look("victim", "sub", f"f{i}") for i in range(N))]
         yield vfs, look(".trashd", "u", "0", "drop"), victim
-        vfs.close()
 
 
 def run_beside(known: Known, device: int, after: Callable[[], object]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,10 +15,10 @@ from fusefs.core.inode_table import ROOT
 from fusefs.linux.fd import Fd
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.background_workers import workers
-from tests.support.foreground_mount import SHARED_LIMIT_S, trashd_mount
+from tests.support.foreground_mount import SHARED_LIMIT_S, fresh_mount
 from tests.support.oracle_subjects import outcome
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.vfs_without_mount import Somebody, vfs_on
+from tests.support.vfs_without_mount import Somebody, vfs_at
 
 pytestmark = pytest.mark.needs("root", "fuse")
 
@@ -33,37 +33,19 @@ MODES = {
 
 @pytest.fixture(scope="module", params=MODES.values(), ids=list(MODES))
 def top(request: pytest.FixtureRequest) -> Iterator[Path]:
-    with ExitStack() as stack:
-        volume = stack.enter_context(tmpfs_volume())
-        (volume / "source").mkdir()
-        if request.param is None:
-            yield volume / "source"
-        else:
-            mounted = trashd_mount(volume / "source", options=request.param, limit_s=SHARED_LIMIT_S)
-            yield stack.enter_context(mounted).path
+    if request.param is None:
+        with tmpfs_volume() as volume:
+            yield volume
+    else:
+        with fresh_mount(*request.param, limit_s=SHARED_LIMIT_S) as mounted:
+            yield mounted.path
 
 
 def create(file: Path) -> None:
     os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o644))
 
 
-def create_or_empty(file: Path) -> None:
-    os.close(os.open(file, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o644))
-
-
-def read(file: Path) -> None:
-    os.close(os.open(file, os.O_RDONLY))
-
-
-def empty(file: Path) -> None:
-    os.truncate(file, 0)
-
-
-def change_mode(file: Path) -> None:
-    file.chmod(0o600)
-
-
-def answers(act: Callable[[Path], None], file: Path, n_each: int) -> set[str]:
+def answers(act: Callable[[Path], object], file: Path, n_each: int) -> set[str]:
     """All that some are told who do the same, each until the file was there so often."""
     told, tell = os.pipe()
 
@@ -90,14 +72,25 @@ def answers(act: Callable[[Path], None], file: Path, n_each: int) -> set[str]:
         os.close(tell)
 
 
-@pytest.mark.parametrize("act", [create, create_or_empty])
-def test_who_makes_a_file_or_opens_it_always_can(top: Path, act: Callable[[Path], None]) -> None:
-    assert answers(act, top / "file", 100) == {"None"}
+MAKES: dict[str, Callable[[Path], object]] = {
+    "create": create,
+    "create or empty": lambda file: os.close(os.open(file, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o644)),
+}
+USES: dict[str, Callable[[Path], object]] = {
+    "read": lambda file: os.close(os.open(file, os.O_RDONLY)),
+    "empty": lambda file: os.truncate(file, 0),
+    "change mode": lambda file: file.chmod(0o600),
+}
 
 
-@pytest.mark.parametrize("act", [read, empty, change_mode])
-def test_a_file_is_there_or_not(top: Path, act: Callable[[Path], None]) -> None:
-    assert answers(act, top / "file", 25) <= {"None", "ENOENT"}
+@pytest.mark.parametrize("act", MAKES)
+def test_who_makes_a_file_or_opens_it_always_can(top: Path, act: str) -> None:
+    assert answers(MAKES[act], top / "file", 100) == {"None"}
+
+
+@pytest.mark.parametrize("act", USES)
+def test_a_file_is_there_or_not(top: Path, act: str) -> None:
+    assert answers(USES[act], top / "file", 25) <= {"None", "ENOENT"}
 
 
 # What is held, and for how long.
@@ -112,13 +105,9 @@ def vfs() -> Iterator[Vfs]:
         (volume / "file").write_bytes(b"content")
         (volume / "directory").mkdir()
         (volume / "link").symlink_to("target")
-        with Fd(os.open(volume, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
-            vfs = vfs_on(root, max_fds=0)
+        with vfs_at(volume, max_fds=0) as vfs:
             vfs.retries.add(LOSER.pid)
-            try:
-                yield vfs
-            finally:
-                vfs.close()
+            yield vfs
 
 
 def open_fds() -> int:

@@ -11,15 +11,14 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 from tests.support.acls import CAN_BIND, CAPABILITY
-from tests.support.foreground_mount import SHARED_LIMIT_S, trashd_mount
+from tests.support.both_sides import Sides
+from tests.support.child_privileges import seen_and_behind
 from tests.support.other_users import as_user
 from tests.support.privileges import HE
-from tests.support.real_filesystems import loop_volume
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 
@@ -27,30 +26,14 @@ TEAM = 72_100
 PROGRAM = "/usr/bin/id"
 
 
-class Place(NamedTuple):
-    """A directory as a user sees it, and as it is seen behind that."""
-
-    seen: Path
-    behind: Path
-
-
-@pytest.fixture(scope="module", params=["native", "exclusive", "slow", "not passed"])
-def place(request: pytest.FixtureRequest) -> Iterator[Place]:
-    with loop_volume("ext4", 64) as volume:
-        source = volume / "source"
-        source.mkdir()
-        if request.param == "native":
-            yield Place(source, source)
-            return
-        backing = "slow" if request.param == "slow" else "local"
-        options = ["coherence=exclusive", "timeout=3600", f"backing={backing}"]
-        if request.param == "not passed":
-            options.append("passthrough=off")
-        with trashd_mount(source, options=options, limit_s=SHARED_LIMIT_S) as mounted:
-            yield Place(mounted.path, source)
+@pytest.fixture(scope="module", params=["native", "exclusive", "slow", "exclusive+passthrough=off"])
+def place(request: pytest.FixtureRequest) -> Iterator[Sides]:
+    way, *options = request.param.split("+")
+    with seen_and_behind(way, *options) as both:
+        yield Sides(*both)
 
 
-def program(place: Place, mode: int, name: str) -> Path:
+def program(place: Sides, mode: int, name: str) -> Path:
     """One of root's and the team's, which was run, and looked at."""
     path = place.seen / f"{name} {mode:o}"
     shutil.copy(PROGRAM, path)
@@ -73,7 +56,7 @@ def run(path: Path, fd: int = -1) -> str:
     return as_user(HE, do)
 
 
-def give_away(place: Place, path: Path) -> None:
+def give_away(place: Sides, path: Path) -> None:
     """Behind: from then on it is the user's, who writes anything to it."""
     behind = place.behind / path.name
     os.chown(behind, HE, HE)
@@ -82,7 +65,7 @@ def give_away(place: Place, path: Path) -> None:
 
 @pytest.mark.parametrize("mode", [0o4755, 0o2755, 0o6755])
 @pytest.mark.parametrize("is_by_fd", [False, True])
-def test_who_was_given_a_program_does_not_run_it_as_who_owned_it(place: Place, mode: int, is_by_fd: bool) -> None:
+def test_who_was_given_a_program_does_not_run_it_as_who_owned_it(place: Sides, mode: int, is_by_fd: bool) -> None:
     path = program(place, mode, "by fd" if is_by_fd else "by path")
     assert ("euid=0" in run(path), f"egid={TEAM}" in run(path)) == (bool(mode & 0o4000), bool(mode & 0o2000))
     fd = os.open(path, os.O_PATH) if is_by_fd else -1
@@ -95,7 +78,7 @@ def test_who_was_given_a_program_does_not_run_it_as_who_owned_it(place: Place, m
             os.close(fd)
 
 
-def test_nor_with_the_capabilities_that_it_had(place: Place) -> None:
+def test_nor_with_the_capabilities_that_it_had(place: Sides) -> None:
     path = program(place, 0o755, "capable")
     os.setxattr(path, CAPABILITY, CAN_BIND)
     assert os.getxattr(path, CAPABILITY) == CAN_BIND

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.foreground_mount import trashd_mount, until
+from tests.support.foreground_mount import fresh_mount, trashd_mount, until
 from tests.support.fuse_eio import broken_volume
+from tests.support.open_files import errno_of
 from tests.support.real_filesystems import btrfs_subvolume, full, loop_volume
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
@@ -23,20 +24,11 @@ _WITHOUT_LOG = struct.pack("=I", 2)
 MIB = 1 << 20
 
 
-def errno_of(act: Callable[[], object]) -> int | None:
-    """What the kernel says; None: it was done."""
-    try:
-        act()
-    except OSError as error:
-        return error.errno
-    return None
-
-
-def write_until_refused(path: Path) -> tuple[int | None, int]:
+def write_until_refused(path: Path) -> tuple[int, int]:
     """The errno that ends it, and how long the file is then."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT)
     try:
-        while (number := errno_of(lambda: os.write(fd, bytes(MIB)))) is None:
+        while not (number := errno_of(lambda: os.write(fd, bytes(MIB)))):
             pass
         return number, os.fstat(fd).st_size
     finally:
@@ -73,7 +65,7 @@ def test_full_volume_refuses_what_it_refuses_below_and_takes_more_when_there_is_
             assert (mounted.backing / "log").stat().st_size == size > MIB
             (mounted.path / "log").unlink()
             # The last handle's release, and the blocks with it, may come after the unlink.
-            assert until(lambda: errno_of(lambda: (mounted.path / "log").write_bytes(bytes(MIB))) is None)
+            assert until(lambda: errno_of(lambda: (mounted.path / "log").write_bytes(bytes(MIB))) == 0)
 
 
 @pytest.mark.needs("btrfs")
@@ -96,7 +88,6 @@ def test_io_error_in_the_middle_is_told_and_the_rest_goes_on() -> None:
             (broken.backing / name).mkdir()
         for number in range(50):
             (broken.backing / "readdir-a" / f"{number}").touch()
-        (broken.path.parent / "shown").mkdir()
         with trashd_mount(broken.path, broken.path.parent / "shown") as mounted:
             for act in (
                 (mounted.path / "unlink-a").unlink,
@@ -110,27 +101,22 @@ def test_io_error_in_the_middle_is_told_and_the_rest_goes_on() -> None:
 
 
 def test_filesystem_that_is_shut_down_gives_its_errors_and_the_daemon_stays() -> None:
-    with loop_volume("ext4", 32) as volume:
-        (volume / "source").mkdir()
-        (volume / "source" / "old").write_text("content")
-        with trashd_mount(volume / "source") as mounted:
-            with (mounted.path / "old").open("rb+", buffering=0) as old:
-                root = os.open(volume, os.O_RDONLY)
-                fcntl.ioctl(root, _EXT4_IOC_SHUTDOWN, _WITHOUT_LOG)
-                os.close(root)
-                assert errno_of(lambda: old.write(b"new")) == errno.EIO
-                assert errno_of(lambda: os.fsync(old.fileno())) == errno.EIO
-            for name, act in changes(mounted.path).items():
-                assert errno_of(act) in (errno.EIO, errno.EROFS), name
-            assert Path(f"/proc/{mounted.pid}").exists()
+    with fresh_mount(made=loop_volume("ext4", 32)) as mounted:
+        (mounted.backing / "old").write_text("content")
+        with (mounted.path / "old").open("rb+", buffering=0) as old:
+            root = os.open(mounted.backing, os.O_RDONLY)
+            fcntl.ioctl(root, _EXT4_IOC_SHUTDOWN, _WITHOUT_LOG)
+            os.close(root)
+            assert errno_of(lambda: old.write(b"new")) == errno.EIO
+            assert errno_of(lambda: os.fsync(old.fileno())) == errno.EIO
+        for name, act in changes(mounted.path).items():
+            assert errno_of(act) in (errno.EIO, errno.EROFS), name
+        assert Path(f"/proc/{mounted.pid}").exists()
 
 
 def test_backing_filesystem_unmounted_under_it_lives_as_long_as_the_mount(tmp_path: Path) -> None:
-    with loop_volume("ext4", 32) as volume:
-        (volume / "source").mkdir()
-        (tmp_path / "shown").mkdir()
-        with trashd_mount(volume / "source", tmp_path / "shown") as mounted:
-            subprocess.run(["umount", "--lazy", volume], check=True)
-            (mounted.path / "file").write_text("content")
-            assert (mounted.path / "file").read_text() == "content"
-            assert os.listdir(volume) == []
+    with loop_volume("ext4", 32) as volume, trashd_mount(volume / "source", tmp_path / "shown") as mounted:
+        subprocess.run(["umount", "--lazy", volume], check=True)
+        (mounted.path / "file").write_text("content")
+        assert (mounted.path / "file").read_text() == "content"
+        assert os.listdir(volume) == []

@@ -22,21 +22,13 @@ from fusefs.mount.tree.validity import NOTHING, EntryParam
 from tests.support.foreground_mount import trashd_mount, until
 from tests.support.make_trees import Spec, make_tree
 from tests.support.native_oracle import Oracle
+from tests.support.open_files import opened
 from tests.support.real_filesystems import gives_numbers_again, loop_volume, sync
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 
 OLD, NEW = b"A" * 10_000, b"B of another size"
 N_TRIES = 200
-
-
-@contextmanager
-def opened(path: bytes, flags: int = os.O_RDONLY) -> Iterator[int]:
-    fd = os.open(path, flags)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
 
 
 def numbers(top: Path) -> dict[str, int]:
@@ -203,7 +195,7 @@ def test_new_directory_with_the_number_of_an_old_one_is_empty(oracle: Oracle) ->
 def test_many_generations_of_one_name(oracle: Oracle) -> None:
     """Made and removed again and again, each time with the numbers of those before."""
     s = oracle.mounted
-    with opened(s.top) as top:
+    with opened(s.top, os.O_RDONLY) as top:
         for i in range(100):
             s.put(b"file", b"%d" % i * i)
             held = os.open("file", os.O_PATH, dir_fd=top)
@@ -297,5 +289,5 @@ def test_no_file_has_a_handle_that_would_be_the_next_ones(oracle: Oracle) -> Non
     s.put(b"file")
     s.mkdir(b"d")
     for path in (b"", b"/file", b"/d"):
-        with opened(s.top + path) as fd:
+        with opened(s.top + path, os.O_RDONLY) as fd:
             assert not handle_of(fd)

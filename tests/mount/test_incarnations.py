@@ -14,7 +14,6 @@ import mmap
 import os
 import struct
 from collections import deque
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -27,8 +26,8 @@ from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, handle_of, renameat
 from tests.support.background_workers import workers
 from tests.support.client_processes import clients
 from tests.support.foreground_mount import trashd_mount
-from tests.support.real_filesystems import gives_numbers_again, loop_volume, tmpfs_volume
-from tests.support.vfs_without_mount import vfs_on
+from tests.support.real_filesystems import gives_numbers_again
+from tests.support.vfs_without_mount import vfs_at
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 
@@ -111,12 +110,6 @@ def work(gives_again: bool, who: int, top: Path) -> None:
         raise OSError(errno.E2BIG, "numbers are not given again")
 
 
-@pytest.fixture(scope="module", params=["tmpfs", "ext4"])
-def volume(request: pytest.FixtureRequest) -> Iterator[Path]:
-    with tmpfs_volume("64m") if request.param == "tmpfs" else loop_volume(request.param, 64) as path:
-        yield path
-
-
 def test_what_is_seen_of_a_name_is_all_of_one_file(volume: Path) -> None:
     """Two are exchanged behind the mount: the attributes of one and the handle of the other never belong together."""
     for name in ("one", "two"):
@@ -128,14 +121,12 @@ def test_what_is_seen_of_a_name_is_all_of_one_file(volume: Path) -> None:
             while True:
                 renameat2(top, b"one", top, b"two", RENAME_EXCHANGE)
 
-    with Fd(os.open(volume, os.O_PATH)) as root, workers([exchange]):
-        vfs = vfs_on(root, max_fds=0, is_shared=True)
+    with vfs_at(volume, max_fds=0, is_shared=True) as vfs, workers([exchange]):
         top = vfs.directories.fd_of(vfs.nodes.root)
         for look in (vfs.reader.identify, vfs.reader.identifying()):
             for _ in range(N_LOOKS):
                 seen, handle = look(top, b"one")
                 assert right[seen.ino] == handle
-        vfs.close()
 
 
 @pytest.mark.timeout(LIMIT_S)

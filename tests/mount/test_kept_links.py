@@ -13,7 +13,6 @@ import pytest
 from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount, until
 from tests.support.open_files import held
 from tests.support.other_users import as_user
-from tests.support.real_filesystems import loop_volume, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 
@@ -22,19 +21,10 @@ LONG = "d/" * 500 + "end"
 _NUMBERS = itertools.count()
 
 
-@pytest.fixture(scope="module", params=["tmpfs", "ext4"])
-def volume(request: pytest.FixtureRequest) -> Iterator[Path]:
-    """Both give a free inode number to the next file at once."""
-    with tmpfs_volume() if request.param == "tmpfs" else loop_volume("ext4", 64) as path:
-        yield path
-
-
 @pytest.fixture(scope="module", params=["exclusive", "shared"])
 def mount(volume: Path, request: pytest.FixtureRequest) -> Iterator[Mounted]:
-    source = volume / request.param
-    source.mkdir()
-    source.chmod(0o755)
-    with trashd_mount(source, options=(f"coherence={request.param}",), limit_s=SHARED_LIMIT_S) as mounted:
+    options = (f"coherence={request.param}",)
+    with trashd_mount(volume / request.param, options=options, limit_s=SHARED_LIMIT_S) as mounted:
         yield mounted
 
 

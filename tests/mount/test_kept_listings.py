@@ -64,15 +64,10 @@ def test_a_directory_that_has_not_changed_for_a_while_is_read_once(listed: Liste
     assert until(lambda: not any(listed.costs_a_read() for _ in range(3)), LIMIT_S)  # but for a kernel short of memory
 
 
-def test_a_name_that_is_made_behind_is_in_the_next_listing(listed: Listed) -> None:
+@pytest.mark.parametrize("is_made", [True, False])
+def test_what_is_made_or_removed_behind_is_seen_in_the_next_listing(listed: Listed, is_made: bool) -> None:
     assert until(lambda: not listed.costs_a_read(), LIMIT_S)
-    (listed.behind / "new").touch()
-    assert listed.is_right_in_time()
-
-
-def test_a_name_that_is_removed_behind_is_not_in_the_next_listing(listed: Listed) -> None:
-    assert until(lambda: not listed.costs_a_read(), LIMIT_S)
-    (listed.behind / "0").unlink()
+    (listed.behind / "new").touch() if is_made else (listed.behind / "0").unlink()
     assert listed.is_right_in_time()
 
 

@@ -6,15 +6,14 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount, until
+from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, fresh_mount, until
 from tests.support.other_users import as_user
-from tests.support.real_filesystems import overlay_volume, tmpfs_volume
+from tests.support.real_filesystems import volume_of
 
 pytestmark = pytest.mark.needs("root", "fuse")
 
@@ -88,14 +87,9 @@ def make(top: Path) -> None:
 
 @pytest.fixture(scope="module", params=["tmpfs", "overlay"])
 def mounted(request: pytest.FixtureRequest) -> Iterator[Mounted]:
-    with ExitStack() as stack:
-        is_overlay = request.param == "overlay"
-        volume = stack.enter_context(overlay_volume()).path if is_overlay else stack.enter_context(tmpfs_volume())
-        source = volume / "source"
-        source.mkdir()
-        options = ("coherence=shared", "passthrough=off")
-        with trashd_mount(source, options=options, limit_s=SHARED_LIMIT_S) as mounted:
-            yield mounted
+    options = ("coherence=shared", "passthrough=off")
+    with fresh_mount(*options, made=volume_of(request.param), limit_s=SHARED_LIMIT_S) as mounted:
+        yield mounted
 
 
 @pytest.mark.parametrize("row", ROWS)

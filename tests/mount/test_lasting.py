@@ -17,14 +17,11 @@ from fusefs.core.inode_table import Node, NodeId
 from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd
 from fusefs.linux.statx import look_at
-from fusefs.mount.places.counters import Counters
-from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.validity import AttrTimeouts, EntryParam
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.background_workers import workers
-from tests.support.foreground_mount import trashd_mount
-from tests.support.real_filesystems import tmpfs_volume
-from tests.support.vfs_without_mount import Somebody
+from tests.support.foreground_mount import fresh_mount
+from tests.support.vfs_without_mount import Somebody, vfs_at
 
 HOUR_S, SECOND_S = 3600.0, 1.0
 ROOT = 1
@@ -83,13 +80,11 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tree]:
     (tmp_path / "top/sub").mkdir(parents=True)
     (tmp_path / "top/file").touch()
     (tmp_path / "top/link").symlink_to("file")
-    with Fd(os.open(tmp_path, os.O_PATH)) as root:
-        vfs = Vfs(root, TablesLock(), Counters.in_memory(), max_fds=1000, timeout_s=HOUR_S)
+    with vfs_at(tmp_path, max_fds=1000, timeout_s=HOUR_S) as vfs:
         tree = Tree(vfs, tmp_path)
         assert tree.tell(ROOT, tree.top, tree.sub) == [HOUR_S] * 3
         yield tree
         tree.device.close()
-        vfs.close()
 
 
 CHANGES_IN_TOP: dict[str, Callable[[Vfs, int], object]] = {
@@ -244,56 +239,53 @@ def test_what_else_does_not_last(tmp_path: Path) -> None:
 @pytest.mark.parametrize("coherence", ["exclusive", "shared"])
 def test_who_looked_during_a_change_does_not_believe_it(coherence: str) -> None:
     """Two look all the time while one changes names: in the end both see what is there."""
-    with tmpfs_volume() as volume:
-        (volume / "source/top/sub").mkdir(parents=True)
-        with trashd_mount(volume / "source", options=(f"coherence={coherence}",)) as mount:
-            seen, behind = mount.path / "top", mount.backing / "top"
+    with fresh_mount(f"coherence={coherence}") as mount:
+        seen, behind = mount.path / "top", mount.backing / "top"
+        (seen / "sub").mkdir(parents=True)
 
-            def looks() -> None:
-                while True:
-                    os.stat(seen)
-                    with suppress(FileNotFoundError):
-                        os.stat(seen / "sub")
+        def looks() -> None:
+            while True:
+                os.stat(seen)
+                with suppress(FileNotFoundError):
+                    os.stat(seen / "sub")
 
-            with workers([looks, looks]):
-                for number in range(N_CHANGES):
-                    match number % 4:
-                        case 0:
-                            (seen / "new").touch()
-                        case 1:
-                            (seen / "sub").rename(seen / "other")
-                        case 2:
-                            (seen / "new").unlink()
-                        case 3:
-                            (seen / "other").rename(seen / "sub")
-                    if number % 100 == 99:
-                        assert told(seen) == told(behind)
-                        assert told(seen / "sub") == told(behind / "sub")
+        with workers([looks, looks]):
+            for number in range(N_CHANGES):
+                match number % 4:
+                    case 0:
+                        (seen / "new").touch()
+                    case 1:
+                        (seen / "sub").rename(seen / "other")
+                    case 2:
+                        (seen / "new").unlink()
+                    case 3:
+                        (seen / "other").rename(seen / "sub")
+                if number % 100 == 99:
+                    assert told(seen) == told(behind)
+                    assert told(seen / "sub") == told(behind / "sub")
 
 
 @pytest.mark.needs("root", "fuse")
 def test_who_looked_at_a_file_while_it_was_renamed_does_not_believe_it() -> None:
     """The kernel asks again after a rename; the next one may come before that is answered."""
-    with tmpfs_volume() as volume:
-        (volume / "source").mkdir()
-        with trashd_mount(volume / "source") as mount:
-            names = [(mount.path / f"{number}", mount.path / f"{number}.new") for number in range(20)]
-            for one, _ in names:
-                one.touch()
+    with fresh_mount() as mount:
+        names = [(mount.path / f"{number}", mount.path / f"{number}.new") for number in range(20)]
+        for one, _ in names:
+            one.touch()
 
-            def looks() -> None:
-                while True:
-                    for path in random.choice(names):
-                        with suppress(FileNotFoundError):
-                            path.stat()
+        def looks() -> None:
+            while True:
+                for path in random.choice(names):
+                    with suppress(FileNotFoundError):
+                        path.stat()
 
-            for _ in range(20):
-                with workers([looks, looks]):
-                    for one, other in names:
-                        one.rename(other)
-                        time.sleep(0.0001)  # until it is looked at
-                        other.rename(one)
-                assert [told(one) for one, _ in names] == [told(mount.backing / one.name) for one, _ in names]
+        for _ in range(20):
+            with workers([looks, looks]):
+                for one, other in names:
+                    one.rename(other)
+                    time.sleep(0.0001)  # until it is looked at
+                    other.rename(one)
+            assert [told(one) for one, _ in names] == [told(mount.backing / one.name) for one, _ in names]
 
 
 def told(path: Path) -> tuple[int, ...]:

@@ -15,7 +15,6 @@ from typing import NamedTuple
 import pytest
 
 from fusefs.core.inode_table import ROOT
-from fusefs.linux.fd import Fd
 from fusefs.linux.inotify import open_inotify, read_events
 from fusefs.linux.mountinfo import DAEMON_GONE
 from tests.support.background_mounts import backing_of
@@ -25,7 +24,7 @@ from tests.support.foreground_mount import Mounted, trashd_mount, until
 from tests.support.real_filesystems import loop_volume
 from tests.support.transports import cases
 from tests.support.trashd_command import trashd
-from tests.support.vfs_without_mount import Somebody, vfs_on
+from tests.support.vfs_without_mount import Somebody, vfs_at
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 
@@ -172,15 +171,11 @@ def test_what_has_the_name_by_now_is_not_opened_unless_it_is_that_file(
     file, fifo = tmp_path / "file", tmp_path / "fifo"
     file.touch()
     os.mkfifo(fifo)
-    with Fd(os.open(tmp_path, os.O_PATH)) as root, open_inotify() as opened:
-        vfs = vfs_on(root, max_fds=100, is_shared=is_shared)
-        try:
-            me = Somebody(0, 0, os.getpid(), 0)
-            nodeid = vfs.lookups.lookup(ROOT, b"file", me).nodeid
-            fifo.rename(file)
-            assert ctypes.CDLL(None).inotify_add_watch(int(opened), os.fsencode(file), IN_OPEN) > 0
-            with pytest.raises(OSError, match="Stale"):
-                vfs.files.open(nodeid, flags, me)
-            assert read_events(opened) == []
-        finally:
-            vfs.close()
+    with vfs_at(tmp_path, is_shared=is_shared) as vfs, open_inotify() as opened:
+        me = Somebody(0, 0, os.getpid(), 0)
+        nodeid = vfs.lookups.lookup(ROOT, b"file", me).nodeid
+        fifo.rename(file)
+        assert ctypes.CDLL(None).inotify_add_watch(int(opened), os.fsencode(file), IN_OPEN) > 0
+        with pytest.raises(OSError, match="Stale"):
+            vfs.files.open(nodeid, flags, me)
+        assert read_events(opened) == []

@@ -15,13 +15,12 @@ import pytest
 
 from fusefs.core.inode_table import ROOT
 from fusefs.linux.fd import Fd
-from fusefs.mount.places.counters import Counters
-from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.acls import ACCESS, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
-from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount
+from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, fresh_mount
 from tests.support.open_files import held
 from tests.support.real_filesystems import loop_volume, tmpfs_volume
+from tests.support.vfs_without_mount import vfs_at
 
 pytestmark = [
     pytest.mark.needs("root", "fuse", "loop"),
@@ -42,10 +41,9 @@ _NUMBERS = itertools.count()
 def mount(request: pytest.FixtureRequest) -> Iterator[Mounted]:
     """pages: the kernel keeps those of files itself."""
     options = ("coherence=exclusive", f"passthrough={'off' if request.param == 'pages' else 'auto'}")
-    with loop_volume("ext4", 256) if request.param == "ext4" else tmpfs_volume() as volume:
-        (volume / "source").mkdir()
-        with trashd_mount(volume / "source", options=options, limit_s=SHARED_LIMIT_S) as mounted:
-            yield mounted
+    made = loop_volume("ext4", 256) if request.param == "ext4" else tmpfs_volume()
+    with fresh_mount(*options, made=made, limit_s=SHARED_LIMIT_S) as mounted:
+        yield mounted
 
 
 @pytest.fixture
@@ -172,10 +170,8 @@ def listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Listed]:
     """Time stands still, at 0."""
     monkeypatch.setattr("time.monotonic", lambda: 0.0)
     (tmp_path / "file").touch()
-    with Fd(os.open(tmp_path, os.O_PATH)) as root:
-        vfs = Vfs(root, TablesLock(), Counters.in_memory(), max_fds=100, timeout_s=HOUR_S)
+    with vfs_at(tmp_path, timeout_s=HOUR_S) as vfs:
         yield Listed(vfs)
-        vfs.close()
 
 
 def test_what_is_believed_is_told_once(listed: Listed) -> None:

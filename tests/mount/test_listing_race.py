@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import struct
 from collections import Counter
 from pathlib import Path
 
@@ -14,12 +12,12 @@ from fusefs.linux.getdents import read_on
 from tests.support.background_workers import workers
 from tests.support.foreground_mount import Mounted, trashd_mount
 from tests.support.native_oracle import Oracle
+from tests.support.open_files import read_entries
 from tests.support.oracle_subjects import Native
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 
 N_STANDING = 1500
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def standing() -> list[bytes]:
@@ -68,23 +66,9 @@ def test_listing_race_through_the_mount(oracle: Oracle) -> None:
 
 
 def test_listing_race_behind_the_mount(volume: Path) -> None:
-    (volume / "shared").mkdir()
     with trashd_mount(volume / "shared", options=["coherence=shared"]) as mount:
         fill(Native("behind", mount.backing))
         race(mount.path, mount.backing, mount)
-
-
-def entries(fd: int, size: int = 1024) -> list[tuple[bytes, int]]:
-    """One buffer of getdents64: names, and the offset after each."""
-    buffer = ctypes.create_string_buffer(size)
-    n = _libc.getdents64(fd, buffer, ctypes.c_size_t(size))
-    assert n >= 0, os.strerror(ctypes.get_errno())
-    found, at = [], 0
-    while at < n:
-        _ino, offset, length, _kind = struct.unpack_from("=QqHB", buffer, at)
-        found.append((buffer.raw[at + 19 : buffer.raw.index(b"\0", at + 19)], offset))
-        at += length
-    return found
 
 
 def test_half_read_listing_goes_on_after_what_it_read_was_removed(oracle: Oracle) -> None:
@@ -94,7 +78,7 @@ def test_half_read_listing_goes_on_after_what_it_read_was_removed(oracle: Oracle
         fd = os.open(s.top + b"/d", os.O_RDONLY | os.O_DIRECTORY)
         try:
             names: list[bytes] = []
-            while some := entries(fd):
+            while some := read_entries(fd, 1024):
                 for name, _ in some:
                     names.append(name)
                     if name not in (b".", b".."):
@@ -111,19 +95,19 @@ def test_offset_stays_valid_when_names_before_and_after_it_change(oracle: Oracle
     fill(s)
     fd = os.open(s.top + b"/d", os.O_RDONLY | os.O_DIRECTORY)
     try:
-        first = [entry for _ in range(20) for entry in entries(fd)]
+        first = [entry for _ in range(20) for entry in read_entries(fd, 1024)]
         offset = first[-1][1]
-        rest = [name for some in iter(lambda: entries(fd), []) for name, _ in some]
+        rest = [name for some in iter(lambda: read_entries(fd, 1024), []) for name, _ in some]
         for name, _ in first[5:]:
             if name not in (b".", b".."):
                 s.unlink(b"d/" + name)
         s.put(b"d/made")
         oracle.mount.forget_all()
         os.lseek(fd, offset, os.SEEK_SET)
-        again = [name for some in iter(lambda: entries(fd), []) for name, _ in some]
+        again = [name for some in iter(lambda: read_entries(fd, 1024), []) for name, _ in some]
         assert [name for name in again if name != b"made"] == rest
         os.lseek(fd, 0, os.SEEK_SET)
-        rewound = [name for some in iter(lambda: entries(fd), []) for name, _ in some]
+        rewound = [name for some in iter(lambda: read_entries(fd, 1024), []) for name, _ in some]
         assert sorted(rewound) == sorted(
             [b".", b"..", b"made", *(name for name, _ in first[:5] if name > b".."), *rest]
         )
@@ -152,7 +136,7 @@ def test_half_read_listing_of_a_directory_that_was_removed_behind_the_mount_ends
     (volume / "removed/d").mkdir(parents=True)
     with trashd_mount(volume / "removed") as mount:
         fd = os.open(mount.backing / "d", os.O_RDONLY | os.O_DIRECTORY)
-        offsets = [offset for _, offset in entries(fd)]
+        offsets = [offset for _, offset in read_entries(fd, 1024)]
         os.close(fd)
         fd = os.open(mount.path / "d", os.O_RDONLY | os.O_DIRECTORY)
         try:

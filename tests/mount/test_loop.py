@@ -27,6 +27,7 @@ from tests.support.busy_clients import ask_for_missing_names, hammered, one_file
 from tests.support.foreground_mount import Mounted, has_begun, trashd_mount, until
 from tests.support.fuse_waiting import N_WORKERS, Waiting, waiting_mount
 from tests.support.fuse_watchdog import fuse_mount
+from tests.support.proc_stat import status_of
 from tests.support.trashd_command import done_well
 
 pytestmark = pytest.mark.needs("root", "fuse")
@@ -69,11 +70,6 @@ def source() -> Iterator[Path]:
 def ran_ns(pid: int) -> int:
     """Processor time of a process's main thread."""
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0])
-
-
-def status_of(pid: int, field: str) -> int:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(field + ":"))
 
 
 def seam_of(monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -221,15 +217,19 @@ def test_requests_of_all_workers_are_answered_again_and_again(place: Path) -> No
 def test_ten_thousand_requests_leave_nothing_behind(source: Path) -> None:
     with trashd_mount(source, limit_s=LIMIT_S) as mounted:
         ask_for_missing_names(mounted.path, N_REQUESTS)
-        n_threads, n_fds, firsts = status_of(mounted.pid, "Threads"), mounted.n_fds(), count(N_REQUESTS, N_REQUESTS)
+        n_threads, n_fds, firsts = (
+            int(status_of(mounted.pid)["Threads"][0]),
+            mounted.n_fds(),
+            count(N_REQUESTS, N_REQUESTS),
+        )
 
         def grows_by_kib() -> int:
-            before_kib = status_of(mounted.pid, "RssAnon")
+            before_kib = int(status_of(mounted.pid)["RssAnon"][0])
             ask_for_missing_names(mounted.path, N_REQUESTS, next(firsts))
-            return status_of(mounted.pid, "RssAnon") - before_kib
+            return int(status_of(mounted.pid)["RssAnon"][0]) - before_kib
 
         assert until(lambda: grows_by_kib() * 1024 < MIB)  # what is left behind would be each time
-        assert status_of(mounted.pid, "Threads") <= n_threads
+        assert int(status_of(mounted.pid)["Threads"][0]) <= n_threads
         assert mounted.n_fds() <= n_fds
 
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -85,30 +85,20 @@ def test_a_signal_ends_an_aborted_service_though_handlers_wait(place: Path, n_wa
             ended(pid_fd)
 
 
-def test_an_abort_ends_the_daemon_while_clients_hammer(source: Path) -> None:
-    with trashd_mount(source, limit_s=LIMIT_S, expect_end=True) as mounted, hammered(mounted.path):
-        pid_fd = os.pidfd_open(mounted.pid)
-        mounted.fuse.abort()
-        ended(pid_fd)
-
-
-def test_a_lazy_unmount_ends_the_daemon_while_clients_hammer(source: Path) -> None:
-    with trashd_mount(source, limit_s=LIMIT_S, expect_end=True) as mounted, hammered(mounted.path):
-        pid_fd = os.pidfd_open(mounted.pid)
-        done_well("umount", "--lazy", mounted.path)
-        ended(pid_fd)
-
-
+@pytest.mark.parametrize("is_idle", [True, False], ids=["idle", "hammered"])
 @pytest.mark.parametrize("way", ["abort", "umount"])
-def test_an_idle_daemon_ends_with_its_mount(source: Path, way: str) -> None:
+def test_a_daemon_ends_with_its_mount(source: Path, way: str, is_idle: bool) -> None:
     with trashd_mount(source, limit_s=LIMIT_S, expect_end=True) as mounted:
         ask_for_missing_names(mounted.path, 100)
-        pid_fd = os.pidfd_open(mounted.pid)
-        if way == "abort":
-            mounted.fuse.abort()
-        else:
-            subprocess.run(["umount", mounted.path], check=True)
-        ended(pid_fd)
+        with nullcontext() if is_idle else hammered(mounted.path):
+            pid_fd = os.pidfd_open(mounted.pid)
+            if way == "abort":
+                mounted.fuse.abort()
+            elif is_idle:
+                subprocess.run(["umount", mounted.path], check=True)
+            else:
+                done_well("umount", "--lazy", mounted.path)
+            ended(pid_fd)
 
 
 @pytest.mark.parametrize("n_waiting", [0, 1, N_WORKERS - 1])

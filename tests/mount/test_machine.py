@@ -26,7 +26,7 @@ from fusefs.linux.syscalls import RENAME_EXCHANGE, RENAME_NOREPLACE
 from tests.support.foreground_mount import Mounted, trashd_mount
 from tests.support.fuse_slow import slow_volume
 from tests.support.oracle_subjects import Handle, Native, outcome
-from tests.support.real_filesystems import loop_volume, overlay_volume
+from tests.support.real_filesystems import volume_of
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 
@@ -258,18 +258,9 @@ CASES = [
 
 
 @contextmanager
-def volume_of(fs_type: str) -> Iterator[Path]:
-    """A directory on a filesystem of that type: an ext4; an overlay with an empty lower directory; a FUSE mount."""
-    match fs_type:
-        case "overlay":
-            with overlay_volume() as overlay:
-                yield overlay.path
-        case "slowfs":
-            with loop_volume("ext4", 256) as path, slow_volume(path, delay_us=0) as slow:
-                yield slow.path
-        case _:
-            with loop_volume(fs_type, 256) as path:
-                yield path
+def slow_ext4() -> Iterator[Path]:
+    with volume_of("ext4") as path, slow_volume(path, delay_us=0) as slow:
+        yield slow.path
 
 
 @pytest.mark.long
@@ -285,13 +276,10 @@ def test_mount_agrees_over_any_history(case: Case) -> None:
         stateful_step_count=profile.stateful_step_count if is_long else 30,
         suppress_health_check=list(HealthCheck),
     )
-    with volume_of(case.fs_type) as volume:
+    with slow_ext4() if case.fs_type == "slowfs" else volume_of(case.fs_type) as volume:
         limit_s = 100_000 if is_long else 390
-        (volume / "mount").mkdir()
         (volume / "twin").mkdir()
-        point = volume.with_name("mounted")
-        point.mkdir()
-        mount = trashd_mount(volume / "mount", point, case.options, limit_s=limit_s, n_fds_max=case.n_fds_max)
+        mount = trashd_mount(volume / "mount", None, case.options, limit_s=limit_s, n_fds_max=case.n_fds_max)
         with mount as mounted:
 
             class Machine(MountMachine):

@@ -61,22 +61,6 @@ def both(request: pytest.FixtureRequest) -> Iterator[Both]:
         yield both
 
 
-def of_root(_both: Both) -> int:
-    return ROOT
-
-
-def of_a_file(both: Both) -> int:
-    return both.find(b"file")
-
-
-def of_a_link(both: Both) -> int:
-    return both.find(b"link")
-
-
-def of_a_pipe(both: Both) -> int:
-    return both.find(b"fifo")
-
-
 def of_an_open_file(both: Both) -> int:
     nodeid = both.find(b"file")
     told = both.kernel.asked(Opcode.OPEN, struct.pack("=II", os.O_RDONLY, 0), nodeid)
@@ -90,21 +74,28 @@ def of_an_open_directory(both: Both) -> int:
     return nodeid
 
 
-NODES = [of_root, of_a_file, of_a_link, of_a_pipe, of_an_open_file, of_an_open_directory]
-LABELLED = {of_root: ".", of_a_file: "file", of_an_open_file: "file", of_an_open_directory: "directory"}
+NODES: dict[str, Callable[[Both], int]] = {
+    "root": lambda _both: ROOT,
+    "file": lambda both: both.find(b"file"),
+    "link": lambda both: both.find(b"link"),
+    "pipe": lambda both: both.find(b"fifo"),
+    "open file": of_an_open_file,
+    "open directory": of_an_open_directory,
+}
+LABELLED = {"root": ".", "file": "file", "open file": "file", "open directory": "directory"}
 
 
-@pytest.mark.parametrize("node", [node for node in NODES if node is not of_a_link])  # to which ACLs are unknown
-def test_that_an_attribute_is_absent_is_told(both: Both, node: Callable[[Both], int]) -> None:
-    nodeid = node(both)
+@pytest.mark.parametrize("node", [node for node in NODES if node != "link"])  # to which ACLs are unknown
+def test_that_an_attribute_is_absent_is_told(both: Both, node: str) -> None:
+    nodeid = NODES[node](both)
     for name in (NONE, ACCESS.encode() + b"\0"):
         assert both.answer(Opcode.GETXATTR, _ROOM_OF.pack(0, 0), name, nodeid).error == errno.ENODATA
 
 
 @pytest.mark.parametrize("node", LABELLED)
 @pytest.mark.parametrize("room", [0, 1, ROOM])
-def test_an_acl_is_told(both: Both, node: Callable[[Both], int], room: int) -> None:
-    nodeid = node(both)
+def test_an_acl_is_told(both: Both, node: str, room: int) -> None:
+    nodeid = NODES[node](both)
     os.setxattr(both.path / LABELLED[node], ACCESS, ACL)
     told = both.answer(Opcode.GETXATTR, _ROOM_OF.pack(room, 0), ACCESS.encode() + b"\0", nodeid)
     assert told.error == (errno.ERANGE if room == 1 else 0)
@@ -113,15 +104,15 @@ def test_an_acl_is_told(both: Both, node: Callable[[Both], int], room: int) -> N
 
 @pytest.mark.parametrize("node", NODES)
 @pytest.mark.parametrize("room", [0, ROOM])
-def test_the_names_of_none_are_told(both: Both, node: Callable[[Both], int], room: int) -> None:
-    told = both.answer(Opcode.LISTXATTR, _ROOM_OF.pack(room, 0), nodeid=node(both))
+def test_the_names_of_none_are_told(both: Both, node: str, room: int) -> None:
+    told = both.answer(Opcode.LISTXATTR, _ROOM_OF.pack(room, 0), nodeid=NODES[node](both))
     assert told[1:] == (0, b"" if room else bytes(8))
 
 
 @pytest.mark.parametrize("node", LABELLED)
 @pytest.mark.parametrize("room", [0, 1, ROOM])
-def test_the_names_of_some_are_told(both: Both, node: Callable[[Both], int], room: int) -> None:
-    nodeid = node(both)
+def test_the_names_of_some_are_told(both: Both, node: str, room: int) -> None:
+    nodeid = NODES[node](both)
     os.setxattr(both.path / LABELLED[node], ACCESS, ACL)
     os.setxattr(both.path / LABELLED[node], "security.capability", _capability())
     told = both.answer(Opcode.LISTXATTR, _ROOM_OF.pack(room, 0), nodeid=nodeid)
@@ -143,10 +134,10 @@ CHANGES = [MODE, UID, GID, UID | GID | KILL_BITS, ATIME, MTIME, ATIME | MTIME, U
 
 @pytest.mark.parametrize("node", NODES)
 @pytest.mark.parametrize("wanted", CHANGES)
-def test_a_mode_an_owner_and_times_are_changed(both: Both, node: Callable[[Both], int], wanted: int) -> None:
-    nodeid = node(both)
+def test_a_mode_an_owner_and_times_are_changed(both: Both, node: str, wanted: int) -> None:
+    nodeid = NODES[node](both)
     own = wire.SETATTR_IN.pack(wanted, 0, 0, 10, 20, 30, 40, 0o741, 1234, 5678).ljust(88, b"\0")
-    if wanted == MODE and node is of_a_link:
+    if wanted == MODE and node == "link":
         assert both.core.asked(Opcode.SETATTR, own, nodeid=nodeid) is None
         return
     before = seen(both, nodeid)

@@ -14,13 +14,11 @@ from fusefs.core.inode_table import ROOT
 from fusefs.linux.fd import Fd
 from fusefs.linux.getdents import read_on
 from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, renameat2
-from fusefs.mount.places.counters import Counters
-from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree import no_opendir
-from fusefs.mount.tree.vfs import Vfs
-from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount, until
+from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, fresh_mount, until
 from tests.support.open_files import held
 from tests.support.real_filesystems import loop_volume, tmpfs_volume
+from tests.support.vfs_without_mount import vfs_at
 
 pytestmark = [
     pytest.mark.needs("root", "fuse", "loop"),
@@ -35,10 +33,9 @@ _NUMBERS = itertools.count()
 @pytest.fixture(scope="module", params=["tmpfs exclusive", "ext4 exclusive", "tmpfs shared", "ext4 shared"])
 def mount(request: pytest.FixtureRequest) -> Iterator[Mounted]:
     fs_type, coherence = request.param.split()
-    with tmpfs_volume() if fs_type == "tmpfs" else loop_volume("ext4", 256) as volume:
-        (volume / "source").mkdir()
-        with trashd_mount(volume / "source", options=(f"coherence={coherence}",), limit_s=SHARED_LIMIT_S) as mounted:
-            yield mounted
+    made = tmpfs_volume() if fs_type == "tmpfs" else loop_volume("ext4", 256)
+    with fresh_mount(f"coherence={coherence}", made=made, limit_s=SHARED_LIMIT_S) as mounted:
+        yield mounted
 
 
 @pytest.fixture
@@ -102,12 +99,11 @@ def test_what_changes_is_listed_at_once(directory: Path) -> None:
 
 
 def test_what_changes_behind_a_shared_mount_is_listed_soon() -> None:
-    with tmpfs_volume() as volume:
-        (volume / "source" / "d").mkdir(parents=True)
-        with trashd_mount(volume / "source", options=("coherence=shared",)) as mounted:
-            for number in range(3):
-                (mounted.backing / "d" / f"{number}").touch()
-                assert until(lambda number=number: len(os.listdir(mounted.path / "d")) == number + 1)  # type: ignore[misc]
+    with fresh_mount("coherence=shared") as mounted:
+        (mounted.path / "d").mkdir()
+        for number in range(3):
+            (mounted.backing / "d" / f"{number}").touch()
+            assert until(lambda number=number: len(os.listdir(mounted.path / "d")) == number + 1)  # type: ignore[misc]
 
 
 def test_a_listing_goes_on_while_names_change(directory: Path) -> None:
@@ -151,15 +147,13 @@ def test_names_are_made_durable(directory: Path) -> None:
 
 
 def test_a_filesystem_that_has_become_slow_tells_names_alone() -> None:
-    with tmpfs_volume() as volume, Fd(os.open(volume, os.O_PATH)) as root:
+    with tmpfs_volume() as volume, vfs_at(volume, is_slow=True) as vfs:
         for name in ("a", "b", ".trashd"):
             (volume / name).touch()
-        vfs = Vfs(root, TablesLock(is_slow=True), Counters.in_memory(), max_fds=100)
         found, at = set(), 0
         while more := vfs.lock.run(vfs.unopened.read_names, ROOT, at, 4096):
             found |= {name for name, *_ in more}
             at = more[-1][2]
-        vfs.close()
         assert found == {b".", b"..", b"a", b"b"}
 
 

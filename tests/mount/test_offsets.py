@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from fusefs.linux.syscalls import FALLOC_FL_KEEP_SIZE, fallocate
+from tests.support.filesystem_params import WITH_XFS
 from tests.support.foreground_mount import trashd_mount
 from tests.support.open_files import opened
 from tests.support.oracle_subjects import outcome
-from tests.support.real_filesystems import loop_volume, tmpfs_volume
 
-pytestmark = [pytest.mark.needs("root", "fuse", "loop"), pytest.mark.rests_on("direct-requests")]
+pytestmark = [pytest.mark.needs("root", "fuse", "loop"), pytest.mark.rests_on("direct-requests"), WITH_XFS]
 
 TOP = 1 << 63
 OFFSETS = [(1 << 44) - 1, 1 << 44, TOP - 4097, TOP - 4096, TOP - 2, TOP - 1]
@@ -100,12 +100,6 @@ def played(file: Path, flags: int) -> dict[tuple[str, int], Told]:
                 )
             file.unlink()
     return told
-
-
-@pytest.fixture(scope="module", params=["tmpfs", "ext4", pytest.param("xfs", marks=pytest.mark.needs("xfs"))])
-def volume(request: pytest.FixtureRequest) -> Iterator[Path]:
-    with tmpfs_volume("64m") if request.param == "tmpfs" else loop_volume(request.param) as path:
-        yield path
 
 
 @pytest.mark.parametrize(("how", "flags"), [*((how, 0) for how in MOUNTS), ("shared, by the daemon", os.O_APPEND)])

@@ -15,18 +15,16 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount, until
+from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, fresh_mount, until
 from tests.support.open_files import may_be_written, opened
 from tests.support.passthrough_files import all_closed, n_messages, why_off
-from tests.support.real_filesystems import (
-    loop_volume,
-    tmpfs_volume,
-)
+from tests.support.real_filesystems import loop_volume, tmpfs_volume
 
 pytestmark = [pytest.mark.needs("root", "fuse", "loop", "passthrough"), pytest.mark.rests_on("passthrough")]
 
-KINDS = ("xfs", "btrfs")
+KINDS = [pytest.param(kind, marks=pytest.mark.needs(kind)) for kind in ("xfs", "btrfs")]
 """On which a file has other blocks when it is closed, or written back, than when it was written."""
+QUICK = ["tmpfs", "ext4", "ext4 shared", *KINDS]
 _STATX_SIZE, _STATX_MTIME = 0x200, 0x40
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -61,20 +59,15 @@ def some_times(path: Path) -> tuple[int, ...]:
     return struct.unpack_from("=Q", buffer, 40) + struct.unpack_from("=qI", buffer, 112)
 
 
-@pytest.fixture(
-    scope="module",
-    params=["tmpfs", "ext4", "ext4 shared", *(pytest.param(kind, marks=pytest.mark.needs(kind)) for kind in KINDS)],
-)
+@pytest.fixture(scope="module", params=[*QUICK, "tmpfs slow"])
 def mount(request: pytest.FixtureRequest) -> Iterator[Mounted]:
-    """A mount whose kernel believes attributes for an hour, or for a second."""
-    kind, *shared = request.param.split()
-    with tmpfs_volume("256m") if kind == "tmpfs" else loop_volume(kind, 320) as volume:
-        source = volume / "source"
-        source.mkdir()
-        options = [f"coherence={'shared' if shared else 'exclusive'}"]
-        with trashd_mount(source, options=options, limit_s=SHARED_LIMIT_S) as mounted:
-            assert why_off(mounted) is None
-            yield mounted
+    """One whose kernel believes attributes for an hour, or for a second, or whose daemon remembers them, too."""
+    kind, *more = request.param.split()
+    made = tmpfs_volume("256m") if kind == "tmpfs" else loop_volume(kind, 320)
+    options = ["coherence=shared" if "shared" in more else "coherence=exclusive", *["backing=slow"] * ("slow" in more)]
+    with fresh_mount(*options, made=made, limit_s=SHARED_LIMIT_S) as mounted:
+        assert why_off(mounted) is None
+        yield mounted
 
 
 @pytest.fixture
@@ -249,6 +242,10 @@ def test_what_is_written_to_memory_is_told(file: File) -> None:
         assert file.agrees()
         memory[0] = 1
         assert file.agrees_without_access_time()
+        os.utime(file.below, ns=(0, 0))
+        memory.flush()
+        memory[0] = 2
+        assert file.agrees_without_access_time()
     assert file.agrees()
     memory[4096] = 1  # it is not open any more
     assert file.agrees_without_access_time()
@@ -268,6 +265,7 @@ def test_a_listing_of_what_is_being_written_is_told_at_once(file: File) -> None:
                 assert [entry.stat().st_size for entry in entries] == [8192 + 1000 * (number + 1)]
 
 
+@pytest.mark.parametrize("mount", QUICK, indirect=True)
 def test_attributes_of_what_nobody_writes_any_more_are_believed(file: File) -> None:
     mapped(file)
 
@@ -280,3 +278,15 @@ def test_attributes_of_what_nobody_writes_any_more_are_believed(file: File) -> N
 
     assert until(costs_nothing)
     assert file.agrees()
+
+
+@pytest.mark.parametrize("mount", ["tmpfs slow"], indirect=True)
+def test_of_what_is_read_on_slow_backing_the_time_of_access_is_right(file: File) -> None:
+    os.utime(file.seen, ns=(10**18, 10**18))
+    file.mounted.forget_all()
+    assert file.seen.stat().st_atime_ns == 10**18
+    with opened(file.seen, os.O_RDONLY) as fd:
+        os.pread(fd, 100, 0)
+        assert file.seen.stat().st_atime_ns == file.below.stat().st_atime_ns > 10**18
+    file.mounted.forget_all()
+    assert file.seen.stat().st_atime_ns == file.below.stat().st_atime_ns

@@ -46,10 +46,8 @@ class Disk(NamedTuple):
 
 @pytest.fixture(scope="module")
 def disk() -> Iterator[Disk]:
-    with faulty_disk() as faulty:
-        (faulty.path / "source").mkdir()
-        with trashd_mount(faulty.path / "source", limit_s=SHARED_LIMIT_S) as mounted:
-            yield Disk(faulty, mounted)
+    with faulty_disk() as faulty, trashd_mount(faulty.path / "source", limit_s=SHARED_LIMIT_S) as mounted:
+        yield Disk(faulty, mounted)
 
 
 def write(fd: int) -> int:

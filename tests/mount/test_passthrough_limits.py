@@ -6,7 +6,6 @@ import ctypes
 import errno
 import mmap
 import os
-import resource
 import select
 import signal
 import subprocess
@@ -17,15 +16,17 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux.mountinfo import DAEMON_GONE
-from tests.support.background_mounts import workbench
-from tests.support.foreground_mount import trashd_mount, until
+from tests.support.foreground_mount import fresh_mount, trashd_mount, until
 from tests.support.fuse_slow import slow_volume
-from tests.support.fuse_watchdog import device_for_all
 from tests.support.open_files import errno_of, held, opened
-from tests.support.other_users import as_user, run_as
 from tests.support.passthrough_files import all_closed, n_messages, why_off
-from tests.support.real_filesystems import btrfs_subvolume, full, loop_volume, overlay_volume, tmpfs_volume, unmount
-from tests.support.trashd_command import TRASHD
+from tests.support.real_filesystems import (
+    loop_volume,
+    overlay_on,
+    overlay_volume,
+    tmpfs_volume,
+    unmount,
+)
 
 pytestmark = [pytest.mark.needs("root", "fuse", "passthrough"), pytest.mark.rests_on("passthrough")]
 
@@ -48,28 +49,7 @@ def mounted_at(path: Path, kind: str) -> Iterator[Path]:
         unmount(path)
 
 
-@pytest.fixture
-def open_device() -> Iterator[None]:
-    """A /dev/fuse that is open to all, as udev makes it."""
-    with device_for_all():
-        yield
-
-
 # Where it can't be.
-
-
-@contextmanager
-def overlay_on(lower: Path) -> Iterator[Path]:
-    """An overlay of a directory, and what was changed in it since."""
-    with tmpfs_volume() as volume:
-        for name in ("upper", "work", "merged"):
-            (volume / name).mkdir()
-        options = f"lowerdir={lower},upperdir={volume}/upper,workdir={volume}/work"
-        subprocess.run(["mount", "-t", "overlay", "-o", options, "test", volume / "merged"], check=True)
-        try:
-            yield volume / "merged"
-        finally:
-            unmount(volume / "merged")
 
 
 def test_an_overlay_is_passed_through_to() -> None:
@@ -92,24 +72,23 @@ def test_an_overlay_is_passed_through_to() -> None:
 
 
 def test_on_a_stack_that_is_too_high_the_mount_goes_without_and_says_why() -> None:
-    with overlay_volume() as overlay, overlay_on(overlay.path) as path:
-        (path / "file").write_bytes(CONTENT)
-        with trashd_mount(path) as mounted:
+    with overlay_volume() as overlay, overlay_on(overlay.path) as upper:
+        (upper.path / "file").write_bytes(CONTENT)
+        with trashd_mount(upper.path) as mounted:
             assert (mounted.path / "file").read_bytes() == CONTENT
             (mounted.path / "new").write_bytes(CONTENT)
-            assert (path / "new").read_bytes() == CONTENT
+            assert (upper.path / "new").read_bytes() == CONTENT
             assert until(lambda: "too many filesystems" in (why_off(mounted) or ""))
             assert n_messages(mounted) > 0
 
 
 def test_an_overlay_may_lie_on_a_mount() -> None:
-    with tmpfs_volume() as volume:
-        (volume / "source").mkdir()
-        (volume / "source" / "file").write_bytes(CONTENT)
-        with trashd_mount(volume / "source") as mounted, overlay_on(mounted.path) as path:
-            assert (path / "file").read_bytes() == CONTENT
-            (path / "file").write_bytes(b"changed")
-            assert (volume / "source" / "file").read_bytes() == CONTENT
+    with fresh_mount() as mounted:
+        (mounted.backing / "file").write_bytes(CONTENT)
+        with overlay_on(mounted.path) as overlay:
+            assert (overlay.path / "file").read_bytes() == CONTENT
+            (overlay.path / "file").write_bytes(b"changed")
+            assert (mounted.backing / "file").read_bytes() == CONTENT
             assert n_messages(mounted) == 0
 
 
@@ -132,37 +111,6 @@ def test_a_part_of_the_tree_that_lies_on_others_goes_without_alone() -> None:
             assert here.read_bytes() == CONTENT
             assert n_messages(mounted) == before
         assert mounted.log.read_text().count("not passed through") == 1  # of the first, for all
-
-
-@pytest.mark.usefixtures("open_device")
-def test_who_mounts_for_himself_goes_without() -> None:
-    with workbench() as bench:
-        for one in (bench, bench / "source", bench / "source/file", bench / "target"):
-            os.chown(one, USER, USER)
-        mount: list[str | Path] = [TRASHD, "mount", bench / "source", bench / "target"]
-        done = run_as(USER, [*mount, "-o", "passthrough=on"])
-        assert done.returncode == 3
-        assert b"passthrough=on: it takes root" in done.stderr
-        assert not os.path.ismount(bench / "target")
-        assert run_as(USER, mount).returncode == 0
-        assert run_as(USER, ["cat", bench / "target/file"]).stdout == b"content"
-        assert run_as(USER, [TRASHD, "umount", bench / "target"]).returncode == 0
-
-
-def test_whoever_insists_gets_no_mount_without_it() -> None:
-    with tmpfs_volume() as volume:
-        (volume / "source").mkdir()
-        with trashd_mount(volume / "source", options=["passthrough=on"]) as mounted:
-            assert why_off(mounted) is None
-
-
-def test_switched_off_everything_comes_to_the_daemon() -> None:
-    with tmpfs_volume() as volume:
-        (volume / "source").mkdir()
-        with trashd_mount(volume / "source", options=["passthrough=off"]) as mounted:
-            (mounted.path / "file").write_bytes(CONTENT)
-            assert n_messages(mounted) > 0
-            assert why_off(mounted) == "passthrough=off"
 
 
 # Now this way, now that.
@@ -223,77 +171,30 @@ def test_a_mapping_of_pages_of_the_kernels_stays_until_it_is_gone() -> None:
 # Refused as below.
 
 
-def test_a_full_volume_is_told_to_who_writes() -> None:
-    with loop_volume("ext4", 32) as volume:
-        (volume / "source").mkdir()
-        with trashd_mount(volume / "source") as mounted, full(volume):
-            assert errno_of(lambda: (mounted.path / "big").write_bytes(bytes(MIB))) == errno.ENOSPC
-
-
-@pytest.mark.needs("btrfs")
-def test_a_quota_holds_for_who_writes_past_the_daemon() -> None:
-    with loop_volume("btrfs", 256) as volume, trashd_mount(btrfs_subvolume(volume, "source", 16 * MIB)) as mounted:
-        with opened(mounted.path / "file", os.O_WRONLY | os.O_CREAT) as fd:
-            assert errno_of(lambda: [os.write(fd, os.urandom(MIB)) for _ in range(32)]) == errno.EDQUOT
-        assert n_messages(mounted) == 0
-
-
-def test_the_kernel_writes_with_no_more_rights_than_a_daemon_that_is_less_than_root() -> None:
-    """It has the daemon's own, without those that let a write pass quotas, or keep set-user-ID bits."""
-    with tmpfs_volume() as volume:
-        (volume / "source").mkdir()
-        with trashd_mount(volume / "source") as mounted:
-            lines = Path(f"/proc/{mounted.pid}/status").read_text().splitlines()
-            effective = int(next(line for line in lines if line.startswith("CapEff")).split()[1], 16)
-            assert not effective & (1 << CAP_FSETID | 1 << CAP_SYS_RESOURCE)
-
-
-def test_the_writers_own_limit_of_a_files_size_holds() -> None:
-    with tmpfs_volume() as volume:
-        (volume / "source").mkdir()
-        with trashd_mount(volume / "source") as mounted:
-
-            def fill() -> int:
-                signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-                resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-                with opened(mounted.path / "file", os.O_WRONLY | os.O_CREAT) as fd:
-                    return errno_of(lambda: [os.write(fd, bytes(64 << 10)) for _ in range(4)])
-
-            (mounted.path / "file").touch()
-            (mounted.path / "file").chmod(0o666)
-            mounted.path.chmod(0o755)
-            assert as_user(ALICE, fill) == errno.EFBIG
-            assert (mounted.backing / "file").stat().st_size == 100_000
-
-
 def test_a_mount_for_reading_alone_lets_nobody_write() -> None:
-    with tmpfs_volume() as volume:
-        (volume / "source").mkdir()
-        (volume / "source" / "file").write_bytes(CONTENT)
-        with trashd_mount(volume / "source", options=["ro"]) as mounted:
-            file = mounted.path / "file"
-            assert file.read_bytes() == CONTENT
-            assert errno_of(lambda: os.open(file, os.O_WRONLY)) == errno.EROFS
-            with opened(file, os.O_RDONLY) as fd, pytest.raises(PermissionError):
-                mmap.mmap(fd, 100, prot=mmap.PROT_WRITE)
-            assert n_messages(mounted) == 0
+    with fresh_mount("ro") as mounted:
+        (mounted.backing / "file").write_bytes(CONTENT)
+        file = mounted.path / "file"
+        assert file.read_bytes() == CONTENT
+        assert errno_of(lambda: os.open(file, os.O_WRONLY)) == errno.EROFS
+        with opened(file, os.O_RDONLY) as fd, pytest.raises(PermissionError):
+            mmap.mmap(fd, 100, prot=mmap.PROT_WRITE)
+        assert n_messages(mounted) == 0
 
 
 @pytest.mark.parametrize("flag", ["+i", "+a"])
 @pytest.mark.needs("loop")
 def test_what_is_immutable_below_is_so(flag: str) -> None:
-    with loop_volume("ext4", 32) as volume:
-        (volume / "source").mkdir()
-        file = volume / "source" / "file"
+    with fresh_mount(made=loop_volume("ext4", 32)) as mounted:
+        file = mounted.backing / "file"
         file.write_bytes(CONTENT)
         subprocess.run(["chattr", flag, file], check=True)
         try:
-            with trashd_mount(volume / "source") as mounted:
-                assert errno_of(lambda: os.open(mounted.path / "file", os.O_WRONLY)) == errno.EPERM
-                if flag == "+a":
-                    with opened(mounted.path / "file", os.O_WRONLY | os.O_APPEND) as fd:
-                        os.write(fd, b"more")
-                    assert file.read_bytes() == CONTENT + b"more"
+            assert errno_of(lambda: os.open(mounted.path / "file", os.O_WRONLY)) == errno.EPERM
+            if flag == "+a":
+                with opened(mounted.path / "file", os.O_WRONLY | os.O_APPEND) as fd:
+                    os.write(fd, b"more")
+                assert file.read_bytes() == CONTENT + b"more"
         finally:
             subprocess.run(["chattr", "-ia", file], check=True)
 
@@ -303,37 +204,26 @@ def test_what_is_immutable_below_is_so(flag: str) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_who_has_a_file_open_goes_on_when_the_daemon_ends(number: signal.Signals) -> None:
-    with tmpfs_volume() as volume:
-        (volume / "source").mkdir()
-        with trashd_mount(volume / "source", expect_end=True) as mounted:
-            with opened(mounted.path / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND) as fd:
-                os.close(os.dup(fd))  # from the first close on the kernel sends no message for one
-                os.write(fd, b"before ")
-                daemon = os.pidfd_open(mounted.pid)
-                os.kill(mounted.pid, number)
-                assert select.select([daemon], [], [], LIMIT_S)[0]
-                os.close(daemon)
-                os.write(fd, b"and after")
-                assert errno_of(lambda: os.fsync(fd)) in DEAD
-                with suppress(OSError):
-                    os.close(os.dup(fd))
-            assert (mounted.backing / "log").read_bytes() == b"before and after"
-
-
-@contextmanager
-def shown_at(volume: Path) -> Iterator[Path]:
-    """An empty directory beside a volume."""
-    path = volume.with_name(volume.name + "-shown")
-    path.mkdir()
-    yield path
-    path.rmdir()
+    with fresh_mount(expect_end=True) as mounted:
+        with opened(mounted.path / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND) as fd:
+            os.close(os.dup(fd))  # from the first close on the kernel sends no message for one
+            os.write(fd, b"before ")
+            daemon = os.pidfd_open(mounted.pid)
+            os.kill(mounted.pid, number)
+            assert select.select([daemon], [], [], LIMIT_S)[0]
+            os.close(daemon)
+            os.write(fd, b"and after")
+            assert errno_of(lambda: os.fsync(fd)) in DEAD
+            with suppress(OSError):
+                os.close(os.dup(fd))
+        assert (mounted.backing / "log").read_bytes() == b"before and after"
 
 
 def test_fuse_below_hears_of_each_close_itself() -> None:
     with ExitStack() as stack:
         volume = stack.enter_context(tmpfs_volume())
         slow = stack.enter_context(slow_volume(volume, delay_us=0))
-        mounted = stack.enter_context(trashd_mount(slow.path, stack.enter_context(shown_at(volume))))
+        mounted = stack.enter_context(trashd_mount(slow.path, volume.with_name("shown")))
         (mounted.path / "file").write_bytes(CONTENT)
         assert n_messages(mounted) > 0
         assert "is FUSE" in (why_off(mounted) or "")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.support.background_mounts import daemon_of, kill_daemon, mount, our_mount, workbench
+from tests.support.background_mounts import backing_of, daemon_of, kill_daemon, mount, our_mount, workbench
 from tests.support.background_workers import workers
 from tests.support.foreground_mount import n_fds_beside_rings, until
 from tests.support.open_files import opened
@@ -35,11 +35,9 @@ class Place(NamedTuple):
         mount(*self.words, "--coherence", "exclusive", "--passthrough", "on")
 
     def kill(self) -> None:
-        """No daemon answers any more."""
         kill_daemon(self.path)
 
     def replace(self) -> None:
-        """A daemon answers again."""
         mount("--replace", *self.words, "--coherence", "exclusive", "--passthrough", "on")
 
     def n_fds(self) -> int:
@@ -92,7 +90,7 @@ def test_no_line_is_lost_of_who_appends_all_the_while(place: Place) -> None:
         before = os.fstat(beside).st_size
         return until(lambda: os.fstat(beside).st_size > before + 9_000)
 
-    with opened(backing_of_file(place, "log"), os.O_RDONLY) as beside:
+    with opened(backing_of(place.path) / "log", os.O_RDONLY) as beside:
         with workers([append]):
             assert grows()
             place.kill()
@@ -103,12 +101,6 @@ def test_no_line_is_lost_of_who_appends_all_the_while(place: Place) -> None:
         assert lines == [b"%08d" % number for number in range(len(lines))]
         assert len(lines) * 9 == os.fstat(beside).st_size
     os.close(fd)
-
-
-def backing_of_file(place: Place, name: str) -> Path:
-    entry = our_mount(place.path)
-    assert entry is not None
-    return Path(os.fsdecode(entry.source)) / name
 
 
 def test_the_new_daemon_keeps_nothing_of_what_is_opened_beside_old_handles(place: Place) -> None:

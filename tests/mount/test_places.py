@@ -8,11 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from fusefs.core.inode_table import ROOT
-from fusefs.linux.fd import Fd
 from fusefs.linux.syscalls import RENAME_EXCHANGE
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.real_filesystems import overlay_volume
-from tests.support.vfs_without_mount import Somebody, vfs_on
+from tests.support.vfs_without_mount import Somebody, vfs_at
 
 pytestmark = pytest.mark.needs("root")
 
@@ -26,12 +25,8 @@ def vfs() -> Iterator[Vfs]:
         for path in ("a/x", "b/y"):
             (overlay.path / path).mkdir(parents=True)
             (overlay.path / path / "f").write_text(path)
-        with Fd(os.open(overlay.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
-            vfs = vfs_on(root, max_fds=0)
-            try:
-                yield vfs
-            finally:
-                vfs.close()
+        with vfs_at(overlay.path, max_fds=0) as vfs:
+            yield vfs
 
 
 def look_up(vfs: Vfs, path: bytes) -> int:

@@ -39,15 +39,12 @@ SMALL = [f"--{name}-bytes=64m" for name in ("hdd", "fallocate", "sync-file")]
 @pytest.fixture(scope="module")
 def volume() -> Iterator[Path]:
     """An ext4 with a mount of ours over its directory `source`, at `source-mounted`."""
-    with loop_volume("ext4", 1024) as path:
-        (path / "source").mkdir()
-        with trashd_mount(path / "source", limit_s=SHARED_LIMIT_S):
-            yield path
+    with loop_volume("ext4", 1024) as path, trashd_mount(path / "source", limit_s=SHARED_LIMIT_S):
+        yield path
 
 
 @pytest.fixture
 def here(volume: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
-    """A directory in the mount."""
     path = volume / "source-mounted" / request.node.name
     path.mkdir()
     yield path

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from fusefs.core.errors import NotPermitted
 from fusefs.linux.mountinfo import read_mounts
 from fusefs.mount.places.attach import remount
 from tests.support.background_mounts import backing_of, mount
-from tests.support.fuse_watchdog import device_for_all
 from tests.support.other_users import as_user, run_as
 from tests.support.real_filesystems import bind_mount
 from tests.support.trashd_command import TRASHD
@@ -37,8 +35,7 @@ def target_of(bench: Path, where: str) -> Path:
 @pytest.mark.parametrize("flag", RESTRICTIONS)
 def test_what_the_mount_of_the_source_refuses_stays_refused(bench: Path, flag: str, where: str) -> None:
     source, target = bench / "source", target_of(bench, where)
-    with bind_mount(source, source):
-        subprocess.run(["mount", "-o", f"remount,bind,{flag}", source], check=True)
+    with bind_mount(source, source, [flag]):
         mount(source, target)
         for words in (EVERYTHING, "remount,sync", EVERYTHING):
             assert remount(os.fsencode(target), [words])
@@ -50,8 +47,7 @@ def test_what_the_mount_of_the_source_refuses_stays_refused(bench: Path, flag: s
 @pytest.mark.parametrize("flag", ["noatime", "nodiratime", "strictatime"])
 def test_times_of_access_stay_as_the_mount_of_the_source_says(bench: Path, flag: str) -> None:
     source = bench / "source"
-    with bind_mount(source, source):
-        subprocess.run(["mount", "-o", f"remount,bind,{flag}", source], check=True)
+    with bind_mount(source, source, [flag]):
         before = flags_at(source) & {"noatime", "nodiratime", "relatime"}
         mount(source)
         for words in (EVERYTHING, "remount,ro", EVERYTHING):
@@ -74,19 +70,10 @@ def test_what_the_mount_alone_refuses_is_given_back_on_request_and_not_before(
     assert not any(flag in flags_at(path) for path in seen)
 
 
-@pytest.fixture
-def users(bench: Path) -> Iterator[Path]:
-    """A user's bench, with a /dev/fuse that this user may open."""
-    with device_for_all():
-        for one in (bench, bench / "source", bench / "target"):
-            os.chown(one, USER, USER)
-        yield bench
-
-
 @pytest.mark.parametrize("flag", ["ro", "noexec"])
-def test_what_a_user_refuses_in_his_mount_root_gives_to_nobody(users: Path, flag: str) -> None:
-    target = users / "target"
-    run_as(USER, [TRASHD, "mount", users / "source", target, "-o", flag], check=True)
+def test_what_a_user_refuses_in_his_mount_root_gives_to_nobody(users_bench: Path, flag: str) -> None:
+    target = users_bench / "target"
+    run_as(USER, [TRASHD, "mount", users_bench / "source", target, "-o", flag], check=True)
     assert remount(os.fsencode(target), [EVERYTHING])
     assert flags_at(target) >= {flag, "nosuid", "nodev"}
     assert remount(os.fsencode(target), ["remount,ro"])
@@ -94,9 +81,9 @@ def test_what_a_user_refuses_in_his_mount_root_gives_to_nobody(users: Path, flag
     run_as(USER, [TRASHD, "umount", target], check=True)
 
 
-def test_a_user_changes_no_mount_not_even_his(users: Path) -> None:
-    target = users / "target"
-    run_as(USER, [TRASHD, "mount", users / "source", target, "-o", "ro"], check=True)
+def test_a_user_changes_no_mount_not_even_his(users_bench: Path) -> None:
+    target = users_bench / "target"
+    run_as(USER, [TRASHD, "mount", users_bench / "source", target, "-o", "ro"], check=True)
     with pytest.raises(NotPermitted):
         as_user(USER, lambda: remount(os.fsencode(target), [EVERYTHING]))
     assert flags_at(target) >= {"ro", "nosuid", "nodev"}

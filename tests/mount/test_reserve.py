@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux.syscalls import fallocate
-from tests.support.foreground_mount import Mounted, trashd_mount, until
+from tests.support.foreground_mount import Mounted, fresh_mount, until
 from tests.support.open_files import errno_of, opened
 from tests.support.other_users import as_user
 from tests.support.passthrough_files import free_bytes
@@ -33,12 +33,10 @@ LIMIT_S = 60.0
 def mounted(request: pytest.FixtureRequest) -> Iterator[Mounted]:
     """Of an ext4 with such blocks: the kernel writes, or the daemon, or threads of the daemon's."""
     options = ["passthrough=off", "backing=slow"] if request.param == "slow" else [f"passthrough={request.param}"]
-    with loop_volume("ext4", SIZE_MIB, ("-m", str(PERCENT))) as volume:
-        source = volume / "source"
-        source.mkdir()
-        source.chmod(0o777)
-        with trashd_mount(source, options=["coherence=exclusive", *options], limit_s=LIMIT_S) as mounted:
-            yield mounted
+    made = loop_volume("ext4", SIZE_MIB, ("-m", str(PERCENT)))
+    with fresh_mount("coherence=exclusive", *options, made=made, limit_s=LIMIT_S) as mounted:
+        mounted.path.chmod(0o777)
+        yield mounted
 
 
 def add(path: Path, most: int = 2 * SIZE_MIB * MIB) -> int:

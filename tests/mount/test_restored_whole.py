@@ -21,11 +21,12 @@ from fusefs.linux.statx import look_at
 from fusefs.linux.syscalls import AT_FDCWD
 from tests.support.acls import ACCESS, DEFAULT, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
 from tests.support.crash_scenarios import DyingAfter
+from tests.support.filesystem_params import WITH_XFS
 from tests.support.foreground_mount import trashd_mount
-from tests.support.real_filesystems import loop_volume, project_of, set_project, tmpfs_volume
+from tests.support.real_filesystems import project_of, set_project
 from tests.support.store_calls import assert_silent, entries, in_child, init, reap_now, recover_all, restore, swap
 
-pytestmark = pytest.mark.needs("root", "fuse", "loop")
+pytestmark = [pytest.mark.needs("root", "fuse", "loop"), WITH_XFS]
 
 NAMED = acl((USER_OBJ, 7, NOBODY), (USER, 5, 4711), (GROUP_OBJ, 4, NOBODY), (MASK, 5, NOBODY), (OTHER, 0, NOBODY))
 N_FILES = 12
@@ -101,12 +102,6 @@ class Place(NamedTuple):
             return xattrs, os.pread(fd, 1 << 20, 0), project
         finally:
             os.close(fd)
-
-
-@pytest.fixture(scope="module", params=["tmpfs", "ext4", pytest.param("xfs", marks=pytest.mark.needs("xfs"))])
-def volume(request: pytest.FixtureRequest) -> Iterator[Path]:
-    with tmpfs_volume("64m") if request.param == "tmpfs" else loop_volume(request.param) as path:
-        yield path
 
 
 @pytest.fixture(params=["native", "exclusive", "shared", "slow"])

@@ -113,7 +113,6 @@ def test_nobody_sees_the_mount_before_it_answers(mount: Mounted) -> None:
 def test_without_another_inode_the_root_itself_is_shown(mount: Mounted, call: int) -> None:
     """Before Linux 6.15 a mount that is apart can't be cloned; where move_mount is denied it can't be shown."""
     target = mount.path.with_name("other")
-    target.mkdir()
     with trashd_mount(mount.backing, target, ["coherence=shared"], command=[*without(call), TRASHD]) as other:
         assert os.listdir(other.path) == ["sub"]
         [state] = [
@@ -128,21 +127,17 @@ def test_without_another_inode_the_root_itself_is_shown(mount: Mounted, call: in
 def test_a_source_whose_path_is_too_long_for_that_is_mounted_as_ever(mount: Mounted) -> None:
     deep = mount.backing / ("d" * 200) / ("e" * 200)
     deep.mkdir(parents=True)
-    target = mount.path.with_name("other")
-    target.mkdir()
-    with trashd_mount(deep, target, ["coherence=shared"]) as other:
+    with trashd_mount(deep, mount.path.with_name("other"), ["coherence=shared"]) as other:
         assert os.listdir(other.path) == []
 
 
 def test_where_mounts_are_shared_no_other_place_keeps_the_first_one(tmp_path: Path) -> None:
     """As on a machine with systemd: each mount appears in other namespaces too, and goes there when it goes here."""
     with tmpfs_volume() as volume:
-        (volume / "source").mkdir()
-        (volume / "source/file").write_text("content")
-        (volume / "target").mkdir()
         subprocess.run(["mount", "--make-shared", volume], check=True)
         with bind_mount(volume, tmp_path):
             with trashd_mount(volume / "source", volume / "target") as mounted:
+                (mounted.path / "file").write_text("content")
                 assert sorted(ours()) == sorted(map(os.fsencode, (volume / "target", tmp_path / "target")))
                 assert (tmp_path / "target/file").read_text() == (mounted.path / "file").read_text() == "content"
             assert until(lambda: not ours())

@@ -9,8 +9,6 @@ from __future__ import annotations
 import errno
 import functools
 import os
-import re
-import select
 import signal
 import subprocess
 import sys
@@ -23,10 +21,13 @@ from typing import NamedTuple
 import pytest
 
 from fusefs.linux.mountinfo import DAEMON_GONE
+from tests.support.background_mounts import ended
+from tests.support.busy_clients import work
 from tests.support.client_processes import LIMIT_S, clients, ends, in_time, is_ended
 from tests.support.foreground_mount import Mounted, trashd_mount, until
 from tests.support.fuse_slow import SlowVolume, slow_volume
 from tests.support.open_files import waits_in_the_kernel
+from tests.support.proc_stat import status_of
 from tests.support.real_filesystems import mount_of, tmpfs_volume
 from tests.support.trashd_command import trashd
 
@@ -72,7 +73,6 @@ def slow_mount(options: Sequence[str] = OPTIONS, *, expect_end: bool = False, ha
             for i in range(N_FILES):
                 (source / name / f"{name}-{i}").write_bytes(b"content")
         point = source.with_name("mounted")
-        point.mkdir()
         with trashd_mount(
             volume.path, point, options, limit_s=90, expect_end=expect_end, has_uring=has_uring
         ) as mounted:
@@ -80,29 +80,6 @@ def slow_mount(options: Sequence[str] = OPTIONS, *, expect_end: bool = False, ha
                 yield Slow(volume, mounted)
             finally:
                 volume.go_on()
-
-
-def work(top: Path) -> None:
-    """All kinds of operations, and what they must give."""
-    assert (top / f"{top.name}-0").read_bytes() == b"content"
-    assert f"{top.name}-1" in os.listdir(top)
-    with os.scandir(top) as entries:
-        assert sum(entry.stat().st_size for entry in entries if entry.is_file()) > 0
-    made, renamed, linked, directory = (top / f"{top.name}-{what}" for what in ("made", "renamed", "linked", "inner"))
-    made.write_bytes(b"made")
-    made.rename(renamed)
-    os.link(renamed, linked)
-    directory.mkdir()
-    directory.rmdir()
-    linked.unlink()
-    renamed.unlink()
-    assert not made.exists()
-
-
-def status(pid: int, field: str) -> int:
-    found = re.search(rf"^{field}:\s+(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-    assert found
-    return int(found[1])
 
 
 STUCK: dict[str, Callable[[Path], object]] = {
@@ -184,14 +161,14 @@ def test_more_clients_than_workers_hang_and_nothing_piles_up() -> None:
         pid = slow.mounted.pid
         work(slow.top / "free")
         (slow.top / "stuck").lstat()  # all may come in, and look further
-        before_kib = status(pid, "RssAnon")
+        before_kib = int(status_of(pid)["RssAnon"][0])
         slow.volume.hang("stuck")
         with clients([crowd(slow.top, N_CLIENTS)]) as pids:
             slow.volume.wait_until_hung()
             assert until(lambda: int((slow.mounted.fuse.connection / "waiting").read_text()) >= N_CLIENTS, LIMIT_S)
-            assert status(pid, "Threads") < N_THREADS_MOST
+            assert int(status_of(pid)["Threads"][0]) < N_THREADS_MOST
             assert len(os.listdir(f"/proc/{pid}/fd")) < N_FDS_MOST
-            assert status(pid, "RssAnon") - before_kib < N_CLIENTS * KIB_A_CLIENT
+            assert int(status_of(pid)["RssAnon"][0]) - before_kib < N_CLIENTS * KIB_A_CLIENT
             slow.volume.go_on()
             assert {ends(client) for client in pids} == {errno.ENOENT}
         in_time(lambda: work(slow.top / "stuck"))
@@ -253,14 +230,6 @@ def hung(*, n: int = 5) -> Iterator[tuple[Slow, list[int]]]:
             yield slow, pids
 
 
-def daemon_ends(mounted: Mounted) -> bool:
-    pid_fd = os.pidfd_open(mounted.pid)
-    try:
-        return bool(select.select([pid_fd], [], [], LIMIT_S)[0])
-    finally:
-        os.close(pid_fd)
-
-
 def test_umount_force_lets_all_go_while_it_hangs() -> None:
     with hung() as (slow, pids):
         done = trashd("umount", "--force", slow.top)
@@ -268,7 +237,7 @@ def test_umount_force_lets_all_go_while_it_hangs() -> None:
         assert mount_of(slow.top) is None
         assert {ends(pid) for pid in pids} <= GONE
         slow.volume.go_on()
-        assert daemon_ends(slow.mounted)
+        ended(os.pidfd_open(slow.mounted.pid))
 
 
 def test_umount_lazy_takes_it_out_of_sight_while_it_hangs() -> None:
@@ -279,7 +248,7 @@ def test_umount_lazy_takes_it_out_of_sight_while_it_hangs() -> None:
         assert not any(is_ended(pid) for pid in pids)
         slow.volume.go_on()
         assert {ends(pid) for pid in pids} == {0}
-        assert daemon_ends(slow.mounted)
+        ended(os.pidfd_open(slow.mounted.pid))
 
 
 def test_umount_tells_who_waits_that_it_is_busy() -> None:
@@ -290,7 +259,7 @@ def test_umount_tells_who_waits_that_it_is_busy() -> None:
         slow.volume.go_on()
         assert {ends(pid) for pid in pids} == {0}
         assert trashd("umount", slow.top).code == 0
-        assert daemon_ends(slow.mounted)
+        ended(os.pidfd_open(slow.mounted.pid))
 
 
 def fetch_ahead(slow: Slow) -> None:
@@ -309,7 +278,7 @@ def test_umount_is_not_held_up_by_what_nobody_waits_for_any_more(*, has_uring: b
         assert done.code == 0, done.err
         assert mount_of(slow.top) is None
         slow.volume.go_on()
-        assert daemon_ends(slow.mounted)
+        ended(os.pidfd_open(slow.mounted.pid))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -320,7 +289,7 @@ def test_a_signal_ends_it_while_what_it_fetches_hangs(number: signal.Signals, *,
         os.kill(slow.mounted.pid, number)
         assert number == signal.SIGKILL or until(lambda: mount_of(slow.top) is None, LIMIT_S)
         slow.volume.go_on()
-        assert daemon_ends(slow.mounted)
+        ended(os.pidfd_open(slow.mounted.pid))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -331,14 +300,14 @@ def test_a_signal_ends_it_while_it_hangs(number: signal.Signals) -> None:
         assert until(lambda: mount_of(slow.top) is None, LIMIT_S)
         assert {ends(pid) for pid in pids} <= GONE | {0}
         slow.volume.go_on()
-        assert daemon_ends(slow.mounted)
+        ended(os.pidfd_open(slow.mounted.pid))
 
 
 def test_a_killed_daemon_lets_go_who_waits() -> None:
     with hung() as (slow, pids):
         os.kill(slow.mounted.pid, signal.SIGKILL)
         slow.volume.go_on()
-        assert daemon_ends(slow.mounted)
+        ended(os.pidfd_open(slow.mounted.pid))
         assert {ends(pid) for pid in pids} <= GONE | {0}
 
 

@@ -77,7 +77,6 @@ def listed(
         for i in range(1, n_directories):
             fill(source / f"flat{i}", n)
         point = source.with_name("mounted")
-        point.mkdir()
         with (
             slow_volume(source, delay_us=delay_us, ttl_s=1000, xattrs=xattrs, limit_s=100) as volume,
             trashd_mount(volume.path, point, [EXCLUSIVE, *options], limit_s=90, has_uring=has_uring) as mounted,

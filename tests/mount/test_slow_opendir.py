@@ -56,7 +56,6 @@ def two(*options: str) -> Iterator[Two]:
     with tmpfs_volume() as source:
         fill(source / "d", N)
         point = source.with_name("mounted")
-        point.mkdir()
         with (
             slow_volume(source, delay_us=100, ttl_s=0) as volume,
             trashd_mount(volume.path, point, [*SLOW, *options]) as mounted,

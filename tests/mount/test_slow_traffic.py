@@ -8,24 +8,24 @@ from __future__ import annotations
 import errno
 import os
 import random
-import select
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, RENAME_NOREPLACE, renameat2
 from tests.support.background_workers import workers
-from tests.support.both_sides import Sides, sides
+from tests.support.both_sides import Sides, sides, sides_on
+from tests.support.client_processes import clients, ends
 from tests.support.foreground_mount import Mounted
 from tests.support.fuse_slow import slow_volume
-from tests.support.real_filesystems import loop_volume, overlay_volume, tmpfs_volume
+from tests.support.real_filesystems import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 
 N_CLIENTS, N_STEPS, N_ROUNDS = 5, 60, 3
-LIMIT_S = 60
 DIRECTORIES = ("a", "b", "a/c")
 NAMES = ("1", "2", "3", "c", "link")
 # Of a path that changes while it is walked; EBUSY: overlayfs, for a name that another is just replacing.
@@ -45,25 +45,19 @@ MOUNTS = {
 
 @contextmanager
 def mount_on(fs_type: str, options: list[str]) -> Iterator[tuple[Mounted, Sides]]:
-    with ExitStack() as stack:
-        match fs_type:
-            case "ext4":
-                volume = stack.enter_context(loop_volume("ext4", 64))
-            case "overlay":
-                volume = stack.enter_context(overlay_volume()).path
-            case _:
-                volume = stack.enter_context(tmpfs_volume())
-        source = volume / "source"
-        source.mkdir()
-        if fs_type == "slowfs":
-            slow = stack.enter_context(slow_volume(volume, delay_us=300, ttl_s=0, limit_s=100))
-            yield stack.enter_context(sides(slow.path / "source", options, backing=source))
-        else:
-            yield stack.enter_context(sides(source, options))
+    if fs_type != "slowfs":
+        with sides_on(fs_type, options) as both:
+            yield both
+        return
+    with (
+        tmpfs_volume() as volume,
+        slow_volume(volume, delay_us=300, ttl_s=0, limit_s=100) as slow,
+        sides(slow.path / "source", options, backing=volume / "source") as both,
+    ):
+        yield both
 
 
 def step(top: Path, chance: random.Random) -> None:
-    """One thing that some client does."""
     one, two = (top / chance.choice(DIRECTORIES) / chance.choice(NAMES) for _ in range(2))
     match chance.randrange(14):
         case 0 | 1:
@@ -105,7 +99,6 @@ def as_expected() -> Iterator[None]:
 
 
 def changes(top: Path, seed: int) -> None:
-    """A client's work."""
     chance = random.Random(seed)
     for _ in range(N_STEPS):
         with as_expected():
@@ -121,28 +114,6 @@ def looks(top: Path) -> None:
                     with as_expected():
                         entry.stat(follow_symlinks=False)
                         os.readlink(entry.path)
-
-
-def all_end(works: list[Callable[[], None]]) -> None:
-    """Each in a process of its own, without an exception, in time."""
-    pids = []
-    for work in works:
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                work()
-                code = 0
-            except OSError as error:
-                print("a client met", error, flush=True)
-            finally:
-                os._exit(code)
-        pids.append(pid)
-    for pid in pids:
-        fd = os.pidfd_open(pid)
-        assert select.select([fd], [], [], LIMIT_S)[0], f"client {pid} hangs"
-        os.close(fd)
-    assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids] == [0] * len(pids)
 
 
 def paths_of(top: Path) -> list[str]:
@@ -161,7 +132,8 @@ def test_after_many_changed_the_same_names_nothing_is_stale(kind: str) -> None:
         for i in range(N_ROUNDS):
             with workers([lambda: looks(both.seen)] * 2):
                 seeds = range(i * N_CLIENTS, (i + 1) * N_CLIENTS)
-                all_end([lambda seed=seed: changes(both.seen, seed) for seed in seeds])  # type: ignore[misc]
+                with clients([partial(changes, both.seen, seed) for seed in seeds]) as pids:
+                    assert [ends(pid) for pid in pids] == [0] * N_CLIENTS
             for _ in range(2):
                 both.assert_alike([".", *paths_of(both.behind)])
                 mounted.forget_all()

@@ -85,7 +85,6 @@ def served(
         (source / "flat/inner").mkdir()
         os.setxattr(source / "flat/inner", DEFAULT, GRANTS)
         point = source.with_name("mounted")
-        point.mkdir()
         with (
             slow_volume(source, delay_us=100, ttl_s=ttl_s, xattrs=xattrs, limit_s=100) as volume,
             trashd_mount(

@@ -22,6 +22,7 @@ from typing import NamedTuple
 import pytest
 
 from fusefs.linux.mountinfo import DAEMON_GONE
+from tests.support.busy_clients import work
 from tests.support.client_processes import LIMIT_S, clients, ends, in_time, is_ended
 from tests.support.file_leases import is_broken_into, write_lease
 from tests.support.foreground_mount import Mounted, trashd_mount, until
@@ -73,7 +74,6 @@ def served(*, coherence: str = "exclusive", expect_end: bool = False) -> Iterato
                 (source / name / f"{name}-{i}").write_bytes(b"content")
             (source / name / f"{name}-link").symlink_to("target")
         point = source.with_name("mounted")
-        point.mkdir()
         options = [f"coherence={coherence}", "backing=local"]
         with trashd_mount(volume.path, point, options, limit_s=90, expect_end=expect_end) as mounted:
             yield Place(volume, mounted)
@@ -82,39 +82,6 @@ def served(*, coherence: str = "exclusive", expect_end: bool = False) -> Iterato
 def assert_same(top: Path, behind: Path) -> None:
     for name in os.listdir(top):
         assert [name, *snapshot(top / name)[1:]] == [name, *snapshot(behind / name)[1:]]
-
-
-def work(top: Path) -> None:
-    """All kinds of operations, and what they must give."""
-    assert (top / f"{top.name}-0").read_bytes() == b"content"
-    assert f"{top.name}-1" in os.listdir(top)
-    with os.scandir(top) as entries:
-        assert sum(entry.stat().st_size for entry in entries if entry.is_file()) > 0
-    made, renamed, linked, directory = (top / f"{top.name}-{what}" for what in ("made", "renamed", "linked", "inner"))
-    with made.open("wb", buffering=0) as file:
-        file.write(b"made")
-        os.ftruncate(file.fileno(), 2)
-        os.fsync(file.fileno())
-    assert made.read_bytes() == b"ma"
-    os.setxattr(made, "user.x", b"1")
-    assert os.listxattr(made) == ["user.x"]
-    os.removexattr(made, "user.x")
-    made.chmod(0o600)
-    os.utime(made, ns=(1, 2))
-    assert made.stat().st_mtime_ns == 2
-    made.rename(renamed)
-    os.link(renamed, linked)
-    directory.mkdir()
-    directory.rmdir()
-    linked.unlink()
-    renamed.unlink()
-    assert not made.exists()
-    linked.symlink_to("target")
-    assert os.readlink(linked) == "target"
-    linked.unlink()
-    os.mkfifo(linked)
-    linked.unlink()
-    assert os.statvfs(top).f_bsize
 
 
 def look(number: int, top: Path) -> None:

@@ -7,8 +7,6 @@ import shutil
 import signal
 import stat
 import subprocess
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fusefs.core.mount_counters import OPERATIONS, decode
 from fusefs.linux.mount_claims import directory_of
-from tests.support.background_mounts import RUNTIME, daemon_of, ended, kill_daemon, mount, our_mount
+from tests.support.background_mounts import RUNTIME, as_owner, daemon_of, ended, kill_daemon, mount, our_mount
 from tests.support.foreground_mount import until
-from tests.support.fuse_watchdog import device_for_all
 from tests.support.other_users import run_as
 from tests.support.real_filesystems import bind_mount, tmpfs_volume, unmount
 from tests.support.trashd_command import TRASHD, Done, done_well, trashd
@@ -27,7 +24,6 @@ from tests.support.trashd_command import TRASHD, Done, done_well, trashd
 pytestmark = pytest.mark.needs("root", "fuse")
 
 USER, OTHER = 1000, 1001
-LOGINS = Path("/run/user")
 DOCUMENT = Path(__file__).parents[2] / "docs/monitoring.md"
 
 
@@ -130,23 +126,18 @@ def test_a_hung_daemon_hangs_nobody_who_asks(target: Path) -> None:
     os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.parametrize("is_replaced", [False, True])
 @pytest.mark.parametrize("over_itself", [False, True])
-def test_a_remount_begins_at_zero(bench: Path, over_itself: bool) -> None:
+def test_the_next_mount_begins_at_zero(bench: Path, over_itself: bool, is_replaced: bool) -> None:
     words = (bench / "source",) if over_itself else (bench / "source", bench / "target")
     mount(*words)
     (words[-1] / "first").mkdir()
-    done_well("umount", words[-1])
-    mount(*words)
-    assert n_of(words[-1], "mkdir") == 0
-
-
-@pytest.mark.parametrize("over_itself", [False, True])
-def test_a_replaced_mount_begins_at_zero(bench: Path, over_itself: bool) -> None:
-    words = (bench / "source",) if over_itself else (bench / "source", bench / "target")
-    mount(*words)
-    (words[-1] / "first").mkdir()
-    kill_daemon(words[-1])
-    mount("--replace", *words)
+    if is_replaced:
+        kill_daemon(words[-1])
+        mount("--replace", *words)
+    else:
+        done_well("umount", words[-1])
+        mount(*words)
     assert n_of(words[-1], "mkdir") == 0
     assert stats_of(words[-1])["pid"] == daemon_of(words[-1])
 
@@ -280,56 +271,36 @@ def test_every_metric_is_documented(target: Path) -> None:
     assert sorted(documented) == sorted(told)
 
 
-@pytest.fixture
-def own_bench(bench: Path) -> Iterator[Path]:
-    """The user's own `source`, `target` and runtime directory `run`, and a /dev/fuse for all, as udev makes it."""
-    (bench / "run").mkdir(0o700)
-    for one in (bench, bench / "source", bench / "target", bench / "run"):
-        os.chown(one, USER, USER)
-    with ExitStack() as stack:
-        devices = stack.enter_context(device_for_all())
-        if LOGINS.exists():  # a user who is logged in here has a runtime directory without being told of it
-            stack.enter_context(bind_mount(devices, LOGINS))
-        yield bench
-
-
-def as_user(bench: Path, *words: str | Path, uid: int = USER) -> Done:
-    env = {"PATH": os.environ["PATH"], "XDG_RUNTIME_DIR": str(bench / "run")}
-    env |= {name: value for name, value in os.environ.items() if name == "PYTHONPATH"}
-    done = run_as(uid, [TRASHD, *words], env=env)
-    return Done(done.returncode, os.fsdecode(done.stdout), os.fsdecode(done.stderr))
-
-
-def test_a_users_mount_has_its_numbers_in_his_runtime_directory(own_bench: Path) -> None:
-    target = own_bench / "target"
-    assert as_user(own_bench, "mount", own_bench / "source", target).code == 0
+def test_a_users_mount_has_its_numbers_in_his_runtime_directory(users_bench: Path) -> None:
+    target = users_bench / "target"
+    assert as_owner(users_bench, "mount", users_bench / "source", target).code == 0
     assert run_as(USER, ["mkdir", target / "made"]).returncode == 0
-    told = mounts_in(as_user(own_bench, "status", "--json"))
+    told = mounts_in(as_owner(users_bench, "status", "--json"))
     assert told[str(target)]["operations"]["mkdir"]["n"] == 1
-    (directory,) = (own_bench / "run/trashd").iterdir()
+    (directory,) = (users_bench / "run/trashd").iterdir()
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
-    assert as_user(own_bench, "umount", target).code == 0
-    assert until(lambda: not any((own_bench / "run/trashd").iterdir()))
+    assert as_owner(users_bench, "umount", target).code == 0
+    assert until(lambda: not any((users_bench / "run/trashd").iterdir()))
 
 
-def test_a_users_numbers_are_his_alone(own_bench: Path) -> None:
-    target = own_bench / "target"
-    assert as_user(own_bench, "mount", own_bench / "source", target).code == 0
-    assert str(target) not in as_user(own_bench, "status", "--json", uid=OTHER).out
+def test_a_users_numbers_are_his_alone(users_bench: Path) -> None:
+    target = users_bench / "target"
+    assert as_owner(users_bench, "mount", users_bench / "source", target).code == 0
+    assert str(target) not in as_owner(users_bench, "status", "--json", uid=OTHER).out
     assert mounts_in(trashd("status", "--json")) == {}
-    assert as_user(own_bench, "umount", target).code == 0
+    assert as_owner(users_bench, "umount", target).code == 0
 
 
 @pytest.mark.parametrize("mode", [None, 0o500], ids=["missing", "closed"])
-def test_without_a_runtime_directory_the_mount_works_and_says_why(own_bench: Path, mode: int | None) -> None:
-    target = own_bench / "target"
+def test_without_a_runtime_directory_the_mount_works_and_says_why(users_bench: Path, mode: int | None) -> None:
+    target = users_bench / "target"
     if mode is None:
-        (own_bench / "run").rmdir()
+        (users_bench / "run").rmdir()
     else:
-        (own_bench / "run").chmod(mode)
-    assert as_user(own_bench, "mount", own_bench / "source", target).code == 0
+        (users_bench / "run").chmod(mode)
+    assert as_owner(users_bench, "mount", users_bench / "source", target).code == 0
     assert run_as(USER, ["mkdir", target / "made"]).returncode == 0
-    done = as_user(own_bench, "status")
+    done = as_owner(users_bench, "status")
     assert done.code == 5
     assert "runtime directory" in done.err
-    assert as_user(own_bench, "umount", target).code == 0
+    assert as_owner(users_bench, "umount", target).code == 0

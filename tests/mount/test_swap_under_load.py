@@ -106,9 +106,7 @@ def clients(top: Path, victim: Path) -> list[Callable[[], None]]:
 def test_swap_and_restore_under_load() -> None:
     with loop_volume("ext4", 512) as volume:
         init(volume)
-        target = volume.with_name("mounted")
-        target.mkdir()
-        with trashd_mount(volume, target, limit_s=300 + 10 * N_ROUNDS) as mounted:
+        with trashd_mount(volume, limit_s=300 + 10 * N_ROUNDS) as mounted:
             victim = make_tree(mounted.path / "victim", STANDING)
             before = snapshot(victim / "sub")
             with workers(clients(mounted.path, victim)):

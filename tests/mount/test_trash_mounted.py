@@ -11,7 +11,7 @@ import pytest
 
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.syscalls import RENAME_EXCHANGE, renameat2
-from tests.support.foreground_mount import Mounted, trashd_mount, until
+from tests.support.foreground_mount import Mounted, fresh_mount, trashd_mount, until
 from tests.support.make_trees import Dir, make_tree, snapshot
 from tests.support.open_files import held
 from tests.support.other_users import as_user, run_as
@@ -137,13 +137,11 @@ def test_the_link_is_a_link_and_nothing_else_can_be_done_with_it(mount: Mounted)
 
 
 def test_without_a_store_there_is_nothing_to_find() -> None:
-    with tmpfs_volume() as path:
-        (path / "source").mkdir()
-        with trashd_mount(path / "source") as bare:
-            store = bare.path / ".trashd"
-            if not store.exists():  # a mount may have made it
-                with pytest.raises(FileNotFoundError):
-                    os.lstat(store / "drop")
+    with fresh_mount() as bare:
+        store = bare.path / ".trashd"
+        if not store.exists():  # a mount may have made it
+            with pytest.raises(FileNotFoundError):
+                os.lstat(store / "drop")
 
 
 def test_a_file_of_an_orphan_goes_on_for_who_has_it_open(mount: Mounted) -> None:

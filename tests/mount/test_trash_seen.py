@@ -18,7 +18,6 @@ import pytest
 
 from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.mountinfo import DAEMON_GONE
 from fusefs.linux.runtime_directories import HOME
 from fusefs.store.discover import discover
 from fusefs.store.make_store import make_store, unmake_store
@@ -27,7 +26,7 @@ from fusefs.store.stage import SwapOptions
 from fusefs.store.swap_for_owner import swap_for_owner
 from fusefs.store.tidy_folder import tend
 from fusefs.store.user_folders import open_user
-from tests.support.background_mounts import backing_of
+from tests.support.background_mounts import backing_of, is_dead
 from tests.support.both_sides_of_mount import ALICE, NOGROUP
 from tests.support.crash_scenarios import DyingAfter, forbid_exchange
 from tests.support.foreground_mount import Mounted, trashd_mount, until
@@ -91,7 +90,6 @@ class Place(NamedTuple):
 
 
 def seen_of(path: Path) -> tuple[object, ...]:
-    """What may be remembered of something."""
     st = path.lstat()
     names = sorted(os.listdir(path)) if path.is_dir() else []
     return names, st.st_mode, st.st_nlink, st.st_uid, st.st_gid, st.st_mtime_ns
@@ -119,15 +117,6 @@ def killed(act: Callable[[Kernel], object], call: str, n: int = 1, uid: int = AL
         return in_child(lambda: act(Kernel(DyingAfter(call, n))))
 
     assert (as_user(uid, die) if uid else die()) == DyingAt.EXIT_CODE
-
-
-def is_dead(path: Path) -> bool:
-    """Whether no daemon serves a mount any more."""
-    try:
-        os.statvfs(path)
-    except OSError as error:
-        return error.errno in DAEMON_GONE
-    return False
 
 
 # Names

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.background_mounts import daemon_of, workbench
+from tests.support.background_mounts import daemon_of
 from tests.support.foreground_mount import until
-from tests.support.fuse_watchdog import device_for_all
 from tests.support.make_trees import Spec, make_tree, snapshot
 from tests.support.other_users import as_user, run_as
 from tests.support.trashd_command import TRASHD
@@ -23,14 +22,11 @@ N_DIRECTORIES, SLACK = 200, 8
 
 
 @pytest.fixture
-def bench() -> Iterator[Path]:
-    """The user's own mount of `source` at `target`; /dev/fuse is open to all, as udev makes it."""
-    with workbench() as path, device_for_all():
-        for one in (path, path / "source", path / "source/file", path / "target"):
-            os.chown(one, USER, USER)
-        trashd("mount", path / "source", path / "target")
-        yield path
-        trashd("umount", path / "target")
+def bench(users_bench: Path) -> Iterator[Path]:
+    """The user's own mount of `source` at `target`."""
+    trashd("mount", users_bench / "source", users_bench / "target")
+    yield users_bench
+    trashd("umount", users_bench / "target")
 
 
 def trashd(*words: str | Path) -> CompletedProcess[bytes]:

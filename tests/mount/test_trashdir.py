@@ -36,7 +36,6 @@ _DIRECTORY = Attributes(1, 1, stat.S_IFDIR | 0o755, 2, 0, 0, 0, 0, 0, 4096, 0, 0
 
 
 def caller(uid: int, umask: int = 0o022) -> Somebody:
-    """One of a user's processes."""
     return Somebody(uid, uid, 1, umask)
 
 
@@ -125,7 +124,6 @@ def volume() -> Iterator[Path]:
 
 @contextmanager
 def drops(volume: Path) -> Iterator[DropLinks]:
-    """The links of a volume."""
     with Kernel().open_path(raw(volume)) as root:
         yield DropLinks(Kernel(), root)
 

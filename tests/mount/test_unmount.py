@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux.mountinfo import DAEMON_GONE
-from tests.support.background_mounts import backing_of, daemon_of, ended, kill_daemon, mount, our_mount
+from tests.support.background_mounts import backing_of, daemon_of, ended, is_dead, kill_daemon, mount, our_mount
 from tests.support.client_processes import LIMIT_S
 from tests.support.other_users import run_as
 from tests.support.proc_stat import stop
@@ -130,14 +130,6 @@ def test_the_foreground_ends_with_0_after_sigterm(bench: Path) -> None:
     assert daemon.returncode == 0
     assert "stopping" in said
     assert "Traceback" not in said
-
-
-def is_dead(target: Path) -> bool:
-    try:
-        os.listdir(target)
-    except OSError as error:
-        return error.errno in DAEMON_GONE
-    return False
 
 
 @pytest.mark.parametrize("over_itself", [False, True])

@@ -13,13 +13,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.acls import DEFAULT, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
-from tests.support.foreground_mount import Mounted, trashd_mount, until
+from tests.support.foreground_mount import Mounted, fresh_mount, trashd_mount, until
 from tests.support.fuse_losing_tmpfiles import losing_volume
 from tests.support.native_oracle import ALL_DIRECT, Oracle, agreed
 from tests.support.open_files import errno_of, opened
 from tests.support.oracle_subjects import Handle, Native, Story, Subject
 from tests.support.other_users import as_user
-from tests.support.real_filesystems import tmpfs_volume
 
 pytestmark = [pytest.mark.needs("root", "fuse", "loop"), pytest.mark.rests_on("direct-requests")]
 
@@ -190,19 +189,15 @@ def test_many_at_a_time_are_different_files(mounted: Mounted) -> None:
 
 @pytest.mark.parametrize("option", ["without=direct-requests", "without=seam"])
 def test_where_nobody_answers_programs_take_a_name(option: str) -> None:
-    with tmpfs_volume("64m") as volume:
-        source = volume / "source"
-        source.mkdir()
-        with trashd_mount(source, options=["coherence=exclusive", option], limit_s=LIMIT_S) as mounted:
-            assert errno_of(lambda: unnamed(mounted)) == errno.EOPNOTSUPP
-            with tempfile.TemporaryFile(dir=mounted.path) as file:
-                file.write(b"content")
+    with fresh_mount("coherence=exclusive", option, limit_s=LIMIT_S) as mounted:
+        assert errno_of(lambda: unnamed(mounted)) == errno.EOPNOTSUPP
+        with tempfile.TemporaryFile(dir=mounted.path) as file:
+            file.write(b"content")
 
 
 @pytest.mark.parametrize("option", ["backing=slow", "backing=local"])
 def test_none_is_made_where_closing_it_would_lose_it(option: str) -> None:
     with losing_volume() as losing, tempfile.TemporaryDirectory() as point:
-        (losing.path / "d").mkdir()
         options = ["coherence=exclusive", option]
         with trashd_mount(losing.path / "d", Path(point), options, limit_s=LIMIT_S) as mounted:
             before = losing.n_unnamed()

@@ -12,9 +12,8 @@ from subprocess import CompletedProcess
 import pytest
 
 from tests.support import acls
-from tests.support.background_mounts import daemon_of, ended, kill_daemon, our_mount, workbench
+from tests.support.background_mounts import daemon_of, ended, kill_daemon, our_mount
 from tests.support.client_processes import LIMIT_S
-from tests.support.fuse_watchdog import device_for_all
 from tests.support.other_users import run_as
 from tests.support.proc_stat import stop
 from tests.support.real_filesystems import bind_mount, tmpfs_volume
@@ -27,12 +26,8 @@ _PIDFD_GETFD = 438
 
 
 @pytest.fixture
-def bench() -> Iterator[Path]:
-    """The user's own `source/file` and empty `target`, and a /dev/fuse that is open to all, as udev makes it."""
-    with workbench() as path, device_for_all():
-        for one in (path, path / "source", path / "source/file", path / "target"):
-            os.chown(one, USER, USER)
-        yield path
+def bench(users_bench: Path) -> Path:
+    return users_bench
 
 
 def trashd(*words: str | Path) -> CompletedProcess[bytes]:
@@ -40,19 +35,23 @@ def trashd(*words: str | Path) -> CompletedProcess[bytes]:
     return run_as(USER, [TRASHD, *words, *without])
 
 
-def test_it_is_for_its_user_alone(bench: Path) -> None:
+@pytest.fixture
+def mounted(bench: Path) -> Iterator[Path]:
+    """The bench, `source` mounted on `target`."""
     assert trashd("mount", bench / "source", bench / "target").returncode == 0
-    assert run_as(USER, ["cat", bench / "target/file"]).stdout == b"content"
-    assert run_as(OTHER, ["ls", bench / "target"]).returncode != 0
+    yield bench
     assert trashd("umount", bench / "target").returncode == 0
 
 
-def test_what_is_made_is_the_users(bench: Path) -> None:
-    assert trashd("mount", bench / "source", bench / "target").returncode == 0
-    assert run_as(USER, ["install", "-m", "640", "/dev/null", bench / "target/made"]).returncode == 0
-    made = (bench / "source/made").stat()
+def test_it_is_for_its_user_alone(mounted: Path) -> None:
+    assert run_as(USER, ["cat", mounted / "target/file"]).stdout == b"content"
+    assert run_as(OTHER, ["ls", mounted / "target"]).returncode != 0
+
+
+def test_what_is_made_is_the_users(mounted: Path) -> None:
+    assert run_as(USER, ["install", "-m", "640", "/dev/null", mounted / "target/made"]).returncode == 0
+    made = (mounted / "source/made").stat()
     assert (made.st_uid, made.st_gid, stat.S_IMODE(made.st_mode)) == (USER, USER, 0o640)
-    assert trashd("umount", bench / "target").returncode == 0
 
 
 BLOCKS = """
@@ -70,41 +69,35 @@ except PermissionError:
 
 
 @pytest.mark.rests_on("direct-requests")
-def test_blocks_and_files_without_a_name_are_the_users(bench: Path) -> None:
-    (bench / "source/closed").mkdir(0o555)
-    assert trashd("mount", bench / "source", bench / "target").returncode == 0
-    done = run_as(USER, ["sh", "-c", 'cd "$0" && exec "$@"', bench / "target", sys.executable, "-c", BLOCKS])
+def test_blocks_and_files_without_a_name_are_the_users(mounted: Path) -> None:
+    (mounted / "source/closed").mkdir(0o555)
+    done = run_as(USER, ["sh", "-c", 'cd "$0" && exec "$@"', mounted / "target", sys.executable, "-c", BLOCKS])
     assert done.stdout == b"200007\nclosed\n", done.stderr
-    named = (bench / "source/named").stat()
+    named = (mounted / "source/named").stat()
     assert (named.st_uid, stat.S_IMODE(named.st_mode), named.st_size) == (USER, 0o640, 200_007)
     assert named.st_blocks * 512 < 200_007
-    born = run_as(USER, ["stat", "-c", "%W", bench / "target/named"]).stdout
+    born = run_as(USER, ["stat", "-c", "%W", mounted / "target/named"]).stdout
     assert 0 < int(born) <= named.st_ctime
-    assert trashd("umount", bench / "target").returncode == 0
 
 
 @pytest.mark.rests_on("kill-privileges")  # else the kernel asks for a chmod, and that is its owner's
-def test_anothers_program_is_written_to_and_loses_its_rights(bench: Path) -> None:
-    program = bench / "source/program"
+def test_anothers_program_is_written_to_and_loses_its_rights(mounted: Path) -> None:
+    program = mounted / "source/program"
     program.touch()
     program.chmod(0o6777)
-    assert trashd("mount", bench / "source", bench / "target").returncode == 0
-    assert run_as(USER, ["tee", "-a", bench / "target/program"], stdin=b"his").returncode == 0
+    assert run_as(USER, ["tee", "-a", mounted / "target/program"], stdin=b"his").returncode == 0
     assert program.read_bytes() == b"his"
     assert stat.S_IMODE(program.stat().st_mode) == 0o777
-    assert trashd("umount", bench / "target").returncode == 0
 
 
-def test_the_filesystem_below_checks_permissions(bench: Path) -> None:
+def test_the_filesystem_below_checks_permissions(mounted: Path) -> None:
     """The kernel would ask for the directory before each change in it."""
-    (bench / "source/closed").mkdir(0o555)
-    os.chown(bench / "source/closed", USER, USER)
-    assert trashd("mount", bench / "source", bench / "target").returncode == 0
-    entry = our_mount(bench / "target")
+    (mounted / "source/closed").mkdir(0o555)
+    os.chown(mounted / "source/closed", USER, USER)
+    entry = our_mount(mounted / "target")
     assert entry is not None
     assert "default_permissions" not in entry.options
-    assert b"Permission denied" in run_as(USER, ["mkdir", bench / "target/closed/new"]).stderr
-    assert trashd("umount", bench / "target").returncode == 0
+    assert b"Permission denied" in run_as(USER, ["mkdir", mounted / "target/closed/new"]).stderr
 
 
 def test_the_kernel_checks_them_on_request(bench: Path) -> None:
@@ -115,7 +108,7 @@ def test_the_kernel_checks_them_on_request(bench: Path) -> None:
     assert trashd("umount", bench / "target").returncode == 0
 
 
-def test_acls_are_the_filesystems_below(bench: Path) -> None:
+def test_acls_are_the_filesystems_below(mounted: Path) -> None:
     value = acls.acl(
         (acls.USER_OBJ, 6, acls.NOBODY),
         (acls.USER, 4, OTHER),
@@ -124,12 +117,10 @@ def test_acls_are_the_filesystems_below(bench: Path) -> None:
         (acls.OTHER, 0, acls.NOBODY),
     )
     script = "import os, sys; os.setxattr(sys.argv[1], sys.argv[2], bytes.fromhex(sys.argv[3]))"
-    assert trashd("mount", bench / "source", bench / "target").returncode == 0
-    done = run_as(USER, [sys.executable, "-c", script, bench / "target/file", acls.ACCESS, value.hex()])
+    done = run_as(USER, [sys.executable, "-c", script, mounted / "target/file", acls.ACCESS, value.hex()])
     assert done.returncode == 0, done.stderr
-    assert os.getxattr(bench / "source/file", acls.ACCESS) == value
-    assert run_as(OTHER, ["cat", bench / "source/file"]).stdout == b"content"
-    assert trashd("umount", bench / "target").returncode == 0
+    assert os.getxattr(mounted / "source/file", acls.ACCESS) == value
+    assert run_as(OTHER, ["cat", mounted / "source/file"]).stdout == b"content"
 
 
 @pytest.mark.parametrize("name", ["source, too", "sourc\u00e9", "source\\,fsname=x"])

@@ -22,7 +22,6 @@ EACH_MPI = [MPICH, OPEN_MPI] if "mpi" in DEMANDED_GROUPS else [MPICH]
 
 @pytest.fixture(params=EACH_MPI)
 def mpi(request: pytest.FixtureRequest) -> str:
-    """Each of them."""
     return str(request.param)
 
 

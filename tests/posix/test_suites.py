@@ -58,7 +58,7 @@ def test_fsx_reads_what_it_wrote(passthrough: str, transport: str) -> None:
     In pieces: fsx leaves a mapping behind for every fifth operation, and each cut of the file walks all of them.
     """
     options = ["coherence=exclusive", f"passthrough={passthrough}", transport]
-    with tmpfs_volume() as volume, trashd_mount(_made(volume / "source"), options=options, limit_s=LIMIT_S) as mounted:
+    with tmpfs_volume() as volume, trashd_mount(volume / "source", options=options, limit_s=LIMIT_S) as mounted:
 
         def run(seed: int) -> str:
             return fsx(mounted.path, seed, N_OPERATIONS_A_RUN, has_blocks=_IS_DIRECT)
@@ -66,8 +66,3 @@ def test_fsx_reads_what_it_wrote(passthrough: str, transport: str) -> None:
         with ThreadPoolExecutor(2) as pool:
             for seed, wrong in enumerate(pool.map(run, range(N_OPERATIONS // 2 // N_OPERATIONS_A_RUN))):
                 assert not wrong, f"seed {seed}: {wrong}"
-
-
-def _made(path: Path) -> Path:
-    path.mkdir()
-    return path

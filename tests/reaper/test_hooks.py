@@ -81,7 +81,6 @@ def output(script: str, event: Event = REAPED, user: str = "nobody") -> str:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether a process ends, or has."""
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -58,7 +58,6 @@ def with_her_store(volume: Path, n_of_roots: int = 1) -> tuple[str, str]:
 
 
 def until_done(running: Service, volume: Path) -> None:
-    """Nothing waits to be reaped, and what root takes over is taken."""
     running.until(lambda: {entry.state for entry in entries(volume)} <= {State.QUARANTINE})
     running.until_phase(volume, VolumePhase.IDLE)
 

@@ -30,16 +30,22 @@ def window_in(hours: int) -> str:
     return f'windows = ["{begins:02d}:00-{(begins + 1) % 24:02d}:00"]\n'
 
 
-def test_low_space_takes_the_oldest_before_its_time_until_there_is_enough(base: Path, volume: Path) -> None:
-    oldest = aged(volume, "oldest", 3 * HOUR_S, 10)
-    older = aged(volume, "older", 2 * HOUR_S, 10)
-    young = aged(volume, "young", 1 * HOUR_S, 10)
-    low = 'free_space = { low = "55%", high = "60%" }\n'  # of 64 MiB: 34 are free
-    with service(base, volume, config="[defaults]\n" + AT_ANY_AGE + low) as running:
+@pytest.mark.parametrize(
+    "limit",
+    ['free_space = { low = "55%", high = "60%" }\n', 'quota = { bytes = "25M" }\n'],  # of 64 MiB: 34 are free
+    ids=["low space", "quota"],
+)
+def test_the_oldest_are_taken_before_their_time_until_the_rest_is_within_the_limit(
+    base: Path, volume: Path, limit: str
+) -> None:
+    oldest, older, young = (
+        aged(volume, name, hours * HOUR_S, 10) for name, hours in (("oldest", 3), ("older", 2), ("young", 1))
+    )
+    with service(base, volume, config="[defaults]\n" + AT_ANY_AGE + limit) as running:
         running.until(lambda: oldest not in ids(volume))
         outwait(running, volume)
         assert ids(volume) == {older, young}
-    assert "low space" in running.log.read_text()
+    assert ("low space" in running.log.read_text()) == ("free" in limit)
 
 
 def test_low_on_inodes_takes_the_oldest_before_its_time(base: Path, volume: Path) -> None:
@@ -58,16 +64,6 @@ def test_low_space_spares_what_is_too_young(base: Path, volume: Path) -> None:
         running.until(lambda: old not in ids(volume))
         outwait(running, volume)
         assert ids(volume) == {young}
-
-
-def test_quota_by_bytes_takes_the_oldest_until_the_rest_is_within_it(base: Path, volume: Path) -> None:
-    oldest = aged(volume, "oldest", 3 * HOUR_S, 10)
-    older = aged(volume, "older", 2 * HOUR_S, 10)
-    young = aged(volume, "young", 1 * HOUR_S, 10)
-    with service(base, volume, config="[defaults]\n" + AT_ANY_AGE + 'quota = { bytes = "25M" }\n') as running:
-        running.until(lambda: oldest not in ids(volume))
-        outwait(running, volume)
-        assert ids(volume) == {older, young}
 
 
 def test_quota_by_inodes_takes_the_oldest(base: Path, volume: Path) -> None:
@@ -115,11 +111,14 @@ def test_rules_of_a_path_hold_for_what_came_from_there(base: Path, volume: Path)
         assert ids(volume) == {other}
 
 
-def test_outside_its_window_it_waits(base: Path, volume: Path) -> None:
+def test_outside_its_window_it_waits_until_a_reload_opens_one(base: Path, volume: Path) -> None:
     identifier = orphan_in(volume, options=EXPIRED).id
     with service(base, volume, config="[defaults]\n" + window_in(3)) as running:
         assert running.until_phase(volume, VolumePhase.WINDOW).why.startswith("it may work")
         assert ids(volume) == {identifier}
+        configure(base, "")
+        running.reload()
+        running.until(lambda: not ids(volume))
 
 
 def test_in_its_window_it_works(base: Path, volume: Path) -> None:
@@ -127,15 +126,6 @@ def test_in_its_window_it_works(base: Path, volume: Path) -> None:
     now = time.localtime().tm_hour
     window = f'windows = ["{now:02d}:00-{(now + 2) % 24:02d}:00"]\n'
     with service(base, volume, config="[defaults]\n" + window) as running:
-        running.until(lambda: not ids(volume))
-
-
-def test_window_that_opens_by_a_reload_lets_it_work(base: Path, volume: Path) -> None:
-    orphan_in(volume, options=EXPIRED)
-    with service(base, volume, config="[defaults]\n" + window_in(3)) as running:
-        running.until_phase(volume, VolumePhase.WINDOW)
-        configure(base, "")
-        running.reload()
         running.until(lambda: not ids(volume))
 
 
@@ -156,23 +146,17 @@ def test_volume_that_is_full_at_the_start_does_not_wait_for_its_window_either(ba
         running.until(lambda: not ids(volume))
 
 
-def test_paused_volume_is_let_go_of_and_goes_on_when_resumed(base: Path, volume: Path) -> None:
+@pytest.mark.parametrize("is_named", [True, False])
+def test_paused_volume_is_let_go_of_and_goes_on_when_resumed(base: Path, volume: Path, is_named: bool) -> None:
+    named = [volume] if is_named else []
     with service(base, volume) as running:
-        done_well("pause", volume)
+        done_well("pause", *named)
         running.until_phase(volume, VolumePhase.PAUSED)
         identifier = orphan_in(volume, options=EXPIRED).id
         assert "paused by" in running.volume(volume).why
         assert ids(volume) == {identifier}
-        done_well("resume", volume)
+        done_well("resume", *named)
         running.until(lambda: not ids(volume))
-
-
-def test_pause_of_all_is_one_of_each(base: Path, volume: Path) -> None:
-    with service(base, volume) as running:
-        done_well("pause")
-        running.until_phase(volume, VolumePhase.PAUSED)
-        done_well("resume")
-        outwait(running, volume)
 
 
 def test_pause_ends_by_itself(base: Path, volume: Path) -> None:

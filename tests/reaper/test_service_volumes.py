@@ -28,14 +28,12 @@ pytestmark = pytest.mark.needs("root")
 
 @contextmanager
 def two_places() -> Iterator[tuple[Path, Path]]:
-    """A volume with a store, and an empty directory to mount it on."""
     with tmpfs_store() as volume, tmpfs_volume() as elsewhere:
         (elsewhere / "place").mkdir()
         yield volume, elsewhere / "place"
 
 
 def open_on(running: Service, volume: Path) -> list[str]:
-    """What the service and its forker have open on a volume, as paths."""
     found = []
     for pid in (running.process.pid, running.forker()):
         for fd in Path(f"/proc/{pid}/fd").iterdir():
@@ -130,7 +128,6 @@ def test_another_volume_over_it_in_the_middle_of_a_reap_is_served_next(base: Pat
 
 
 def volume_id(volume: Path) -> str:
-    """What volume.json says."""
     return str(json.loads((volume / ".trashd/volume.json").read_text())["id"])
 
 

@@ -31,7 +31,6 @@ exec setpriv --no-new-privs "$@"
 
 
 def objects(name: str) -> list[dict[str, Any]]:
-    """A manifest's objects."""
     argv = [str(FOR_RECIPES / "bin/python"), "-c", TO_JSON]
     done = subprocess.run(argv, input=RECIPE.file(name).text, capture_output=True, text=True, check=True)
     found: list[dict[str, Any]] = json.loads(done.stdout)

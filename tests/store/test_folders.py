@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,11 +27,7 @@ from tests.support.store_calls import (
 
 pytestmark = pytest.mark.needs("root")
 
-
-@pytest.fixture
-def volume() -> Iterator[Path]:
-    with alices_volume() as path:
-        yield path
+VOLUME = alices_volume
 
 
 # What counts

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,6 @@ from tests.support.other_users import as_user
 from tests.support.real_filesystems import loop_volume, tmpfs_volume
 from tests.support.shared_store import ALICE, BOB, alices_volume, throw
 from tests.support.store_calls import (
-    ENTRIES,
     ActingAt,
     DyingAt,
     assert_silent,
@@ -41,23 +39,15 @@ from tests.support.store_calls import (
 pytestmark = pytest.mark.needs("root")
 
 EXPIRED = SwapOptions(retention_s=0)
-
-
-@pytest.fixture
-def volume() -> Iterator[Path]:
-    with alices_volume() as path:
-        yield path
+VOLUME = alices_volume
 
 
 def served(volume: Path) -> set[int]:
-    """The users that root's service would serve."""
     with opened(volume) as store:
         return set(take_census(store).inos)
 
 
 def expired(volume: Path) -> str:
-    """The id of what Alice swapped, past its term."""
-
     def act() -> str:
         path = make_tree(volume / "alice" / os.urandom(4).hex(), {"results": "her own"})
         return str(swap(path, options=EXPIRED).id)
@@ -66,7 +56,6 @@ def expired(volume: Path) -> str:
 
 
 def reap(volume: Path) -> int:
-    """`trashd reap` by root."""
     return run(["reap", "--volume", str(volume)])
 
 
@@ -114,7 +103,6 @@ def test_what_is_in_the_place_of_a_registered_folder_is_not_proven(volume: Path)
 
 
 def problems_of_folders(volume: Path) -> list[str]:
-    """What doctor says of folders."""
     return [one.what for one in problems(volume) if "uid" in one.what and "reap" in one.what]
 
 
@@ -202,15 +190,6 @@ def test_where_strangers_are_not_refused_nothing_that_a_user_made_is_registered(
     assert [entry.id for entry in entries(volume)] == [identifier]
     assert any("lets strangers move" in what for what in problems_of_folders(volume))
     assert served(volume) == {0}
-
-
-@pytest.mark.parametrize("filesystem", ["ext4", "xfs", "btrfs"])
-@pytest.mark.needs("loop")
-def test_init_sees_that_strangers_are_refused(filesystem: str) -> None:
-    with loop_volume(filesystem) as path:
-        init(path)
-        assert json.loads((path / ".trashd/volume.json").read_text())["strangers_refused"] is True
-        assert sorted(os.listdir(path / ".trashd")) == ENTRIES
 
 
 @pytest.mark.needs("loop")

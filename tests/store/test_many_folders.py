@@ -60,7 +60,6 @@ def make_folders(volume: Path, start: int, n: int) -> None:
 
 
 def doctor(kernel: Kernel, volumes: Sequence[bytes]) -> object:
-    """What `trashd doctor` looks at."""
     with opened(Path(os.fsdecode(volumes[0]))) as store:
         found = list(check_store(store._replace(kernel=kernel)))
     return [*found, *each_folder(discover(kernel, volumes), check_folder, list[AdoptionProblem])]
@@ -108,7 +107,6 @@ def make_registered(volume: Path, start: int, n: int) -> int:
 
 
 def look_with(kernel: Kernel, volume: Path) -> None:
-    """Root's look at what is new."""
     with opened(volume) as store:
         look_first(store._replace(kernel=kernel))
 

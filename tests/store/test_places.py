@@ -66,7 +66,6 @@ def xfs() -> Iterator[Path]:
 
 @pytest.fixture
 def btrfs() -> Iterator[Path]:
-    """A btrfs with a store and a subvolume."""
     with loop_volume("btrfs") as path:
         init(path)
         btrfs_subvolume(path, "sub").chmod(0o755)
@@ -84,7 +83,6 @@ def alices() -> Iterator[Path]:
 
 
 def inode_numbers(tree: Path) -> list[int]:
-    """Those of a directory and of all in it."""
     return [tree.stat().st_ino, *(path.lstat().st_ino for path in sorted(tree.rglob("*")))]
 
 
@@ -179,6 +177,7 @@ def test_in_a_subvolume_a_lower_store_takes_it(btrfs: Path, verb: Callable[[Path
     [entry] = entries(btrfs)
     assert inode_numbers(place(btrfs, entry.id) / "tree") == inos, "it was moved, never copied"
     assert entry.path.startswith(raw(btrfs / "sub" / ".trashd"))
+    assert [pointer.read_bytes() for pointer in (folder_of(btrfs, 0) / "pointers").iterdir()] == [b"sub"]
     restore(btrfs, entry.id)
     assert snapshot(job) == before
     identifier = swap(job).id
@@ -235,7 +234,6 @@ def test_what_a_user_could_not_have_deleted_root_does_not_reap_for_him_in_his_ow
 
 
 def fill_lower(lower: Path) -> None:
-    """A victim in a lower layer."""
     make_tree(lower / "a", {"b": {"job": {"results": "x"}}})
 
 
@@ -325,6 +323,7 @@ def test_who_may_not_write_at_the_root_gets_a_store_further_down(alices: Path) -
     as_user(ALICE, lambda: make_tree(job, {"results": "hers"}))
     swapped = as_user(ALICE, lambda: swap(job))
     assert swapped.volume == raw(alices / "home" / "alice")
+    assert (alices / "home" / "alice" / ".trashd").stat().st_uid == ALICE
     assert not (alices / ".trashd").exists()
     assert not (alices / "home" / ".trashd").exists()
     as_user(ALICE, lambda: restore(alices / "home" / "alice", swapped.id))

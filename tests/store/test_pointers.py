@@ -35,8 +35,6 @@ T = TypeVar("T")
 
 
 def saying(says: bytes) -> Callable[[Path], object]:
-    """A pointer that says something."""
-
     def point(pointer: Path) -> None:
         pointer.write_bytes(says)
 

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,15 +15,15 @@ from fusefs.core.names import VolumeId
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import read_mounts
 from fusefs.store.backing_and_mount import BackingAndMount
-from fusefs.store.layout import Store, open_store
+from fusefs.store.layout import open_store
 from fusefs.store.registry_lines import MAX_LINES, RegistryLine, decode, encode, registered
 from fusefs.store.registry_targets import LineOf, open_registered, stores_of_users
 from fusefs.store.store_registry import is_remembered, remember
 from tests.support.make_trees import make_tree
 from tests.support.mount_namespaces import ROOTS
 from tests.support.other_users import as_user
-from tests.support.real_filesystems import loop_volume, tmpfs_volume
-from tests.support.store_calls import init, raw, swap
+from tests.support.real_filesystems import bind_mount, loop_volume, tmpfs_volume
+from tests.support.store_calls import init, opened, raw, swap
 from tests.support.trashd_command import done_well
 from tests.support.user_homes import ALICE, BOB, homes, registry_of, trashd_as
 
@@ -40,17 +39,7 @@ def alice() -> Iterator[Path]:
         yield made[ALICE]
 
 
-@contextmanager
-def opened(base: Path) -> Iterator[Store]:
-    kernel = Kernel()
-    store = open_store(kernel, BackingAndMount(kernel.open_path(raw(base))), raw(base))
-    assert store is not None
-    with store:
-        yield store
-
-
 def known() -> list[Path]:
-    """What the caller's registry names."""
     return [Path(os.fsdecode(one.path)) for one in registered()]
 
 
@@ -220,7 +209,6 @@ def test_a_store_seen_through_a_bind_mount_is_named_once_for_each_way() -> None:
     with tmpfs_volume() as volume, tmpfs_volume() as other:
         init(volume)
         (other / "bound").mkdir()
-        subprocess.run(["mount", "--bind", volume, other / "bound"], check=True)
-        swap(make_tree(other / "bound/job", {}))
-        assert known() == [volume, other / "bound"]
-        subprocess.run(["umount", other / "bound"], check=True)
+        with bind_mount(volume, other / "bound"):
+            swap(make_tree(other / "bound/job", {}))
+            assert known() == [volume, other / "bound"]

@@ -38,13 +38,11 @@ pytestmark = pytest.mark.needs("root")
 
 
 def served(volume: Path) -> set[int]:
-    """The users that root's service would serve."""
     with opened(volume) as store:
         return set(take_census(store).inos)
 
 
 def ids(volume: Path) -> set[str]:
-    """Of all orphans that root is shown."""
     return {entry.id for entry in entries(volume)}
 
 
@@ -132,16 +130,12 @@ def test_until_its_owner_comes_list_and_doctor_tell_of_what_was_set_aside(capfd:
 
 @pytest.mark.long
 def test_taking_over_killed_at_any_call_strands_nothing() -> None:
-    with tmpfs_volume(options=("mode=1777",)) as volume:
-
-        def begin() -> str:
-            make_tree(volume / "job", {"results": "his own"})
-            return str(swap(volume / "job").id)
-
+    with tmpfs_volume() as volume:
         for n in range(0, 2000, STRIDE):
             for path in volume.iterdir():
                 shutil.rmtree(path)
-            identifier = as_user(ALICE, begin)
+            _hers(volume)
+            [identifier] = as_user(ALICE, lambda: ids(volume))
             code = in_child(lambda n=n: init(volume, Kernel(DyingAt(n))))  # type: ignore[misc]
             init(volume)
             as_user(ALICE, lambda: recover_all(volume))

@@ -38,7 +38,6 @@ class Place(NamedTuple):
     changed: Path
 
     def of(self, scene: Scene) -> Place:
-        """The directory of a scene."""
         name = f"s{scene.number}"
         return Place(self.seen / name, self.behind / name, self.changed / name)
 
@@ -57,7 +56,6 @@ class Came(NamedTuple):
 
 
 def prepare(scene: Scene, place: Place) -> None:
-    """Make what a scene is about."""
     top = place.behind if scene.is_made_behind else place.seen
     top.mkdir()
     d, e, f = top / "d", top / "e", top / "d/f"
@@ -105,7 +103,6 @@ def _make(scene: Scene, f: Path) -> None:
 
 
 def change(scene: Scene, top: Path) -> None:
-    """What root does meanwhile."""
     what, _, how = scene.change.partition(" ")
     path = {"f": top / "d/f", "d": top / "d", "e": top / "e"}[what]
     mode = path.lstat().st_mode & 0o7777
@@ -246,7 +243,6 @@ class _Actor:
         return _said(lambda: ACTS[act].do(At(self._person, top + "/d/", top + "/e/", top + "/d/f")))
 
     def act(self, scene: Scene, top: str) -> str:
-        """The process's answer."""
         with self._stacks.pop(top):
             d = top + "/d/"
             if scene.base != NAME:

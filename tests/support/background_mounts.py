@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fusefs.linux.mount_claims import directory_of
+from fusefs.linux.mountinfo import DAEMON_GONE
 from tests.support.foreground_mount import until
 from tests.support.fuse_watchdog import mount_fusectl
+from tests.support.other_users import run_as
 from tests.support.proc_stat import stat_of
 from tests.support.real_filesystems import MountEntry, mounts, tmpfs_volume
-from tests.support.trashd_command import Done, done_well
+from tests.support.trashd_command import TRASHD, Done, done_well
 
 RUNTIME = Path("/run/trashd")
 FSTYPE = "fuse.trashd"
@@ -78,6 +80,14 @@ def mount(*words: str | Path) -> Done:
     return done_well("mount", *words)
 
 
+def as_owner(bench: Path, *words: str | Path, uid: int = 1000) -> Done:
+    """A command of the user whose bench it is, or of another one who has the same runtime directory."""
+    env = {"PATH": os.environ["PATH"], "XDG_RUNTIME_DIR": str(bench / "run")}
+    env |= {name: value for name, value in os.environ.items() if name == "PYTHONPATH"}
+    done = run_as(uid, [TRASHD, *words], env=env)
+    return Done(done.returncode, os.fsdecode(done.stdout), os.fsdecode(done.stderr))
+
+
 def backing_of(target: Path) -> Path:
     """The backing path that mountinfo tells of a mount of ours."""
     entry = our_mount(target)
@@ -107,6 +117,15 @@ def _daemons(target: Path) -> dict[int, int]:
             if b"mount" in words and os.fsencode(target) in words and int(pid) != os.getpid():
                 found[int(pid)] = int(stat_of(int(pid))[1])
     return found
+
+
+def is_dead(target: Path) -> bool:
+    """Whether no daemon serves a mount any more."""
+    try:
+        os.listdir(target)
+    except OSError as error:
+        return error.errno in DAEMON_GONE
+    return False
 
 
 def kill_daemon(target: Path, number: int = signal.SIGKILL) -> None:

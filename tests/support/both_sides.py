@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount
 from tests.support.oracle_subjects import outcome
-from tests.support.real_filesystems import bind_mount, loop_volume
+from tests.support.real_filesystems import bind_mount, volume_of
 
 
 class Sides(NamedTuple):
@@ -91,9 +91,7 @@ def sides(
 
 
 @contextmanager
-def sides_on_ext4(options: list[str]) -> Iterator[tuple[Mounted, Sides]]:
-    """A mount of a directory on a fresh ext4, and its two sides."""
-    with loop_volume("ext4", 64) as volume:
-        (volume / "source").mkdir()
-        with sides(volume / "source", options) as both:
-            yield both
+def sides_on(fs_type: str, options: Iterable[str]) -> Iterator[tuple[Mounted, Sides]]:
+    """A mount of a directory on a fresh volume (see volume_of), and its two sides."""
+    with volume_of(fs_type) as volume, sides(volume / "source", options) as both:
+        yield both

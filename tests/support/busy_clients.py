@@ -56,3 +56,36 @@ def ask_for_missing_names(path: Path, n: int, first: int = 0) -> None:
     for number in range(first, first + n):
         with suppress(FileNotFoundError):
             os.stat(f"{path}/missing{number}")
+
+
+def work(top: Path) -> None:
+    """All kinds of operations, and what they must give; the names in a directory begin with its own."""
+    assert (top / f"{top.name}-0").read_bytes() == b"content"
+    assert f"{top.name}-1" in os.listdir(top)
+    with os.scandir(top) as entries:
+        assert sum(entry.stat().st_size for entry in entries if entry.is_file()) > 0
+    made, renamed, linked, directory = (top / f"{top.name}-{what}" for what in ("made", "renamed", "linked", "inner"))
+    with made.open("wb", buffering=0) as file:
+        file.write(b"made")
+        os.ftruncate(file.fileno(), 2)
+        os.fsync(file.fileno())
+    assert made.read_bytes() == b"ma"
+    os.setxattr(made, "user.x", b"1")
+    assert os.listxattr(made) == ["user.x"]
+    os.removexattr(made, "user.x")
+    made.chmod(0o600)
+    os.utime(made, ns=(1, 2))
+    assert made.stat().st_mtime_ns == 2
+    made.rename(renamed)
+    os.link(renamed, linked)
+    directory.mkdir()
+    directory.rmdir()
+    linked.unlink()
+    renamed.unlink()
+    assert not made.exists()
+    linked.symlink_to("target")
+    assert os.readlink(linked) == "target"
+    linked.unlink()
+    os.mkfifo(linked)
+    linked.unlink()
+    assert os.statvfs(top).f_bsize

@@ -33,7 +33,6 @@ class AtOnce(ThreadPool):
         super().__init__(1)
 
     def do(self, task: PoolTask) -> bool:
-        """At once."""
         task.act(False)
         return True
 
@@ -46,6 +45,5 @@ class Later(ThreadPool):
         self.tasks: list[PoolTask] = []
 
     def do(self, task: PoolTask) -> bool:
-        """Not yet."""
         self.tasks.append(task)
         return True

@@ -7,4 +7,8 @@ ON_DISK = [
     pytest.param("xfs", marks=pytest.mark.needs("loop", "xfs")),
     pytest.param("btrfs", marks=pytest.mark.needs("loop", "btrfs")),
 ]
+WITH_XFS = pytest.mark.parametrize(
+    "volume", ["tmpfs", "ext4", pytest.param("xfs", marks=pytest.mark.needs("xfs"))], indirect=True, scope="module"
+)
+"""Of tests of the mount, whose `volume` is a tmpfs or an ext4 by itself."""
 ALL_FILESYSTEMS = ["tmpfs", *ON_DISK]

@@ -16,6 +16,7 @@ from fusefs.core.mount_counters import MountStats
 from fusefs.mount.places.find_mounts import mounts_of, read_counters
 from tests.support.fuse_watchdog import FuseMount, fuse_mount
 from tests.support.odd_daemon import daemon_command
+from tests.support.real_filesystems import tmpfs_volume
 from tests.support.seccomp import IO_URING_SETUP, without
 from tests.support.transports import ring_words
 from tests.support.trashd_command import TRASHD, fast_paths_off
@@ -129,7 +130,7 @@ def trashd_mount(
     expect_end: bool = False,
     command: Sequence[str | Path] = (TRASHD,),
 ) -> Iterator[Mounted]:
-    """`source` served on `mount_point` (made beside it by default) for the time of the `with`.
+    """`source` served on `mount_point` (beside it by default) for the time of the `with`; both are made if need be.
 
     options     as for -o, one each
     n_fds_max   the daemon's RLIMIT_NOFILE, hard
@@ -138,9 +139,9 @@ def trashd_mount(
     command     what runs `trashd`
     Raises      AssertionError: the daemon kept fds, or wrote a traceback; see fuse_mount for the rest
     """
-    if mount_point is None:
-        mount_point = source.with_name(source.name + "-mounted")
-        mount_point.mkdir(exist_ok=True)
+    mount_point = mount_point or source.with_name(source.name + "-mounted")
+    for directory in (source, mount_point):
+        directory.mkdir(exist_ok=True)
     limit = [] if n_fds_max is None else ["prlimit", f"--nofile={n_fds_max}"]
     denied = [] if has_uring else without(IO_URING_SETUP)
     if tuple(command) == (TRASHD,) and os.environ.get("TRASHD_TEST_SANITIZED"):
@@ -149,21 +150,8 @@ def trashd_mount(
     options = [*(ring_words(options) if has_uring else []), *options]
     words = ["-o", ",".join(options)] if options else []
     with tempfile.NamedTemporaryFile(prefix="trashd-mount-log-") as log:
-        argv: list[str | Path]
-        argv = [
-            "bash",
-            "-c",
-            _WITH_LOG,
-            log.name,
-            *limit,
-            *denied,
-            *command,
-            "mount",
-            source,
-            mount_point,
-            "--foreground",
-            *words,
-        ]
+        argv: list[str | Path] = ["bash", "-c", _WITH_LOG, log.name, *limit, *denied, *command]
+        argv += ["mount", source, mount_point, "--foreground", *words]
         try:
             with fuse_mount(argv, mount_point, limit_s) as fuse:
                 os.statvfs(mount_point)
@@ -177,6 +165,28 @@ def trashd_mount(
             assert not any(word in said for word in _FAULTS), said
             if said:
                 print("the daemon said:", said)
+
+
+@contextlib.contextmanager
+def fresh_mount(
+    *options: str,
+    made: contextlib.AbstractContextManager[Path] | None = None,
+    limit_s: float = 100,
+    n_fds_max: int | None = None,
+    expect_end: bool = False,
+) -> Iterator[Mounted]:
+    """A mount of the empty directory `source` of a fresh volume: a tmpfs, unless `made` makes another."""
+    with (
+        made or tmpfs_volume() as volume,
+        trashd_mount(
+            volume / "source",
+            options=options or ("coherence=exclusive",),
+            limit_s=limit_s,
+            n_fds_max=n_fds_max,
+            expect_end=expect_end,
+        ) as mounted,
+    ):
+        yield mounted
 
 
 def has_begun(mount_point: Path) -> bool:

@@ -14,9 +14,8 @@ import errno
 import functools
 import os
 import stat
-import sys
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -24,8 +23,7 @@ import pyfuse3
 import trio
 from pyfuse3 import EntryAttributes, FileHandleT, FileInfo, FlagT, InodeT, ModeT, ReaddirToken, RequestContext
 
-from tests.support.fuse_watchdog import ServedVolume, fuse_mount
-from tests.support.real_filesystems import tmpfs_volume
+from tests.support.fuse_watchdog import ServedVolume, served_volume
 
 RENAME_NOREPLACE = 1
 RENAME_EXCHANGE = 2
@@ -59,14 +57,9 @@ def renameat2(old: Path, new: Path, flags: int) -> None:
         raise OSError(number, os.strerror(number), os.fspath(old), None, os.fspath(new))
 
 
-@contextlib.contextmanager
 def lying_volume(
-    mode: str,
-    fails: Sequence[str] = (),
-    *,
-    timeout_s: float = 0,
-    limit_s: float = 60,
-) -> Iterator[ServedVolume]:
+    mode: str, fails: Sequence[str] = (), *, timeout_s: float = 0, limit_s: float = 60
+) -> contextlib.AbstractContextManager[ServedVolume]:
     """The filesystem on a tmpfs, open to all users.
 
     mode       one of Mode
@@ -75,15 +68,8 @@ def lying_volume(
                believes a lie too: it swaps its own dentries when an exchange reports success
     Raises     TimeoutError: it hung, see fuse_mount
     """
-    repo = Path(__file__).resolve().parents[2]
-    with tmpfs_volume() as base:
-        backing, mount_point = base / "backing", base / "mount"
-        backing.mkdir()
-        mount_point.mkdir()
-        module = ["env", f"PYTHONPATH={repo}", sys.executable, "-m", "tests.support.fuse_bad_rename"]
-        options = [f"--mode={mode}", f"--timeout={timeout_s}", *(f"--fail={fault}" for fault in fails)]
-        with fuse_mount([*module, str(backing), str(mount_point), *options], mount_point, limit_s):
-            yield ServedVolume(mount_point, backing)
+    options = [f"--mode={mode}", f"--timeout={timeout_s}", *(f"--fail={fault}" for fault in fails)]
+    return served_volume("fuse_bad_rename", *options, limit_s=limit_s)
 
 
 def _handler(
@@ -367,11 +353,9 @@ class LyingFs(pyfuse3.Operations):
         return data
 
 
-def serve(handlers: LyingFs, mount_point: Path, name: str) -> None:
+def serve(handlers: LyingFs, mount_point: Path, name: str, *options: str) -> None:
     """Mount it for all users, and serve it until it is unmounted. name: the filesystem's, and its type's"""
-    pyfuse3.init(
-        handlers, str(mount_point), {f"fsname={name}", f"subtype={name}", "allow_other", "default_permissions"}
-    )
+    pyfuse3.init(handlers, str(mount_point), {f"fsname={name}", f"subtype={name}", "allow_other", *options})
     try:
         trio.run(pyfuse3.main)
     finally:
@@ -379,7 +363,6 @@ def serve(handlers: LyingFs, mount_point: Path, name: str) -> None:
 
 
 def main() -> None:
-    """Serve until unmounted."""
     parser = argparse.ArgumentParser(prog="lyingfs")
     parser.add_argument("source", type=Path)
     parser.add_argument("mount_point", type=Path)
@@ -393,7 +376,7 @@ def main() -> None:
             parser.error(f"no handler is named {operation}")
         faults[operation, int(n)] = int(getattr(errno, name))
     handlers = LyingFs(given.source.resolve(), given.mode, given.timeout, faults)
-    serve(handlers, given.mount_point, "lyingfs")
+    serve(handlers, given.mount_point, "lyingfs", "default_permissions")
 
 
 if __name__ == "__main__":

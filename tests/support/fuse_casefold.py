@@ -15,10 +15,8 @@ import pyfuse3
 import trio
 from pyfuse3 import EntryAttributes, FileHandleT, InodeT, ModeT, ReaddirToken, RequestContext
 
-from tests.support.fuse_watchdog import fuse_mount
+from tests.support.fuse_watchdog import fuse_mount, program
 from tests.support.real_filesystems import tmpfs_volume
-
-_REPO = Path(__file__).resolve().parents[2]
 
 
 @contextlib.contextmanager
@@ -27,8 +25,7 @@ def folding_volume(names: Sequence[str], limit_s: float = 60) -> Iterator[Path]:
     with tmpfs_volume() as base:
         point = base / "mount"
         point.mkdir()
-        module = ["env", f"PYTHONPATH={_REPO}", sys.executable, "-m", "tests.support.fuse_casefold"]
-        with fuse_mount([*module, str(point), *names], point, limit_s):
+        with fuse_mount(program("fuse_casefold", point, *names), point, limit_s):
             yield point
 
 
@@ -69,7 +66,6 @@ class FoldingFs(pyfuse3.Operations):
 
 
 def main() -> None:
-    """Serve until it is unmounted."""
     point, *names = sys.argv[1:]
     pyfuse3.init(FoldingFs([os.fsencode(name) for name in names]), point, {"fsname=foldingfs"})
     trio.run(pyfuse3.main)

@@ -3,34 +3,21 @@
 python -m tests.support.fuse_dirstat SRC MNT ceph|juicefs
 """
 
-import contextlib
 import errno
 import os
 import stat
 import sys
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pyfuse3
 from pyfuse3 import EntryAttributes, InodeT, RequestContext
 
 from tests.support.fuse_bad_rename import LyingFs, Mode, serve
-from tests.support.fuse_watchdog import ServedVolume, fuse_mount
-from tests.support.real_filesystems import tmpfs_volume
+from tests.support.fuse_watchdog import served_volume
 
-_REPO = Path(__file__).resolve().parents[2]
-
-
-@contextlib.contextmanager
-def knowing_volume(kind: str, limit_s: float = 60) -> Iterator[ServedVolume]:
-    """The filesystem on a tmpfs. kind: `ceph`, `juicefs`. Raises  TimeoutError: it hung, see fuse_mount"""
-    with tmpfs_volume() as base:
-        backing, point = base / "backing", base / "mount"
-        backing.mkdir()
-        point.mkdir()
-        module = ["env", f"PYTHONPATH={_REPO}", sys.executable, "-m", "tests.support.fuse_dirstat"]
-        with fuse_mount([*module, str(backing), str(point), kind], point, limit_s):
-            yield ServedVolume(point, backing)
+knowing_volume = partial(served_volume, "fuse_dirstat")
+"""The filesystem on a tmpfs; of a kind: `ceph`, `juicefs`."""
 
 
 def sums_of(top: bytes | Path) -> tuple[int, int]:
@@ -64,9 +51,8 @@ class KnowingFs(LyingFs):
 
 
 def main() -> None:
-    """Serve until unmounted."""
     source, point, kind = sys.argv[1:]
-    serve(KnowingFs(Path(source).resolve(), kind), Path(point), kind)
+    serve(KnowingFs(Path(source).resolve(), kind), Path(point), kind, "default_permissions")
 
 
 if __name__ == "__main__":

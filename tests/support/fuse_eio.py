@@ -8,47 +8,32 @@ of the listing). What is unlinked while it is open gets a hidden name instead, a
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import errno
 import os
 import sys
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pyfuse3
 from pyfuse3 import FileHandleT, InodeT, ReaddirToken, RequestContext
 
 from tests.support.fuse_bad_rename import LyingFs, Mode, serve
-from tests.support.fuse_watchdog import ServedVolume, fuse_mount
-from tests.support.real_filesystems import tmpfs_volume
+from tests.support.fuse_watchdog import served_volume
 
 HIDDEN = b".fuse_hidden"
 N_LISTED = 20
 """Names of a `readdir-` directory that are told before the listing fails."""
 
 
-@contextlib.contextmanager
-def broken_volume(limit_s: float = 60) -> Iterator[ServedVolume]:
-    """The filesystem on a tmpfs, open to all users.
-
-    Raises    TimeoutError: it hung, see fuse_mount
-    """
-    repo = Path(__file__).resolve().parents[2]
-    with tmpfs_volume() as base:
-        backing, mount_point = base / "backing", base / "mount"
-        backing.mkdir()
-        mount_point.mkdir()
-        module = ["env", f"PYTHONPATH={repo}", sys.executable, "-m", "tests.support.fuse_eio"]
-        with fuse_mount([*module, str(backing), str(mount_point)], mount_point, limit_s):
-            yield ServedVolume(mount_point, backing)
+broken_volume = partial(served_volume, "fuse_eio")
+"""The filesystem on a tmpfs, open to all users."""
 
 
 class BrokenFs(LyingFs):
     """The handlers that fail."""
 
     def __init__(self, source: Path) -> None:
-        """Serve `source`."""
         super().__init__(source, Mode.HONEST, 0, {})
         self.n_hidden = 0
         self.hidden: set[int] = set()  # inode numbers, until they are closed
@@ -64,7 +49,6 @@ class BrokenFs(LyingFs):
         return b""
 
     async def unlink(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> None:
-        """Fail, or hide, or unlink."""
         self._fail_if("unlink", name)
         directory = self._path(parent_inode)
         path = directory + b"/" + name
@@ -88,17 +72,14 @@ class BrokenFs(LyingFs):
             self.hidden.discard(ino)
 
     async def rmdir(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> None:
-        """Fail, or remove."""
         self._fail_if("rmdir", name)
         await super().rmdir(parent_inode, name, ctx)
 
     async def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
-        """Fail, or open."""
         self._fail_if("opendir", self._name(inode))
         return await super().opendir(inode, ctx)
 
     async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
-        """Fail after some names, or list."""
         inode, names = self.listings[fh]
         if not self._name(inode).startswith(b"readdir-"):
             await super().readdir(fh, start_id, token)
@@ -113,13 +94,8 @@ class BrokenFs(LyingFs):
 
 
 def main() -> None:
-    """Serve until unmounted."""
-    parser = argparse.ArgumentParser(prog="brokenfs")
-    parser.add_argument("source", type=Path)
-    parser.add_argument("mount_point", type=Path)
-    given = parser.parse_args()
-    handlers = BrokenFs(given.source.resolve())
-    serve(handlers, given.mount_point, "brokenfs")
+    source, mount_point = map(Path, sys.argv[1:])
+    serve(BrokenFs(source.resolve()), mount_point, "brokenfs", "default_permissions")
 
 
 if __name__ == "__main__":

@@ -25,10 +25,8 @@ from fusefs.mount.bridge import pyfuse3_loop
 from fusefs.mount.bridge.reply_patching import ReplyPatching
 from tests.support.fuse_bad_rename import LyingFs, Mode
 from tests.support.fuse_waiting import read_request, session_fd
-from tests.support.fuse_watchdog import fuse_mount
+from tests.support.fuse_watchdog import fuse_mount, program
 from tests.support.real_filesystems import tmpfs_volume
-
-_REPO = Path(__file__).resolve().parents[2]
 
 
 class LosingVolume(NamedTuple):
@@ -38,7 +36,6 @@ class LosingVolume(NamedTuple):
     asked: Path
 
     def n_unnamed(self) -> int:
-        """Files that were made without a name."""
         return self.asked.stat().st_size
 
 
@@ -53,8 +50,7 @@ def losing_volume(limit_s: float = 60) -> Iterator[LosingVolume]:
         backing.mkdir()
         mount_point.mkdir()
         asked.touch()
-        module = ["env", f"PYTHONPATH={_REPO}", sys.executable, "-m", "tests.support.fuse_losing_tmpfiles"]
-        with fuse_mount([*module, str(backing), str(mount_point), str(asked)], mount_point, limit_s):
+        with fuse_mount(program("fuse_losing_tmpfiles", backing, mount_point, asked), mount_point, limit_s):
             yield LosingVolume(mount_point, asked)
 
 
@@ -68,7 +64,6 @@ class LosingFs(LyingFs):
         self._linked: dict[int, list[bytes]] = {}  # of each file without a name that is open: those it got
 
     def replied(self) -> None:
-        """After each reply."""
         if self.replies is not None:
             self.replies.replied()
 
@@ -103,7 +98,6 @@ class LosingFs(LyingFs):
     async def link(
         self, inode: InodeT, new_parent_inode: InodeT, new_name: bytes, ctx: RequestContext
     ) -> EntryAttributes:
-        """Link, and note it of what has no name of its own."""
         if inode not in self._linked:
             return await super().link(inode, new_parent_inode, new_name, ctx)
         (fd,) = (fd for fd, ino in self.open_files.items() if ino == inode)

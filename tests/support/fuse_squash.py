@@ -14,17 +14,14 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pyfuse3
-import trio
 from pyfuse3 import EntryAttributes, RequestContext
 
 from fusefs.linux.syscalls import setfsgid, setfsuid, setgroups
-from tests.support.fuse_bad_rename import LyingFs, Mode
-from tests.support.fuse_watchdog import ServedVolume, fuse_mount
+from tests.support.fuse_bad_rename import LyingFs, Mode, serve
+from tests.support.fuse_watchdog import ServedVolume, fuse_mount, program
 from tests.support.real_filesystems import tmpfs_volume
 
 ANONYMOUS = 65_534
-_REPO = Path(__file__).resolve().parents[2]
 _JUDGED = (
     "lookup", "setattr", "readlink", "mknod", "mkdir", "symlink", "link", "unlink", "rmdir", "rename", "open", "create",
     "opendir",
@@ -50,8 +47,7 @@ def squashing_volume(anonymous: int = ANONYMOUS, limit_s: float = 60) -> Iterato
 def squashed(backing: Path, mount_point: Path, anonymous: int = ANONYMOUS, limit_s: float = 60) -> Iterator[Path]:
     """One more node's view of a directory. Raises  TimeoutError"""
     mount_point.mkdir()
-    module = ["env", f"PYTHONPATH={_REPO}", sys.executable, "-m", "tests.support.fuse_squash"]
-    with fuse_mount([*module, str(backing), str(mount_point), str(anonymous)], mount_point, limit_s):
+    with fuse_mount(program("fuse_squash", backing, mount_point, str(anonymous)), mount_point, limit_s):
         yield mount_point
 
 
@@ -110,14 +106,8 @@ for _name in _JUDGED:
 
 
 def main() -> None:
-    """Serve until unmounted."""
     source, mount_point, anonymous = sys.argv[1:]
-    handlers = SquashingFs(Path(source).resolve(), int(anonymous))
-    pyfuse3.init(handlers, mount_point, {"fsname=squashfs", "subtype=squashfs", "allow_other"})
-    try:
-        trio.run(pyfuse3.main)
-    finally:
-        pyfuse3.close(unmount=True)
+    serve(SquashingFs(Path(source).resolve(), int(anonymous)), Path(mount_point), "squashfs")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ import errno
 import os
 import signal
 import stat
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ from fusefs.core import fuse_protocol as wire
 from fusefs.mount.bridge import pyfuse3_loop
 from fusefs.mount.bridge.reply_patching import NAME_ONLY_GENERATION, ReplyPatching, cache_listing, omit_nodes
 from tests.support.foreground_mount import until
-from tests.support.fuse_watchdog import FuseMount, fuse_mount
+from tests.support.fuse_watchdog import FuseMount, fuse_mount, program
 
 N_WORKERS = 4
 _TIMEOUT_S = 300.0
@@ -71,9 +70,7 @@ class Waiting:
 @contextlib.contextmanager
 def waiting_mount(mount_point: Path, *words: str, limit_s: float = 30) -> Iterator[Waiting]:
     """The filesystem on an empty directory. Raises  TimeoutError: it hung, see fuse_mount"""
-    repo = Path(__file__).resolve().parents[2]
-    module = ["env", f"PYTHONPATH={repo}", sys.executable, "-m", "tests.support.fuse_waiting"]
-    with fuse_mount([*module, str(mount_point), *words], mount_point, limit_s) as fuse:
+    with fuse_mount(program("fuse_waiting", mount_point, *words), mount_point, limit_s) as fuse:
         yield Waiting(mount_point, fuse)
 
 
@@ -81,7 +78,6 @@ class WaitingFs(pyfuse3.Operations):
     """The handlers."""
 
     def __init__(self, n_entries: int, *, keeps: bool, names_only: bool) -> None:
-        """See the module."""
         super().__init__()
         self.counts = Counts()
         self.scope = trio.CancelScope()
@@ -90,7 +86,6 @@ class WaitingFs(pyfuse3.Operations):
         self._go, self._thread_go = trio.Event(), threading.Event()
 
     def replied(self) -> None:
-        """After each reply."""
         if self.replies is not None:
             self.replies.replied()
 
@@ -104,22 +99,18 @@ class WaitingFs(pyfuse3.Operations):
         return False
 
     async def lookup(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> EntryAttributes:
-        """See the module."""
         if name.isdigit() and int(name) < self._n_entries:
             self.counts.lookups += 1
             return _entry(int(name))
         raise FUSEError(errno.ENOENT)
 
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
-        """Count."""
         self.counts.forgotten += sum(n for inode, n in inode_list if inode != pyfuse3.ROOT_INODE)
 
     async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
-        """The directory's, or an entry's."""
         return _directory() if inode == pyfuse3.ROOT_INODE else _entry(inode - _FIRST_INO)
 
     async def getxattr(self, inode: InodeT, name: bytes, ctx: RequestContext) -> bytes:
-        """A counter, or a command."""
         command = name.decode().removeprefix("user.")
         match kind := command.partition("-")[0]:
             case "wait" | "thread":
@@ -134,14 +125,12 @@ class WaitingFs(pyfuse3.Operations):
         return b"%d" % getattr(self.counts, command, 0)
 
     async def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
-        """The directory."""
         if self._keeps:
             assert self.replies is not None
             self.replies.patch_next(partial(cache_listing, wire.FOPEN_KEEP_CACHE | wire.FOPEN_CACHE_DIR))
         return FileHandleT(0)
 
     async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
-        """The entries."""
         self.counts.readdirs += 1
         for number in range(start_id, self._n_entries):
             entry = _entry(number)

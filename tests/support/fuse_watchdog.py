@@ -12,6 +12,7 @@ import select
 import signal
 import stat
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -59,6 +60,23 @@ class ServedVolume:
 
     path: Path
     backing: Path
+
+
+def program(module: str, *words: str | Path) -> list[str | Path]:
+    """What runs a module of tests/support."""
+    repo = Path(__file__).resolve().parents[2]
+    return ["env", f"PYTHONPATH={repo}", sys.executable, "-m", f"tests.support.{module}", *words]
+
+
+@contextlib.contextmanager
+def served_volume(module: str, *words: str, limit_s: float = 60) -> Iterator[ServedVolume]:
+    """One of our filesystems on a tmpfs. words: after SRC and MNT. Raises  TimeoutError: it hung, see fuse_mount"""
+    with tmpfs_volume() as base:
+        volume = ServedVolume(base / "mount", base / "backing")
+        for directory in (volume.path, volume.backing):
+            directory.mkdir()
+        with fuse_mount(program(module, volume.backing, volume.path, *words), volume.path, limit_s):
+            yield volume
 
 
 @contextlib.contextmanager

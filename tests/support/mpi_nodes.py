@@ -23,7 +23,6 @@ class Nodes(NamedTuple):
 
     @property
     def path(self) -> Path:
-        """Where each sees it."""
         return self.mounts[0].path
 
     def slow(self, us: int) -> None:

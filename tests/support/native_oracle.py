@@ -13,13 +13,12 @@ from typing import Final
 
 import pytest
 
-from fusefs.linux.fd import Fd
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.foreground_mount import Mounted, until
 from tests.support.oracle_subjects import Native, Story, Subject
 from tests.support.simulated_kernel import Player
 from tests.support.transports import by_ring
-from tests.support.vfs_without_mount import vfs_on
+from tests.support.vfs_without_mount import vfs_at
 
 EACH_WAY = pytest.mark.parametrize(
     ("volume", "arena"),
@@ -172,10 +171,6 @@ def arena_on(volume: Path, mount: Mounted, *, has_players: bool = True) -> Itera
     native, inside = volume / "native", volume / "inside"
     native.mkdir()
     inside.mkdir()
-    with Fd(os.open(inside, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
-        vfs = vfs_on(root, max_fds=256)
-        try:
-            yield Arena(native, inside, vfs, mount, has_players)
-            assert len(vfs.nodes) == 1  # the root (I7)
-        finally:
-            vfs.close()
+    with vfs_at(inside, max_fds=256) as vfs:
+        yield Arena(native, inside, vfs, mount, has_players)
+        assert len(vfs.nodes) == 1  # the root (I7)

@@ -64,7 +64,6 @@ class AtChange:
                 self.stop(call)
 
     def stop(self, call: str) -> None:
-        """What it does then."""
         self.line.tell(call)
         self.line.wait()
 
@@ -188,17 +187,14 @@ def _open_and_look(line: Line, directory: str) -> int:
 
 
 def rename(_line: Line, source: str, target: str) -> str:
-    """rename(2)."""
     return tried(lambda: os.rename(source, target))
 
 
 def rmdir(_line: Line, path: str) -> str:
-    """rmdir(2)."""
     return tried(lambda: os.rmdir(path))
 
 
 def make_directories(_line: Line, *paths: str) -> None:
-    """mkdir -p."""
     for path in paths:
         os.makedirs(path, exist_ok=True)
 
@@ -209,7 +205,6 @@ def write_file(_line: Line, path: str) -> None:
 
 
 def is_there(_line: Line, path: str) -> bool:
-    """lexists."""
     return os.path.lexists(path)
 
 
@@ -245,7 +240,6 @@ def renamed(_line: Line, folder: str, flags: int) -> str:
 
 
 def made_unnamed(_line: Line, folder: str) -> str:
-    """O_TMPFILE."""
     with Kernel().open_path(os.fsencode(folder)) as fd:
         return tried(lambda: os.close(open_unnamed(fd)))
 
@@ -261,7 +255,6 @@ class _Handle(ctypes.Structure):
 
 
 def handle(_line: Line, path: str) -> tuple[int, bytes]:
-    """name_to_handle_at."""
     found, mount_id = _Handle(n_bytes=128), ctypes.c_int()
     if _LIBC.name_to_handle_at(-100, os.fsencode(path), ctypes.byref(found), ctypes.byref(mount_id), 0):
         raise OSError(ctypes.get_errno(), path)
@@ -280,7 +273,6 @@ def ino_by_handle(_line: Line, volume: str, kind: int, data: bytes) -> int:
 
 
 def ino(_line: Line, path: str) -> int:
-    """st_ino."""
     return os.stat(path).st_ino
 
 

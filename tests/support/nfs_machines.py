@@ -39,11 +39,9 @@ class Client(NamedTuple):
         return self.machine.call(uml_acts.trashd, [word.format(self.volume) for word in words])
 
     def run(self, *words: str) -> Done:
-        """Run a program there."""
         return self.machine.call(uml_acts.run, [word.format(self.volume) for word in words])
 
     def path(self, name: str) -> str:
-        """A name in the volume."""
         return f"{self.volume}/{name}"
 
 
@@ -62,7 +60,6 @@ class Volume(NamedTuple):
 
     @property
     def server(self) -> Machine:
-        """The server that runs now."""
         return self.site.machine("server")
 
     @property
@@ -84,7 +81,6 @@ class Site:
         self._numbers = itertools.count(1)
 
     def close(self) -> None:
-        """End all."""
         self._stack.close()
         self.switch.close()
 
@@ -113,7 +109,6 @@ class Site:
         self.boot("server")
 
     def machine(self, name: str) -> Machine:
-        """One that runs."""
         return self._machines[name]
 
     @contextlib.contextmanager

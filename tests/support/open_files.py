@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+_libc = ctypes.CDLL(None, use_errno=True)
+
 
 @contextmanager
-def opened(path: Path, flags: int = os.O_RDWR) -> Iterator[int]:
+def opened(path: Path | bytes, flags: int = os.O_RDWR) -> Iterator[int]:
     """An fd, for the time of the `with`."""
     fd = os.open(path, flags)
     try:
@@ -28,6 +32,19 @@ def held(*paths: Path) -> Iterator[None]:
         for path in paths:
             stack.enter_context(opened(path, os.O_PATH | os.O_NOFOLLOW))
         yield
+
+
+def read_entries(fd: int, size: int) -> list[tuple[bytes, int]]:
+    """One buffer of getdents64: names, the dots among them, and the offset after each; nothing at the end."""
+    buffer = ctypes.create_string_buffer(size)
+    n = _libc.getdents64(fd, buffer, ctypes.c_size_t(size))
+    assert n >= 0, os.strerror(ctypes.get_errno())
+    found, at = [], 0
+    while at < n:
+        _ino, offset, length, _kind = struct.unpack_from("=QqHB", buffer, at)
+        found.append((buffer.raw[at + 19 : buffer.raw.index(b"\0", at + 19)], offset))
+        at += length
+    return found
 
 
 def may_be_written(program: Path) -> bool:

@@ -137,7 +137,6 @@ class Subject(ABC):
         self.close(self.open(path, flags, mode))
 
     def get(self, path: bytes) -> bytes:
-        """The content of a file."""
         handle = self.open(path)
         try:
             content = bytearray()

@@ -40,7 +40,6 @@ def put(path: Path) -> Path:
 
 
 def free_bytes(path: Path) -> int:
-    """Of the filesystem."""
     st = os.statvfs(path)
     return st.f_bavail * st.f_frsize
 

@@ -47,7 +47,6 @@ class Side:
         self.held[where.rpartition("/")[2]] = os.open(self.at(where), os.O_RDONLY | os.O_DIRECTORY)
 
     def close(self) -> None:
-        """Let go of all of them."""
         while self.held:
             os.close(self.held.popitem()[1])
 

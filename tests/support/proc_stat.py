@@ -27,6 +27,12 @@ def all_stats() -> Iterator[tuple[int, list[str]]]:
             yield int(name), stat_of(int(name))
 
 
+def status_of(pid: int, file: str = "status") -> dict[str, list[str]]:
+    """The words of each line of /proc/PID/status, or another file like it, by its key. Raises  as `stat_of`"""
+    lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
+    return {key: value.split() for key, _, value in (line.partition(":") for line in lines)}
+
+
 def stop(pid: int) -> None:
     """Send SIGSTOP, and wait until that has come to each thread: the one that takes the signal tells the others."""
     os.kill(pid, signal.SIGSTOP)

@@ -139,7 +139,6 @@ class LocalNode:
         self._keeper = keeper
 
     def trashd(self, *words: str | Path, clock_s: int = 0, limit_s: float = LIMIT_S) -> Done:
-        """See Node."""
         within = f"/proc/{self._keeper}/ns"
         argv = ["nsenter", f"--mount={within}/mnt", f"--uts={within}/uts", "--", TRASHD, *words]
         env = environment(_clock(clock_s))
@@ -154,7 +153,6 @@ class LocalNode:
             return Done(code, os.fsdecode(out.read()), os.fsdecode(err.read()))
 
     def run(self, body: Callable[[], T], limit_s: float = LIMIT_S) -> T:
-        """See Node."""
         with tempfile.TemporaryFile() as told:
 
             def act() -> int:
@@ -177,11 +175,9 @@ class LocalNode:
             return result
 
     def start(self, *words: str | Path, hold_at: int | None = None, call: str | None = None) -> Running:
-        """See Node."""
         return _LocalRunning(self, [str(word) for word in words], hold_at, call)
 
     def calls(self, *words: str | Path) -> list[str]:
-        """See Node."""
         with tempfile.TemporaryFile() as seen:
 
             def act() -> int:
@@ -199,19 +195,15 @@ class LocalNode:
             return seen.read().decode().split()
 
     def cut(self) -> None:
-        """See Node."""
         self._client.cut()
 
     def mend(self) -> None:
-        """See Node."""
         self._client.mend()
 
     def freeze(self) -> None:
-        """See Node."""
         self._client.freeze()
 
     def thaw(self) -> None:
-        """See Node."""
         self._client.thaw()
 
     def _forked(self, act: Callable[[], int]) -> int:
@@ -265,7 +257,6 @@ class _LocalRunning:
         self._fd = os.pidfd_open(self._pid)
 
     def is_held(self) -> bool:
-        """See Running."""
         ready = select.select([self._reads, self._fd], [], [], LIMIT_S)[0]
         if self._reads in ready and os.read(self._reads, 1):
             self._wait_stopped()
@@ -273,20 +264,16 @@ class _LocalRunning:
         return False
 
     def freeze(self) -> None:
-        """See Running."""
         signal_session(self._pid, signal.SIGSTOP)
         self._wait_stopped()
 
     def thaw(self) -> None:
-        """See Running."""
         signal_session(self._pid, signal.SIGCONT)
 
     def kill(self) -> None:
-        """See Running."""
         signal_session(self._pid, signal.SIGKILL)
 
     def end(self, limit_s: float = LIMIT_S) -> Done:
-        """See Running."""
         try:
             code = self._node._end(self._pid, limit_s)
         finally:

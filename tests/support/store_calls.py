@@ -34,7 +34,6 @@ _DEFAULT = SwapOptions()
 
 
 def raw(path: Path) -> bytes:
-    """A path's bytes."""
     return os.fsencode(path)
 
 
@@ -47,31 +46,26 @@ def init(volume: Path, kernel: Kernel | None = None, *, is_known: bool = False) 
 
 
 def swap(path: Path, kernel: Kernel | None = None, options: SwapOptions = _DEFAULT) -> Swapped:
-    """`trashd swap`."""
     return swap_path(kernel or Kernel(), raw(path), options)
 
 
 def remove(path: Path, kernel: Kernel | None = None, options: SwapOptions = _DEFAULT) -> Swapped:
-    """`trashd rm`."""
     return remove_path(kernel or Kernel(), raw(path), options)
 
 
 def entries(volume: Path) -> list[ListedContainer]:
-    """`trashd list --volume`."""
     return all_entries(Kernel(), [raw(volume)])
 
 
 def restore(
     volume: Path, identifier: str, kernel: Kernel | None = None, inside: bytes | None = None, to: Path | None = None
 ) -> Restored:
-    """`trashd restore`."""
     kernel = kernel or Kernel()
     entry = find_container(kernel, [raw(volume)], identifier)
     return restore_by_id(kernel, [raw(volume)], entry, inside, None if to is None else raw(to))
 
 
 def reap_now(volume: Path, identifier: str, kernel: Kernel | None = None) -> Reaped:
-    """`trashd reap --now ID`."""
     kernel = kernel or Kernel()
     entry = find_container(kernel, [raw(volume)], identifier)
     return act_on(kernel, [raw(volume)], entry, lambda folder, _visible: reap(folder, entry.id), Reaped)
@@ -104,7 +98,6 @@ def assert_silent(volume: Path) -> None:
 
 @contextmanager
 def opened(volume: Path) -> Iterator[Store]:
-    """The store of a volume."""
     kernel = Kernel()
     store = open_store(kernel, BackingAndMount(kernel.open_path(raw(volume))), raw(volume))
     assert store is not None, f"no store in {volume}"
@@ -114,9 +107,14 @@ def opened(volume: Path) -> Iterator[Store]:
 
 @contextmanager
 def own(volume: Path) -> Iterator[UserFolder]:
-    """The caller's folder in the store of a volume."""
     with opened(volume) as store, own_folder(store) as folder:
         yield folder
+
+
+def use(volume: Path) -> None:
+    """What any command of the caller does first: the folder is found, or made."""
+    with own(volume):
+        pass
 
 
 @contextmanager
@@ -134,7 +132,6 @@ def tree_of(swapped: Swapped) -> Path:
 
 
 def record_of(swapped: Swapped) -> Record:
-    """An orphan's record, from the disk."""
     return decode((tree_of(swapped).parent / "record.json").read_bytes())
 
 
@@ -146,8 +143,6 @@ class NumberedCall(NamedTuple):
 
 
 class Counting:
-    """A hook that notes each call."""
-
     def __init__(self) -> None:
         self.calls: list[str] = []
 
@@ -220,17 +215,17 @@ def forge(record: Path, **fields: object) -> None:
 
 
 class Before:
-    """A hook that does something once, before the first call of a name."""
+    """A hook that does something once, before the n-th call (from 1) of a name."""
 
-    def __init__(self, call: str, action: Callable[[], object]) -> None:
+    def __init__(self, call: str, action: Callable[[], object], n: int = 1) -> None:
         self.call = call
-        self.action: Callable[[], object] | None = action
+        self.action = action
+        self.left = n
 
     def __call__(self, call: str) -> None:
-        action = self.action
-        if call == self.call and action is not None:
-            self.action = None
-            action()
+        self.left -= call == self.call
+        if call == self.call and self.left == 0:
+            self.action()
 
 
 class InTheGap:
@@ -248,7 +243,6 @@ class InTheGap:
 
 
 def die() -> None:
-    """End this process as SIGKILL would."""
     os._exit(DyingAt.EXIT_CODE)
 
 
@@ -258,7 +252,6 @@ def in_child(body: Callable[[], object]) -> int:
 
 
 def forked(body: Callable[[], object]) -> int:
-    """The pid of such a child."""
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -271,7 +264,6 @@ def forked(body: Callable[[], object]) -> int:
 
 
 def calls_of(body: Callable[[Kernel], object]) -> Sequence[str]:
-    """The calls that `body` makes."""
     hook = Counting()
     body(Kernel(hook))
     return hook.calls

@@ -22,7 +22,6 @@ def who(_line: Line) -> tuple[str, str, str]:
 
 
 def run(_line: Line, argv: list[str]) -> Done:
-    """Run a program."""
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=30)
     return Done(done.returncode, done.stdout, done.stderr)
 
@@ -50,7 +49,6 @@ N_FILES = 40
 
 
 def make_directory(_line: Line, path: str) -> None:
-    """mkdir."""
     os.mkdir(path)
 
 

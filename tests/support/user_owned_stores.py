@@ -34,14 +34,12 @@ def thrown(uid: int, home: Path, *words: str, where: str = "work") -> Path:
 
 
 def own_stores(running: Service) -> list[VolumeStatus]:
-    """What the service says of users' own stores."""
     seen = running.seen()
     assert seen is not None
     return [one for one in seen.status.volumes if one.owner is not None]
 
 
 def phases(running: Service) -> list[VolumePhase]:
-    """Of each of them."""
     return [one.phase for one in own_stores(running)]
 
 
@@ -62,7 +60,6 @@ def line_of(base: Path, volume: str | None = None) -> RegistryLine:
 
 
 def register(uid: int, home: Path, lines: Iterable[RegistryLine]) -> None:
-    """A user writes a registry by hand."""
     path = registry_of(home)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"".join(map(encode, lines)))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 from fusefs.linux.fd import Fd
@@ -19,6 +23,15 @@ class Somebody(NamedTuple):
     umask: int
 
 
-def vfs_on(root: Fd, *, max_fds: int, is_shared: bool = False) -> Vfs:
-    """The tree below a directory of a local filesystem; `close` must follow."""
-    return Vfs(root, TablesLock(), Counters.in_memory(), max_fds=max_fds, is_shared=is_shared)
+@contextmanager
+def vfs_at(
+    path: Path, *, max_fds: int = 100, timeout_s: float = 0, is_shared: bool = False, is_slow: bool = False
+) -> Iterator[Vfs]:
+    """The tree below a directory, as a daemon has it."""
+    with Fd(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
+        lock = TablesLock(is_slow=is_slow)
+        vfs = Vfs(root, lock, Counters.in_memory(), max_fds=max_fds, timeout_s=timeout_s, is_shared=is_shared)
+        try:
+            yield vfs
+        finally:
+            vfs.close()

@@ -199,13 +199,6 @@ def test_another_project_is_refused_before_anything_is_touched() -> None:
             move(job, path / "other")
 
 
-def test_a_destination_inside_is_left_alone(volume: Path) -> None:
-    job = make_tree(volume / "job", {"a": {"x": b"1"}, "old": {"there": b"2"}})
-    assert move(job, job / "old") == {}
-    assert (job / "old/a/x").read_bytes() == b"1"
-    assert (job / "old/there").read_bytes() == b"2"
-
-
 def test_a_tree_may_be_moved_up(volume: Path) -> None:
     make_tree(volume / "above", {"job": {"a": {"x": b"1"}}})
     assert move(volume / "above/job", volume / "above") == {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import time
 from collections.abc import Iterator
@@ -23,8 +22,11 @@ from fusefs.sweep.run import NOTHING_SPECIAL, run
 from tests.support.make_trees import snapshot
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
+from tests.support.run_sweep import give
 from tests.support.store_calls import entries, restore
 from tests.support.tried_pages import in_bash
+from tests.sweep.test_plan_parts import locked
+from tests.sweep.test_plan_parts import put as put_at
 
 pytestmark = pytest.mark.needs("root")
 
@@ -41,11 +43,7 @@ def volume() -> Iterator[Path]:
 
 def put(path: Path, age_days: float) -> Path:
     """A file of that age, and the directories above it, as old as a directory can be."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(b"content")
-    time_ns = NOW_NS - int(age_days * DAY_NS)
-    os.utime(path, ns=(time_ns, time_ns))
-    return path
+    return put_at(path, NOW_NS - int(age_days * DAY_NS))
 
 
 def carried(
@@ -57,14 +55,12 @@ def carried(
     wishes: SweepWishes = NOTHING_SPECIAL,
     kernel: Kernel | None = None,
 ) -> list[RuleOutcome]:
-    """What a rule with these keys does."""
     plan = f'[[rule]]\ndirectory = "{directory}"\n{text}\n'
     rules = read_plan([Source("plan", plan)], PlanContext(now_ns, time.mktime, int, int))
     return list(carry_out(kernel or Kernel(), rules, PlanOptions(runs, now_ns, wishes)))
 
 
 def swept(directory: Path | str, text: str, *, runs: bool = True) -> Swept:
-    """What it does in the only directory that it has."""
     (told,) = carried(directory, text, runs=runs)
     assert isinstance(told, RuleDone), told
     return told.swept
@@ -119,8 +115,7 @@ def test_orphan_is_roots_and_says_whose_rule_it_was(volume: Path) -> None:
 def test_what_is_locked_or_kept_is_left_and_told(volume: Path, unit: str) -> None:
     for name in ("a/old", "b/old", "c/.trashd-keep", "c/deep/old", "d"):
         put(volume / "scratch" / name, 40)
-    with open(volume / "scratch/a/old", "rb") as file:
-        fcntl.flock(file, fcntl.LOCK_SH)
+    with locked(volume / "scratch/a/old"):
         told = swept(volume / "scratch", f'{OLD}\naction = "delete"\n{unit}')
     assert files(volume / "scratch") == {"a/old", "c/.trashd-keep", "c/deep/old"}
     where = b"a" if unit else b"a/old"
@@ -225,8 +220,7 @@ def test_lists_that_lie_in_what_a_rule_sweeps_by_whatever_path_are_refused(
 def test_lists_that_lack_what_nobody_could_look_at_say_so(volume: Path, unit: str, is_closed: bool) -> None:
     for name in ("a", "b/c"):
         put(volume / "scratch" / name, 25)
-    for path in (volume, *volume.rglob("*")):
-        os.chown(path, ALICE, ALICE)
+    give(volume, ALICE)
     (volume / "scratch/b").chmod(0 if is_closed else 0o755)
     text = f'{OLD}\n{unit}\npurgelist = {{ directory = "{volume}/lists", ahead = "7d" }}'
     listed = as_user(ALICE, lambda: carried(volume / "scratch", text)[-1])
@@ -338,12 +332,8 @@ def test_empty_directories_go_but_for_those_that_are_locked(volume: Path, action
         (volume / "scratch" / name).mkdir(parents=True)
     put(volume / "scratch/full/file", 40)
     put(volume / "scratch/nothing", 40).write_bytes(b"")
-    fd = os.open(volume / "scratch/locked", os.O_RDONLY)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH)
+    with locked(volume / "scratch/locked"):
         told = swept(volume / "scratch", f'empty = true\naction = "{action}"')
-    finally:
-        os.close(fd)
     left = {str(path.relative_to(volume / "scratch")) for path in (volume / "scratch").rglob("*")}
     assert left - {"a"} == {"locked", "full", "full/file"}  # a is empty now: it may go at once, or the next time
     assert told.spared == (Spared(b"locked", "locked"),)

@@ -24,6 +24,12 @@ ALICE, MALLORY = 12001, 12666
 needs_root = pytest.mark.needs("root")
 
 
+@pytest.fixture
+def there(tmp_path: Path) -> Path:
+    (tmp_path / "lists").mkdir(0o755)
+    return tmp_path / "lists"
+
+
 def published(directory: Path) -> dict[str, list[str]]:
     return {path.name: path.read_text().splitlines()[1:] for path in directory.iterdir()}
 
@@ -64,21 +70,16 @@ def test_user_who_is_called_like_anothers_number_takes_away_no_list(
     assert sorted(published(tmp_path / "lists")) == [f"{ALICE}.list", f"{MALLORY}.list"]
 
 
-def test_user_with_nothing_to_lose_has_no_list_any_more(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("publishes", "listed"), [(True, MALLORY), (False, ALICE)])
+def test_lists_take_the_place_of_all_old_ones_once_they_are_published(
+    tmp_path: Path, listed: int, *, publishes: bool
+) -> None:
     for uid in (ALICE, MALLORY):
         with open_lists(KERNEL, bytes(tmp_path / "lists"), writes=True) as lists:
             lists.add(uid, b"/scratch/a", 0)
-            lists.publish()
-    assert list(published(tmp_path / "lists")) == [f"{MALLORY}.list"]
-
-
-def test_lists_that_are_not_published_leave_the_old_ones(tmp_path: Path) -> None:
-    for uid in (ALICE, MALLORY):
-        with open_lists(KERNEL, bytes(tmp_path / "lists"), writes=True) as lists:
-            lists.add(uid, b"/scratch/a", 0)
-            if uid == ALICE:
+            if publishes or uid == ALICE:
                 lists.publish()
-    assert list(published(tmp_path / "lists")) == [f"{ALICE}.list"]
+    assert list(published(tmp_path / "lists")) == [f"{listed}.list"]
 
 
 def test_many_lines_of_many_users_are_all_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,9 +109,7 @@ def test_lists_of_two_runs_at_once_are_never_mixed(tmp_path: Path, monkeypatch: 
 
 @needs_root
 @pytest.mark.parametrize(("uid", "mode"), [(MALLORY, 0o755), (0, 0o777), (0, 0o775)])
-def test_directory_that_others_can_change_gets_no_lists(tmp_path: Path, uid: int, mode: int) -> None:
-    there = tmp_path / "lists"
-    there.mkdir()
+def test_directory_that_others_can_change_gets_no_lists(there: Path, uid: int, mode: int) -> None:
     there.chmod(mode)
     os.chown(there, uid, 0)
     with pytest.raises(Refused), open_lists(KERNEL, bytes(there), writes=False):
@@ -119,11 +118,9 @@ def test_directory_that_others_can_change_gets_no_lists(tmp_path: Path, uid: int
 
 @needs_root
 @pytest.mark.parametrize("writes", [True, False])
-def test_lists_go_nowhere_below_a_users_directory(tmp_path: Path, *, writes: bool) -> None:
+def test_lists_go_nowhere_below_a_users_directory(there: Path, *, writes: bool) -> None:
     """The user could put any directory of root's there, whose lists would be taken away."""
-    os.chown(tmp_path, MALLORY, MALLORY)
-    there = tmp_path / "lists"
-    there.mkdir(0o700)
+    os.chown(there.parent, MALLORY, MALLORY)
     (there / "sources.list").touch()
     with pytest.raises(Refused), open_lists(KERNEL, bytes(there), writes=writes):
         pass
@@ -150,11 +147,7 @@ def test_dry_run_makes_no_directory_for_lists(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("writes", [True, False])
 @pytest.mark.parametrize("content", ["", "deb http://deb.debian.org/debian stable main\n", "# What trashd plan takes"])
-def test_list_of_somebody_else_is_refused_before_anything_is_done(
-    tmp_path: Path, content: str, *, writes: bool
-) -> None:
-    there = tmp_path / "lists"
-    there.mkdir(0o755)
+def test_list_of_somebody_else_is_refused_before_anything_is_done(there: Path, content: str, *, writes: bool) -> None:
     (there / "sources.list").write_text(content)
     with pytest.raises(Refused, match=r"sources\.list"), open_lists(KERNEL, bytes(there), writes=writes):
         pass
@@ -162,9 +155,7 @@ def test_list_of_somebody_else_is_refused_before_anything_is_done(
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/etc/passwd", path)])
-def test_what_is_no_file_is_no_list_of_ours(tmp_path: Path, make: Callable[[Path], None]) -> None:
-    there = tmp_path / "lists"
-    there.mkdir(0o755)
+def test_what_is_no_file_is_no_list_of_ours(there: Path, make: Callable[[Path], None]) -> None:
     make(there / "a.list")
     with pytest.raises(Refused), open_lists(KERNEL, bytes(there), writes=True):
         pass
@@ -182,9 +173,7 @@ def test_list_that_somebody_else_puts_there_meanwhile_stays_as_all_others_do(tmp
 
 
 @pytest.mark.parametrize("content", ["", "# What trashd plan"])
-def test_list_that_a_killed_run_began_is_taken_away(tmp_path: Path, content: str) -> None:
-    there = tmp_path / "lists"
-    there.mkdir(0o755)
+def test_list_that_a_killed_run_began_is_taken_away(there: Path, content: str) -> None:
     (there / f"{MALLORY}.list.new").write_text(content)
     with open_lists(KERNEL, bytes(there), writes=True) as lists:
         lists.add(ALICE, b"/scratch/a", 0)

@@ -41,8 +41,6 @@ ALL_BUT_DIRECTORIES = sorted({*KINDS} - {"d"})
 
 
 class Asked(NamedTuple):
-    """One thing that is asked: as a selection has it, and as find does."""
-
     selection: dict[str, Any]
     find: Sequence[bytes | str]
 
@@ -106,7 +104,6 @@ def regexes(parts: Sequence[bytes]) -> st.SearchStrategy[bytes]:
 
 
 def questions(parts: Sequence[bytes]) -> st.SearchStrategy[Asked]:
-    """Anything that can be asked."""
     name = globs(parts)
     path = globs(parts, b"/", b"/", b"*/")
     return st.one_of(
@@ -151,7 +148,6 @@ def plus(one: Asked, other: Asked) -> Asked:
 
 
 def during(field: Field, bound_ns: int, *, is_after: bool) -> Asked:
-    """Strictly later, or strictly earlier."""
     if is_after:
         return Asked({"times": (TimeBound(field, after_ns=bound_ns),)}, newer(field, bound_ns))
     return Asked({"times": (TimeBound(field, before_ns=bound_ns),)}, ["!", *newer(field, bound_ns - 1)])
