@@ -331,8 +331,9 @@ class FuseRequests:
             with self._lock:
                 self._give(errno.EINTR, unique, pid, give)
         elif sort < WaitClass.LONG:  # a request that waits for another process must not hold up those of this sort
+            run = self._lock.run if self._lock.is_slow else self._lock.run_untimed
             try:
-                self._lock.run(self._answer_wholly, act, request, give)
+                run(self._answer_wholly, act, request, give)
             except WouldWait:
                 self._help(act, request, WaitClass.OTHERS, give)
         else:

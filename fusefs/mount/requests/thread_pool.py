@@ -5,7 +5,6 @@ They are given up, not waited for, when the process ends.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -51,7 +50,6 @@ class ThreadPool:
     def __init__(self, n_threads: int) -> None:
         """Begin with none. n_threads: that may be at work at a time"""
         self._n_max = n_threads
-        self._cores = os.sched_getaffinity(0)
         self._mutex = threading.Lock()
         self._at_work: set[PoolTask] = set()
         self._n_under_way: Counter[Key] = Counter()
@@ -149,8 +147,6 @@ class ThreadPool:
         return None
 
     def _work(self, first: PoolTask) -> None:
-        with suppress(OSError):  # a cpuset that was changed since; a ring's thread, which began this one, has one core
-            os.sched_setaffinity(0, self._cores)
         task, tasks = first, SimpleQueue[PoolTask]()
         has_waited = False
         while True:
