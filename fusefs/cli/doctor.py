@@ -26,7 +26,16 @@ from fusefs.cli.service import MOUNTS, PREFIX, REAPER, SWEEP, TIMER, InstallPlac
 from fusefs.cli.service_files import FileOutcome, brought_by_package
 from fusefs.cli.settle_first import tended
 from fusefs.cli.status import unwell
-from fusefs.core.errors import BrokenStore, Exit, NotFound, RootSquashed, TrashdError, UsageError, errors_about
+from fusefs.core.errors import (
+    BrokenStore,
+    DaemonGone,
+    Exit,
+    NotFound,
+    RootSquashed,
+    TrashdError,
+    UsageError,
+    errors_about,
+)
 from fusefs.core.printable_names import printable
 from fusefs.core.service_status import SeenStatus
 from fusefs.core.uring_reasons import why_not
@@ -133,6 +142,7 @@ def _examine_machine(*, is_reaping: bool) -> Iterator[AdoptionProblem]:
         yield from _find_unit_problems(is_reaping=is_reaping, has_rules=has_plans())
     except TrashdError as error:
         yield AdoptionProblem("the service", error.message(), error.hint)
+    yield from _mounts()
     if os.geteuid() == 0:
         lines = list(mount_lines())
         yield from _uring(lines)
@@ -295,6 +305,23 @@ def _running(seen: SeenStatus, word: str) -> Iterator[AdoptionProblem]:
         yield AdoptionProblem(printable(directory), what, f"systemctl {word}restart {REAPER}")
     for error in unwell(seen):
         yield AdoptionProblem(printable(directory), error.message(), error.hint or "trashd status says more")
+
+
+def _mounts() -> Iterator[AdoptionProblem]:
+    """Mounts of ours whose daemon is gone, or can open few files for its users."""
+    from fusefs.cli.mount import few_files
+    from fusefs.mount.places.find_mounts import all_mounts, read_counters
+
+    for mount in all_mounts():
+        try:
+            seen = read_counters(mount)
+        except TrashdError:
+            continue  # of an older version, or of another mount namespace
+        few = few_files(seen)
+        if not seen.is_running:
+            yield AdoptionProblem(printable(mount.point), "the daemon of this mount is gone", DaemonGone.hint)
+        elif few is not None:
+            yield AdoptionProblem(printable(mount.point), few.what, few.hint)
 
 
 def _uring(lines: Sequence[MountLine]) -> Iterator[AdoptionProblem]:

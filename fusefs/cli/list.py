@@ -151,7 +151,7 @@ def command(
     kernel = tended(volumes)
     now_ns = time.time_ns()
     lost: list[TrashdError] = []
-    every = all_entries(kernel, volumes, lost, watched(notes=False))
+    every = by_mount_points(all_entries(kernel, volumes, lost, watched(notes=False)))
     found = in_order(wanted.picks(every, now_ns), order, now_ns)
     codes = [output.failed(error, as_json=as_json) for error in lost]
     if as_json:
@@ -176,6 +176,14 @@ def command(
     if any(entry.problem for entry in found):
         output.warn(f"of what is unreadable {WAY_OUT}")
     return max(codes, default=0)
+
+
+def by_mount_points(entries: list[ListedContainer]) -> list[ListedContainer]:
+    """The entries, their origins by the path that users know, where a mount over itself has lost its daemon."""
+    return [
+        entry if entry.origin is None else entry._replace(origin=output.by_mount_point(entry.origin))
+        for entry in entries
+    ]
 
 
 def _row(entry: ListedContainer, now_ns: int) -> tuple[str, ...]:
@@ -214,7 +222,11 @@ def _print_sums(volumes: Sequence[bytes], by: SumBy, depth: int, wanted: OrphanF
     """Print the sums of those that are wanted; the exit code."""
     lost: list[TrashdError] = []
     clocks = watched(notes=False)
-    found = list(sum_entries(Kernel(), volumes, lambda: OrphanSums(by, depth), wanted.is_meant, lost, clocks))
+    sums = sum_entries(Kernel(), volumes, lambda: OrphanSums(by, depth), wanted.is_meant, lost, clocks)
+    found = [
+        (key if key.project is None else key._replace(project=output.by_mount_point(key.project)), one)
+        for key, one in sums
+    ]
     codes = [output.failed(error, as_json=as_json) for error in lost]
     if as_json:
         from fusefs.cli.json_objects import SummedBy

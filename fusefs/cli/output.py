@@ -15,7 +15,7 @@ from fusefs.core.names import ContainerId
 from fusefs.core.printable_names import printable, shell_word, show
 from fusefs.core.record import Method
 from fusefs.linux.file_locks import is_service_running
-from fusefs.linux.runtime_directories import SYSTEM_RUNTIME, runtime_dir
+from fusefs.linux.runtime_directories import HOME, SYSTEM_RUNTIME, runtime_dir
 from fusefs.store.swap import Swapped
 
 _NAMED_MAX = 5
@@ -123,7 +123,16 @@ def _shortened(text: str, room: int | None) -> str:
 
 def origin(path: bytes | None) -> str:
     """Where a tree came from, for a person."""
-    return "(dropped)" if path is None else printable(path)
+    return "(dropped)" if path is None else printable(by_mount_point(path))
+
+
+def by_mount_point(path: bytes) -> bytes:
+    """The path by which users know it: not that of the private tree of a mount whose daemon is dead."""
+    if not path.startswith(HOME):
+        return path
+    from fusefs.store.mounted_paths import by_mount_point
+
+    return by_mount_point(path)
 
 
 def counted(count: int, what: str, several: str = "") -> str:
