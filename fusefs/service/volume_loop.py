@@ -37,6 +37,7 @@ from fusefs.service.other_nodes import OtherNodes
 from fusefs.service.pause_files import Pause
 from fusefs.service.served_stores import OwnStoreLimit
 from fusefs.service.shared_context import ServiceContext, boot_s, in_thread, in_time
+from fusefs.service.unread_users import UnreadUsers
 from fusefs.service.user_state import UserState
 from fusefs.service.volume_figures import SpaceTrend, WorkTotals
 from fusefs.service.volume_status import status_of
@@ -113,6 +114,7 @@ class VolumeLoop:
         self._watches: dict[int, FolderWatch] = {}
         self._folders: dict[int, int] = {}
         self._refused: tuple[PassedOver, ...] = ()
+        self._unread = UnreadUsers()
         self._area_watches: list[int] = []
         self._n_breaks = 0
         self._n_blind = 0
@@ -282,7 +284,7 @@ class VolumeLoop:
         """Open the volume and do all that is due. Raises  Trouble; TrashdError; OSError; ForkerLost"""
         now_s = boot_s()
         is_poll = now_s >= self._polled_at_s + self._context.config.poll_s
-        must_open = self._must_find or self._must_open or is_poll or now_s >= self._watch_at_s
+        must_open = self._may_find() or self._must_open or is_poll or now_s >= self._watch_at_s
         if not must_open and self._nodes.is_due():
             must_open = not await self._look_at_others()
         if not must_open and not any(user.wants(now_s) for user in self.users.values()):
@@ -400,15 +402,19 @@ class VolumeLoop:
                 if not store.kernel.is_local(store.fd) or watch is None or not watch.is_complete():
                     user.look_again()
         self._must_find |= is_poll
-        if self._must_find:
+        if self._may_find():
             await self._find_users(opened)
         else:
             self._post_watches(store)  # where a watch was lost
         await self._nodes.look(opened, self.users, VolumePhase.LOOKING.value)
 
+    def _may_find(self) -> bool:
+        """Whether there may be users whom we don't know, or one of them is to be looked at again."""
+        return self._must_find or boot_s() >= self._unread.next_at_s()
+
     async def _find_users(self, opened: OpenVolume) -> None:
         """See which users the volume has, if there may be new ones."""
-        if not self._must_find:
+        if not self._may_find():
             return
         self._must_find = False
         if not self._area_watches:
@@ -417,13 +423,16 @@ class VolumeLoop:
                 with suppress(OSError):
                     self._area_watches.append(self._context.watcher.add(area, wanted, self._on_users))
         try:
-            census = await in_thread(self._limiter, opened.users)
+            resting = self._unread.resting(boot_s())
+            census = await in_thread(self._limiter, partial(opened.users, resting))
         except BaseException:
             self._must_find = True  # the session ended meanwhile: the next one finds them
             raise
+        self._unread.note(census.unread, resting, boot_s())
         self._tell_refused(census)
         for uid in self.users.keys() - census.inos.keys():
-            self._drop(uid)
+            if uid not in self._unread:
+                self._drop(uid)
         for uid, ino in census.inos.items():
             if uid not in self.users:
                 self.users[uid] = UserState(uid, self.path, self._most_remembered, self._context.since_ns)
@@ -434,13 +443,14 @@ class VolumeLoop:
         self._post_watches(opened.store)
 
     def _tell_refused(self, census: FolderCensus) -> None:
-        """Note what is no user's folder though it is called so; it is not served."""
-        refused = tuple(PassedOver(*problem) for problem in tell(self._told_path, census.refused))
+        """Note what is no user's folder though it is called so, or can't be read; it is not served."""
+        every = census.refused + self._unread.refused()
+        refused = tuple(PassedOver(*problem) for problem in tell(self._told_path, every))
         if refused == self._refused:
             return
         self._refused = refused
         self._context.changed()
-        if refused and self._context.lets_tell(census.refused[0].owner or 0):
+        if refused and self._context.lets_tell(every[0].owner or 0):
             told = "; ".join(f"{one.where}: {one.what}" for one in refused)
             _LOG.warning("%s", told)
 
@@ -485,11 +495,8 @@ class VolumeLoop:
             return 0.0
         now_s = boot_s()
         poll_s = self._polled_at_s + self._context.config.poll_s
-        return max(
-            min([poll_s, self._watch_at_s, self._nodes.at_s(), *(user.next_at_s() for user in self.users.values())])
-            - now_s,
-            0.0,
-        )
+        own = [poll_s, self._watch_at_s, self._unread.next_at_s(), self._nodes.at_s()]
+        return max(min([*own, *(user.next_at_s() for user in self.users.values())]) - now_s, 0.0)
 
     def _failed(self, error: Exception) -> float:
         """What went wrong, and how long to leave it alone."""
@@ -527,6 +534,7 @@ class VolumeLoop:
     def _forget(self) -> None:
         """Nothing of what is known is true any more."""
         self._refused = ()
+        self._unread = UnreadUsers()
         self._nodes.forget()
         for uid in list(self.users):
             self._drop(uid)

@@ -100,7 +100,7 @@ def look_over(store: Store) -> None:
     On a full volume that is done later, on one that is read-only not at all.
     Raises  OSError
     """
-    if store.is_roots_to_keep() and not store.is_unknown() and not store.kernel.is_read_only(store.fd):
+    if store.is_roots_to_keep():
         look_first(store)
         discard_emptied(store)
 

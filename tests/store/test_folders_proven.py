@@ -6,7 +6,9 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ import pytest
 from fusefs.cli.main import run
 from fusefs.core.errors import NotProven
 from fusefs.linux.kernel import Kernel
+from fusefs.store.make_folder import look_first
 from fusefs.store.stage import SwapOptions
 from fusefs.store.user_folders import open_user, take_census
 from tests.support.crash_scenarios import STRIDE
@@ -21,10 +24,11 @@ from tests.support.group_members import FORGED, plant
 from tests.support.make_trees import make_tree
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import loop_volume, tmpfs_volume
-from tests.support.shared_store import ALICE, BOB, alices_volume, throw
+from tests.support.shared_store import ALICE, BOB, alices_volume, shared_store, throw
 from tests.support.store_calls import (
     ENTRIES,
     ActingAt,
+    Counting,
     DyingAt,
     assert_silent,
     calls_of,
@@ -41,6 +45,7 @@ from tests.support.store_calls import (
 pytestmark = pytest.mark.needs("root")
 
 EXPIRED = SwapOptions(retention_s=0)
+ZOE = 1003
 
 
 @pytest.fixture
@@ -354,3 +359,50 @@ def test_own_is_proven_in_a_users_own_store() -> None:
                 return folder.is_proven
 
         assert as_user(ALICE, is_proven)
+
+
+# What her user does while root looks
+
+
+def by_link(path: Path) -> None:
+    path.symlink_to("/etc")
+
+
+def by_file(path: Path) -> None:
+    path.write_text("mine")
+
+
+def by_nothing(_path: Path) -> None:
+    pass
+
+
+def exchange(path: Path, make: Callable[[Path], None]) -> None:
+    """Put something else in the place of what is there, unless root has moved it by now."""
+    with suppress(FileNotFoundError):
+        path.rename(path.with_name("aside"))
+        make(path)
+
+
+def swap_new(path: Path) -> None:
+    swap(make_tree(path, {}))
+
+
+@pytest.mark.parametrize("made", [by_link, by_file, by_nothing])
+@pytest.mark.parametrize("part", ["", "orphans", "orphans/ID"])
+def test_what_bob_does_while_root_looks_keeps_nobody_from_being_registered(
+    made: Callable[[Path], None], part: str
+) -> None:
+    """Root looks at Bob first, and before each of its calls Bob puts something else in the place of what is his."""
+    n, n_calls = 0, 1
+    while n < n_calls:
+        with shared_store(alice=ALICE, zoe=ZOE, bob=BOB) as volume:
+            for uid, name in ((BOB, "bob"), (ZOE, "zoe")):
+                as_user(uid, partial(swap_new, volume / name / "job"))
+            identifier = next((volume / ".trashd/new" / str(BOB) / "orphans").iterdir()).name
+            hers = volume / ".trashd/new" / str(BOB) / part.replace("ID", identifier)
+            hook = Counting() if n == 0 else ActingAt(n, partial(as_user, BOB, partial(exchange, hers, made)))
+            with opened(volume) as store:
+                assert look_first(store._replace(kernel=Kernel(hook))) == [] or n
+            n_calls = len(hook.calls) if isinstance(hook, Counting) else n_calls
+            assert ZOE in served(volume), n
+        n += STRIDE
