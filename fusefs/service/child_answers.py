@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import NamedTuple
@@ -52,9 +53,9 @@ _LOG = logging.getLogger(__name__)
 
 _GONE = (errno.ESHUTDOWN, *DAEMON_GONE)
 TROUBLE = frozenset({errno.EIO, errno.EROFS, errno.ENODEV, errno.ENXIO, errno.EUCLEAN, errno.ESTALE, *_GONE})
-"""What says that the volume is not well, not one user's folder."""
+"""What a volume says that is not well. What a user can write may say it too: see `ChildAnswers.failed`."""
 _MOST_IO_ERRORS = 3
-"""Orphans in a row that met one of these inside: a disk that dies should be left alone."""
+"""Orphans of a user in a row that met one of these inside: a disk that dies should be left alone."""
 _MOST_TRIES = 3
 _KINDS = {
     Method.EXCHANGE: EventKind.SWAPPED,
@@ -97,12 +98,14 @@ class ChildAnswers:
         self._context = context
         self._volume = opened.store.base_path
         self._is_own = opened.own is not None
+        self._owner = opened.store.owner
         self._policy = policy
         self._tally = tally
         self._room = room
         self._new_parts = new_parts
-        self._n_io_errors = 0
+        self._io_errors: Counter[int] = Counter()
         self.trouble = ""
+        self.is_in_doubt = False
         self.for_root: list[ForRoot] = []
 
     def check(self) -> None:
@@ -230,14 +233,16 @@ class ChildAnswers:
             detail=why,
         )
         if not ended.n_failed:
-            self._n_io_errors = 0
+            del self._io_errors[user.uid]
             self._tally.reaped(all_of_it.n_removed)
             return
         part.n_quarantined += 1
         if ended.failure is not None and ended.failure.errno in TROUBLE:
-            self._n_io_errors += 1
-        if self._n_io_errors >= _MOST_IO_ERRORS:
-            self.trouble = f"{self._n_io_errors} orphans in a row could not be read or written: {why}"
+            self._io_errors[user.uid] += 1
+            if self._io_errors[user.uid] >= _MOST_IO_ERRORS:
+                del self._io_errors[user.uid]
+                what = f"{_MOST_IO_ERRORS} orphans in a row could not be read or written"
+                self.failed(user, ended.failure.errno, what, why)
         if not ended.is_kept:
             self._hand_over(user, part, ended.id, ended.origin)
 
@@ -273,12 +278,17 @@ class ChildAnswers:
                 part.upcoming.add(DueContainer(identifier, part.known[identifier].retention_s), at_s)
 
     def failed(self, user: UserState, number: int, what: str, detail: str) -> None:
-        """Something of a user's went wrong."""
+        """Something of a user's went wrong: that user waits, and nobody else.
+
+        The volume rests only for errors of what no other user than its store's owner can write. What sounds like its
+        trouble and comes from another user's files puts it in doubt: the caller looks at the owner's directories.
+        """
         self._fault(user, what, detail)
-        if number in TROUBLE:
+        if number in TROUBLE and user.uid == self._owner:
             self.volume_failed(number, what)
-        else:
-            user.failed(boot_s())
+            return
+        user.failed(boot_s())
+        self.is_in_doubt |= number in TROUBLE
 
     def volume_failed(self, number: int, what: str) -> None:
         """The volume is not well."""

@@ -28,7 +28,17 @@ from fusefs.service.node_files import HeldBeat, hold_beat
 from fusefs.service.status_file import served_volumes
 from fusefs.store.backing_and_mount import ABSENT, DIRECTORY, READABLE, BackingAndMount
 from fusefs.store.discover import mount_points
-from fusefs.store.layout import REAPER_LOCK, USERS, Store, UserFolder, Volume, open_areas, open_store, trusted_owners
+from fusefs.store.layout import (
+    REAPER_LOCK,
+    USERS,
+    Store,
+    UserFolder,
+    Volume,
+    open_areas,
+    open_store,
+    read_volume,
+    trusted_owners,
+)
 from fusefs.store.make_folder import look_first
 from fusefs.store.mounted_paths import open_shown, refuse_mounted
 from fusefs.store.registry_lines import RegistryLine
@@ -117,6 +127,18 @@ class OpenVolume(NamedTuple):
         unread = look_first(self.store, resting) if self.store.is_roots_to_keep() else []
         census = take_census(self.store, os.geteuid() or None)
         return census._replace(unread=census.unread + unread)
+
+    def check(self) -> None:
+        """Look whether what nobody but the store's owner can write still is what it was.
+
+        Raises  TrashdError; OSError: ESTALE if it is another volume's now
+        """
+        store, kernel = self.store, self.store.kernel
+        if read_volume(kernel, store.fd, store.base_path, (store.owner,)).id != store.volume.id:
+            raise OSError(errno.ESTALE, "another volume.json")
+        kernel.is_empty(store.areas.u_fd)
+        if kernel.is_read_only(store.fd):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     def folder(self, uid: int) -> UserFolder | None:
         """A user's folder; None if it is gone."""

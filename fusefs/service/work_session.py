@@ -13,7 +13,7 @@ from functools import partial
 import trio
 
 from fusefs.core.durations import format_duration
-from fusefs.core.errors import NotFound, TrashdError
+from fusefs.core.errors import NotFound, TrashdError, from_os
 from fusefs.core.events import EventKind
 from fusefs.core.names import ContainerId
 from fusefs.core.pacing import Backlog, Pressure, RateCaps, WorkDone
@@ -176,6 +176,9 @@ class WorkSession:
     async def _take_turns(self, nursery: trio.Nursery) -> None:
         worked_at_s = boot_s()
         while not (self._is_stopping or self._intake.trouble):
+            if self._intake.is_in_doubt:
+                await self._look_at_volume()
+                continue
             await self._serve_root()
             now_s = boot_s()
             wanting = [uid for uid, user in self._users.items() if uid in self._busy or user.wants(now_s)]
@@ -218,7 +221,7 @@ class WorkSession:
         if child is None:
             return
         began_s = last_s = boot_s()
-        while not (self._is_stopping or self._intake.trouble):
+        while not (self._is_stopping or self._intake.trouble or self._intake.is_in_doubt):
             if user.uid not in self._busy:
                 order = user.next_order(boot_s())
                 if order is None:
@@ -414,6 +417,14 @@ class WorkSession:
             with trio.move_on_after(_AROUND_S - _AROUND_LEAST_S):
                 await self._may_be_news.wait()
             self._may_be_news = trio.Event()
+
+    async def _look_at_volume(self) -> None:
+        """See whether the volume is well, of which a user's process said that it is not."""
+        self._intake.is_in_doubt = False
+        try:
+            await in_thread(self._limiter, self._opened.check)
+        except (TrashdError, OSError) as error:
+            self._intake.trouble = from_os(error, self._opened.store.base_path).message()
 
     async def _look_at_space(self) -> None:
         """See what is free, and whether something has to go before its time."""
