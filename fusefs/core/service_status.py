@@ -27,10 +27,10 @@ class VolumePhase(Enum):
     YIELDING   paced: others work on the disk
     HURRYING   space is low
     WINDOW     waits for the hours in which it may
-    BROKEN     too many errors: rests before it tries again
+    BROKEN     too many errors, or its store is there and can't be used: rests before it tries again
     ELSEWHERE  another reaper has the volume
     UNPROVEN   a user's own store not in that user's registry, or of root's that root did not make: nothing is reaped
-    GONE       not mounted any more, or another filesystem at its place
+    GONE       no store there: not mounted any more, or another filesystem at its place
     """
 
     IDLE = "idle"

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import trio
 
-from fusefs.core.errors import NoStore, RootSquashed, TrashdError, from_os
+from fusefs.core.errors import NoBacking, NoStore, NotADirectory, NotFound, RootSquashed, TrashdError, from_os
 from fusefs.core.events import EventKind
 from fusefs.core.policy import VolumePolicy
 from fusefs.core.printable_names import printable
@@ -147,6 +147,11 @@ class VolumeLoop:
         if self.session is None:
             self.wake()
 
+    def retry(self) -> None:
+        """Somebody may have mended it, or made it again: look now."""
+        self._rests_until_s = 0.0
+        self.look_again()
+
     def paths(self) -> tuple[bytes, ...]:
         """By what people may know it."""
         return (self.path,) if self._own is None else (self.path, self._own.by_rules.path)
@@ -239,6 +244,7 @@ class VolumeLoop:
                 space = await self._space()
                 if space is not None:
                     self._look_at_space(space)
+            self._must_open |= self._room.hurries  # what was too young for it may be so no more
         return self._looked_at_s + _ROOM_S - now_s
 
     def _look_at_space(self, space: VolumeSpace) -> None:
@@ -248,7 +254,7 @@ class VolumeLoop:
             return
         if self._room.hurries:
             share = space.free_share() or 0.0
-            detail = f"{share:.1%} of it are free: the oldest go before their time"
+            detail = f"{share:.1%} of it are free: of the largest holders the oldest go before their time"
             self._context.tell(EventKind.LOW_SPACE, volume=self.path, uid=self.owner, detail=detail)
         for user in self.users.values():
             for part in user.parts.values():
@@ -513,12 +519,21 @@ class VolumeLoop:
             phase = VolumePhase.UNPROVEN if isinstance(known, Unproven) else VolumePhase.GONE
             self._be(phase, f"{why} ({known.hint})")
             return float(self._context.config.poll_s)
-        if isinstance(known, TrashdError) and (isinstance(known, NoStore) or known.errno not in TROUBLE):
+        if self._is_gone(known):
             self._forget()
             self._n_gone += 1
             self._be(VolumePhase.GONE, why)
             return float(self._context.config.poll_s)
         return self.broke(why)
+
+    def _is_gone(self, error: Exception) -> bool:
+        """Whether an error says that there is no store; one that is there and can't be used needs somebody.
+
+        A user's own store is gone with whatever is wrong with it: its owner can bring that about when he likes.
+        """
+        if self._own is not None:
+            return isinstance(error, TrashdError) and (isinstance(error, NoStore) or error.errno not in TROUBLE)
+        return type(error) in (NoStore, NoBacking, NotFound, NotADirectory)
 
     def broke(self, why: str) -> float:
         """Leave the volume alone for a while, longer each time; how long."""

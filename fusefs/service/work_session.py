@@ -99,7 +99,8 @@ class WorkSession:
         self._pacer = PressurePacer(context.kernel, opened.hold, caps, may_write=opened.own is None, write=beat)
         self.tempo = HOLD
         order = order_of_node(own_name()) if opened.is_shared() else by_number
-        self._turns = FairTurns(read_subordinates().holder_of, order)
+        holder_of = read_subordinates().holder_of
+        self._turns = FairTurns(holder_of, order)
         self._children: dict[int, ChildHandle] = {}
         self._busy: set[int] = set()
         self._counted: dict[int, Heartbeat] = {}
@@ -109,7 +110,7 @@ class WorkSession:
         self._is_stopping = False
         self._is_probing = self._is_writing_back = False
         self._by_force: set[str] = set()
-        self._intake = ChildAnswers(context, opened, policy, tally, room, new_parts)
+        self._intake = ChildAnswers(context, opened, policy, tally, room, new_parts, holder_of)
 
     # From outside
 
@@ -333,8 +334,10 @@ class WorkSession:
                         self._intake.take(user, order, answer)
             # What was looked at again is due by its own term alone, whatever the quota had said before.
             has_looked = isinstance(order, Measure | ReadRecords) and user.parts[order.base].is_known()
-            if (has_looked and self._intake.has_quota()) or (isinstance(order, Reap) and self._room.hurries):
+            if has_looked and self._intake.must_measure():
                 await self._look_at_space()
+            elif isinstance(order, Reap) and self._room.hurries:
+                self._tell_space(await in_thread(self._limiter, self._opened.space))
             user.succeeded(boot_s())
         except ChildGone as lost:
             user.give_back(order)
@@ -430,7 +433,7 @@ class WorkSession:
         """See what is free, and whether something has to go before its time."""
         space = await in_thread(self._limiter, self._opened.space)
         self._tell_space(space)
-        await self._intake.enforce_quota(space.total_bytes, self._users.values(), self._limiter)
+        await self._intake.make_room(space, self._users.values(), self._limiter)
 
 
 async def _listen(child: ChildHandle) -> None:
