@@ -61,7 +61,7 @@ _MOST_IO_ERRORS = 3
 """Orphans of a user in a row that met one of these inside: a disk that dies should be left alone."""
 _MOST_TRIES = 3
 _MOST_KNOWN = 100_000
-"""Orphans of one user in a store that count for a quota, or where space is low: some tens of megabytes."""
+"""Orphans of one user that count for a quota, or where space is low: some tens of megabytes."""
 _MEASURING_S = 10.0
 """So long what there is is measured before anything goes because space is low."""
 _KINDS = {
@@ -172,7 +172,7 @@ class ChildAnswers:
         part.sizes.note(seen.id, seen.n_bytes)
         self._warn(user, part, known, rules)
         before = part.known.get(seen.id)
-        if self.must_measure() and (before is not None or len(part.known) < _MOST_KNOWN):
+        if self.must_measure() and (before is not None or len(part.known) * len(user.parts) < _MOST_KNOWN):
             # By what is measured alone: a size in a user's record would have others' orphans go.
             part.known[seen.id] = known if before is None else known._replace(size=before.size)
             if before is None:

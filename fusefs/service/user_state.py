@@ -23,6 +23,8 @@ _FIRST_RETRY_S, _LAST_RETRY_S = 1.0, 3600.0
 _FIRST_PAUSE_S, _GRUDGE_S = 1.0, 300.0
 _FIRST_TEND_S = 5.0
 _MOST_REMEMBERED = 1000
+_LEAST_OF_PART = 20
+"""Orphans that are remembered of each store of a user who has folders in many."""
 _SLACK_NS = 5_000_000_000
 """What was made while a page was read may be on it or not."""
 
@@ -370,8 +372,9 @@ class UserState:
         """The user's folders are in order, and in these stores; whether some were not known."""
         wanted = set(bases) | {self._base}
         new = wanted - self.parts.keys()
+        most = max(self.most_remembered() // len(wanted), _LEAST_OF_PART)
         for base in new:
-            self.parts[base] = FolderPart(base, self.most_remembered(), self._told_until_ns)
+            self.parts[base] = FolderPart(base, most, self._told_until_ns)
         for base in self.parts.keys() - wanted:
             del self.parts[base]
         return bool(new)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import defaultdict
 from contextlib import nullcontext, suppress
 from functools import partial
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from fusefs.core.record import quote
 from fusefs.core.service_status import PassedOver, VolumePhase, VolumeStatus
 from fusefs.linux.inotify import InotifyEvent, InotifyMask
 from fusefs.linux.mountinfo import RulePath
+from fusefs.linux.subuid import read_subordinates
 from fusefs.service.child_answers import TROUBLE, Trouble
 from fusefs.service.folder_watch import FolderWatch
 from fusefs.service.forker import ForkerLost
@@ -52,6 +54,8 @@ _MOST_REMEMBERED, _LEAST_REMEMBERED = 20_000, 100
 """Orphans of a volume whose due time is remembered, some megabytes; of one user at least so many."""
 _FIRST_REST_S, _LONGEST_REST_S = 60.0, 3600.0
 _ELSEWHERE_S = 60.0
+_MOST_WATCHED = 1000
+"""Folders of one user's, and of his subordinate uids, in which inotify tells what happens; the others are polled."""
 _GONE_FOR_GOOD = 3
 """Looks in vain, at least ten minutes apart, after which a volume that was not named is forgotten."""
 _HUNG_S, _TURN_S = 10.0, 30.0
@@ -464,14 +468,17 @@ class VolumeLoop:
         """Watch the folders of all users that are not watched yet."""
         for uid in self._watches.keys() - self.users.keys():
             self._watches.pop(uid).dismiss()
+        holder_of = read_subordinates().holder_of
+        n_left: defaultdict[int, int] = defaultdict(lambda: _MOST_WATCHED)
         for uid, user in self.users.items():
             watch = self._watches.get(uid)
             if watch is None or watch.user is not user:
                 if watch is not None:
                     watch.dismiss()
                 watch = self._watches[uid] = FolderWatch(self._context, self.path, user, self.wake)
-            watch.post(store)
-        self._n_blind = 0 if all(one.is_complete() for one in self._watches.values()) else self._n_blind + 1
+            watch.post(store, n_left[holder_of(uid)])
+            n_left[holder_of(uid)] -= len(watch)
+        self._n_blind = 0 if all(one.is_full() for one in self._watches.values()) else self._n_blind + 1
         self._watch_at_s = boot_s() + 2.0 ** min(self._n_blind, 20) if self._n_blind else math.inf
 
     def _on_users(self, event: InotifyEvent) -> None:

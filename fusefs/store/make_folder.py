@@ -268,9 +268,15 @@ def _register_new(here: _StoreSeen, resting: Collection[int], failed: list[Folde
 
     failed  gets what could not be looked at, of users who have no folder yet
     """
+    from fusefs.store.subordinate_folders import SubordinateFolders  # a look at what is new is seldom
+
     kernel, n_left = here.kernel, _MOST_A_LOOK
-    for uid, names in _in_order(names_in(kernel, here.new_fd)):
+    named, registered = names_in(kernel, here.new_fd), names_in(kernel, here.u_fd)
+    subordinates = SubordinateFolders(len(named) + len(registered), registered)
+    for uid, names in _in_order(named):
         if uid == 0 or uid in resting:  # root makes its own in `u/`
+            continue
+        if subordinates.is_one_too_many(uid):
             continue
         entry = read_registered(kernel, here.registry_fd, uid)
         unread: list[FolderRefusal] = []
@@ -285,6 +291,8 @@ def _register_new(here: _StoreSeen, resting: Collection[int], failed: list[Folde
                     break
                 entry = _look_at(here, entry, name)
                 n_left -= 1
+                if entry.name:
+                    subordinates.count(uid)
             except _NotAFolder as no_folder:
                 if no_folder.why:
                     unread.append(FolderRefusal(NEW, name, uid, uid, no_folder.why, is_used=True))

@@ -278,12 +278,16 @@ def all_users(
     unread   gets why something of a user could not be read; None: `refused` does
     Raises   OSError of the store's own directories; with `only` of any
     """
+    from fusefs.store.subordinate_folders import MOST, SubordinateFolders  # `swap` and `rm` don't look at all users
+
     kernel, areas = store.kernel, store.areas
     trusts_modes = _trusts_modes(store)
     noted = None if areas.registry_fd is None else frozenset(kernel.list_anew(areas.registry_fd))
     st = kernel.fstat(store.fd)
-    for uid, names in _names_of(kernel, areas).items():
-        if only is None or uid == only:
+    named = _names_of(kernel, areas)
+    subordinates = SubordinateFolders(len(named) if only is None else 0)
+    for uid, names in named.items():
+        if (only is None or uid == only) and not subordinates.is_one_too_many(uid):
             is_noted = noted is not None and plain_name(uid) in noted
             registered = read_registered(kernel, areas.registry_fd, uid) if is_noted else RegisteredFolder(uid)
             is_own = areas.new_fd is None and st.st_uid == uid
@@ -304,7 +308,11 @@ def all_users(
                 found = _doubted(store, found)
                 if found.doubt:
                     refused.append(FolderRefusal(found.area, found.name, uid, uid, found.doubt, is_used=True))
+                subordinates.count(uid)
                 yield UserFolder(store, uid, *found)
+    for holder, n_more in subordinates.passed_over().items():
+        why = f"{n_more:,} more names of his subordinate uids are passed over: {MOST:,} are served"
+        refused.append(FolderRefusal(USERS, Name(b""), holder, holder, why))
 
 
 def take_census(store: Store, only: int | None = None) -> FolderCensus:
