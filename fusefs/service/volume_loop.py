@@ -121,6 +121,7 @@ class VolumeLoop:
         self._unread = UnreadUsers()
         self._area_watches: list[int] = []
         self._n_breaks = 0
+        self._n_fresh = 0
         self._n_blind = 0
         self._watch_at_s = math.inf  # when to try again what could not be watched; later each time
         self._rests_until_s = 0.0
@@ -219,6 +220,7 @@ class VolumeLoop:
             held_s = self._held_back_s(policy)
             if held_s > 0:
                 wait_s = min(wait_s, held_s)
+                self._tell_unread_orphans()
             else:
                 try:
                     await self._work(policy)
@@ -228,6 +230,13 @@ class VolumeLoop:
             with trio.move_on_after(wait_s):
                 await self._woken.wait()
             self._woken = trio.Event()
+
+    def _tell_unread_orphans(self) -> None:
+        """Have the status say how many came while nothing may be done."""
+        n_fresh = sum(len(part.fresh) for user in self.users.values() for part in user.parts.values())
+        if n_fresh != self._n_fresh:
+            self._n_fresh = n_fresh
+            self._context.changed()
 
     def _policy(self) -> VolumePolicy:
         config = self._context.config

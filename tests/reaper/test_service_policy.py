@@ -170,6 +170,19 @@ def test_outside_its_window_it_waits(base: Path, volume: Path) -> None:
     with service(base, volume, config="[defaults]\n" + window_in(3)) as running:
         assert running.until_phase(volume, VolumePhase.WINDOW).why.startswith("it may work")
         assert ids(volume) == {identifier}
+        assert not running.volume(volume).is_known
+        assert "backlog   not known" in done_well("status").out
+
+
+def test_what_comes_outside_the_window_is_told_as_not_looked_at(base: Path, volume: Path) -> None:
+    with service(base, volume) as running:
+        outwait(running, volume)
+        configure(base, "[defaults]\n" + window_in(3))
+        running.reload()
+        running.until_phase(volume, VolumePhase.WINDOW)
+        orphan_in(volume, options=EXPIRED)
+        running.until(lambda: running.volume(volume).n_unread == 1)
+        assert "1 not looked at yet" in done_well("status").out
 
 
 def test_in_its_window_it_works(base: Path, volume: Path) -> None:
