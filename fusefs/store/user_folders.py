@@ -311,7 +311,7 @@ def all_users(
                 subordinates.count(uid)
                 yield UserFolder(store, uid, *found)
     for holder, n_more in subordinates.passed_over().items():
-        why = f"{n_more:,} more names of his subordinate uids are passed over: {MOST:,} are served"
+        why = f"{n_more:,} more names of subordinate uids are passed over: {MOST:,} of one user are served"
         refused.append(FolderRefusal(USERS, Name(b""), holder, holder, why))
 
 
