@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from fusefs.core.errors import BrokenStore, Incomplete, NotFound, TrashdError, Untrusted, UsageError, from_os
 from fusefs.core.lifecycle import State
-from fusefs.core.names import join
+from fusefs.core.names import STORE, join
 from fusefs.core.orphan_age import Clock, Now
 from fusefs.core.orphan_sums import KeyedSum, OrphanSums, OrphanToSum
 from fusefs.core.printable_names import printable, shell_word
@@ -62,9 +62,10 @@ def each_folder(
     errors: list[TrashdError] = [] if lost is None else lost
     for store in _but_the_broken(stores, errors):
         strangers: list[FolderRefusal] = []
+        unread: list[FolderRefusal] = []
         with store:
             try:
-                for folder in folders(store, strangers):
+                for folder in folders(store, strangers, unread):
                     with folder:
                         if serves is not None and not serves(folder):
                             continue
@@ -78,6 +79,11 @@ def each_folder(
                     strangers += waiting(store, os.geteuid() or None)
             except OSError as error:
                 errors.append(from_os(error, store.base_path))
+        for one in unread:
+            where = os.path.join(store.base_path, STORE, one.area, one.name)
+            errors.append(
+                Incomplete(f"{printable(where)}: {one.why}", "its user can look into it; all others are done")
+            )
         if refused is not None:
             refused += tell(store.base_path, strangers)
     if lost is None and errors:

@@ -339,7 +339,6 @@ def _look_at(here: _StoreSeen, entry: RegisteredFolder, name: Name) -> Registere
         try:
             fd = owned.enter_context(kernel.open_beneath(here.new_fd, name, DIRECTORY))
         except OSError as error:  # anybody can have put it there: the census says what it is
-            why_unread(error)
             raise _NotAFolder from error
         if kernel.fstat(fd).st_uid != entry.uid:
             raise _NotAFolder  # this uid could not have made it; and its maker can make thousands

@@ -219,19 +219,12 @@ def whose(name: bytes) -> int | None:
     return uid if (uid := int(digits)) <= _MOST_UID else None
 
 
-_NO_ROOM_HERE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""What says something of this process alone."""
-
-
 def why_unread(error: OSError) -> str:
     """Why something that a user can change could not be read.
 
     Whatever the kernel says of it, a link, a mount or a broken block, is that user's alone: nobody else has to wait for
     it. Of the store's own directories no other user can change anything, and only their errors are the store's.
-    Raises  the error, if it says nothing of what was read
     """
-    if error.errno in _NO_ROOM_HERE:
-        raise error
     return MOUNTED if error.errno == errno.EXDEV else f"it can't be read: {error.strerror}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -58,9 +59,11 @@ def test_a_mount_in_a_new_folder_is_its_users_alone(shared: Shared) -> None:
 def test_a_new_folder_is_served_when_the_mount_in_it_has_gone(shared: Shared) -> None:
     make_tree(shared.home(STRANGER), Dir(owner=(STRANGER, STRANGER)))
     container = new_folder(shared, STRANGER)
-    with shared.served() as running:
-        with silent_fuse(container, STRANGER):
-            running.until(lambda: running.volume(shared.volume).refused)
+    with ExitStack() as mounted, ExitStack() as service:
+        mounted.enter_context(silent_fuse(container, STRANGER))
+        running = service.enter_context(shared.served())
+        running.until(lambda: running.volume(shared.volume).refused)
+        mounted.close()
         container.rmdir()
         thrown = shared.throw(STRANGER)
         running.until(lambda: shared.is_gone(thrown))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -14,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from fusefs.cli.main import run
-from fusefs.core.errors import NotProven
+from fusefs.core.errors import Exit, NotProven, TrashdError
 from fusefs.linux.kernel import Kernel
+from fusefs.store.find_orphans import all_entries
 from fusefs.store.make_folder import look_first
 from fusefs.store.stage import SwapOptions
 from fusefs.store.user_folders import open_user, take_census
@@ -38,6 +40,7 @@ from tests.support.store_calls import (
     opened,
     own,
     problems,
+    raw,
     recover_all,
     swap,
 )
@@ -411,3 +414,27 @@ def test_what_bob_does_while_root_looks_keeps_nobody_from_being_registered(
             n_calls = len(hook.calls) if isinstance(hook, Counting) else n_calls
             assert ZOE in served(volume), n
         n += STRIDE
+
+
+class BadBlocks(Kernel):
+    """What is in directories of Bob's can't be looked at."""
+
+    def stat(self, dir_fd: int, name: bytes) -> os.stat_result:
+        """As Kernel has it."""
+        if os.fstat(dir_fd).st_uid == BOB:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().stat(dir_fd, name)
+
+
+def test_what_can_not_be_read_of_bobs_is_told_and_the_others_are_looked_at() -> None:
+    with shared_store(alice=ALICE, zoe=ZOE, bob=BOB) as volume:
+        for uid, name in ((BOB, "bob"), (ZOE, "zoe")):
+            as_user(uid, partial(swap_new, volume / name / "job"))
+        recover_all(volume)
+        kernel, lost = BadBlocks(), list[TrashdError]()
+        with opened(volume) as store:
+            census = take_census(store._replace(kernel=kernel))
+        assert ZOE in census.inos
+        assert [one.uid for one in census.unread] == [BOB]
+        assert {entry.uid for entry in all_entries(kernel, [raw(volume)], lost)} == {ZOE}
+        assert [error.exit_code for error in lost] == [Exit.INCOMPLETE]
