@@ -249,10 +249,12 @@ class Child:
                         continue
                 with fd:
                     kernel = folder.store.kernel
-                    found = survey(kernel, fd, lambda _entries, _bytes: self._listen(), stops=self._stops)
+                    found = survey(
+                        kernel, fd, lambda _entries, _bytes: self._listen(), with_shared=True, stops=self._stops
+                    )
                     if state is State.ORPHANS and not self._is_stopped:
-                        keep_size(folder, container, size_of(kernel, fd, found, with_shared=False))
-                    return Measured(container, found.n_entries, found.n_bytes)
+                        keep_size(folder, container, size_of(kernel, fd, found))
+                    return Measured(container, *found.goes())
         return Measured(container, 0, 0)
 
     # What the engine asks (engine.slice_pace.SetsSpeed)

@@ -38,10 +38,14 @@ class FolderWatch:
         self._wake = wake
         self._watches: dict[bytes, list[int]] = {}
         self._blind: set[bytes] = set()
+        self._most = 0
 
-    def post(self, store: Store) -> None:
-        """Watch what is not watched yet, as far as it can be."""
+    def post(self, store: Store, most: int) -> None:
+        """Watch what is not watched yet, as far as it can be, in no more than so many stores."""
+        self._most = most
         for base in self.user.parts.keys() - self._watches.keys():
+            if len(self._watches) >= most:
+                break
             self._watches[base] = []
             try:
                 self._watch(store, self.user.parts[base])
@@ -57,9 +61,16 @@ class FolderWatch:
         for base in self._watches.keys() - self.user.parts.keys():
             self._leave(base)
 
+    def __len__(self) -> int:
+        return len(self._watches)
+
     def is_complete(self) -> bool:
         """Whether all that happens will be told."""
         return self._watches.keys() == self.user.parts.keys()
+
+    def is_full(self) -> bool:
+        """Whether no more is to be watched: where not all of it is, the user has too many stores."""
+        return len(self._watches) >= min(self._most, len(self.user.parts))
 
     def dismiss(self) -> None:
         """Watch nothing any more."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from typing import NamedTuple, Self
 
@@ -28,16 +28,26 @@ from fusefs.service.node_files import HeldBeat, hold_beat
 from fusefs.service.status_file import served_volumes
 from fusefs.store.backing_and_mount import ABSENT, DIRECTORY, READABLE, BackingAndMount
 from fusefs.store.discover import mount_points
-from fusefs.store.layout import REAPER_LOCK, USERS, Store, UserFolder, Volume, open_areas, open_store, trusted_owners
+from fusefs.store.layout import (
+    REAPER_LOCK,
+    USERS,
+    Store,
+    UserFolder,
+    Volume,
+    open_areas,
+    open_store,
+    read_volume,
+    trusted_owners,
+)
 from fusefs.store.make_folder import look_first
 from fusefs.store.mounted_paths import open_shown, refuse_mounted
 from fusefs.store.registry_lines import RegistryLine
 from fusefs.store.registry_targets import LineOf
 from fusefs.store.root_squash import refuse_squashed
+from fusefs.store.set_aside import discard_emptied
 from fusefs.store.store_maker import way_out
 from fusefs.store.store_registry import is_remembered
 from fusefs.store.swap_path import own_folder
-from fusefs.store.tidy_folder import look_over
 from fusefs.store.user_folders import NOT_MADE, FolderCensus, FolderRefusal, open_user, plain_name, take_census, why_not
 
 _LET_GO = (VolumePhase.ELSEWHERE, VolumePhase.GONE)
@@ -106,13 +116,29 @@ class OpenVolume(NamedTuple):
         """Let go of it, so that it can be unmounted."""
         self.owned.close()
 
-    def users(self) -> FolderCensus:
-        """Those who have a folder there, as far as they are ours to serve, and what is refused of theirs."""
+    def users(self, resting: Collection[int] = ()) -> FolderCensus:
+        """Those who have a folder there, as far as they are ours to serve, and what is refused of theirs.
+
+        resting  users whose new folders are not looked at now
+        Raises   OSError of what no other user can write
+        """
         if self.own is not None:
             return take_own_census(self.store, self.own.uid)
-        if self.store.is_roots_to_keep():
-            look_first(self.store)
-        return take_census(self.store, os.geteuid() or None)
+        unread = look_first(self.store, resting) if self.store.is_roots_to_keep() else []
+        census = take_census(self.store, os.geteuid() or None)
+        return census._replace(unread=census.unread + unread)
+
+    def check(self) -> None:
+        """Look whether what nobody but the store's owner can write still is what it was.
+
+        Raises  TrashdError; OSError: ESTALE if it is another volume's now
+        """
+        store, kernel = self.store, self.store.kernel
+        if read_volume(kernel, store.fd, store.base_path, (store.owner,)).id != store.volume.id:
+            raise OSError(errno.ESTALE, "another volume.json")
+        kernel.is_empty(store.areas.u_fd)
+        if kernel.is_read_only(store.fd):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     def folder(self, uid: int) -> UserFolder | None:
         """A user's folder; None if it is gone."""
@@ -147,7 +173,7 @@ def open_volume(kernel: Kernel, path: bytes) -> OpenVolume:
         _leave_to_root(store)
         refuse_squashed(store)
         _refuse_unproven(store)
-        look_over(store)
+        discard_emptied(store)
         hold = owned.enter_context(_open_hold(kernel, store))
         beat = None
         if kernel.is_local(store.fd):

@@ -51,6 +51,7 @@ _IMPORTED_LATE = (
     "hashlib", "statistics",
 )  # fmt: skip
 """By functions that commands share, or that not everybody needs. After an upgrade they would be the new version's."""
+_WITHOUT_STORE = (VolumePhase.UNPROVEN, VolumePhase.GONE, VolumePhase.BROKEN)
 _TELL_S = 1.0
 """Between two status files, at work."""
 _BREATH_S = 0.05
@@ -331,13 +332,13 @@ class _Service:
         return any(view.mount.mnt_id not in standing for view in self._views)
 
     async def _obey_nudges(self, context: ServiceContext, nursery: trio.Nursery) -> None:
-        """Look for volumes when a store was made, or is vouched for (`trashd init`)."""
+        """Look for volumes when a store was made, mended, or is vouched for (`trashd init`)."""
         while True:
             await self._nudged.wait()
             self._nudged = trio.Event()
             for loop in self._all_loops():
-                if loop.phase is VolumePhase.UNPROVEN:
-                    loop.look_again()
+                if loop.phase in _WITHOUT_STORE:
+                    loop.retry()
             await self._find(context, nursery)
 
     # Pauses

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import defaultdict
 from contextlib import nullcontext, suppress
 from functools import partial
 from typing import NamedTuple
 
 import trio
 
-from fusefs.core.errors import NoStore, RootSquashed, TrashdError, from_os
+from fusefs.core.errors import NoBacking, NoStore, NotADirectory, NotFound, RootSquashed, TrashdError, from_os
 from fusefs.core.events import EventKind
 from fusefs.core.policy import VolumePolicy
 from fusefs.core.printable_names import printable
@@ -19,6 +20,7 @@ from fusefs.core.record import quote
 from fusefs.core.service_status import PassedOver, VolumePhase, VolumeStatus
 from fusefs.linux.inotify import InotifyEvent, InotifyMask
 from fusefs.linux.mountinfo import RulePath
+from fusefs.linux.subuid import read_subordinates
 from fusefs.service.child_answers import TROUBLE, Trouble
 from fusefs.service.folder_watch import FolderWatch
 from fusefs.service.forker import ForkerLost
@@ -37,6 +39,7 @@ from fusefs.service.other_nodes import OtherNodes
 from fusefs.service.pause_files import Pause
 from fusefs.service.served_stores import OwnStoreLimit
 from fusefs.service.shared_context import ServiceContext, boot_s, in_thread, in_time
+from fusefs.service.unread_users import UnreadUsers
 from fusefs.service.user_state import UserState
 from fusefs.service.volume_figures import SpaceTrend, WorkTotals
 from fusefs.service.volume_status import status_of
@@ -51,6 +54,8 @@ _MOST_REMEMBERED, _LEAST_REMEMBERED = 20_000, 100
 """Orphans of a volume whose due time is remembered, some megabytes; of one user at least so many."""
 _FIRST_REST_S, _LONGEST_REST_S = 60.0, 3600.0
 _ELSEWHERE_S = 60.0
+_MOST_WATCHED = 1000
+"""Folders of one user's, and of his subordinate uids, in which inotify tells what happens; the others are polled."""
 _GONE_FOR_GOOD = 3
 """Looks in vain, at least ten minutes apart, after which a volume that was not named is forgotten."""
 _HUNG_S, _TURN_S = 10.0, 30.0
@@ -113,8 +118,10 @@ class VolumeLoop:
         self._watches: dict[int, FolderWatch] = {}
         self._folders: dict[int, int] = {}
         self._refused: tuple[PassedOver, ...] = ()
+        self._unread = UnreadUsers()
         self._area_watches: list[int] = []
         self._n_breaks = 0
+        self._n_fresh = 0
         self._n_blind = 0
         self._watch_at_s = math.inf  # when to try again what could not be watched; later each time
         self._rests_until_s = 0.0
@@ -144,6 +151,11 @@ class VolumeLoop:
         self._must_open = True
         if self.session is None:
             self.wake()
+
+    def retry(self) -> None:
+        """Somebody may have mended it, or made it again: look now."""
+        self._rests_until_s = 0.0
+        self.look_again()
 
     def paths(self) -> tuple[bytes, ...]:
         """By what people may know it."""
@@ -208,6 +220,7 @@ class VolumeLoop:
             held_s = self._held_back_s(policy)
             if held_s > 0:
                 wait_s = min(wait_s, held_s)
+                self._tell_unread_orphans()
             else:
                 try:
                     await self._work(policy)
@@ -217,6 +230,13 @@ class VolumeLoop:
             with trio.move_on_after(wait_s):
                 await self._woken.wait()
             self._woken = trio.Event()
+
+    def _tell_unread_orphans(self) -> None:
+        """Have the status say how many came while nothing may be done."""
+        n_fresh = sum(len(part.fresh) for user in self.users.values() for part in user.parts.values())
+        if n_fresh != self._n_fresh:
+            self._n_fresh = n_fresh
+            self._context.changed()
 
     def _policy(self) -> VolumePolicy:
         config = self._context.config
@@ -237,6 +257,7 @@ class VolumeLoop:
                 space = await self._space()
                 if space is not None:
                     self._look_at_space(space)
+            self._must_open |= self._room.hurries  # what was too young for it may be so no more
         return self._looked_at_s + _ROOM_S - now_s
 
     def _look_at_space(self, space: VolumeSpace) -> None:
@@ -246,7 +267,7 @@ class VolumeLoop:
             return
         if self._room.hurries:
             share = space.free_share() or 0.0
-            detail = f"{share:.1%} of it are free: the oldest go before their time"
+            detail = f"{share:.1%} of it are free: of the largest holders the oldest go before their time"
             self._context.tell(EventKind.LOW_SPACE, volume=self.path, uid=self.owner, detail=detail)
         for user in self.users.values():
             for part in user.parts.values():
@@ -282,7 +303,7 @@ class VolumeLoop:
         """Open the volume and do all that is due. Raises  Trouble; TrashdError; OSError; ForkerLost"""
         now_s = boot_s()
         is_poll = now_s >= self._polled_at_s + self._context.config.poll_s
-        must_open = self._must_find or self._must_open or is_poll or now_s >= self._watch_at_s
+        must_open = self._may_find() or self._must_open or is_poll or now_s >= self._watch_at_s
         if not must_open and self._nodes.is_due():
             must_open = not await self._look_at_others()
         if not must_open and not any(user.wants(now_s) for user in self.users.values()):
@@ -400,15 +421,19 @@ class VolumeLoop:
                 if not store.kernel.is_local(store.fd) or watch is None or not watch.is_complete():
                     user.look_again()
         self._must_find |= is_poll
-        if self._must_find:
+        if self._may_find():
             await self._find_users(opened)
         else:
             self._post_watches(store)  # where a watch was lost
         await self._nodes.look(opened, self.users, VolumePhase.LOOKING.value)
 
+    def _may_find(self) -> bool:
+        """Whether there may be users whom we don't know, or one of them is to be looked at again."""
+        return self._must_find or boot_s() >= self._unread.next_at_s()
+
     async def _find_users(self, opened: OpenVolume) -> None:
         """See which users the volume has, if there may be new ones."""
-        if not self._must_find:
+        if not self._may_find():
             return
         self._must_find = False
         if not self._area_watches:
@@ -417,13 +442,16 @@ class VolumeLoop:
                 with suppress(OSError):
                     self._area_watches.append(self._context.watcher.add(area, wanted, self._on_users))
         try:
-            census = await in_thread(self._limiter, opened.users)
+            resting = self._unread.resting(boot_s())
+            census = await in_thread(self._limiter, partial(opened.users, resting))
         except BaseException:
             self._must_find = True  # the session ended meanwhile: the next one finds them
             raise
+        self._unread.note(census.unread, resting, boot_s())
         self._tell_refused(census)
         for uid in self.users.keys() - census.inos.keys():
-            self._drop(uid)
+            if uid not in self._unread:
+                self._drop(uid)
         for uid, ino in census.inos.items():
             if uid not in self.users:
                 self.users[uid] = UserState(uid, self.path, self._most_remembered, self._context.since_ns)
@@ -434,13 +462,14 @@ class VolumeLoop:
         self._post_watches(opened.store)
 
     def _tell_refused(self, census: FolderCensus) -> None:
-        """Note what is no user's folder though it is called so; it is not served."""
-        refused = tuple(PassedOver(*problem) for problem in tell(self._told_path, census.refused))
+        """Note what is no user's folder though it is called so, or can't be read; it is not served."""
+        every = census.refused + self._unread.refused()
+        refused = tuple(PassedOver(*problem) for problem in tell(self._told_path, every))
         if refused == self._refused:
             return
         self._refused = refused
         self._context.changed()
-        if refused and self._context.lets_tell(census.refused[0].owner or 0):
+        if refused and self._context.lets_tell(every[0].owner or 0):
             told = "; ".join(f"{one.where}: {one.what}" for one in refused)
             _LOG.warning("%s", told)
 
@@ -448,14 +477,17 @@ class VolumeLoop:
         """Watch the folders of all users that are not watched yet."""
         for uid in self._watches.keys() - self.users.keys():
             self._watches.pop(uid).dismiss()
+        holder_of = read_subordinates().holder_of
+        n_left: defaultdict[int, int] = defaultdict(lambda: _MOST_WATCHED)
         for uid, user in self.users.items():
             watch = self._watches.get(uid)
             if watch is None or watch.user is not user:
                 if watch is not None:
                     watch.dismiss()
                 watch = self._watches[uid] = FolderWatch(self._context, self.path, user, self.wake)
-            watch.post(store)
-        self._n_blind = 0 if all(one.is_complete() for one in self._watches.values()) else self._n_blind + 1
+            watch.post(store, n_left[holder_of(uid)])
+            n_left[holder_of(uid)] -= len(watch)
+        self._n_blind = 0 if all(one.is_full() for one in self._watches.values()) else self._n_blind + 1
         self._watch_at_s = boot_s() + 2.0 ** min(self._n_blind, 20) if self._n_blind else math.inf
 
     def _on_users(self, event: InotifyEvent) -> None:
@@ -485,11 +517,8 @@ class VolumeLoop:
             return 0.0
         now_s = boot_s()
         poll_s = self._polled_at_s + self._context.config.poll_s
-        return max(
-            min([poll_s, self._watch_at_s, self._nodes.at_s(), *(user.next_at_s() for user in self.users.values())])
-            - now_s,
-            0.0,
-        )
+        own = [poll_s, self._watch_at_s, self._unread.next_at_s(), self._nodes.at_s()]
+        return max(min([*own, *(user.next_at_s() for user in self.users.values())]) - now_s, 0.0)
 
     def _failed(self, error: Exception) -> float:
         """What went wrong, and how long to leave it alone."""
@@ -506,12 +535,21 @@ class VolumeLoop:
             phase = VolumePhase.UNPROVEN if isinstance(known, Unproven) else VolumePhase.GONE
             self._be(phase, f"{why} ({known.hint})")
             return float(self._context.config.poll_s)
-        if isinstance(known, TrashdError) and (isinstance(known, NoStore) or known.errno not in TROUBLE):
+        if self._is_gone(known):
             self._forget()
             self._n_gone += 1
             self._be(VolumePhase.GONE, why)
             return float(self._context.config.poll_s)
         return self.broke(why)
+
+    def _is_gone(self, error: Exception) -> bool:
+        """Whether an error says that there is no store; one that is there and can't be used needs somebody.
+
+        A user's own store is gone with whatever is wrong with it: its owner can bring that about when he likes.
+        """
+        if self._own is not None:
+            return isinstance(error, TrashdError) and (isinstance(error, NoStore) or error.errno not in TROUBLE)
+        return type(error) in (NoStore, NoBacking, NotFound, NotADirectory)
 
     def broke(self, why: str) -> float:
         """Leave the volume alone for a while, longer each time; how long."""
@@ -527,6 +565,7 @@ class VolumeLoop:
     def _forget(self) -> None:
         """Nothing of what is known is true any more."""
         self._refused = ()
+        self._unread = UnreadUsers()
         self._nodes.forget()
         for uid in list(self.users):
             self._drop(uid)

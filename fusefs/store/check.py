@@ -40,7 +40,7 @@ from fusefs.store.layout import (
     UserFolder,
     open_store,
 )
-from fusefs.store.pointers import pointed
+from fusefs.store.pointers import MOST_READ, pointed
 from fusefs.store.registry_lines import registered, why_unread
 from fusefs.store.registry_targets import LineOf, RegistryTarget, follow
 from fusefs.store.reserve import has_spare_space, is_stocked, is_used
@@ -212,8 +212,12 @@ def _check_loan(held: HeldContainer, where: str) -> Iterator[AdoptionProblem]:
 
 def _check_pointers(folder: UserFolder) -> Iterator[AdoptionProblem]:
     kernel = folder.store.kernel
-    for name, lower in pointed(folder):
+    for number, (name, lower) in enumerate(pointed(folder)):
         where = _told(folder.path(), b"pointers", name)
+        if number == MOST_READ:
+            more = f"no pointer beyond the first {MOST_READ:,} is followed"
+            yield AdoptionProblem(_told(folder.path(), b"pointers"), more, "remove those that lead to no store")
+            return
         if lower is None:
             yield AdoptionProblem(where, "not a relative path", "remove it")
             continue

@@ -226,13 +226,16 @@ def _upwards(path: bytes) -> Iterator[bytes]:
         yield path
 
 
-def folders(store: Store, refused: list[FolderRefusal] | None = None) -> Iterator[UserFolder]:
+def folders(
+    store: Store, refused: list[FolderRefusal] | None = None, unread: list[FolderRefusal] | None = None
+) -> Iterator[UserFolder]:
     """The users' folders of a store that concern the caller: root sees all; the caller closes each.
 
     A user's own store serves that user alone.
     refused  gets what is called so and is none
+    unread   gets what could not be read; None: `refused` does
     """
-    yield from all_users(store, [] if refused is None else refused, os.geteuid() or store.owner or None)
+    yield from all_users(store, [] if refused is None else refused, os.geteuid() or store.owner or None, unread)
 
 
 def with_lower(folder: UserFolder) -> Iterator[UserFolder]:

@@ -9,12 +9,13 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
-from fusefs.core.errors import BrokenStore, NotFound, TrashdError, Untrusted, UsageError, from_os
+from fusefs.core.errors import BrokenStore, Incomplete, NotFound, TrashdError, Untrusted, UsageError, from_os
 from fusefs.core.lifecycle import State
-from fusefs.core.names import join
-from fusefs.core.orphan_age import Clock
+from fusefs.core.names import STORE, join
+from fusefs.core.orphan_age import Clock, Now
 from fusefs.core.orphan_sums import KeyedSum, OrphanSums, OrphanToSum
 from fusefs.core.printable_names import printable, shell_word
 from fusefs.linux.clocks import moment
@@ -35,6 +36,8 @@ from fusefs.store.victim_rename import DirectRename, VisibleRename
 
 ID_LEAST_CHARS = 4
 """Of an id that is cut short: what a script's empty variable begins is every orphan, perhaps the only one."""
+_MOST_LISTED = 100_000
+"""Orphans of another user: so many take some hundred megabytes in that user's process, and in ours."""
 T = TypeVar("T")
 
 
@@ -59,9 +62,10 @@ def each_folder(
     errors: list[TrashdError] = [] if lost is None else lost
     for store in _but_the_broken(stores, errors):
         strangers: list[FolderRefusal] = []
+        unread: list[FolderRefusal] = []
         with store:
             try:
-                for folder in folders(store, strangers):
+                for folder in folders(store, strangers, unread):
                     with folder:
                         if serves is not None and not serves(folder):
                             continue
@@ -75,6 +79,11 @@ def each_folder(
                     strangers += waiting(store, os.geteuid() or None)
             except OSError as error:
                 errors.append(from_os(error, store.base_path))
+        for one in unread:
+            where = os.path.join(store.base_path, STORE, one.area, one.name)
+            errors.append(
+                Incomplete(f"{printable(where)}: {one.why}", "its user can look into it; all others are done")
+            )
         if refused is not None:
             refused += tell(store.base_path, strangers)
     if lost is None and errors:
@@ -106,15 +115,36 @@ def all_entries(
     lost, Raises  as for `each_folder`
     silent        as for `discover`
     """
-    now = moment(kernel, clocks)
+    listing = _FolderListing(moment(kernel, clocks))
     found = {
         (entry.path.rsplit(b"/", 2)[0], entry.id): entry
-        for part in each_folder(
-            discover(kernel, volumes, silent), lambda folder: list(entries(folder, now)), list[ListedContainer], lost
-        )
+        for part in each_folder(discover(kernel, volumes, silent), listing.of, list[ListedContainer], lost)
         for entry in part
     }
     return sorted(found.values(), key=lambda entry: entry.id)
+
+
+class _FolderListing:
+    """Lists folders, of another user no more in all stores than an answer has room for.
+
+    Each user's process has a copy of its own, so that it counts for that user alone.
+    """
+
+    def __init__(self, now: Now) -> None:
+        self._now = now
+        self._asker = os.geteuid()
+        self._n_left = _MOST_LISTED
+
+    def of(self, folder: UserFolder) -> list[ListedContainer]:
+        """The entries of a folder. Raises  Incomplete"""
+        if folder.uid == self._asker:
+            return list(entries(folder, self._now))
+        found = list(islice(entries(folder, self._now), self._n_left + 1))
+        self._n_left -= len(found)
+        if self._n_left < 0:
+            text = f"{printable(folder.path())}: more than {_MOST_LISTED:,} orphans of one user"
+            raise Incomplete(text, "their owner can list them; trashd list --sum-by user counts them")
+        return found
 
 
 class _FolderSums(NamedTuple):

@@ -14,7 +14,14 @@ from fusefs.core.names import STORE, VolumeId
 from fusefs.core.printable_names import printable
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
-from fusefs.store.backing_and_mount import FILE_TO_READ, OUT_OF_REACH, READABLE, BackingAndMount
+from fusefs.store.backing_and_mount import (
+    ABSENT,
+    FILE_TO_READ,
+    OUT_OF_REACH,
+    READABLE,
+    BackingAndMount,
+    suppress_errno,
+)
 from fusefs.store.layout import (
     NEW,
     NODES,
@@ -221,7 +228,7 @@ def _name_rightly(kernel: Kernel, area_fd: Fd) -> list[str]:
     for name in kernel.list_anew(area_fd):
         if owner_of(kernel, area_fd, name) is None:
             continue  # its user mounted something there; the kernel would not let us move it either
-        with suppress(FileNotFoundError):  # another init has moved it
+        with suppress_errno(*ABSENT, errno.EBUSY):  # another init has moved it, or its user did something to it
             told += _name_as_owned(kernel, area_fd, name)
     return told
 

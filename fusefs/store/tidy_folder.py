@@ -32,7 +32,8 @@ _HINT = "look into it; what is yours in there take out with mv; trashd touches n
 
 def passed_over(store: Store, uid: int | None = None) -> list[AdoptionProblem]:
     """The names that are refused, of all users or of one, a few of each owner. Raises  OSError"""
-    return tell(store.base_path, [*take_census(store, uid).refused, *waiting(store, uid)])
+    census = take_census(store, uid)
+    return tell(store.base_path, [*census.refused, *census.unread, *waiting(store, uid)])
 
 
 def passed_over_below(folder: UserFolder) -> list[AdoptionProblem]:
@@ -100,7 +101,7 @@ def look_over(store: Store) -> None:
     On a full volume that is done later, on one that is read-only not at all.
     Raises  OSError
     """
-    if store.is_roots_to_keep() and not store.is_unknown() and not store.kernel.is_read_only(store.fd):
+    if store.is_roots_to_keep():
         look_first(store)
         discard_emptied(store)
 

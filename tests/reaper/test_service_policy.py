@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ import pytest
 from fusefs.core.service_status import VolumePhase
 from fusefs.store.stage import SwapOptions
 from tests.support.many_files import fill, roomy_volume
+from tests.support.other_users import as_user
 from tests.support.real_filesystems import unmount
 from tests.support.service_process import configure, service
+from tests.support.shared_volume import ALICE, MALLORY, Shared
 from tests.support.small_orphans import EXPIRED, ids, orphan_in
 from tests.support.store_calls import assert_silent, swap
 from tests.support.trashd_command import done_well
@@ -49,9 +52,9 @@ def test_the_oldest_are_taken_before_their_time_until_the_rest_is_within_the_lim
 
 
 def test_low_on_inodes_takes_the_oldest_before_its_time(base: Path, volume: Path) -> None:
-    identifier = orphan_in(volume).id
-    low = 'free_inodes = { low = "99%", high = "99.9%" }\n'
     fill(volume / "many", os.statvfs(volume).f_files // 50)
+    identifier = swap(volume / "many").id
+    low = 'free_inodes = { low = "99%", high = "99.9%" }\n'
     with service(base, volume, config="[defaults]\n" + AT_ANY_AGE + low) as running:
         running.until(lambda: identifier not in ids(volume))
 
@@ -85,6 +88,53 @@ def test_quota_holds_for_what_comes_later_too(base: Path, volume: Path) -> None:
         running.until(lambda: ids(volume) == {second})
 
 
+def pin(home: Path, has_links: bool) -> None:
+    """Six orphans of 4 MiB each that stay, or of one such file that has a name in each of them."""
+    for n in range(6):
+        job = home / f"pinned{n}"
+        job.mkdir()
+        if has_links and n:
+            (job / "a").hardlink_to(home / "file")
+        else:
+            (job / "a").write_bytes(b"x" * (4 << 20))
+            if has_links:
+                (home / "file").hardlink_to(job / "a")
+        swap(job, options=SwapOptions(retention_s=None))
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_what_mallory_pins_takes_nothing_from_alice(shared: Shared, has_links: bool) -> None:
+    """More than the quota: names of one file, which take nothing, or files of hers, which count against her alone."""
+    as_user(MALLORY, partial(pin, shared.home(MALLORY), has_links))
+    alices = shared.throw(ALICE, options=SwapOptions())
+    large = shared.throw(MALLORY, "large", SwapOptions(), {"a": b"x" * (15 << 20)})
+    with shared.served("[defaults]\n" + AT_ANY_AGE + 'quota = { bytes = "13M" }\n') as running:
+        running.until(lambda: shared.is_gone(large))
+        outwait(running, shared.volume)
+        assert shared.is_in(alices, "orphans")
+
+
+def test_low_space_takes_the_largest_and_leaves_what_could_not_help(shared: Shared) -> None:
+    alices = [shared.throw(ALICE, f"job{n}", SwapOptions()) for n in range(3)]
+    large = shared.throw(MALLORY, "large", SwapOptions(), {"a": b"x" * (15 << 20)})
+    low = 'free_space = { low = "90%", high = "95%" }\n'
+    with shared.served("[defaults]\n" + AT_ANY_AGE + low) as running:
+        running.until(lambda: shared.is_gone(large))
+    assert all(shared.is_in(identifier, "orphans") for identifier in alices)
+
+
+def test_low_space_that_no_orphan_takes_deletes_nobodys(shared: Shared) -> None:
+    """Whoever fills the disk for a minute with files in use does not delete what all others could take back."""
+    alices = [shared.throw(ALICE, f"job{n}", SwapOptions()) for n in range(3)]
+    (shared.volume / "live").write_bytes(bytes(30 << 20))
+    low = 'free_space = { low = "90%", high = "95%" }\n'
+    with shared.served("[defaults]\n" + AT_ANY_AGE + low) as running:
+        running.until(lambda: "low space" in running.log.read_text())
+        outwait(running, shared.volume)
+        running.until_phase(shared.volume, VolumePhase.IDLE)
+        assert all(shared.is_in(identifier, "orphans") for identifier in alices)
+
+
 def test_what_came_from_a_kept_place_stays(base: Path, volume: Path) -> None:
     kept = orphan_in(volume, "precious", EXPIRED).id
     with service(base, volume, config=f'[defaults]\nkeep = ["{volume}/prec*"]\n') as running:
@@ -116,9 +166,22 @@ def test_outside_its_window_it_waits_until_a_reload_opens_one(base: Path, volume
     with service(base, volume, config="[defaults]\n" + window_in(3)) as running:
         assert running.until_phase(volume, VolumePhase.WINDOW).why.startswith("it may work")
         assert ids(volume) == {identifier}
+        assert not running.volume(volume).is_known
+        assert "backlog   not known" in done_well("status").out
         configure(base, "")
         running.reload()
         running.until(lambda: not ids(volume))
+
+
+def test_what_comes_outside_the_window_is_told_as_not_looked_at(base: Path, volume: Path) -> None:
+    with service(base, volume) as running:
+        outwait(running, volume)
+        configure(base, "[defaults]\n" + window_in(3))
+        running.reload()
+        running.until_phase(volume, VolumePhase.WINDOW)
+        orphan_in(volume, options=EXPIRED)
+        running.until(lambda: running.volume(volume).n_unread == 1)
+        assert "1 not looked at yet" in done_well("status").out
 
 
 def test_in_its_window_it_works(base: Path, volume: Path) -> None:

@@ -116,19 +116,19 @@ def test_who_says_stop_gets_what_was_counted_by_then(volume: Path) -> None:
 
 def test_inodes_with_several_names_inside_count_once(volume: Path) -> None:
     make_tree(volume / "tree", {"a": b"x" * 8192, "sub": {"b": HardLink("a"), "c": HardLink("a")}})
-    assert look_at(volume) == Survey(5, 8192, 0, 0, 0, False)
+    assert look_at(volume) == Survey(5, 8192, 0, 0, 0, False, 2)
 
 
 def test_a_name_outside_keeps_the_bytes(volume: Path) -> None:
     make_tree(volume / "tree", {"a": b"x" * 8192, "b": HardLink("a"), "c": b"x" * 4096})
     os.link(volume / "tree/a", volume / "outside")
-    assert look_at(volume) == Survey(4, 12288, 8192, 0, 0, False)
+    assert look_at(volume) == Survey(4, 12288, 8192, 0, 0, False, 2)
 
 
 def test_links_beyond_memory_are_told_as_at_least(volume: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_LINKS_MAX", 1)
     make_tree(volume / "tree", {"a": b"x" * 8192, "b": b"x" * 8192, "other": {"b": HardLink("b"), "a": HardLink("a")}})
-    assert look_at(volume) == Survey(6, 16384, 0, 0, 0, True)
+    assert look_at(volume) == Survey(6, 16384, 0, 0, 0, True, 3)
 
 
 # Shapes

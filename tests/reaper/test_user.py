@@ -69,7 +69,7 @@ def new_intake() -> ChildAnswers:
             Kernel(), nobody, watcher, read_config([]), clock, 0, lambda _: None, lambda: None, lambda _: None, "0"
         )
     opened = OpenVolume(store, "", nowhere, ExitStack())
-    return ChildAnswers(context, opened, VolumePolicy(BASE), WorkTotals(), SpaceTrend(), lambda: None)
+    return ChildAnswers(context, opened, VolumePolicy(BASE), WorkTotals(), SpaceTrend(), lambda: None, lambda uid: uid)
 
 
 def looked_at(user: UserState, *identifiers: str, at_s: float = 0.0) -> None:

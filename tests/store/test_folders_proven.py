@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from fusefs.cli.main import run
-from fusefs.core.errors import NotProven
+from fusefs.core.errors import Exit, NotProven, TrashdError
 from fusefs.linux.kernel import Kernel
+from fusefs.store.find_orphans import all_entries
+from fusefs.store.make_folder import look_first
 from fusefs.store.stage import SwapOptions
 from fusefs.store.user_folders import open_user, take_census
 from tests.support.crash_scenarios import STRIDE
@@ -20,9 +26,10 @@ from tests.support.group_members import FORGED, plant
 from tests.support.make_trees import make_tree
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import loop_volume, tmpfs_volume
-from tests.support.shared_store import ALICE, BOB, alices_volume, throw
+from tests.support.shared_store import ALICE, BOB, alices_volume, shared_store, throw
 from tests.support.store_calls import (
     ActingAt,
+    Counting,
     DyingAt,
     assert_silent,
     calls_of,
@@ -32,6 +39,7 @@ from tests.support.store_calls import (
     opened,
     own,
     problems,
+    raw,
     recover_all,
     swap,
 )
@@ -40,6 +48,7 @@ pytestmark = pytest.mark.needs("root")
 
 EXPIRED = SwapOptions(retention_s=0)
 VOLUME = alices_volume
+ZOE = 1003
 
 
 def served(volume: Path) -> set[int]:
@@ -333,3 +342,79 @@ def test_own_is_proven_in_a_users_own_store() -> None:
                 return folder.is_proven
 
         assert as_user(ALICE, is_proven)
+
+
+# What her user does while root looks
+
+
+def by_link(path: Path) -> None:
+    path.symlink_to("/etc")
+
+
+def by_file(path: Path) -> None:
+    path.write_text("mine")
+
+
+def by_nothing(_path: Path) -> None:
+    pass
+
+
+def exchange(path: Path, make: Callable[[Path], None]) -> None:
+    """Put something else in the place of what is there, unless root has moved it by now."""
+    with suppress(FileNotFoundError):
+        path.rename(path.with_name("aside"))
+        make(path)
+
+
+def swap_new(path: Path) -> None:
+    swap(make_tree(path, {}))
+
+
+def root_looks(volume: Path, kernel: Kernel) -> None:
+    with opened(volume) as store:
+        look_first(store._replace(kernel=kernel))
+
+
+@pytest.mark.parametrize("made", [by_link, by_file, by_nothing])
+@pytest.mark.parametrize("part", ["", "orphans", "orphans/ID"])
+@pytest.mark.parametrize("act", [root_looks, init])
+def test_what_bob_does_while_root_looks_keeps_nobody_from_being_registered(
+    act: Callable[[Path, Kernel], None], made: Callable[[Path], None], part: str
+) -> None:
+    """Root looks at Bob first, and before each of its calls Bob puts something else in the place of what is his."""
+    n, n_calls = 0, 1
+    while n < n_calls:
+        with shared_store(alice=ALICE, zoe=ZOE, bob=BOB) as volume:
+            for uid, name in ((BOB, "bob"), (ZOE, "zoe")):
+                as_user(uid, partial(swap_new, volume / name / "job"))
+            identifier = next((volume / ".trashd/new" / str(BOB) / "orphans").iterdir()).name
+            hers = volume / ".trashd/new" / str(BOB) / part.replace("ID", identifier)
+            hook = Counting() if n == 0 else ActingAt(n, partial(as_user, BOB, partial(exchange, hers, made)))
+            act(volume, Kernel(hook))
+            n_calls = len(hook.calls) if isinstance(hook, Counting) else n_calls
+            assert ZOE in served(volume), n
+        n += STRIDE
+
+
+class BadBlocks(Kernel):
+    """What is in directories of Bob's can't be looked at."""
+
+    def stat(self, dir_fd: int, name: bytes) -> os.stat_result:
+        """As Kernel has it."""
+        if os.fstat(dir_fd).st_uid == BOB:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().stat(dir_fd, name)
+
+
+def test_what_can_not_be_read_of_bobs_is_told_and_the_others_are_looked_at() -> None:
+    with shared_store(alice=ALICE, zoe=ZOE, bob=BOB) as volume:
+        for uid, name in ((BOB, "bob"), (ZOE, "zoe")):
+            as_user(uid, partial(swap_new, volume / name / "job"))
+        recover_all(volume)
+        kernel, lost = BadBlocks(), list[TrashdError]()
+        with opened(volume) as store:
+            census = take_census(store._replace(kernel=kernel))
+        assert ZOE in census.inos
+        assert [one.uid for one in census.unread] == [BOB]
+        assert {entry.uid for entry in all_entries(kernel, [raw(volume)], lost)} == {ZOE}
+        assert [error.exit_code for error in lost] == [Exit.INCOMPLETE]
