@@ -260,6 +260,21 @@ def test_lists_that_can_not_be_written_are_told_and_hold_up_nothing(
     assert files(volume) == {"scratch/b", "scratch/c"}
 
 
+def test_users_who_empty_their_lists_end_nobodys_rules(volume: Path) -> None:
+    """As an editor's accident does, too."""
+    text = f'{OLD}\naction = "delete"\npurgelist = {{ directory = "{volume}/lists", ahead = "7d" }}'
+    for uid, age_days in ((ALICE, 25), (MALLORY, 26)):
+        os.chown(put(volume / f"scratch/{uid}", age_days), uid, uid)
+    carried(volume / "scratch", text)
+    lists = sorted(volume.glob("lists/*"))
+    as_user(MALLORY, lambda: os.truncate(volume / f"lists/{MALLORY}.list", 0))
+    done, listed = carried(volume / "scratch", text, now_ns=NOW_NS + 9 * DAY_NS // 2)
+    assert isinstance(done, RuleDone)
+    assert isinstance(listed, PurgeListed)
+    assert (done.swept.sums.n_done, listed.error, listed.n_users) == (1, None, 1)
+    assert (len(lists), list(volume.glob("lists/*"))) == (2, [volume / f"lists/{ALICE}.list"])
+
+
 def test_lists_that_can_not_be_had_stop_it_before_anything_is_touched(volume: Path) -> None:
     put(volume / "scratch/a", 40)
     (volume / "lists").mkdir()
