@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from fusefs.linux.subuid import SubuidRange, Subordinates
+from fusefs.linux.subuid import Subordinates, SubuidRange
 from fusefs.service.shared_context import EventLimit
 
 MOST = 1000
