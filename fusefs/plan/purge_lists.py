@@ -282,11 +282,16 @@ def _find_others(kernel: Kernel, directory: Fd, path: bytes) -> dict[bytes, str]
     Raises  Refused: root has one, or we: it would be replaced, or taken away; OSError
     """
     others: dict[bytes, str] = {}
+    is_roots = kernel.fstat(directory).st_uid == 0
     for name in kernel.list(directory):
         if not name.endswith((_ENDING, _NEW)):
             continue
         with suppress(FileNotFoundError), kernel.open_beneath(directory, name) as found:
             st = kernel.fstat(found)
+            # In root's directory only root can have given a file its user and that user's name. What is in it since is
+            # the user's.
+            if is_roots and stat.S_ISREG(st.st_mode) and name.startswith(_file_name(st.st_uid) + b"."):
+                continue
             if _is_list(kernel, found, st, name):
                 continue
             if _is_ours(st):
@@ -297,15 +302,9 @@ def _find_others(kernel: Kernel, directory: Fd, path: bytes) -> dict[bytes, str]
 
 
 def _is_list(kernel: Kernel, found: Fd, st: os.stat_result, name: bytes) -> bool:
-    """Whether a file is a list of ours. Its user may have written into it: only root can have made it theirs.
-
-    One without its user's name (any more) has to begin as ours do; one that was not published may end before.
-    Raises  OSError
-    """
+    """Whether a file begins as ours do; one that was not published may end before. Raises  OSError"""
     if not stat.S_ISREG(st.st_mode):
         return False  # and it is not opened: a pipe would never answer
-    if not _is_ours(st) and name.startswith(_file_name(st.st_uid) + b"."):
-        return True
     try:
         with kernel.reopen(found, os.O_RDONLY | os.O_NONBLOCK) as fd:
             begins = kernel.read(fd, len(_HEAD))

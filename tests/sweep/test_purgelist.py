@@ -18,7 +18,7 @@ from fusefs.core.toml_reader import ConfigKey
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.subuid import Subordinates, SubuidRange
-from fusefs.plan.purge_lists import CountedPurges, open_lists
+from fusefs.plan.purge_lists import CountedPurges, _find_others, open_lists
 from fusefs.plan.run_plan import PlanOptions, carry_out
 from tests.support.other_users import as_user
 
@@ -191,13 +191,23 @@ def write_into(directory: Fd, name: str, content: str) -> None:
 @needs_root
 @pytest.mark.parametrize("content", ["", "mine now\n"])
 @pytest.mark.parametrize("writes", [True, False])
-def test_what_users_write_into_their_lists_ends_no_plan(there: Path, content: str, *, writes: bool) -> None:
-    write_lists(there, ALICE, MALLORY)
+@pytest.mark.parametrize("user", [MALLORY, 0])
+def test_what_users_write_into_their_lists_ends_no_plan(there: Path, user: int, content: str, *, writes: bool) -> None:
+    write_lists(there, ALICE, user)
+    name = "root.list" if user == 0 else f"{user}.list"
     with Fd(os.open(there, os.O_PATH)) as fd:
-        as_user(MALLORY, lambda: write_into(fd, f"{MALLORY}.list", content))
+        as_user(user, lambda: write_into(fd, name, content))
     with open_lists(KERNEL, bytes(there), writes=writes) as lists:
         assert lists.publish() == 0
-    assert sorted(published(there)) == ([] if writes else [f"{ALICE}.list", f"{MALLORY}.list"])
+    assert sorted(published(there)) == ([] if writes else [f"{ALICE}.list", name])
+
+
+@needs_root
+def test_a_user_may_look_at_the_systems_plan_whatever_their_list_has(there: Path) -> None:
+    write_lists(there, ALICE)
+    (there / f"{ALICE}.list").write_text("")
+    with Fd(os.open(there, os.O_RDONLY)) as fd:
+        as_user(ALICE, lambda: _find_others(KERNEL, fd, bytes(there)))
 
 
 @needs_root
