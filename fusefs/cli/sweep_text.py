@@ -10,7 +10,16 @@ from fusefs.cli.json_objects import PlannedRule, SweepAction, SweepOutcome, Told
 from fusefs.core.printable_names import printable
 from fusefs.core.record import Failure
 from fusefs.core.sizes import format_size
-from fusefs.core.sweep_result import DOTS, OUTSIDE, UNCLEAR, Match, Swept
+from fusefs.core.sweep_result import (
+    DOTS,
+    KEPT_BY_OTHERS,
+    LOCKED_BY_OTHERS,
+    LOCKED_BY_UNKNOWN,
+    OUTSIDE,
+    UNCLEAR,
+    Match,
+    Swept,
+)
 from fusefs.core.timestamps import in_calendar
 
 _TOLD = 10
@@ -72,8 +81,8 @@ def beside(swept: Swept) -> Iterator[str]:
 
 
 def _failed(one: Failure) -> str:
-    if one.call in (OUTSIDE, DOTS, UNCLEAR):
-        return f"{one.call}: {printable(one.name)}"
+    if one.call in (OUTSIDE, DOTS, UNCLEAR, KEPT_BY_OTHERS, LOCKED_BY_OTHERS, LOCKED_BY_UNKNOWN):
+        return f"{one.call}: {printable(one.name) or '.'}"
     return f"{one.call} {printable(one.name) or '.'}: {os.strerror(one.errno)}"
 
 

@@ -13,6 +13,10 @@ DOTS = "ends in a dot"
 """The same for a listed path that ends in `.` or `..`."""
 UNCLEAR = "not as the format has it"
 """The same for a line of a list that can't be understood, or could mean two things."""
+LOCKED_BY_OTHERS = "locked by a user who is neither its owner nor root"
+LOCKED_BY_UNKNOWN = "locked by a process that is not seen here"
+KEPT_BY_OTHERS = "holds .trashd-keep of a user who is neither its owner nor root"
+"""The same for a directory with a mark that is reported."""
 ANOTHER = "it is another one than the list tells: its inode number differs"
 """Why a listed name is spared."""
 
@@ -70,6 +74,17 @@ class Spared(NamedTuple):
 
     name: bytes
     why: str
+
+
+class ReportedMark(NamedTuple):
+    """A mark on a directory, to leave it, that is reported as a failure.
+
+    why      one of those above
+    is_left  the directory is left all the same; otherwise only its own name is, and what is in it is swept
+    """
+
+    why: str
+    is_left: bool
 
 
 class Swept(NamedTuple):

@@ -43,6 +43,15 @@ def flock_holders(ino: int) -> list[int]:
     ]
 
 
+def uids_of(pid: int) -> frozenset[int]:
+    """The uids of a process: real, effective, saved and of files; none if it is gone. Source  proc_pid_status(5)"""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as lines:
+            return frozenset(int(uid) for line in lines if line.startswith(b"Uid:") for uid in line.split()[1:])
+    except (FileNotFoundError, ProcessLookupError):
+        return frozenset()
+
+
 def take(directory: bytes, name: bytes = _NAME) -> Fd | None:
     """The lock of a directory, a service's by its usual name, for as long as the fd is open; None while another has it.
 

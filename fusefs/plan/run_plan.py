@@ -26,7 +26,7 @@ from fusefs.core.record import MAX_FAILURES, Failure
 from fusefs.core.report import Stops
 from fusefs.core.selection import KINDS, Matcher, Selection
 from fusefs.core.slice_budget import AT_ONCE, Speed
-from fusefs.core.sweep_result import MATCHES_MAX, Match, Spared, SweepSums, Swept
+from fusefs.core.sweep_result import MATCHES_MAX, Match, ReportedMark, Spared, SweepSums, Swept
 from fusefs.core.timestamps import SECOND_NS
 from fusefs.engine.pressure_pacer import pacer_in
 from fusefs.engine.slice_pace import SetsSpeed
@@ -174,6 +174,12 @@ def _check_holds_none(kernel: Kernel, scope: Scope, ways: _Ways) -> None:
                 raise Refused(f"the purge lists of {printable(path)} lie in it", hint)
 
 
+def _why_unlisted(kernel: Kernel, sides: BackingAndMount) -> str | ReportedMark | None:
+    """Why nothing of a directory will go. A mark that doesn't count is reported by the run: no list lacks anything."""
+    why = why_spared(kernel, sides, holds=False)
+    return why if not isinstance(why, ReportedMark) or why.is_left else None
+
+
 class _RuleRun:
     """One rule in one directory."""
 
@@ -201,7 +207,7 @@ class _RuleRun:
     def list_soon(self) -> None:
         """Note what of that goes soon."""
         listing = self._request._replace(selection=self._rule.soon(), act=ToPrint(self._list), most=None)
-        listing = listing._replace(spares=partial(why_spared, holds=False))
+        listing = listing._replace(spares=_why_unlisted)
         seen = run(self._kernel, listing, self._how.wishes._replace(progress=lambda _sums: None))
         if seen.sums.n_failed or seen.why:
             self._lists.lack()
@@ -212,9 +218,13 @@ class _RuleRun:
         sides, age, stops = self._scope.sides, self._rule.age, self._how.wishes.stops
         with open_quietly(self._kernel, sides.fd, b".") as fd:
             why = why_spared(self._kernel, BackingAndMount(fd, sides.mounted), holds=self._how.runs)
-            if why is not None:
+            if isinstance(why, str):
                 return Swept(self._scope.path(), SweepSums(n_spared=1), spared=(Spared(b"", why),))
             sieve = _UnitSorter(self._scope.path(), age.before_ns, self._due_ns, self._lists)
+            if why is not None:
+                sieve.fail(b"", errno.EPERM, why.why)
+                if why.is_left:
+                    return sieve.told(Swept(self._scope.path(), SweepSums()))
             soon = age._replace(before_ns=age.before_ns + self._ahead_ns)
             judged = judge_units(self._kernel, sides, Matcher(self._rule.selection), soon, stops)
             swept = self._take(sieve, judged) if self._how.runs else sieve.would_take(judged, self._rule.most, stops)
@@ -308,7 +318,11 @@ class _UnitSorter:
                     self._tally.spare(name, why)
                 case Failure(name, number, call):
                     self._lists.lack()
-                    self._tally.fail(name, number, call)
+                    self.fail(name, number, call)
+
+    def fail(self, name: bytes, number: int, call: str) -> None:
+        """Report what could not be done."""
+        self._tally.fail(name, number, call)
 
     def told(self, swept: Swept) -> Swept:
         """What a sweep of the due ones did, with what it was not given."""

@@ -19,10 +19,10 @@ from fusefs.core.record import Failure
 from fusefs.core.report import Stops
 from fusefs.core.selection import Matcher, letter_of
 from fusefs.core.stat_bounds import Field
-from fusefs.core.sweep_result import Spared
+from fusefs.core.sweep_result import ReportedMark, Spared
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.plan.keep_guard import KEPT, LOCKED, has_keep_file, lock, why_held, why_locked
+from fusefs.plan.keep_guard import find_keep_file, find_lock, why_held, why_locked
 from fusefs.store.backing_and_mount import READABLE, BackingAndMount
 from fusefs.store.layout import is_stores_own
 
@@ -115,7 +115,7 @@ def open_quietly(kernel: Kernel, top: Fd, path: bytes) -> Fd:
 class _Decided(Exception):
     """What a unit is; no more of it needs to be looked at."""
 
-    def __init__(self, judged: Young | Spared) -> None:
+    def __init__(self, judged: Young | Spared | Failure) -> None:
         super().__init__()
         self.judged = judged
 
@@ -164,10 +164,9 @@ class _UnitLook:
             return
         with fd:
             time_ns = time_of(self._kernel, self._age.fields, fd, self._kernel.fstat(fd))
-            if has_keep_file(self._kernel, fd):
-                raise self._spared(KEPT)
-            if not lock(self._kernel, fd, holds=False):
-                raise self._spared(LOCKED)
+            mark = find_keep_file(self._kernel, fd) or find_lock(self._kernel, fd, holds=False)
+            if mark is not None:
+                raise self._spared(mark)
             self._ask_mount(path)
             n_before = self._n_entries
             with self._kernel.scan(fd) as entries:
@@ -207,5 +206,8 @@ class _UnitLook:
             raise _Decided(Young(self.name))
         self._newest_ns = max(time_ns, self._newest_ns or time_ns)
 
-    def _spared(self, why: str) -> _Decided:
+    def _spared(self, why: str | ReportedMark) -> _Decided:
+        """A mark of whoever has no say is reported, but as anybody's new file does it keeps the unit."""
+        if isinstance(why, ReportedMark):
+            return _Decided(Failure(self.name, errno.EPERM, why.why))
         return _Decided(Spared(self.name, why))

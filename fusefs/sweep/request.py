@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from fusefs.core.listed_names import Listed, ListedTogether
 from fusefs.core.report import Stops
 from fusefs.core.selection import Selection
-from fusefs.core.sweep_result import SweepSums, Swept
+from fusefs.core.sweep_result import ReportedMark, SweepSums, Swept
 from fusefs.engine.slice_pace import FULL_SPEED, SetsSpeed
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel, Refused
@@ -192,7 +192,7 @@ class Action:
         return swept
 
 
-SparesDirectory = Callable[[Kernel, BackingAndMount], str | None]
+SparesDirectory = Callable[[Kernel, BackingAndMount], str | ReportedMark | None]
 """Why a directory is left alone, with all that is in it and its own name; None if it isn't.
 
 It is asked before a directory is looked into, which is open for reading for as long as the caller is at it; each worker

@@ -18,7 +18,7 @@ from fusefs.core.names import join
 from fusefs.core.report import Stops
 from fusefs.core.selection import Matcher
 from fusefs.core.slice_budget import NamesPerLook, SliceBudget
-from fusefs.core.sweep_result import SweepSums
+from fusefs.core.sweep_result import ReportedMark, SweepSums
 from fusefs.engine.strategy import AllocationGroups
 from fusefs.linux.batched_calls import FileSizes, look_at_all
 from fusefs.linux.fd import Fd
@@ -191,8 +191,11 @@ class _SweepRun:
             sides.__exit__()
         return True
 
-    def _is_spared(self, upper: bytes, sides: BackingAndMount, *, is_told: bool = True) -> bool:
-        """Whether the caller of the sweep wants a directory left alone; what that can't say is a failure."""
+    def _is_spared(self, upper: bytes, sides: BackingAndMount, *, is_told: bool = True, is_match: bool = False) -> bool:
+        """Whether the caller of the sweep wants a directory left alone; what that can't say is a failure.
+
+        is_match  it would go itself, with all that is in it
+        """
         if self._spares is None:
             return False
         try:
@@ -200,9 +203,15 @@ class _SweepRun:
         except OSError as error:
             self._tally.fail(upper, error.errno, "look")
             return True
-        if why is not None and is_told:
+        if isinstance(why, ReportedMark):
+            if is_told:
+                self._tally.fail(upper, errno.EPERM, why.why)
+            return why.is_left or is_match
+        if why is None:
+            return False
+        if is_told:
             self._tally.spare(upper, why)
-        return why is not None
+        return True
 
     def _list_on(self, job: Job, fd: Fd) -> None:
         """Go on with a listing, unless the directory was moved: where it is now nothing was asked for."""
@@ -375,7 +384,7 @@ class _SweepRun:
             sides = self._open_told(path)
             if sides is not None:
                 held.enter_context(sides)
-                if not self._is_spared(path, sides, is_told=is_told):
+                if not self._is_spared(path, sides, is_told=is_told, is_match=True):
                     kept.append(name)
         return kept
 

@@ -13,7 +13,7 @@ import pytest
 from fusefs.core.plan_rules import RuleAge
 from fusefs.core.selection import KINDS, Matcher, Selection
 from fusefs.core.stat_bounds import Field
-from fusefs.core.sweep_result import Spared
+from fusefs.core.sweep_result import ReportedMark, Spared
 from fusefs.linux.kernel import Kernel
 from fusefs.plan.keep_guard import KEPT, LOCKED, Locking, why_locked, why_spared
 from fusefs.plan.units import MOUNTED, Judged, Unit, Young, judge_units
@@ -219,7 +219,7 @@ def test_looking_makes_nothing_look_used(tmp_path: Path) -> None:
 # Who is asked before.
 
 
-def spares(path: Path, *, holds: bool) -> tuple[str | None, bool]:
+def spares(path: Path, *, holds: bool) -> tuple[str | ReportedMark | None, bool]:
     """What the guard says, and whether another process could lock the directory then."""
     with KERNEL.open_path(bytes(path)) as opened, KERNEL.open_dir(opened) as fd:
         said = why_spared(KERNEL, BackingAndMount(fd), holds=holds)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from fusefs.core.errors import NotFound, Refused
 from fusefs.core.plan_rules import PlanContext, PurgeListed, RuleDone, RuleNotDone, RuleOutcome, read_plan
-from fusefs.core.sweep_result import Spared, Swept
+from fusefs.core.record import Failure
+from fusefs.core.sweep_result import KEPT_BY_OTHERS, LOCKED_BY_OTHERS, LOCKED_BY_UNKNOWN, Spared, Swept
 from fusefs.core.toml_reader import Source
 from fusefs.linux.kernel import Kernel
 from fusefs.plan.run_plan import PlanOptions, carry_out
@@ -143,6 +145,97 @@ def test_unit_that_somebody_uses_before_its_turn_comes_stays(volume: Path, actio
     assert n_used >= 30 - len(os.sched_getaffinity(0))  # workers have one each
 
 
+@contextmanager
+def locked_by(uid: int, directory: Path, script: str = 'exec flock --no-fork -s "$0" cat') -> Iterator[None]:
+    """A user's process has a shared lock on a directory; of a shell's own fd its locker is gone."""
+    with subprocess.Popen(
+        ["sh", "-c", script, directory], user=uid, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"\n")
+        assert process.stdout.read(1) == b"\n"
+        yield
+        process.stdin.close()
+
+
+LOCKER_IS_GONE = 'exec 9<"$0"; flock -s 9; exec cat'
+
+
+@contextmanager
+def marked(directory: Path, mark: str, uid: int) -> Iterator[None]:
+    """A user wants a directory left."""
+    match mark:
+        case "keep":
+            as_user(uid, (directory / ".trashd-keep").touch)
+            yield
+        case "lock":
+            with locked_by(uid, directory):
+                yield
+        case "link":
+            (directory.parent / "roots").touch()
+            os.link(directory.parent / "roots", directory / ".trashd-keep")
+            yield
+        case _:
+            with locked_by(uid, directory, LOCKER_IS_GONE):
+                yield
+
+
+@pytest.mark.parametrize("unit", ["", 'unit = "top"'])
+@pytest.mark.parametrize("runs", [True, False])
+@pytest.mark.parametrize(
+    ("mark", "why"), [("keep", KEPT_BY_OTHERS), ("link", KEPT_BY_OTHERS), ("lock", LOCKED_BY_OTHERS)]
+)
+def test_no_user_ends_a_rule_for_a_shared_directory(volume: Path, mark: str, why: str, unit: str, runs: bool) -> None:
+    put(volume / "shared/old", 40)
+    (volume / "shared").chmod(0o1777)
+    with marked(volume / "shared", mark, MALLORY):
+        told = swept(volume / "shared", f'{OLD}\naction = "delete"\n{unit}', runs=runs)
+    assert (told.sums.n_done, told.sums.n_failed, told.sums.n_spared) == (1, 1, 0)
+    assert told.failures == (Failure(b"", errno.EPERM, why),)
+    assert (volume / "shared/old").exists() != runs
+
+
+@pytest.mark.parametrize("unit", ["", 'unit = "top"'])
+@pytest.mark.parametrize("owner", [ALICE, 0])
+@pytest.mark.parametrize("mark", ["keep", "lock"])
+def test_marks_of_a_directorys_owner_count(volume: Path, mark: str, owner: int, unit: str) -> None:
+    put(volume / "theirs/old", 40)
+    os.chown(volume / "theirs", owner, owner)
+    (volume / "theirs").chmod(0o1777)
+    with marked(volume / "theirs", mark, owner):
+        told = swept(volume / "theirs", f'{OLD}\naction = "delete"\n{unit}')
+    assert (told.sums.n_done, told.sums.n_failed, told.sums.n_spared) == (0, 0, 1)
+    assert (volume / "theirs/old").exists()
+
+
+@pytest.mark.parametrize("unit", ["", 'unit = "top"'])
+def test_directory_that_nobody_can_say_who_locked_is_left_and_reported(volume: Path, unit: str) -> None:
+    put(volume / "shared/old", 40)
+    with marked(volume / "shared", "gone", MALLORY):
+        told = swept(volume / "shared", f'{OLD}\naction = "delete"\n{unit}')
+    assert told.failures == (Failure(b"", errno.EPERM, LOCKED_BY_UNKNOWN),)
+    assert (told.sums.n_done, told.sums.n_failed) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "mark"),
+    [('unit = "top"', "keep"), ('unit = "top"', "lock"), ('type = "d"\naction = "delete"\nempty = true', "lock")],
+)
+def test_what_would_go_whole_stays_with_anybodys_mark_and_is_reported(volume: Path, text: str, mark: str) -> None:
+    (volume / "shared/unit").mkdir(parents=True)
+    if "empty" not in text:
+        put(volume / "shared/unit/old", 40)
+    (volume / "shared/unit").chmod(0o1777)
+    with marked(volume / "shared/unit", mark, MALLORY):
+        if mark == "keep":
+            put(volume / "shared/unit/.trashd-keep", 40)
+        os.utime(volume / "shared/unit", ns=(1, 1))
+        told = swept(volume / "shared", f"{OLD}\n{text}")
+    assert (told.sums.n_done, told.sums.n_failed) == (0, 1)
+    assert (volume / "shared/unit").exists()
+
+
 @pytest.mark.parametrize("unit", ["", 'unit = "top"'])
 @pytest.mark.parametrize("runs", [False, True])
 def test_directory_that_is_kept_is_left_whole(volume: Path, unit: str, runs: bool) -> None:
@@ -258,6 +351,21 @@ def test_lists_that_can_not_be_written_are_told_and_hold_up_nothing(
     assert isinstance(listed, PurgeListed)
     assert (done.swept.sums.n_done, listed.error and listed.error.errno) == (2, errno.ENOSPC)
     assert files(volume) == {"scratch/b", "scratch/c"}
+
+
+def test_users_who_empty_their_lists_end_nobodys_rules(volume: Path) -> None:
+    """As an editor's accident does, too."""
+    text = f'{OLD}\naction = "delete"\npurgelist = {{ directory = "{volume}/lists", ahead = "7d" }}'
+    for uid, age_days in ((ALICE, 25), (MALLORY, 26)):
+        os.chown(put(volume / f"scratch/{uid}", age_days), uid, uid)
+    carried(volume / "scratch", text)
+    lists = sorted(volume.glob("lists/*"))
+    as_user(MALLORY, lambda: os.truncate(volume / f"lists/{MALLORY}.list", 0))
+    done, listed = carried(volume / "scratch", text, now_ns=NOW_NS + 9 * DAY_NS // 2)
+    assert isinstance(done, RuleDone)
+    assert isinstance(listed, PurgeListed)
+    assert (done.swept.sums.n_done, listed.error, listed.n_users) == (1, None, 1)
+    assert (len(lists), list(volume.glob("lists/*"))) == (2, [volume / f"lists/{ALICE}.list"])
 
 
 def test_lists_that_can_not_be_had_stop_it_before_anything_is_touched(volume: Path) -> None:

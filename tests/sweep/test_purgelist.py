@@ -11,13 +11,16 @@ from typing import NoReturn
 
 import pytest
 
-from fusefs.core.errors import NotFound, Refused
+from fusefs.core.errors import Incomplete, NotFound, Refused
 from fusefs.core.plan_rules import PurgeListed, PurgeNotice, Rule, RuleNotDone
 from fusefs.core.selection import Selection
 from fusefs.core.toml_reader import ConfigKey
+from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.plan.purge_lists import CountedPurges, open_lists
+from fusefs.linux.subuid import Subordinates, SubuidRange
+from fusefs.plan.purge_lists import CountedPurges, _find_others, open_lists
 from fusefs.plan.run_plan import PlanOptions, carry_out
+from tests.support.other_users import as_user
 
 KERNEL = Kernel()
 ALICE, MALLORY = 12001, 12666
@@ -170,6 +173,108 @@ def test_list_that_somebody_else_puts_there_meanwhile_stays_as_all_others_do(tmp
         with pytest.raises(Refused):
             lists.publish()
     assert os.listdir(there) == ["sources.list"]
+
+
+def write_lists(there: Path, *uids: int) -> int:
+    """Publish a list with one path for each user; how many there are."""
+    with open_lists(KERNEL, bytes(there), writes=True) as lists:
+        for uid in uids:
+            lists.add(uid, b"/scratch/%d" % uid, 0)
+        return lists.publish()
+
+
+def write_into(directory: Fd, name: str, content: str) -> None:
+    with open(os.open(name, os.O_WRONLY | os.O_TRUNC, dir_fd=directory), "w", encoding="utf-8") as file:
+        file.write(content)
+
+
+@needs_root
+@pytest.mark.parametrize("content", ["", "mine now\n"])
+@pytest.mark.parametrize("writes", [True, False])
+@pytest.mark.parametrize("user", [MALLORY, 0])
+def test_what_users_write_into_their_lists_ends_no_plan(there: Path, user: int, content: str, *, writes: bool) -> None:
+    write_lists(there, ALICE, user)
+    name = "root.list" if user == 0 else f"{user}.list"
+    with Fd(os.open(there, os.O_PATH)) as fd:
+        as_user(user, lambda: write_into(fd, name, content))
+    with open_lists(KERNEL, bytes(there), writes=writes) as lists:
+        assert lists.publish() == 0
+    assert sorted(published(there)) == ([] if writes else [f"{ALICE}.list", name])
+
+
+@needs_root
+def test_a_user_may_look_at_the_systems_plan_whatever_their_list_has(there: Path) -> None:
+    write_lists(there, ALICE)
+    (there / f"{ALICE}.list").write_text("")
+    with Fd(os.open(there, os.O_RDONLY)) as fd:
+        as_user(ALICE, lambda: _find_others(KERNEL, fd, bytes(there)))
+
+
+@needs_root
+@pytest.mark.parametrize("make", [Path.touch, os.mkfifo, Path.mkdir])
+def test_list_that_is_no_users_any_more_stays_and_is_told_after_all_others_are_written(
+    there: Path, make: Callable[[Path], None]
+) -> None:
+    """As of an account that was removed, or has another name."""
+    make(there / "gone.list")
+    os.chown(there / "gone.list", MALLORY, MALLORY)
+    with pytest.raises(Incomplete, match=r"gone\.list stays as it was: it is no purge list") as error:
+        write_lists(there, ALICE)
+    assert error.value.exit_code == 13
+    assert sorted(os.listdir(there)) == [f"{ALICE}.list", "gone.list"]
+
+
+@needs_root
+def test_untouched_list_that_is_no_users_any_more_goes(there: Path) -> None:
+    write_lists(there, MALLORY)
+    (there / f"{MALLORY}.list").rename(there / "gone.list")
+    assert write_lists(there, ALICE) == 1
+    assert os.listdir(there) == [f"{ALICE}.list"]
+
+
+@needs_root
+def test_user_whose_quota_is_used_up_keeps_no_other_from_a_list(there: Path) -> None:
+    """The unit of systemd has no CAP_SYS_RESOURCE, which lets root pass quotas."""
+    calls = []
+
+    def first_refused(call: str) -> None:
+        if call == "chown":
+            calls.append(call)
+            if len(calls) == 1:
+                raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    write_lists(there, ALICE, MALLORY)
+    with open_lists(Kernel(first_refused), bytes(there), writes=True) as lists:
+        for uid in (MALLORY, ALICE, ALICE + 1):
+            lists.add(uid, b"/scratch/new", 0)
+        with pytest.raises(Incomplete, match=rf"{MALLORY}\.list stays as it was: its user's quota"):
+            lists.publish()
+    told = {name: lines[0].rpartition("/")[2] for name, lines in published(there).items()}
+    assert told == {f"{MALLORY}.list": str(MALLORY), f"{ALICE}.list": "new", f"{ALICE + 1}.list": "new"}
+
+
+def test_a_full_list_says_how_many_more_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fusefs.plan.purge_lists._MOST_BYTES", 5000)
+    with open_lists(KERNEL, bytes(tmp_path / "lists"), writes=True) as lists:
+        for number in range(1000):
+            lists.add(MALLORY, b"/scratch/%d" % number, 0)
+        lists.add(ALICE, b"/scratch/a", 0)
+        assert (lists.publish(), lists.n_entries) == (2, 1001)
+    *lines, last = published(tmp_path / "lists")[f"{MALLORY}.list"]
+    assert 10 < len(lines) < 50
+    assert last == f"# … and {1000 - len(lines)} more: this list is full."
+    assert len(published(tmp_path / "lists")[f"{ALICE}.list"]) == 1
+
+
+def test_lists_of_subordinate_uids_are_bounded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subordinates = Subordinates([SubuidRange(200_000, 65_536, MALLORY)])
+    monkeypatch.setattr("fusefs.plan.purge_lists.read_subordinates", lambda: subordinates)
+    monkeypatch.setattr("fusefs.plan.purge_lists._MOST_BYTES", 10 * 5000)
+    with open_lists(KERNEL, bytes(tmp_path / "lists"), writes=True) as lists:
+        for uid in (*range(200_000, 200_100), ALICE):
+            lists.add(uid, b"/scratch/a", 0)
+        assert 10 < lists.publish() < 20
+    assert f"{ALICE}.list" in published(tmp_path / "lists")
 
 
 @pytest.mark.parametrize("content", ["", "# What trashd plan"])
