@@ -10,7 +10,7 @@ from fusefs.cli.json_objects import PlannedRule, SweepAction, SweepOutcome, Told
 from fusefs.core.printable_names import printable
 from fusefs.core.record import Failure
 from fusefs.core.sizes import format_size
-from fusefs.core.sweep_result import OUTSIDE, UNCLEAR, Match, Swept
+from fusefs.core.sweep_result import NOT_GIVEN, NOT_TAKEN, OUTSIDE, UNCLEAR, Match, Swept
 from fusefs.core.timestamps import in_calendar
 
 _TOLD = 10
@@ -69,6 +69,8 @@ def beside(swept: Swept) -> Iterator[str]:
 def _failed(one: Failure) -> str:
     if one.call in (OUTSIDE, UNCLEAR):
         return f"{one.call}: {printable(one.name)}"
+    if one.call in (NOT_TAKEN, NOT_GIVEN):
+        return f"left: {printable(one.name) or '.'} ({one.call})"
     return f"{one.call} {printable(one.name) or '.'}: {os.strerror(one.errno)}"
 
 

@@ -13,6 +13,9 @@ UNCLEAR = "not as the format has it"
 """The same for a line of a list that can't be understood, or could mean two things."""
 ANOTHER = "it is another one than the list tells: its inode number differs"
 """Why a listed name is spared."""
+NOT_TAKEN = "another user's directory, which no earlier run saw there"
+NOT_GIVEN = "the directory in its place is another user's, or others can write in it"
+"""What failures name as their call for what root does not carry across the boundary between users."""
 
 
 class SweepSums(NamedTuple):
