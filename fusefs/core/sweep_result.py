@@ -14,7 +14,7 @@ UNCLEAR = "not as the format has it"
 ANOTHER = "it is another one than the list tells: its inode number differs"
 """Why a listed name is spared."""
 NOT_TAKEN = "another user's directory, which no earlier run saw there"
-NOT_GIVEN = "the directory in its place is another user's, or others can write in it"
+NOT_GIVEN = "another user's directory, or one that others can write in, is in its place"
 """What failures name as their call for what root does not carry across the boundary between users."""
 
 

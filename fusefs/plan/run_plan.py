@@ -10,7 +10,7 @@ from functools import partial
 from heapq import nlargest, nsmallest
 from typing import NamedTuple
 
-from fusefs.core.errors import Incomplete, NotFound, OtherFilesystem, Refused, TrashdError, errors_about, from_os
+from fusefs.core.errors import AcrossUsers, NotFound, OtherFilesystem, Refused, TrashdError, errors_about, from_os
 from fusefs.core.plan_rules import (
     DeleteAction,
     MoveAction,
@@ -160,9 +160,8 @@ def _carry_out(
             yield RuleNotDone(rule, found.path, found.why)
             continue
         if is_bounded() and found.whose is None:
-            error = Incomplete(
-                found.path, "from the next run on it is taken from; if it was not meant to be there, move it away"
-            )
+            hint = "the next run takes from it; if it does not belong there, move it back before"
+            error = AcrossUsers(found.path, hint)
             yield RuleNotDone(rule, found.path, NOT_TAKEN, error)
             continue
         try:

@@ -17,10 +17,12 @@ import os
 import stat
 from collections import Counter
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
+from fusefs.core.errors import AcrossUsers
 from fusefs.core.identity import Identity, Likelihood, compare
 from fusefs.core.names import Name, RelPath
+from fusefs.core.printable_names import printable
 from fusefs.linux.atomic_files import replace_file
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import OTHERS_WRITE, Kernel
@@ -47,9 +49,9 @@ def is_bounded() -> bool:
 def may_give(kernel: Kernel, there: Fd, owner: int, like: Fd | None = None, recorded: Identity | None = None) -> bool:
     """Whether we may put something into a directory that is there.
 
-    It may be root's, or the owner's, if nobody else can write in it. It may be open to others as well if the one that
-    the thing comes from is open to the same: then whoever can take it away, or read it, could before. The owner's closed
-    directory is none for what lay in an open one: anybody may have put it there.
+    It may be root's, or the owner's, if nobody else can write in it. The owner's may be open to others as well if the
+    directory that the thing comes from is open to the same: they could take it away before, too. The owner's closed
+    directory is none for what lay in an open one, where others may have put it.
     owner     of the directory that the thing comes from, or of the thing if that is not known
     like      that directory, if it is there
     recorded  the directory that it was taken from
@@ -68,6 +70,14 @@ def may_give(kernel: Kernel, there: Fd, owner: int, like: Fd | None = None, reco
     if _is_closed(st) and _is_closed(source):
         return True
     return (st.st_gid, st.st_mode) == (source.st_gid, source.st_mode) and _acls(kernel, there) == _acls(kernel, like)
+
+
+def check_giving(
+    kernel: Kernel, there: Fd, path: bytes, owner: int, like: Fd | None = None, recorded: Identity | None = None
+) -> None:
+    """Raise AcrossUsers unless `may_give`. path: of the directory, for people"""
+    if not may_give(kernel, there, owner, like, recorded):
+        raise AcrossUsers(f"{printable(path) or '.'} is another user's, or others can write in it")
 
 
 def _is_closed(st: os.stat_result) -> bool:
@@ -96,7 +106,7 @@ class SeenDirectories(NamedTuple):
     notes: Fd
     rule: bytes = b""
 
-    def __enter__(self) -> SeenDirectories:
+    def __enter__(self) -> Self:
         """Own the notes for the block."""
         return self
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Self
 
-from fusefs.core.errors import NotFound, Refused, from_os
+from fusefs.core.errors import AcrossUsers, NotFound, from_os
 from fusefs.core.listed_names import Listed, ListedTogether
 from fusefs.core.printable_names import printable
 from fusefs.core.selection import Matcher
@@ -75,13 +75,12 @@ def run(kernel: Kernel, request: Request, wishes: SweepWishes = NOTHING_SPECIAL)
 
 
 def usual_boundary(top: SweepRoot) -> TakingBoundary | None:
-    """Where a sweep stops that remembers no other; None for other users than root. Raises  Refused"""
+    """Where a sweep stops that remembers no other; None for other users than root. Raises  AcrossUsers"""
     if not is_bounded():
         return None
     if top.whose is None:
-        why = "the way to it leads from one user's directory into another's, who may not know of it"
-        hint = "sweep it as its owner (sudo -u NAME trashd sweep), or by a rule of a plan, which remembers it"
-        raise Refused(f"{printable(top.path)}: {why}", hint)
+        why = f"the way to {printable(top.path)} leads from one user's directory into another's"
+        raise AcrossUsers(why, "sweep it as its owner, or by a rule of a plan, which takes from it the second time")
     return TakingBoundary(top.whose)
 
 

@@ -14,11 +14,12 @@ from contextlib import ExitStack
 from itertools import compress
 from typing import NamedTuple
 
+from fusefs.core.errors import AcrossUsers
 from fusefs.core.names import join
 from fusefs.core.report import Stops
 from fusefs.core.selection import Matcher
 from fusefs.core.slice_budget import NamesPerLook, SliceBudget
-from fusefs.core.sweep_result import NOT_TAKEN, SweepSums
+from fusefs.core.sweep_result import NOT_GIVEN, NOT_TAKEN, SweepSums
 from fusefs.engine.strategy import AllocationGroups
 from fusefs.linux.batched_calls import FileSizes, look_at_all
 from fusefs.linux.fd import Fd, closed_on_error
@@ -424,12 +425,13 @@ class _SweepRun:
         try:
             with self._groups.alone_in(here.sides.fd):
                 return self._action.take(here, names)
-        except OSError as error:
+        except (OSError, AcrossUsers) as error:
             # Where they go can't be had; only what is not where it comes from either has vanished.
             number = errno.ESTALE if error.errno == errno.ENOENT else error.errno or errno.EIO
             looked, _refused = look_at_all(self._kernel, here.sides.fd, names)
             there = {one.name for one in looked}
-            return ActionResult([(name, number if name in there else errno.ENOENT) for name in names], "open")
+            call = NOT_GIVEN if isinstance(error, AcrossUsers) else "open"
+            return ActionResult([(name, number if name in there else errno.ENOENT) for name in names], call)
 
     def _unspared(self, upper: bytes, names: list[str], held: ExitStack) -> list[str]:
         """The directories that are not to be left alone; they stay open, as they may be locked."""
