@@ -185,7 +185,7 @@ class _UnitLook:
         with fd:
             time_ns = time_of(self._kernel, self._age.fields, fd, self._kernel.fstat(fd))
             inside = self._whose(fd, whose)
-            if inside is None:
+            if inside is None and not self._kernel.is_empty(fd):
                 self._is_across = True
                 return
             if has_keep_file(self._kernel, fd):
@@ -202,7 +202,7 @@ class _UnitLook:
                     if is_stores_own(name):
                         raise self._spared("holds a trash store")
                     with suppress(FileNotFoundError):
-                        self._look(join(path, name), fd, name, inside)
+                        self._look(join(path, name), fd, name, inside or 0)
             if self._n_entries == n_before:
                 self._count(time_ns)
 

@@ -50,10 +50,11 @@ class MoveDestination:
         # A tree kept below a directory that the swept one is in may lead back into that.
         self._way_back = below(top.path, self.path) if is_inside(top.path, self.path) else b""
 
-    def open(self, upper: bytes, ways: DeepOpeners) -> Fd:
+    def open(self, upper: bytes, ways: DeepOpeners, source: Fd) -> Fd:
         """The directory for the names of one of the swept tree; made like that if it is missing.
 
         upper   its path from the swept directory
+        source  the one of the swept tree
         Raises  OSError: ENOTDIR or ELOOP if something is a link there, EINVAL if it is in the swept directory itself;
                 AcrossUsers
         """
@@ -65,7 +66,7 @@ class MoveDestination:
         target = targets.beneath(upper, partial(self._make_way, models)).fd
         if is_bounded() and upper:
             with closed_on_error(target):
-                self._check(upper, models, target)
+                self._check(upper, source, target)
         return target
 
     def _check_way(self, above: bytes, models: DeepOpener, targets: DeepOpener) -> None:
@@ -77,16 +78,14 @@ class MoveDestination:
             path = os.path.dirname(path)
         for path in reversed(unchecked):
             try:
-                target = targets.beneath(path)
+                with targets.beneath(path) as target, models.beneath(path) as source:
+                    self._check(path, source.fd, target.fd)
             except FileNotFoundError:
-                return  # from here on it is made
-            with target:
-                self._check(path, models, target.fd)
+                return  # from here on it is made, or the source was moved
             self._checked = path
 
-    def _check(self, path: bytes, models: DeepOpener, target: Fd) -> None:
-        with models.beneath(path) as like:
-            check_giving(self._kernel, target, path, self._kernel.fstat(like.fd).st_uid, like.fd)
+    def _check(self, path: bytes, source: Fd, target: Fd) -> None:
+        check_giving(self._kernel, target, path, self._kernel.fstat(source).st_uid, source)
 
     def _make_way(self, models: DeepOpener, above: BackingAndMount, way: bytes, missing: bytes) -> None:
         make_missing(self._kernel, above.fd, way, missing, models, partial(_make_like, self._kernel))

@@ -214,11 +214,11 @@ class _SweepRun:
             whose = whose_is(self._kernel, fd, job.whose, self._boundary.seen)
             if whose and job.inode is not None and not is_parent(self._kernel, job.inode, fd):
                 return None  # the directory that it was listed in is another one by now
+            if whose is None and not self._kernel.is_empty(fd):
+                self._tally.fail(upper, errno.EPERM, NOT_TAKEN)
         except OSError as error:
             self._tally.fail(upper, error.errno, "look")
             return None
-        if whose is None:
-            self._tally.fail(upper, errno.EPERM, NOT_TAKEN)
         return whose
 
     def _whose_is_at(self, upper: bytes) -> int | None:

@@ -190,7 +190,7 @@ class _MoveAction(Action):
         return self._take(here, names)._replace(spared=spared)
 
     def _take(self, here: ActionPlace, names: Sequence[str]) -> ActionResult:
-        with self._destination.open(here.upper, here.ways) as target:
+        with self._destination.open(here.upper, here.ways, here.sides.fd) as target:
             if is_same(here.kernel, here.sides.names(), target):
                 return ActionResult([(name, errno.ENOENT) for name in names], "openat2")
             refused = rename_all_free(here.kernel, here.sides.names(), target, names)
