@@ -12,7 +12,6 @@ Source  the unsafe transitions of systemd-tmpfiles(8), src/basic/fs-util.c
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 from collections import Counter
@@ -120,6 +119,8 @@ class SeenDirectories(NamedTuple):
         whose   the user in whose directory it is
         Raises  OSError
         """
+        import hashlib  # a swap is spared it
+
         with _open_parent(fd) as above:
             both = (kernel.identify(above), kernel.identify(fd))
         if not all(one.handle or one.btime_ns for one in both):
