@@ -23,7 +23,7 @@ from fusefs.core.sweep_result import NOT_GIVEN, NOT_TAKEN, SweepSums
 from fusefs.engine.strategy import AllocationGroups
 from fusefs.linux.batched_calls import FileSizes, look_at_all
 from fusefs.linux.fd import Fd, closed_on_error
-from fusefs.linux.kernel import Kernel
+from fusefs.linux.kernel import FUSE_MAGIC, Kernel
 from fusefs.store.backing_and_mount import READABLE, BackingAndMount
 from fusefs.store.deep_path import DeepOpeners
 from fusefs.store.user_boundary import is_parent, may_take_whole, whose_is
@@ -82,6 +82,8 @@ class _SweepRun:
         self._is_stopped = worker.is_stopped
         self._per_look = worker.per_look
         self._boundary = worker.boundary
+        # libfuse may number what it shows as it goes.
+        self._numbers_last = worker.boundary is None or worker.kernel.filesystem(worker.root.fd) != FUSE_MAGIC
         self._lists_whole = work.lists_whole
         self._jobs = list(work.jobs)
         self._given = frozenset(work.fds())
@@ -281,7 +283,7 @@ class _SweepRun:
         """Have directories entered or taken, as the action would have it."""
         upper, dirs = job.upper, found.dirs
         here = Job(JobKind.ENTER, upper, [], whose=job.whose)
-        if found.dirs and self._boundary is not None:
+        if found.dirs and self._boundary is not None and self._numbers_last:
             here = here._replace(inode=identify(self._kernel, sides.fd))
         if job.strips:
             self._after(upper, found.dirs, strips=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
@@ -25,6 +26,7 @@ from tests.support import acls
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.store_calls import ActingAt, entries, init, place, recover_all, remove, restore, swap
+from tests.support.trashd_command import trashd
 
 pytestmark = pytest.mark.needs("root")
 
@@ -508,3 +510,27 @@ def test_users_own_restore_knows_no_boundary_but_the_kernels(volume: Path) -> No
         return restored(volume, orphan, to=volume / "team/proj/back")
 
     assert as_user(BOB, act, groups=(TEAM,)) == 0
+
+
+def test_commands_say_what_stays_and_why_and_end_with_13(volume: Path) -> None:
+    own(volume / "archive", 0)
+    own(volume / "archive/results", BOB)
+    own(volume / "tmp/results", ALICE, 0o700)
+    old_of(volume / "tmp/results/data", ALICE, 0o600)
+    own(volume / "tmp/results/bob", BOB)
+    old_of(volume / "tmp/results/bob/data", BOB)
+    plan = volume / "plan.toml"
+    plan.write_text(f'[[rule]]\ndirectory = "{volume}/tmp"\n{MOVE.format(volume, "skip")}\n')
+    done = trashd("plan", "apply", plan)
+    assert (done.code, done.err) == (13, "")
+    assert f"left: results/data ({NOT_GIVEN})" in done.out
+    assert f"left: results/bob ({NOT_TAKEN})" in done.out
+    refused = trashd("sweep", "--older", "30d", "--delete", volume / "tmp/results/bob")
+    assert (refused.code, refused.out) == (13, "")
+    assert refused.err.startswith("trashd: Root carries nothing across the boundary between users: the way to /")
+    orphan = trashed(volume / "tmp")
+    shutil.rmtree(volume / "tmp/results")
+    own(volume / "tmp/results", BOB)
+    back = trashd("restore", orphan, "--volume", volume)
+    assert back.code == 13
+    assert f"  results: {NOT_GIVEN}" in back.out
