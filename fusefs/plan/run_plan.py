@@ -92,7 +92,8 @@ def carry_out(kernel: Kernel, rules: Sequence[Rule], how: PlanOptions) -> Iterat
         lists = {path: owned.enter_context(open_lists(kernel, path, writes=how.runs)) for path in paths}
         pacers = _Pacers(kernel, how, owned)
         ways = {path: one.way for path, one in lists.items()}
-        seen = owned.enter_context(load_seen()) if is_bounded() else None
+        with errors_about("which directories earlier runs saw can't be read"):
+            seen = owned.enter_context(load_seen()) if is_bounded() else None
         for rule in rules:
             listed = CountedPurges() if rule.purge is None else lists[rule.purge.directory]
             for told in _carry_out(kernel, rule, how, pacers, listed, ways, seen):
