@@ -19,6 +19,7 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import join
 from fusefs.core.printable_names import printable, shell_word
 from fusefs.core.record import Method
+from fusefs.core.sweep_result import NOT_GIVEN
 from fusefs.linux.act_as_user import user_name
 from fusefs.linux.boot_id import session
 from fusefs.linux.kernel import Kernel
@@ -132,7 +133,8 @@ def tell_restored(done: Restored, *, as_json: bool) -> int:
         return code
     print(f"{printable(done.path)}: restored" + (f", but {done.n_left:,} could not be" if done.n_left else ""))
     for failure in done.left:
-        print(f"  {printable(failure.name)}: {os.strerror(failure.errno)}")
+        why = NOT_GIVEN if failure.call == NOT_GIVEN else os.strerror(failure.errno)
+        print(f"  {printable(failure.name) or '.'}: {why}")
     if done.n_left > len(done.left):
         print(f"  and {done.n_left - len(done.left):,} more")
     if done.n_left:

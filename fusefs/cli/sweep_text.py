@@ -15,6 +15,8 @@ from fusefs.core.sweep_result import (
     KEPT_BY_OTHERS,
     LOCKED_BY_OTHERS,
     LOCKED_BY_UNKNOWN,
+    NOT_GIVEN,
+    NOT_TAKEN,
     OUTSIDE,
     UNCLEAR,
     Match,
@@ -83,6 +85,8 @@ def beside(swept: Swept) -> Iterator[str]:
 def _failed(one: Failure) -> str:
     if one.call in (OUTSIDE, DOTS, UNCLEAR, KEPT_BY_OTHERS, LOCKED_BY_OTHERS, LOCKED_BY_UNKNOWN):
         return f"{one.call}: {printable(one.name) or '.'}"
+    if one.call in (NOT_TAKEN, NOT_GIVEN):
+        return f"left: {printable(one.name) or '.'} ({one.call})"
     return f"{one.call} {printable(one.name) or '.'}: {os.strerror(one.errno)}"
 
 

@@ -365,6 +365,12 @@ class Incomplete(TrashdError):
     exit_code = Exit.INCOMPLETE
 
 
+class AcrossUsers(Incomplete):
+    """Root carries nothing across the boundary between users"""
+
+    hint = "restore it --to a directory of root's that nobody else can write in, and move it on from there"
+
+
 class Unwell(TrashdError):
     """A volume's reaper needs somebody's help"""
 

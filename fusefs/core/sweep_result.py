@@ -19,6 +19,9 @@ KEPT_BY_OTHERS = "holds .trashd-keep of a user who is neither its owner nor root
 """The same for a directory with a mark that is reported."""
 ANOTHER = "it is another one than the list tells: its inode number differs"
 """Why a listed name is spared."""
+NOT_TAKEN = "another user's directory, which no earlier run saw there"
+NOT_GIVEN = "another user's directory, or one that others can write in, is in its place"
+"""What failures name as their call for what root does not carry across the boundary between users."""
 
 
 class SweepSums(NamedTuple):

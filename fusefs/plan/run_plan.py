@@ -10,7 +10,7 @@ from functools import partial
 from heapq import nlargest, nsmallest
 from typing import NamedTuple
 
-from fusefs.core.errors import NotFound, OtherFilesystem, Refused, TrashdError, from_os
+from fusefs.core.errors import AcrossUsers, NotFound, OtherFilesystem, Refused, TrashdError, errors_about, from_os
 from fusefs.core.plan_rules import (
     DeleteAction,
     MoveAction,
@@ -26,7 +26,7 @@ from fusefs.core.record import MAX_FAILURES, Failure
 from fusefs.core.report import Stops
 from fusefs.core.selection import KINDS, Matcher, Selection
 from fusefs.core.slice_budget import AT_ONCE, Speed
-from fusefs.core.sweep_result import MATCHES_MAX, Match, ReportedMark, Spared, SweepSums, Swept
+from fusefs.core.sweep_result import MATCHES_MAX, NOT_TAKEN, Match, ReportedMark, Spared, SweepSums, Swept
 from fusefs.core.timestamps import SECOND_NS
 from fusefs.engine.pressure_pacer import pacer_in
 from fusefs.engine.slice_pace import SetsSpeed
@@ -38,6 +38,7 @@ from fusefs.plan.units import Judged, Unit, Young, judge_units, open_quietly, ti
 from fusefs.store.backing_and_mount import BackingAndMount, Scope
 from fusefs.store.locate import scope_of
 from fusefs.store.stage import SwapOptions
+from fusefs.store.user_boundary import SeenDirectories, is_bounded, load_seen
 from fusefs.sweep.agenda import SliceCounts
 from fusefs.sweep.move_destination import rsync_line
 from fusefs.sweep.open_directories import MeantDirectory, PassedDirectory, find_directories
@@ -48,6 +49,7 @@ from fusefs.sweep.request import (
     IfExists,
     Request,
     SweepWishes,
+    TakingBoundary,
     ToCount,
     ToDelete,
     ToMove,
@@ -90,9 +92,11 @@ def carry_out(kernel: Kernel, rules: Sequence[Rule], how: PlanOptions) -> Iterat
         lists = {path: owned.enter_context(open_lists(kernel, path, writes=how.runs)) for path in paths}
         pacers = _Pacers(kernel, how, owned)
         ways = {path: one.way for path, one in lists.items()}
+        with errors_about("which directories earlier runs saw can't be read"):
+            seen = owned.enter_context(load_seen()) if is_bounded() else None
         for rule in rules:
             listed = CountedPurges() if rule.purge is None else lists[rule.purge.directory]
-            for told in _carry_out(kernel, rule, how, pacers, listed, ways):
+            for told in _carry_out(kernel, rule, how, pacers, listed, ways, seen):
                 if rule.purge is not None and isinstance(told, RuleNotDone) and _hides_something(told):
                     listed.lack()
                 yield told
@@ -100,6 +104,9 @@ def carry_out(kernel: Kernel, rules: Sequence[Rule], how: PlanOptions) -> Iterat
                 return
         for path, one in lists.items():
             yield _publish(path, one)
+        if seen is not None and how.runs:
+            with errors_about("which directories this run saw can't be remembered"):
+                seen.save()
 
 
 def _hides_something(told: RuleNotDone) -> bool:
@@ -135,22 +142,34 @@ class _Pacers:
 
 
 def _carry_out(
-    kernel: Kernel, rule: Rule, how: PlanOptions, pacers: _Pacers, lists: CountedPurges, ways: _Ways
+    kernel: Kernel,
+    rule: Rule,
+    how: PlanOptions,
+    pacers: _Pacers,
+    lists: CountedPurges,
+    ways: _Ways,
+    seen: SeenDirectories | None,
 ) -> Iterator[RuleDone | RuleNotDone]:
     """One rule, in each of its directories."""
     is_any = False
-    for found in find_directories(kernel, rule.directory):
+    seen = None if seen is None else seen._replace(rule=rule.directory)
+    for found in find_directories(kernel, rule.directory, None, seen):
         if how.wishes.stops():
             return
         is_any = True
         if isinstance(found, PassedDirectory):
             yield RuleNotDone(rule, found.path, found.why)
             continue
+        if is_bounded() and found.whose is None:
+            hint = "the next run takes from it; if it does not belong there, move it back before"
+            error = AcrossUsers(found.path, hint)
+            yield RuleNotDone(rule, found.path, NOT_TAKEN, error)
+            continue
         try:
             with scope_of(kernel, found.fd, found.path) as scope:
                 _check_holds_none(kernel, scope, ways)
                 there = how._replace(wishes=how.wishes._replace(pacer=pacers.on(found.fd)))
-                one = _RuleRun(kernel, rule, there, lists, found, scope)
+                one = _RuleRun(kernel, rule, there, lists, found, scope, seen)
                 yield RuleDone(rule, one.units() if rule.is_unit else one.entries())
                 if rule.purge is not None and not rule.is_unit and not how.wishes.stops():
                     one.list_soon()
@@ -184,7 +203,14 @@ class _RuleRun:
     """One rule in one directory."""
 
     def __init__(
-        self, kernel: Kernel, rule: Rule, how: PlanOptions, lists: CountedPurges, found: MeantDirectory, scope: Scope
+        self,
+        kernel: Kernel,
+        rule: Rule,
+        how: PlanOptions,
+        lists: CountedPurges,
+        found: MeantDirectory,
+        scope: Scope,
+        seen: SeenDirectories | None,
     ) -> None:
         self._kernel = kernel
         self._rule = rule
@@ -194,7 +220,11 @@ class _RuleRun:
         self._ahead_ns = 0 if rule.purge is None else rule.purge.ahead_s * SECOND_NS
         # By this the engine knows that the path has not become another's meanwhile: it goes there once more.
         here = identify(kernel, scope.sides.names())
-        self._request = Request(found.path, rule.selection, _act(rule), most=rule.most, inode=here)
+        boundary = None if found.whose is None else TakingBoundary(found.whose, seen, is_judged=rule.is_unit)
+        self._boundary = boundary if is_bounded() else None
+        self._request = Request(
+            found.path, rule.selection, _act(rule), most=rule.most, inode=here, boundary=self._boundary
+        )
 
     def entries(self) -> Swept:
         """Each entry by itself, at any depth."""
@@ -226,7 +256,7 @@ class _RuleRun:
                 if why.is_left:
                     return sieve.told(Swept(self._scope.path(), SweepSums()))
             soon = age._replace(before_ns=age.before_ns + self._ahead_ns)
-            judged = judge_units(self._kernel, sides, Matcher(self._rule.selection), soon, stops)
+            judged = judge_units(self._kernel, sides, Matcher(self._rule.selection), soon, stops, self._boundary)
             swept = self._take(sieve, judged) if self._how.runs else sieve.would_take(judged, self._rule.most, stops)
             if swept.is_limited or swept.why:
                 self._lists.lack()  # those after it were not judged

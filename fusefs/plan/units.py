@@ -19,12 +19,14 @@ from fusefs.core.record import Failure
 from fusefs.core.report import Stops
 from fusefs.core.selection import Matcher, letter_of
 from fusefs.core.stat_bounds import Field
-from fusefs.core.sweep_result import ReportedMark, Spared
+from fusefs.core.sweep_result import NOT_TAKEN, ReportedMark, Spared
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.plan.keep_guard import find_keep_file, find_lock, why_held, why_locked
 from fusefs.store.backing_and_mount import READABLE, BackingAndMount
 from fusefs.store.layout import is_stores_own
+from fusefs.store.user_boundary import whose_is
+from fusefs.sweep.request import TakingBoundary
 
 MOUNTED = "something is mounted in it"
 _PATH_MAX_BYTES = 1 << 16
@@ -66,13 +68,19 @@ def time_of(kernel: Kernel, fields: Sequence[Field], fd: Fd, st: os.stat_result)
 
 
 def judge_units(
-    kernel: Kernel, top: BackingAndMount, matcher: Matcher, age: RuleAge, stops: Stops = lambda: False
+    kernel: Kernel,
+    top: BackingAndMount,
+    matcher: Matcher,
+    age: RuleAge,
+    stops: Stops = lambda: False,
+    boundary: TakingBoundary | None = None,
 ) -> Iterator[Judged]:
     """Each unit of a directory in the order of its listing, judged when it is asked for.
 
     top      the directory (O_PATH)
     matcher  says which of its entries are units, and what is excluded, inside too
     stops    asked before each directory; the unit that is looked at is not told then, nor those after it
+    boundary  of root: a unit in which it can't enter all is not taken
     Raises   OSError: it can't be listed
     """
     is_unit, is_pruned = matcher.names_in(""), matcher.pruned_in("")
@@ -81,7 +89,7 @@ def judge_units(
             if is_stores_own(os.fsencode(entry.name)) or (is_pruned is not None and is_pruned(entry.name)):
                 continue
             if is_unit is None or is_unit(entry.name):
-                judged = _judge(_UnitLook(kernel, top, matcher, age, stops, Name(os.fsencode(entry.name))))
+                judged = _judge(_UnitLook(kernel, top, matcher, age, stops, boundary, Name(os.fsencode(entry.name))))
                 if stops():
                     return
                 if judged is not None:
@@ -124,7 +132,14 @@ class _UnitLook:
     """One look at all that is in a unit."""
 
     def __init__(
-        self, kernel: Kernel, top: BackingAndMount, matcher: Matcher, age: RuleAge, stops: Stops, name: Name
+        self,
+        kernel: Kernel,
+        top: BackingAndMount,
+        matcher: Matcher,
+        age: RuleAge,
+        stops: Stops,
+        boundary: TakingBoundary | None,
+        name: Name,
     ) -> None:
         self.name = name
         self._kernel = kernel
@@ -132,10 +147,13 @@ class _UnitLook:
         self._matcher = matcher
         self._age = age
         self._stops = stops
+        self._boundary = boundary
         self._newest_ns: int | None = None
+        self._is_across = False
         self._n_entries = 0
         self._n_bytes = 0
-        self._ahead: list[bytes] = []
+        self._ahead: list[tuple[bytes, int]] = []
+        """Directories, and whose that is which each is in."""
 
     def judge(self) -> Judged | None:
         """What it is; None: no unit. Raises  OSError"""
@@ -144,16 +162,18 @@ class _UnitLook:
         if letter_of(st.st_mode) not in self._matcher.types or not self._matcher.takes(st, None):
             return None
         try:
-            self._look(self.name, self._top.fd, self.name)
+            self._look(self.name, self._top.fd, self.name, 0 if self._boundary is None else self._boundary.whose)
             while self._ahead and not self._stops():
-                self._list(self._ahead.pop())
+                self._list(*self._ahead.pop())
         except _Decided as decided:
             return decided.judged
+        if self._is_across:
+            return Failure(self.name, errno.EPERM, NOT_TAKEN)
         if self._newest_ns is None:  # all that was in it went meanwhile
             return Young(self.name)
         return Unit(self.name, st.st_uid, self._newest_ns, self._n_entries, self._n_bytes)
 
-    def _list(self, path: bytes) -> None:
+    def _list(self, path: bytes, whose: int) -> None:
         """Look at all in a directory."""
         if len(path) > _PATH_MAX_BYTES:
             raise self._spared("too deep to be looked at")
@@ -164,6 +184,10 @@ class _UnitLook:
             return
         with fd:
             time_ns = time_of(self._kernel, self._age.fields, fd, self._kernel.fstat(fd))
+            inside = self._whose(fd, whose)
+            if inside is None and not self._kernel.is_empty(fd):
+                self._is_across = True
+                return
             mark = find_keep_file(self._kernel, fd) or find_lock(self._kernel, fd, holds=False)
             if mark is not None:
                 raise self._spared(mark)
@@ -177,17 +201,21 @@ class _UnitLook:
                     if is_stores_own(name):
                         raise self._spared("holds a trash store")
                     with suppress(FileNotFoundError):
-                        self._look(join(path, name), fd, name)
+                        self._look(join(path, name), fd, name, inside or 0)
             if self._n_entries == n_before:
                 self._count(time_ns)
 
-    def _look(self, path: bytes, directory: Fd, name: Name) -> None:
+    def _whose(self, fd: Fd, whose: int) -> int | None:
+        """Whose it is what is in a directory; None if root must not take it from there."""
+        return 0 if self._boundary is None else whose_is(self._kernel, fd, whose, self._boundary.seen)
+
+    def _look(self, path: bytes, directory: Fd, name: Name, whose: int) -> None:
         """Look at one entry; a directory is remembered."""
         with self._kernel.open_beneath(directory, name) as found:
             st = self._kernel.fstat(found)
             self._n_entries += 1
             if stat.S_ISDIR(st.st_mode):
-                self._ahead.append(path)
+                self._ahead.append((path, whose))
                 return
             self._n_bytes += st.st_size if stat.S_ISREG(st.st_mode) else 0
             self._count(time_of(self._kernel, self._age.fields, found, st))

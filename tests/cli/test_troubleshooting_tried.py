@@ -45,6 +45,7 @@ ELSEWHERE = {
     "What happened is not what was meant; everything was kept": "tests/crash",
     "The filesystem's server does not answer": "tests/shared",
     "A volume's reaper needs somebody's help": "tests/systemd",
+    "Root carries nothing across the boundary between users": "tests/store",
 }
 """Messages whose causes take more than a volume, and where they are caused; the page says that, too."""
 

@@ -29,7 +29,7 @@ from fusefs.service.work_session import take_over
 from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.layout import open_store
 from fusefs.store.swap_path import own_folder
-from fusefs.sweep.request import ToTrash
+from fusefs.sweep.request import TakingBoundary, ToTrash
 from tests.support.make_trees import File, deep_chain, make_tree
 from tests.support.other_users import ChildDied, as_user
 from tests.support.real_filesystems import btrfs_subvolume
@@ -234,7 +234,8 @@ def test_what_came_into_what_a_sweep_took_is_kept(volume: Path) -> None:
             if fresh == "other":
                 make_tree(project / "other", job(BOB))
                 tick(volume)
-            swept = sweep(project, Selection(names=(fresh,), types=frozenset("d")), ToTrash())
+            chosen = Selection(names=(fresh,), types=frozenset("d"))
+            swept = sweep(project, chosen, ToTrash(), boundary=TakingBoundary(0, is_judged=True))
             assert swept.orphan is not None
             if fresh == "job":
                 move_in(project / "results", fd)

@@ -96,8 +96,8 @@ def test_what_it_holds_is_listed_and_restored(project: Path) -> None:
     assert {entry.uid for entry in entries(project)} == {0, ALICE}
     place = project / f".trashd/u/{ALICE}/orphans/{FORGED}"
     (project / ".trashd/u/0/orphans" / FORGED).rename(project / "away")
-    assert run(["restore", FORGED, "--to", str(project / "back"), "--volume", str(project)]) == 0
-    assert (project / "back/live").read_bytes() == LIVE
+    assert run(["restore", FORGED, "--to", str(project.parent / "back"), "--volume", str(project)]) == 0
+    assert (project.parent / "back/live").read_bytes() == LIVE
     assert not place.exists()
 
 
