@@ -218,7 +218,7 @@ class NoStore(TrashdError):
 class Untrusted(NoStore):
     """The trash store there belongs to somebody else"""
 
-    hint = "root repairs it with: trashd init VOLUME"
+    hint = "root sets it aside in a new one with: trashd init --replace VOLUME"
 
 
 class BrokenStore(NoStore):

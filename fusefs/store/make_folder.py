@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple
 
 from fusefs.core.errors import Busy, NoStore
-from fusefs.core.names import Name
+from fusefs.core.names import N_HEX, Name, whose
 from fusefs.core.printable_names import shell_word
 from fusefs.linux.act_as_user import person
 from fusefs.linux.fd import Fd
@@ -26,7 +26,6 @@ from fusefs.store.backing_and_mount import DIRECTORY, FULL, OUT_OF_REACH, is_tak
 from fusefs.store.layout import FOLDERS, NEW_PART, Store, UserFolder, make_private, take_lock
 from fusefs.store.user_folders import (
     MOUNTED,
-    N_HEX,
     RegisteredFolder,
     ensure_spare,
     names_in,
@@ -34,7 +33,6 @@ from fusefs.store.user_folders import (
     open_user,
     plain_name,
     read_registered,
-    whose,
     why_not,
     why_not_deep,
     write_registered,

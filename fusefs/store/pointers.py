@@ -11,7 +11,7 @@ from fusefs.core.names import Name, RelPath, join, split
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import FILE_TO_READ, OUT_OF_REACH
-from fusefs.store.layout import POINTERS, Store, UserFolder, is_regular, open_store
+from fusefs.store.layout import POINTERS, Store, UserFolder, is_regular, open_own_store, open_store
 
 _POINTER_MAX_BYTES = 64 * 1024
 _MOST_READ = 1000
@@ -107,10 +107,11 @@ def lower_stores(folder: UserFolder) -> Iterator[Store]:
     for _name, lower in pointed(folder):
         if lower is None:
             continue
-        try:
-            base = store.base.beneath(store.kernel, lower)
-            found = open_store(store.kernel, base, os.path.join(store.base_path, lower))
-        except (OSError, TrashdError):
-            continue
-        if found is not None:
-            yield found._replace(is_named=True)
+        for opener in (open_store, open_own_store):
+            try:
+                base = store.base.beneath(store.kernel, lower)
+                found = opener(store.kernel, base, os.path.join(store.base_path, lower))
+            except (OSError, TrashdError):
+                continue
+            if found is not None:
+                yield found._replace(is_named=True)

@@ -34,6 +34,7 @@ from tests.support.store_calls import (
     restore,
     swap,
     tree_of,
+    users_own,
 )
 
 pytestmark = pytest.mark.needs("root")
@@ -244,5 +245,5 @@ def test_swap_without_a_store_at_the_root_leaves_it_where_the_user_may_make_one(
     with tmpfs_volume() as path:
         make_tree(path / "home", Dir({"job": Dir(TREE, owner=(OTHER, OTHER))}, owner=(OTHER, OTHER)))
         as_user(OTHER, partial(swap, path / "home/job"))
-        assert (path / "home/.trashd").stat().st_uid == OTHER
+        assert users_own(path / "home", OTHER).stat().st_uid == OTHER
         as_user(OTHER, partial(assert_silent, path / "home"))
