@@ -50,7 +50,7 @@ from fusefs.linux.runtime_directories import runtime_dir
 from fusefs.linux.uring_offer import read_facts
 from fusefs.store.adopt import AdoptionProblem
 from fusefs.store.check import check_folder, check_registry, check_store, check_vouched
-from fusefs.store.discover import discover, open_at
+from fusefs.store.discover import discover, stores_at
 from fusefs.store.find_orphans import each_folder
 from fusefs.store.layout import Store, UserFolder
 from fusefs.store.root_squash import SQUASHED, refuse_squashed
@@ -115,11 +115,11 @@ def command(volume: bytes | None, repair: bool, waits: bool, ended: tuple[str, .
 
 def _examine_all(repair: bool, ended: Sequence[str], waits: Waits | None, *, as_json: bool) -> int:
     """Every store that is known, and what else of this machine has a part in it."""
-    paths, silent, broken = [], list[bytes](), list[AdoptionProblem]()
+    paths, silent, broken = dict[bytes, None](), list[bytes](), list[AdoptionProblem]()
     try:
         for store in discover(Kernel(), (), silent):
             with store:
-                paths.append(store.base_path)
+                paths[store.base_path] = None
     except BrokenStore as error:
         broken = [AdoptionProblem(error.detail, "so no command can use the trash store there", error.hint)]
     found = [AdoptionProblem(printable(point), "it does not answer", "see what serves it") for point in silent] + broken
@@ -155,22 +155,19 @@ def _examine_machine(*, is_reaping: bool) -> Iterator[AdoptionProblem]:
 def _examine(path: bytes, repair: bool, ended: Sequence[str], waits: Waits | None) -> list[AdoptionProblem]:
     """Raises  TrashdError"""
     kernel = Kernel()
-    store = _opened(kernel, path)
     try:
-        refuse_squashed(store)
+        if repair:
+            for _store in _stores(kernel, path):
+                pass  # there are some, and root is let in
+            tended([path], kernel, ended, waits)  # one of before is brought up to date
+        problems = [problem for store in _stores(kernel, path) for problem in check_store(store)]
     except RootSquashed as error:  # all else that root would find here comes of it
-        store.__exit__()
         return [AdoptionProblem(printable(path), SQUASHED, error.hint)]
-    if repair:
-        with store:
-            tended([path], kernel, ended, waits)
-        store = _opened(kernel, path)  # one of before was brought up to date
-    with store:
-        problems = [*check_store(store), *check_registry(kernel, path)]
-        lost: list[TrashdError] = []
-        for part in each_folder(discover(kernel, [path]), _check, list[AdoptionProblem], lost):
-            problems += part
-        return problems + [AdoptionProblem(printable(path), error.message(), error.hint) for error in lost]
+    problems += check_registry(kernel, path)
+    lost: list[TrashdError] = []
+    for part in each_folder(discover(kernel, [path]), _check, list[AdoptionProblem], lost):
+        problems += part
+    return problems + [AdoptionProblem(printable(path), error.message(), error.hint) for error in lost]
 
 
 def _wait(seconds: float) -> bool:
@@ -191,13 +188,17 @@ def _tell_found(what: str, problems: Sequence[AdoptionProblem], *, as_json: bool
     return Exit.FAILED if problems else Exit.DONE
 
 
-def _opened(kernel: Kernel, path: bytes) -> Store:
-    """The store in a directory. Raises  TrashdError; NotFound if there is none"""
+def _stores(kernel: Kernel, path: bytes) -> Iterator[Store]:
+    """The stores in a directory, each open until the next. Raises  TrashdError; NotFound if there is none"""
+    n_there = 0
     with errors_about(path):
-        store = open_at(kernel, path, read_mounts())
-    if store is None:
+        for store in stores_at(kernel, path, read_mounts()):
+            n_there += 1
+            with store:
+                refuse_squashed(store)
+                yield store
+    if not n_there:
         raise NotFound(path, "there is no store; trashd init makes one")
-    return store
 
 
 def _check(folder: UserFolder) -> list[AdoptionProblem]:

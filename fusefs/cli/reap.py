@@ -305,10 +305,10 @@ def tell_choice(choice: Choice, *, as_json: bool) -> None:
 
 def _warn_of(staying: Sequence[ListedContainer], why: str) -> None:
     """Say what stays, store by store. why: with a place for the volume"""
-    for base, several in groupby(sorted(staying, key=ListedContainer.base_path), key=ListedContainer.base_path):
+    for store, several in groupby(sorted(staying, key=ListedContainer.store_path), key=ListedContainer.store_path):
         n_left = len(list(several))
         stay = "1 orphan stays" if n_left == 1 else f"{n_left} orphans stay"
-        output.warn(f"{stay} in {printable(base)}/.trashd, {why.format(shell_word(base))}")
+        output.warn(f"{stay} in {printable(store)}, {why.format(shell_word(os.path.dirname(store)))}")
 
 
 def _is_pinned(entry: ListedContainer) -> bool:

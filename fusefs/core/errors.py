@@ -231,7 +231,7 @@ class Untrusted(NoStore):
     """The trash store there belongs to somebody else"""
 
     errno = _errno.EPERM
-    hint = "root repairs it with: trashd init VOLUME"
+    hint = "root sets it aside in a new one with: trashd init --replace VOLUME"
 
 
 class BrokenStore(NoStore):

@@ -34,6 +34,7 @@ NO_NOREPLACE = (errno.EINVAL, errno.ENOSYS)
 IDENTITY_XATTR = "user.trashd.fresh"
 """A mark on a directory, for filesystems where nothing else tells whether it is the one that was there before."""
 _N_MARK_DIGITS = 32
+_NAMES_BYTES = 32768
 _FEW_BYTES = 4096
 _STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -243,6 +244,11 @@ class Kernel:
         """The inode numbers that a directory's listing tells (d_ino), by name."""
         with self.scan(dir_fd) as entries:
             return {os.fsencode(entry.name): entry.inode() for entry in entries}
+
+    def first_names(self, dir_fd: int) -> bytes:
+        """What one getdents64(2) tells of a directory that was opened just now: its names, each ended by a NUL."""
+        self._hook("getdents")
+        return syscalls.getdents64(dir_fd, _NAMES_BYTES)
 
     def scan(self, dir_fd: int) -> AbstractContextManager[Iterator[os.DirEntry[str]]]:
         """A directory's entries one by one, for a directory that is too large for `list`.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 from collections.abc import Callable
 from functools import partial
 
 from fusefs.core.events import EventKind
 from fusefs.core.lifecycle import State
-from fusefs.core.names import STORE, Name, is_container_id, join
+from fusefs.core.names import Name, is_container_id, join
 from fusefs.linux.fd import Fd
 from fusefs.linux.inotify import InotifyEvent, InotifyMask
 from fusefs.linux.mountinfo import below
@@ -144,14 +145,17 @@ class FolderWatch:
         self.user.tend_at_s = boot_s() + wait_s
 
 
-def open_part(store: Store, base: bytes, uid: int) -> Fd:
-    """A user's folder in that store or in one below it. The user's own pointer leads there: through no link.
+def open_part(store: Store, path: bytes, uid: int) -> Fd:
+    """A user's folder in the store with that path: this one, or one below it.
+
+    The user's own pointer leads there: through no link.
 
     Raises  OSError
     """
     kernel = store.kernel
-    with kernel.open_beneath(store.base.fd, join(below(base, store.base_path), STORE), DIRECTORY) as fd:
-        areas = open_areas(kernel, fd)
+    base, name = os.path.split(path)
+    with kernel.open_beneath(store.base.fd, join(below(base, store.base_path), name), DIRECTORY) as fd:
+        areas = open_areas(kernel, fd, Name(name))
     with areas:
         found = find_user(kernel, areas, uid)
     if found is None:

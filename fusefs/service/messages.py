@@ -241,6 +241,7 @@ class Spawn(msgspec.Struct, tag=True):
     base_path: bytes
     volume: Volume
     owner: int
+    name: bytes
 
 
 class Forked(msgspec.Struct):

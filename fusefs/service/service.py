@@ -35,7 +35,7 @@ from fusefs.service.clock_file import load_clock, save_clock
 from fusefs.service.event_outlets import EventOutlets
 from fusefs.service.forker import Forker, ForkerLost
 from fusefs.service.inotify_watches import InotifyWatches
-from fusefs.service.open_volume import all_views, registered_paths, volume_paths
+from fusefs.service.open_volume import all_views, registered_paths, split_place, volume_paths
 from fusefs.service.pause_files import Pause, pause_dir, read_pauses
 from fusefs.service.served_stores import Key, MountPointStores, OwnStoreLimits, RegisteredStores
 from fusefs.service.shared_context import ServiceContext, boot_s
@@ -151,7 +151,7 @@ class _Service:
 
     def tell(self, event: Event) -> None:
         """Something happened."""
-        is_own = event.uid is not None and (event.uid, event.volume) in self._own
+        is_own = any((loop.owner, loop.path) == (event.uid, event.volume) for loop in self._own.values())
         self.outlets.tell(event, is_own=is_own)
 
     def changed(self) -> None:
@@ -235,7 +235,7 @@ class _Service:
             seen = self._look_through(mounts)
             paths = (*named, *volume_paths(mounts, seen), *registered_paths(known, mounts, seen))
         for path in await self._finder.find(paths, mounts):
-            if context.config.volume(path).is_served:
+            if context.config.volume(split_place(path)[0]).is_served:
                 self._keep(context, nursery, path, stays=path in named)
         for path in named:
             self._keep(context, nursery, path, stays=True)
@@ -277,7 +277,7 @@ class _Service:
         mounts, pauses = read_mounts(), read_pauses(self._runtime, time.time())
         seen = self._look_through(mounts)
         for key, word in own_stores.words.items():
-            uid, path = key
+            uid, path = word.uid, word.line.path
             own = OwnStore(word, find_rule_path(path, mounts, seen))
             if key in self._own:
                 self._own[key].renew(own)
@@ -302,7 +302,7 @@ class _Service:
             try:
                 await loop.run()
                 if loop.owner is not None:
-                    del self._own[loop.owner, loop.path]
+                    del self._own[loop.key()]
                     if self._own_stores is not None:
                         self._own_stores.look()  # it may be registered again already
                 else:
@@ -371,7 +371,7 @@ class _Service:
             known = {path: pause for path, pause in pauses.items() if path is not None}
             above = (pause for path, pause in known.items() if any(is_inside(one, path) for one in loop.paths()))
             return next(above, pauses.get(None))
-        return pauses.get(loop.path) or pauses.get(None)
+        return pauses.get(*loop.paths()) or pauses.get(None)
 
     # Telling
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import time
 from collections import defaultdict
 from contextlib import nullcontext, suppress
@@ -14,6 +15,7 @@ import trio
 
 from fusefs.core.errors import NoBacking, NoStore, NotADirectory, NotFound, RootSquashed, TrashdError, from_os
 from fusefs.core.events import EventKind
+from fusefs.core.names import whose
 from fusefs.core.policy import VolumePolicy
 from fusefs.core.printable_names import printable
 from fusefs.core.record import quote
@@ -33,11 +35,12 @@ from fusefs.service.open_volume import (
     open_volume,
     own_space,
     space_at,
+    split_place,
     unseen,
 )
 from fusefs.service.other_nodes import OtherNodes
 from fusefs.service.pause_files import Pause
-from fusefs.service.served_stores import OwnStoreLimit
+from fusefs.service.served_stores import Key, OwnStoreLimit
 from fusefs.service.shared_context import ServiceContext, boot_s, in_thread, in_time
 from fusefs.service.unread_users import UnreadUsers
 from fusefs.service.user_state import UserState
@@ -47,7 +50,7 @@ from fusefs.service.work_session import WorkSession
 from fusefs.store.layout import Store
 from fusefs.store.registry_targets import LineOf
 from fusefs.store.tidy_folder import tell
-from fusefs.store.user_folders import FolderCensus, whose
+from fusefs.store.user_folders import FolderCensus
 
 _LOG = logging.getLogger(__name__)
 _MOST_REMEMBERED, _LEAST_REMEMBERED = 20_000, 100
@@ -157,9 +160,14 @@ class VolumeLoop:
         self._rests_until_s = 0.0
         self.look_again()
 
+    def key(self) -> Key:
+        """Of a user's own store."""
+        assert self._own is not None
+        return self._own.word.uid, self._own.word.line.store()
+
     def paths(self) -> tuple[bytes, ...]:
         """By what people may know it."""
-        return (self.path,) if self._own is None else (self.path, self._own.by_rules.path)
+        return (split_place(self.path)[0],) if self._own is None else (self.path, self._own.by_rules.path)
 
     def status(self) -> VolumeStatus:
         """What is known of it now; costs no system call."""
@@ -240,7 +248,9 @@ class VolumeLoop:
 
     def _policy(self) -> VolumePolicy:
         config = self._context.config
-        return config.volume(self.path) if self._own is None else config.inside(*self._own.by_rules)
+        if self._own is not None:
+            return config.inside(*self._own.by_rules)
+        return config.volume(split_place(self.path)[0])
 
     async def _watch_room(self, policy: VolumePolicy) -> float:
         """Look at the free space where nothing is open; until when that need not be done again."""
@@ -448,23 +458,24 @@ class VolumeLoop:
             self._must_find = True  # the session ended meanwhile: the next one finds them
             raise
         self._unread.note(census.unread, resting, boot_s())
-        self._tell_refused(census)
+        self._tell_refused(census, opened.store)
         for uid in self.users.keys() - census.inos.keys():
             if uid not in self._unread:
                 self._drop(uid)
         for uid, ino in census.inos.items():
             if uid not in self.users:
-                self.users[uid] = UserState(uid, self.path, self._most_remembered, self._context.since_ns)
+                self.users[uid] = UserState(uid, opened.store.path(), self._most_remembered, self._context.since_ns)
             elif self._folders.get(uid, ino) != ino:
                 self.users[uid].look_again()  # another folder: all that is known of the old one is void
                 self._leave(uid)
         self._folders = census.inos
         self._post_watches(opened.store)
 
-    def _tell_refused(self, census: FolderCensus) -> None:
+    def _tell_refused(self, census: FolderCensus, store: Store) -> None:
         """Note what is no user's folder though it is called so, or can't be read; it is not served."""
+        where = os.path.join(split_place(self._told_path)[0], store.name)
         every = census.refused + self._unread.refused()
-        refused = tuple(PassedOver(*problem) for problem in tell(self._told_path, every))
+        refused = tuple(PassedOver(*problem) for problem in tell(where, every))
         if refused == self._refused:
             return
         self._refused = refused

@@ -15,7 +15,7 @@ import trio
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import NotFound, TrashdError, from_os
 from fusefs.core.events import EventKind
-from fusefs.core.names import ContainerId
+from fusefs.core.names import ContainerId, Name
 from fusefs.core.pacing import Backlog, Pressure, RateCaps, WorkDone
 from fusefs.core.policy import VolumePolicy
 from fusefs.core.slice_budget import HOLD, Speed
@@ -207,7 +207,7 @@ class WorkSession:
             if taken is not None and wanted.by_force:
                 self._by_force.add(taken)
             if 0 not in self._users:
-                self._users[0] = UserState(0, self._opened.store.base_path, lambda: _ROOTS_MOST, self._context.since_ns)
+                self._users[0] = UserState(0, self._opened.store.path(), lambda: _ROOTS_MOST, self._context.since_ns)
             self._users[0].look_again()
 
     async def _wait(self, seconds: float) -> None:
@@ -460,13 +460,14 @@ def take_over(opened: OpenVolume, wanted: ForRoot) -> ContainerId | None:
         return None if isinstance(seized, ClaimLost) else seized.id
 
 
-def _store_of(upper: Store, base: bytes, owned: ExitStack) -> Store:
-    """The store with that base: the one that is open, or one below it."""
-    if base == upper.base_path:
+def _store_of(upper: Store, path: bytes, owned: ExitStack) -> Store:
+    """The store with that path: the one that is open, or one below it."""
+    if path == upper.path():
         return upper
+    base, name = os.path.split(path)
     way = below(base, upper.base_path)
     sides = upper.base.beneath(upper.kernel, way)
-    lower = open_store(upper.kernel, sides, base)
+    lower = open_store(upper.kernel, sides, base, Name(name))
     if lower is None:
         raise NotFound(base)
     return owned.enter_context(lower)

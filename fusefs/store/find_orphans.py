@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from fusefs.core.errors import BrokenStore, Incomplete, NotFound, TrashdError, Untrusted, UsageError, from_os
 from fusefs.core.lifecycle import State
-from fusefs.core.names import STORE, join
+from fusefs.core.names import Name, join, whose_store
 from fusefs.core.orphan_age import Clock, Now
 from fusefs.core.orphan_sums import KeyedSum, OrphanSums, OrphanToSum
 from fusefs.core.printable_names import printable, shell_word
@@ -75,17 +75,17 @@ def each_folder(
                             errors.append(from_os(error, folder.path()))
                         else:
                             yield from results
-                if refused is not None and store.owner == 0:
+                if refused is not None and store.is_common():
                     strangers += waiting(store, os.geteuid() or None)
             except OSError as error:
                 errors.append(from_os(error, store.base_path))
         for one in unread:
-            where = os.path.join(store.base_path, STORE, one.area, one.name)
+            where = os.path.join(store.path(), one.area, one.name)
             errors.append(
                 Incomplete(f"{printable(where)}: {one.why}", "its user can look into it; all others are done")
             )
         if refused is not None:
-            refused += tell(store.base_path, strangers)
+            refused += tell(store.path(), strangers)
     if lost is None and errors:
         raise errors[0]
 
@@ -242,20 +242,20 @@ def _prepared(store: Store, lost: list[TrashdError]) -> Store:
 
 def _prepare_lower(folder: UserFolder, lost: list[TrashdError]) -> None:
     if folder.list(POINTERS):
-        for base in as_owner(folder, partial(_lower_bases, folder), list[bytes]):
+        for path in as_owner(folder, partial(_lower_paths, folder), list[bytes]):
             with suppress(Untrusted):  # its owner's alone
-                lower = _beneath(folder.store, base)
+                lower = _beneath(folder.store, path)
                 if lower is not None:
                     with lower:
                         prepare(lower, lost)
 
 
-def _lower_bases(folder: UserFolder, _visible: VisibleRename | None) -> list[bytes]:
-    bases = []
+def _lower_paths(folder: UserFolder, _visible: VisibleRename | None) -> list[bytes]:
+    paths = []
     for store in lower_stores(folder):
         with store:
-            bases.append(store.base_path)
-    return bases
+            paths.append(store.path())
+    return paths
 
 
 def _is_tended(folder: UserFolder, asker: int) -> bool:
@@ -355,7 +355,7 @@ def act_on(
     def in_its_folder(folder: UserFolder, names: VisibleRename | None) -> list[T]:
         for one in with_lower(folder):
             # Not by its path: root may have moved the folder to where it is proven since.
-            if one.store.base_path == entry.base_path():
+            if one.store.path() == entry.store_path():
                 if needs_proof and not one.is_served_by(asker):
                     raise not_proven(one)
                 return [body(one, names)]
@@ -378,32 +378,35 @@ def opened_folder(kernel: Kernel, volumes: Sequence[bytes], entry: ListedContain
 
     Raises  NotFound if it is not there any more; Untrusted if its owner's pointer leads to a store that we don't trust
     """
-    base = entry.base_path()
+    path = entry.store_path()
     for upper in discover(kernel, volumes):
         with upper:
-            store = _beneath(upper, base) if is_inside(base, upper.base_path) else None
+            store = _beneath(upper, path) if is_inside(path, upper.base_path) else None
         if store is None:
             continue
         with store:
             for folder in folders(store):
                 with folder:
-                    if folder.uid == entry.uid and folder.store.base_path == base:
+                    if folder.uid == entry.uid and folder.store.path() == path:
                         yield folder
                         return
     raise NotFound(entry.id)
 
 
-def _beneath(upper: Store, base: bytes) -> Store | None:
-    """The store in the directory of another one's or beneath it; None: none there."""
+def _beneath(upper: Store, path: bytes) -> Store | None:
+    """The store with that path, in the directory of another one's or beneath it; None: none there."""
+    base, name = os.path.split(path)
     way = below(base, upper.base_path)
     try:
         sides = upper.base.beneath(upper.kernel, way)
     except OSError:
         return None  # another volume is mounted on the way, or it was moved
     try:
-        return open_store(upper.kernel, sides, base)
+        return open_store(upper.kernel, sides, base, Name(name))
     except Untrusted as error:
-        hint = f"root takes it over, with what is in it, by: trashd init {shell_word(base)}"
+        hint = f"root sets it aside in a new one, with what is in it, by: trashd init --replace {shell_word(base)}"
+        if whose_store(name) is not None:
+            hint = "only its owner's commands act in it"
         raise Untrusted(error.detail, hint) from error
 
 

@@ -22,13 +22,16 @@ from fusefs.core.errors import (
     Untrusted,
     from_os,
 )
-from fusefs.core.names import STORE, Name, RelPath, ends_in_dots, join
+from fusefs.core.names import Name, RelPath, ends_in_dots, join
+from fusefs.core.printable_names import printable
 from fusefs.core.record import KeptEntries
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import FilesystemPath, Mount, below, find_mount, place_below, place_of, read_mounts
-from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount, Scope, is_taken, suppress_errno, wholly_beneath
-from fusefs.store.layout import Store, is_stores_own, open_store
+from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount, Scope, suppress_errno, wholly_beneath
+from fusefs.store.layout import Store, is_stores_own, open_own_store, open_store
+from fusefs.store.store_maker import makes_common, way_out
+from fusefs.store.user_folders import NOT_MADE
 
 DOTS = "name the directory itself: `.` and `..` are refused, as rm(1) refuses them"
 _OF_A_CALL = frozenset({errno.ENOSYS, errno.EPERM, errno.EACCES, errno.EINVAL})
@@ -271,19 +274,23 @@ def ancestors(scope: Scope) -> Iterator[tuple[RelPath, bytes]]:
 
 
 def existing_stores(kernel: Kernel, scope: Scope, untrusted: list[Untrusted]) -> Iterator[tuple[RelPath, Store]]:
-    """The trusted stores among those directories, highest first; the caller closes each.
+    """The trusted stores in those directories, highest first, root's before the caller's own; the caller closes each.
 
     Raises  BrokenStore where one of them is: none is used below it, whose pointer nobody could leave in it
     """
     for relative, path in ancestors(scope):
-        base = wholly_beneath(kernel, scope.root, relative)
-        try:
-            store = open_store(kernel, base, path)
-        except Untrusted as error:
-            untrusted.append(error)
-            continue
-        if store is not None:
-            yield relative, store
+        for opener in (open_store, open_own_store):
+            base = wholly_beneath(kernel, scope.root, relative)
+            try:
+                store = opener(kernel, base, path)
+            except Untrusted as error:
+                untrusted.append(error)
+                continue
+            if store is not None and store.is_unknown() and not makes_common():
+                untrusted.append(Untrusted(f"{printable(store.path())}: {NOT_MADE}", way_out(path)))
+                store.__exit__()
+            elif store is not None:
+                yield relative, store
 
 
 class Offered(NamedTuple):
@@ -323,25 +330,26 @@ def stores_for(kernel: Kernel, scope: Scope, wanted: bytes) -> Iterator[Offered]
         else:
             if made is not None:
                 yield Offered(relative, made, is_made=True)
-                unmake_at(kernel, scope, relative)
+                unmake_at(kernel, scope, relative, made.name)
     raise lacks_call() or last
 
 
 def _make_missing(kernel: Kernel, scope: Scope, relative: RelPath, path: bytes) -> Store | None:
     """A new store at an ancestor; None if there is another user's: not to be trusted, not to be made again."""
+    from fusefs.store.make_store import make_store, name_for_new  # a swap into a store that is there is spared it
+
     with ExitStack() as owned:
         base = owned.enter_context(wholly_beneath(kernel, scope.root, relative))
-        if is_taken(kernel, base.fd, STORE):
+        name = name_for_new(kernel, base)
+        if name is None:
             return None
         owned.pop_all()
-    from fusefs.store.make_store import make_store  # a swap into a store that is there is spared it
-
-    return make_store(kernel, base, path)
+    return make_store(kernel, base, path, name)
 
 
-def unmake_at(kernel: Kernel, scope: Scope, relative: RelPath) -> None:
+def unmake_at(kernel: Kernel, scope: Scope, relative: RelPath, name: Name) -> None:
     """Remove a store that was made for it, and was not needed: an empty one left behind is untidy, and no more."""
     from fusefs.store.make_store import unmake_store
 
     with suppress(OSError, TrashdError), wholly_beneath(kernel, scope.root, relative) as base:
-        unmake_store(kernel, base, os.path.join(scope.root_path, relative))
+        unmake_store(kernel, base, os.path.join(scope.root_path, relative), name)

@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple
 
 from fusefs.core.errors import Busy, NoStore
-from fusefs.core.names import Name
+from fusefs.core.names import N_HEX, Name, whose
 from fusefs.core.printable_names import shell_word
 from fusefs.linux.act_as_user import person
 from fusefs.linux.fd import Fd
@@ -27,7 +27,6 @@ from fusefs.store.layout import FOLDERS, NEW, NEW_PART, Store, UserFolder, make_
 from fusefs.store.user_folders import (
     MOST_REFUSED,
     MOUNTED,
-    N_HEX,
     FolderRefusal,
     RegisteredFolder,
     ensure_spare,
@@ -36,7 +35,6 @@ from fusefs.store.user_folders import (
     open_user,
     plain_name,
     read_registered,
-    whose,
     why_not,
     why_not_deep,
     why_unread,

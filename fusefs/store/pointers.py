@@ -12,7 +12,7 @@ from fusefs.core.names import Name, RelPath, join, split
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import FILE_TO_READ, OUT_OF_REACH
-from fusefs.store.layout import POINTERS, Store, UserFolder, is_regular, open_store
+from fusefs.store.layout import POINTERS, Store, UserFolder, is_regular, open_own_store, open_store
 
 _POINTER_MAX_BYTES = 64 * 1024
 MOST_READ = 1000
@@ -111,16 +111,17 @@ def lower_stores(folder: UserFolder) -> Iterator[Store]:
     for _name, lower in islice(pointed(folder), MOST_READ):
         if lower is None:
             continue
-        try:
-            base = store.base.beneath(store.kernel, lower)
-            found = open_store(store.kernel, base, os.path.join(store.base_path, lower))
-        except (OSError, TrashdError):
-            continue
-        if found is None:
-            continue
-        st = store.kernel.fstat(found.fd)
-        if (st.st_dev, st.st_ino) in seen:
-            with found:
+        for opener in (open_store, open_own_store):
+            try:
+                base = store.base.beneath(store.kernel, lower)
+                found = opener(store.kernel, base, os.path.join(store.base_path, lower))
+            except (OSError, TrashdError):
                 continue
-        seen.add((st.st_dev, st.st_ino))
-        yield found._replace(is_named=True)
+            if found is None:
+                continue
+            st = store.kernel.fstat(found.fd)
+            if (st.st_dev, st.st_ino) in seen:
+                with found:
+                    continue
+            seen.add((st.st_dev, st.st_ino))
+            yield found._replace(is_named=True)

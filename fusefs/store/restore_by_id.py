@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from functools import partial
 
 from fusefs.core.errors import AcrossUsers, NotFound, OtherFilesystem, Refused, UsageError, from_os
-from fusefs.core.names import STORE, Name, RelPath, join, split
+from fusefs.core.names import Name, RelPath, join, split
 from fusefs.core.printable_names import printable
 from fusefs.core.record import Method
 from fusefs.linux.fd import Fd
@@ -18,7 +18,7 @@ from fusefs.linux.mountinfo import below, is_inside, read_mounts
 from fusefs.linux.untrusted_path import open_way
 from fusefs.store.backing_and_mount import ABSENT, BackingAndMount, is_same
 from fusefs.store.find_orphans import act_on
-from fusefs.store.layout import UserFolder, trusted_owners
+from fusefs.store.layout import UserFolder, is_stores_own, trusted_owners
 from fusefs.store.list_orphans import ListedContainer
 from fusefs.store.locate import check_operand
 from fusefs.store.merge import merge_back
@@ -50,7 +50,7 @@ def restore_by_id(
     except ValueError as error:
         raise UsageError(inside or b"", "PATH-INSIDE is relative to the tree, without `..`") from error
     if to is None:
-        if entry.origin is not None and STORE in entry.origin.split(b"/"):
+        if entry.origin is not None and any(map(is_stores_own, entry.origin.split(b"/"))):
             # Only staging makes containers; one that root took to delete it may have lost its record by now (I3).
             raise Refused(entry.origin, "it was taken out of a trash store: restore it with --to PATH")
         return _explained(entry, lambda: act_on(kernel, volumes, entry, partial(_home, entry, within), Restored))

@@ -67,7 +67,7 @@ class Swapped(NamedTuple):
 
 
 def base_of(folder: bytes) -> bytes:
-    """The directory that holds the store of a user's folder, which is BASE/.trashd/AREA/FOLDER."""
+    """The directory that holds the store of a user's folder, which is BASE/STORE/AREA/FOLDER."""
     return folder.rsplit(b"/", 3)[0] or b"/"
 
 

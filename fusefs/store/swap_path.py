@@ -17,7 +17,7 @@ from fusefs.core.errors import (
     TrashdError,
 )
 from fusefs.core.lifecycle import State
-from fusefs.core.names import RelPath
+from fusefs.core.names import STORE, RelPath
 from fusefs.core.printable_names import printable
 from fusefs.linux.directory_metadata import is_frozen
 from fusefs.linux.fd import closed_on_error
@@ -151,7 +151,8 @@ def volume_to_tell(store: Store, mounts: Iterable[Mount]) -> bytes | None:
 
 def _unnoted(store: Store, volume: bytes | None) -> str:
     """Why no registry names a store of the caller's, if that keeps services from it; empty if it does not."""
-    if store.owner != os.geteuid() or (volume is None and (store.owner == 0 or is_remembered(store))):
+    is_found = store.name != STORE or store.is_common()  # at a mount point, by root's service too
+    if store.owner != os.geteuid() or (volume is None and (is_found or is_remembered(store))):
         return ""
     return remember(store)
 
@@ -189,7 +190,7 @@ def _first_folder(store: Store) -> UserFolder:
     from fusefs.store.set_aside import take_own
 
     uid = os.geteuid()
-    if store.owner == 0 == uid:
+    if store.is_roots_to_keep():
         return make_roots(store, 0)
     take_own(store)
     return open_user(store, uid) or make_user(store)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from fusefs.core.identity import Identity, Likelihood, compare
 from fusefs.core.lifecycle import State
-from fusefs.core.names import Name, is_container_id
+from fusefs.core.names import Name, is_container_id, whose
 from fusefs.core.printable_names import printable
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
@@ -132,11 +132,8 @@ def ensure_spare(kernel: Kernel, registry_fd: Fd) -> None:
         kernel.reserve_blocks(fd, _MAX_BYTES)
 
 
-_HEX = frozenset(b"0123456789abcdef")
-N_HEX = 12
 _MOST_LOOKED_IN = 3
 """Of what bears a user's name beside the folder: it is only to be told, and a user can make thousands."""
-_MOST_UID = (1 << 32) - 2
 _NO_DIRECTORY = (errno.ENOTDIR, errno.ELOOP)
 MOUNTED = "something is mounted over it"
 _NONE = "it is no directory"
@@ -207,16 +204,6 @@ class _FolderLook(NamedTuple):
     dev: int
     is_own: bool
     trusts_modes: bool
-
-
-def whose(name: bytes) -> int | None:
-    """The user whose folder has such a name, `<uid>` or `<uid>.<12 hex digits>`; None for any other name."""
-    digits, dot, suffix = name.partition(b".")
-    if not digits.isdigit() or len(digits) > len(str(_MOST_UID)) or digits != b"%d" % int(digits):
-        return None
-    if dot and (len(suffix) != N_HEX or not _HEX.issuperset(suffix)):
-        return None
-    return uid if (uid := int(digits)) <= _MOST_UID else None
 
 
 def why_unread(error: OSError) -> str:

@@ -25,7 +25,7 @@ from fusefs.linux.kernel import Kernel, Refused
 from fusefs.linux.shared_extents import never_shares
 from fusefs.store.backing_and_mount import FULL, BackingAndMount, between, is_same
 from fusefs.store.locate import find_scope
-from fusefs.store.refusals import holds_store
+from fusefs.store.refusals import held_store
 from fusefs.store.reserve import FOR_USER, with_room
 from fusefs.store.stage import SwapOptions
 from fusefs.store.stores_inside import stores_below
@@ -60,7 +60,7 @@ def without_stores(
     for name in names:
         raw = os.fsencode(name)
         path = join(here.upper, raw) + b"/"
-        if holds_store(here.kernel, here.sides.fd, raw) or any(one.startswith(path) for one in noted):
+        if held_store(here.kernel, here.sides.fd, raw) or any(one.startswith(path) for one in noted):
             spared.append((name, "holds a trash store"))
         else:
             free.append(name)

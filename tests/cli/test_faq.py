@@ -216,6 +216,13 @@ def test_in_a_container_what_it_made_goes_and_the_image_does_not() -> None:
         assert os.listdir(made) == []
 
 
+def test_for_one_store_of_all_users_root_says_so() -> None:
+    with tmpfs_volume() as volume:
+        PAGE.typed("trashd init DIR", volume, DIR=volume)
+        PAGE.typed("trashd init --known DIR", volume, DIR=volume)
+        assert os.listdir(volume) == [".trashd"]
+
+
 def test_a_mount_point_is_emptied_from_within(ext4: Path) -> None:
     job = make_job(ext4)
     (ext4 / "beside").touch()

@@ -140,7 +140,7 @@ def test_his_own_store_everybody_pauses_though_it_has_the_id_of_roots(base: Path
         os.chown(own, ALICE, ALICE)
         assert by_alice(tmp_path, "init", own).returncode == 0
         text = (volume / ".trashd/volume.json").read_bytes()
-        (own / ".trashd/volume.json").write_bytes(text)
+        (own / f".trashd-{ALICE}/volume.json").write_bytes(text)
         assert by_alice(tmp_path, "pause", own).returncode == 0
 
 

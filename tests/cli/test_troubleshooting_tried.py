@@ -210,9 +210,12 @@ def test_a_store_of_somebody_elses() -> None:
     with tmpfs_volume() as other:
         other.chmod(0o1777)
         assert in_bash(f"mkdir {other}/a && chown {USER} {other}/a && {AS_USER} trashd init {other}", other).code == 0
+        (own,) = other.glob(".trashd-*")
+        own.rename(other / ".trashd")
+        (other / ".trashd").chmod(0o755)
         make_tree(other / "job", {})
         refused("The trash store there belongs to somebody else", "trashd swap job", other, 6)
-        PAGE.typed("trashd init VOLUME", other, VOLUME=other)
+        PAGE.typed("trashd init --replace VOLUME", other, VOLUME=other)
         swapped(other / "job")
         assert in_bash(f"{AS_USER} trashd list", other).code == 0, "it takes what it had there"
         assert_silent(other)

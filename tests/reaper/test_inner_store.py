@@ -202,7 +202,7 @@ def test_a_deletion_by_root_spares_what_its_owner_pinned(volume: Path) -> None:
         assert command(volume, "reap", "--force", "--yes", team, *words) == 13
         (entry,) = [one for one in entries(volume) if one.state is State.QUARANTINE]
         team = entry.id
-        (found,) = place(volume, team).rglob(f".trashd/u/{ALICE}/orphans/{inner}")
+        (found,) = place(volume, team).rglob(f".trashd-{ALICE}/u/{ALICE}/orphans/{inner}")
         assert (found / "tree/a").read_text() == "1"
     assert not list(place(volume, team).rglob("roots"))
 

@@ -18,6 +18,7 @@ from tests.support.fuse_watchdog import device_for_all
 from tests.support.make_trees import Dir, make_tree
 from tests.support.real_filesystems import tmpfs_volume, unmount
 from tests.support.service_process import QUICK, Service, service
+from tests.support.store_calls import users_own
 from tests.support.trashd_command import done_well, fast_paths_off
 from tests.support.user_homes import ALICE, BOB, registry_of, trashd_as
 from tests.support.user_owned_stores import SOON, outlasts, own_stores, phases, thrown
@@ -74,8 +75,8 @@ def test_a_copy_of_a_registered_store_is_not_reaped_of(base: Path, home: Mapping
         record = json.loads((kept / "record.json").read_text())
     aside = home[ALICE].with_name("backup")
     subprocess.run(["cp", "-a", home[ALICE], aside], check=True)
-    shutil.rmtree(home[ALICE] / ".trashd")
-    (aside / ".trashd").rename(home[ALICE] / ".trashd")  # restored from a backup, long after its time
+    shutil.rmtree(users_own(home[ALICE], ALICE))
+    users_own(aside, ALICE).rename(users_own(home[ALICE], ALICE))  # restored from a backup, long after its time
     made_ns = record["created_ns"] - 10**9 * 86_400 * 10_000
     (kept / "record.json").write_text(json.dumps({**record, "created_ns": made_ns, "retention_s": 0}))
     with service(base, config=OFTEN) as running, tmpfs_volume():
@@ -141,7 +142,9 @@ def test_a_users_own_service_leaves_alone_what_he_has_not_registered(home: Mappi
     with tmpfs_volume() as disk:
         os.chown(disk, ALICE, ALICE)
         container = thrown(ALICE, disk, *SOON)
-        registry_of(disk).unlink()
+        subprocess.run(["cp", "-a", users_own(disk, ALICE), disk / "copy"], check=True)
+        shutil.rmtree(users_own(disk, ALICE))
+        (disk / "copy").rename(users_own(disk, ALICE))
         with service_of(ALICE, home[ALICE]) as running:
             running.until(lambda: running.volume(disk).phase is VolumePhase.UNPROVEN)
             assert f"trashd init {disk}" in running.volume(disk).why
@@ -172,7 +175,7 @@ def test_what_was_swapped_in_a_users_own_mount_is_reaped_when_that_is_gone(
     with device_for_all(), service(base) as running:
         assert trashd_as(ALICE, at_home, "mount", source, mounted, *without).code == 0
         (told,) = trashd_as(ALICE, at_home, "swap", "--json", *SOON, mounted / "d").objects()
-        container = source / f".trashd/u/{ALICE}/orphans" / str(told["id"])
+        container = users_own(source, ALICE) / f"u/{ALICE}/orphans" / str(told["id"])
         assert container.exists()
         assert trashd_as(ALICE, at_home, "umount", mounted).code == 0
         running.until(lambda: not container.exists())

@@ -14,6 +14,7 @@ from fusefs.store.registry_lines import RegistryLine
 from tests.support.fuse_silent import silent_fuse
 from tests.support.make_trees import Dir, make_tree
 from tests.support.service_process import QUICK, service
+from tests.support.store_calls import users_own
 from tests.support.trashd_command import trashd
 from tests.support.user_homes import ALICE, BOB, registry_of
 from tests.support.user_owned_stores import SOON, bare_stores, line_of, outlasts, own_stores, phases, register, thrown
@@ -100,7 +101,7 @@ def test_a_store_that_its_owner_breaks_alarms_nobody_and_is_served_when_it_is_wh
     base: Path, home: Mapping[int, Path]
 ) -> None:
     kept = thrown(BOB, home[BOB])
-    volume = home[BOB] / ".trashd/volume.json"
+    volume = users_own(home[BOB], BOB) / "volume.json"
     text = volume.read_text()
     with service(base, config=OFTEN) as running:
         running.until(lambda: phases(running) == [VolumePhase.IDLE])

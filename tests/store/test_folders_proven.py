@@ -42,6 +42,7 @@ from tests.support.store_calls import (
     raw,
     recover_all,
     swap,
+    users_own,
 )
 
 pytestmark = pytest.mark.needs("root")
@@ -334,8 +335,8 @@ def test_a_folder_that_root_makes_is_whole_and_proven_whenever_he_is_killed(volu
 def test_own_is_proven_in_a_users_own_store() -> None:
     with tmpfs_volume(options=("mode=1777",)) as path:
         as_user(ALICE, lambda: init(path))
-        assert oct((path / ".trashd/u").stat().st_mode & 0o7777) == "0o755"
-        assert not (path / ".trashd/new").exists()
+        assert oct((users_own(path, ALICE) / "u").stat().st_mode & 0o7777) == "0o755"
+        assert not (users_own(path, ALICE) / "new").exists()
 
         def is_proven() -> bool:
             with own(path) as folder:

@@ -23,6 +23,7 @@ from tests.support.store_calls import (
     folder_of,
     forge,
     init,
+    init_as_of_old,
     place,
     problems,
     raw,
@@ -272,11 +273,11 @@ def listed(volume: Path) -> list[ListedContainer]:
 
 def test_root_does_not_use_a_users_store_and_says_so() -> None:
     with tmpfs_volume(options=("mode=1777",)) as volume:
-        as_user(ALICE, lambda: init(volume))
+        as_user(ALICE, lambda: init_as_of_old(volume))
         make_tree(volume / "job", {"a": "b"})
         with pytest.raises(Untrusted, match="owner 1001") as caught:
             swap(volume / "job")
-        assert "trashd init" in caught.value.hint
+        assert "trashd init --replace" in caught.value.hint
         assert (volume / "job" / "a").read_text() == "b"
 
 
@@ -299,6 +300,7 @@ def test_init_takes_over_a_users_store_and_keeps_his_orphans(litter: Callable[[P
 
         def make() -> str:
             make_tree(volume / "job", {"results": "his own"})
+            init_as_of_old(volume)
             return str(swap(volume / "job").id)
 
         identifier = as_user(ALICE, make)
@@ -330,7 +332,7 @@ def test_init_puts_a_file_of_roots_where_a_user_planted_volume_json(plant: Calla
     with tmpfs_volume(options=("mode=1777",)) as volume:
         make_tree(volume / "canary", {"secret": "root's"})
         before = canary_of(volume)
-        as_user(ALICE, lambda: init(volume))
+        as_user(ALICE, lambda: init_as_of_old(volume))
         (volume / ".trashd" / "volume.json").unlink()
         as_user(ALICE, lambda: plant(volume / ".trashd" / "volume.json"))
         with pytest.raises(TrashdError):

@@ -16,7 +16,17 @@ from tests.support.make_trees import Dir, Seen, make_tree, snapshot
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.shared_store import ALICE, BOB, alices_volume, orphan_of
-from tests.support.store_calls import assert_silent, entries, folder_of, problems, reap_now, recover_all, restore, swap
+from tests.support.store_calls import (
+    assert_silent,
+    entries,
+    folder_of,
+    init_as_of_old,
+    problems,
+    reap_now,
+    recover_all,
+    restore,
+    swap,
+)
 
 pytestmark = pytest.mark.needs("root")
 
@@ -53,7 +63,7 @@ def repair(volume: Path) -> None:
 
 
 def take_over(volume: Path) -> None:
-    run(["init", str(volume)])
+    run(["init", "--replace", str(volume)])
 
 
 def restore_it(volume: Path) -> None:
@@ -134,6 +144,7 @@ def test_after_root_took_over_a_store_no_directory_of_roots_is_his_folder() -> N
 
         def begin() -> None:
             make_tree(volume / "bob/job", {"a": "b"})
+            init_as_of_old(volume)
             swap(volume / "bob/job")
 
         as_user(BOB, begin)

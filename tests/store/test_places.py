@@ -14,6 +14,7 @@ import pytest
 
 from fusefs.core.errors import CrossesBoundary, NotPermitted, TrashdError
 from fusefs.core.lifecycle import State
+from fusefs.core.names import STORE
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.make_store import unmake_store
@@ -43,6 +44,7 @@ from tests.support.store_calls import (
     remove,
     restore,
     swap,
+    users_own,
 )
 
 pytestmark = pytest.mark.needs("root")
@@ -220,7 +222,7 @@ def test_what_a_user_could_not_have_deleted_root_does_not_reap_for_him_in_his_ow
     as_user(ALICE, lambda: make_tree(job, {"results": "hers"}))
     make_tree(job / "roots", {"kept": "k"})
     identifier = as_user(ALICE, lambda: str(swap(job).id))
-    assert (btrfs / "sub" / "home" / ".trashd").stat().st_uid == ALICE
+    assert users_own(btrfs / "sub" / "home", ALICE).stat().st_uid == ALICE
     assert reap_now(btrfs, identifier).report.n_failed > 0
     [entry] = entries(btrfs)
     assert (entry.uid, entry.state) == (ALICE, State.QUARANTINE)
@@ -279,7 +281,7 @@ def test_a_store_that_somebody_uses_by_now_is_not_even_hidden_for_a_moment(alice
 
     def unmake(kernel: Kernel) -> None:
         with kernel.open_path(raw(alices)) as base_fd:
-            unmake_store(kernel, BackingAndMount(base_fd), raw(alices))
+            unmake_store(kernel, BackingAndMount(base_fd), raw(alices), STORE)
 
     assert "renameat2" not in calls_of(unmake)
     assert [entry.id for entry in entries(alices)] == [identifier]

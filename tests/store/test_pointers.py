@@ -85,7 +85,7 @@ def by_both(act: Callable[[], T]) -> tuple[T, T]:
 def test_a_hostile_pointer_leads_nowhere_and_is_told(volume: Path, hostile: str) -> None:
     home, bobs = volume / "home" / "alice", volume / "home" / "bob"
     recover_all(volume)
-    [kept] = bobs.glob(".trashd/u/*/orphans/*")
+    [kept] = bobs.glob(".trashd-*/u/*/orphans/*")
     before = snapshot(bobs, with_times=True)
     pointer = folder_of(volume, ALICE) / "pointers" / ("0" * 32)
 

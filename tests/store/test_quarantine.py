@@ -30,6 +30,7 @@ from tests.support.store_calls import (
     folder_of,
     forge,
     init,
+    init_as_of_old,
     own,
     place,
     raw,
@@ -316,16 +317,16 @@ def test_a_store_that_root_does_not_trust_is_told_with_the_way_out(
     entry = stuck(volume)
     lower = volume / "alice"
     os.rename(volume / ".trashd/u/1001", volume / "kept")
-    as_user(ALICE, partial(init, lower))
+    as_user(ALICE, partial(init_as_of_old, lower))
     os.rename(Path(volume / "kept"), volume / ".trashd/u/1001")
     (volume / ".trashd/u/1001/quarantine" / entry.id).rename(lower / ".trashd/u/1001/quarantine" / entry.id)
     pointer = volume / ".trashd/u/1001/pointers/lower"
     pointer.write_text("alice")
     os.chown(pointer, ALICE, ALICE)
     assert delete(volume, entry.id) == 6
-    assert f"trashd init {lower}" in capsys.readouterr().err
+    assert f"trashd init --replace {lower}" in capsys.readouterr().err
     before = snapshot(lower / ".trashd/u/1001/quarantine")
-    assert command_of("init", str(lower)) == 0
+    assert command_of("init", "--replace", str(lower)) == 0
     as_user(ALICE, partial(recover_all, volume))
     assert snapshot(lower / ".trashd/new/1001/quarantine") == before
     assert delete(volume, entry.id) == 0

@@ -67,7 +67,7 @@ def swapped(home: Path, work: Path, state: Path | None = None) -> Done:
     done = told(ALICE, home, "swap", job)
     assert done.code == 0, done
     assert list(job.iterdir()) == []
-    (tree,) = work.glob(f".trashd/u/{ALICE}/orphans/*/tree")
+    (tree,) = work.glob(f".trashd-{ALICE}/u/{ALICE}/orphans/*/tree")
     assert (tree / "file").read_text() == "x"
     return done
 

@@ -29,9 +29,11 @@ from tests.support.store_calls import (
     entries,
     in_child,
     init,
+    init_as_of_old,
     opened,
     recover_all,
     swap,
+    users_own,
 )
 
 pytestmark = pytest.mark.needs("root")
@@ -63,6 +65,7 @@ def _hers(volume: Path) -> None:
 
     def begin() -> None:
         make_tree(volume / "job", {"results": "her own"})
+        init_as_of_old(volume)
         swap(volume / "job")
 
     as_user(ALICE, begin)
@@ -103,7 +106,7 @@ def test_in_a_users_own_store_he_alone_is_served() -> None:
         make_tree(volume / "alice", Dir({"job": Dir({"a": "1"}, owner=(ALICE, ALICE))}, owner=(ALICE, ALICE)))
         as_user(ALICE, lambda: init(volume))
         as_user(ALICE, lambda: [swap(volume / "alice/job", options=EXPIRED), None][1])
-        users = volume / ".trashd/u"
+        users = users_own(volume, ALICE) / "u"
         subprocess.run(["cp", "-a", str(users / str(ALICE)), str(users / str(BOB))], check=True)
         subprocess.run(["chown", "-R", str(BOB), str(users / str(BOB))], check=True)
         before = snapshot(users / str(BOB), with_times=True)

@@ -17,11 +17,10 @@ from typing import NamedTuple, NoReturn
 
 from fusefs.core.errors import TrashdError
 from fusefs.core.lifecycle import State
-from fusefs.core.names import STORE
+from fusefs.core.names import STORE, whose
 from fusefs.linux import syscalls
 from fusefs.linux.kernel import CallHook, Kernel
 from fusefs.store.layout import VOLUME, WATCH_PREFIXES, Volume, decode_volume, encode_volume
-from fusefs.store.user_folders import whose
 from tests.support.make_trees import Seen, snapshot
 from tests.support.other_users import as_user, become
 from tests.support.sampling import every_other

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from fusefs.core.names import user_store
 from fusefs.core.record import Record
 from fusefs.core.record_decoding import decode
 from fusefs.core.report import Reaped
@@ -21,11 +22,12 @@ from fusefs.store.check import check_folder, check_store
 from fusefs.store.discover import discover
 from fusefs.store.find_orphans import act_on, all_entries, each_folder, find_container, tend_all
 from fusefs.store.init_store import initialise
-from fusefs.store.layout import Store, UserFolder, open_store
+from fusefs.store.layout import Store, UserFolder, open_own_store, open_store
 from fusefs.store.list_orphans import ListedContainer
 from fusefs.store.restore import Restored
 from fusefs.store.restore_by_id import restore_by_id
 from fusefs.store.stage import SwapOptions
+from fusefs.store.store_maker import makes_common
 from fusefs.store.swap import Swapped
 from fusefs.store.swap_path import own_folder, remove_path, swap_path
 from tests.support.real_filesystems import tmpfs_volume
@@ -38,11 +40,24 @@ def raw(path: Path) -> bytes:
 
 
 def init(volume: Path, kernel: Kernel | None = None, *, is_known: bool = False) -> None:
-    """`trashd init`, with the caller's own folder and reserve."""
-    kernel = kernel or Kernel()
-    store, _done = initialise(kernel, BackingAndMount(kernel.open_path(raw(volume))), raw(volume), is_known=is_known)
+    """`trashd init --replace` as root, `trashd init` as a user; with the caller's own folder and reserve."""
+    kernel, replaces = kernel or Kernel(), os.geteuid() == 0 and makes_common()
+    base = BackingAndMount(kernel.open_path(raw(volume)))
+    store, _done = initialise(kernel, base, raw(volume), is_known=is_known, replaces=replaces)
     with store:
         own_folder(store).fd.close()
+
+
+def users_own(base: Path, uid: int) -> Path:
+    """Where a user's own store is in a directory."""
+    return base / os.fsdecode(user_store(uid))
+
+
+def init_as_of_old(volume: Path) -> None:
+    """The store that 0.3.0 made for the caller, a user: it has the name of root's, as what a user plants may have."""
+    init(volume)
+    users_own(volume, os.geteuid()).rename(volume / ".trashd")
+    (volume / ".trashd").chmod(0o755)
 
 
 def swap(path: Path, kernel: Kernel | None = None, options: SwapOptions = _DEFAULT) -> Swapped:
@@ -98,8 +113,11 @@ def assert_silent(volume: Path) -> None:
 
 @contextmanager
 def opened(volume: Path) -> Iterator[Store]:
+    """The store of a volume: root's, or else the caller's own."""
     kernel = Kernel()
     store = open_store(kernel, BackingAndMount(kernel.open_path(raw(volume))), raw(volume))
+    if store is None:
+        store = open_own_store(kernel, BackingAndMount(kernel.open_path(raw(volume))), raw(volume))
     assert store is not None, f"no store in {volume}"
     with store:
         yield store

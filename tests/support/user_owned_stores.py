@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fusefs.core.identity import Identity
-from fusefs.core.names import VolumeId
+from fusefs.core.names import STORE, Name, VolumeId, whose_store
 from fusefs.core.service_status import VolumePhase, VolumeStatus
 from fusefs.linux.kernel import Kernel
 from fusefs.store.layout import Volume, encode_volume
@@ -53,10 +53,11 @@ def outlasts(running: Service, uid: int, home: Path, kept: Path) -> None:
 def line_of(base: Path, volume: str | None = None) -> RegistryLine:
     """What a registry says of a directory with a store, whichever user made it."""
     kernel = Kernel()
-    with kernel.open_path(os.fsencode(base / ".trashd")) as fd:
+    name = next((Name(one) for one in sorted(os.listdir(os.fsencode(base))) if whose_store(one) is not None), STORE)
+    with kernel.open_path(os.path.join(os.fsencode(base), name)) as fd:
         identity = kernel.identify(fd)
     identifier = volume or os.urandom(16).hex()
-    return RegistryLine(Identity(*identity), VolumeId(identifier), os.statvfs(base).f_fsid, os.fsencode(base))
+    return RegistryLine(Identity(*identity), VolumeId(identifier), os.statvfs(base).f_fsid, os.fsencode(base), name)
 
 
 def register(uid: int, home: Path, lines: Iterable[RegistryLine]) -> None:

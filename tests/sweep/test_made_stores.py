@@ -40,4 +40,4 @@ def test_a_users_own_store_goes_again_too(volume: Path, top: Path) -> None:
     assert as_user(ALICE, lambda: sweep(top / "d", NOTHING, ToTrash())).orphan is None
     assert names(volume) == before
     orphan = as_user(ALICE, lambda: sweep(top / "d", ALL, ToTrash())).orphan
-    assert [path.name for path in top.glob(f".trashd/u/{ALICE}/orphans/*")] == [orphan]
+    assert [path.name for path in top.glob(f".trashd-{ALICE}/u/{ALICE}/orphans/*")] == [orphan]

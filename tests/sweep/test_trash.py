@@ -247,10 +247,10 @@ def test_user_without_a_store_above_gets_one_where_he_may_make_it() -> None:
         home = make_tree(volume / "home", Dir({"x": b"1", "y": b"2"}, owner=(ALICE, ALICE)))
         assert as_user(ALICE, lambda: gather(home, ["x"]).volume == raw(home))
         assert as_user(ALICE, lambda: gather(home, ["y"]).n_done) == 1
-        assert sorted(os.listdir(home)) == [".trashd"]
+        assert sorted(os.listdir(home)) == [f".trashd-{ALICE}"]
         assert as_user(ALICE, lambda: [entry.origin == raw(home) for entry in entries(home)]) == [True, True]
         as_user(ALICE, lambda: [restore(home, entry.id).n_left for entry in entries(home)])
-        assert sorted(os.listdir(home)) == [".trashd", "x", "y"]
+        assert sorted(os.listdir(home)) == [f".trashd-{ALICE}", "x", "y"]
 
 
 def test_user_who_can_have_no_store_is_told_and_loses_nothing() -> None:
