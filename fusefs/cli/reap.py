@@ -220,7 +220,7 @@ def _run(told: _ReapLine) -> int:
         ask_about_force(due)
     if told.now and len(waiting) > 1 and not (told.yes or told.one or told.as_json) and can_be_asked():
         ask_about(waiting)
-    is_meant = is_due_as_chosen if told.now or soon else partial(has_expired, clocks=clocks)
+    is_meant = is_due_as_chosen if told.now or told.force or soon else partial(has_expired, clocks=clocks)
     tempo = Speed(told.max_rate, told.max_bytes)
     how = ReapOptions(told.n_workers, tempo, told.counts, told.waits, told.paced, told.with_stores, is_meant)
     how = how._replace(only_one=told.one, job=told.job, force=told.force)

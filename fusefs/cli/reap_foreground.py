@@ -191,7 +191,7 @@ def _reap_by_force(
                 raise _LOST[seized](entry.id)
             for warning in seized.warnings:
                 output.warn(warning)
-            entry = entry._replace(id=seized.id)
+            entry = entry._replace(id=seized.id, expires_ns=None)  # its term in root's folder is no owner's choice
         reaped = _reap(entry, how, shows, stop, is_away, own, None)
     if reaped.lost is not None:
         raise _LOST[ClaimLost(reaped.lost)](entry.id)
