@@ -27,6 +27,7 @@ from fusefs.core.record import KeptEntries
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import FilesystemPath, Mount, below, find_mount, place_below, place_of, read_mounts
+from fusefs.linux.syscalls import STATX_ATTR_ENCRYPTED
 from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount, Scope, is_taken, suppress_errno, wholly_beneath
 from fusefs.store.layout import Store, is_stores_own, open_store
 
@@ -250,13 +251,24 @@ def _open_root(kernel: Kernel, mount: Mount, path: bytes) -> tuple[Fd, bytes]:
     raise NoStore(path)
 
 
-def ancestors(scope: Scope) -> Iterator[tuple[RelPath, bytes]]:
-    """The directories that could hold the store of what is in a directory, highest first: relative and full path."""
-    yield RelPath(b""), scope.root_path
+def ancestors(kernel: Kernel, scope: Scope) -> Iterator[tuple[RelPath, bytes]]:
+    """The directories that could hold the store of what is in a directory, highest first: relative and full path.
+
+    Names in an encrypted directory are secret, and a store has them in its records and ids: it is encrypted, too.
+    """
     names = scope.relative.split(b"/") if scope.relative else []
-    for count in range(1, len(names) + 1):
+    is_secret = _is_encrypted(kernel, scope.sides)
+    for count in range(len(names) + 1):
         path = RelPath(b"/".join(names[:count]))
-        yield path, os.path.join(scope.root_path, path)
+        if is_secret:
+            with wholly_beneath(kernel, scope.root, path) as base:
+                if not _is_encrypted(kernel, base):
+                    continue
+        yield path, os.path.join(scope.root_path, path) if path else scope.root_path
+
+
+def _is_encrypted(kernel: Kernel, directory: BackingAndMount) -> bool:
+    return bool(kernel.statx(directory.fd).attributes & STATX_ATTR_ENCRYPTED)
 
 
 def existing_stores(kernel: Kernel, scope: Scope, untrusted: list[Untrusted]) -> Iterator[tuple[RelPath, Store]]:
@@ -264,7 +276,7 @@ def existing_stores(kernel: Kernel, scope: Scope, untrusted: list[Untrusted]) ->
 
     Raises  BrokenStore where one of them is: none is used below it, whose pointer nobody could leave in it
     """
-    for relative, path in ancestors(scope):
+    for relative, path in ancestors(kernel, scope):
         base = wholly_beneath(kernel, scope.root, relative)
         try:
             store = open_store(kernel, base, path)
@@ -300,7 +312,7 @@ def stores_for(kernel: Kernel, scope: Scope, wanted: bytes) -> Iterator[Offered]
         bases.add(relative)
         yield Offered(relative, store, is_made=False)
     last: TrashdError = untrusted[0] if untrusted else NoStore(wanted)
-    for relative, path in ancestors(scope):
+    for relative, path in ancestors(kernel, scope):
         if relative in bases:
             continue
         try:

@@ -207,7 +207,7 @@ def _try_stores(kernel: Kernel, victim: Victim, *, unlike: bool) -> _Found:
     except BrokenStore as error:
         return _Found(None, False, error=error)
     last: TrashdError = untrusted[0] if untrusted else NoStore(victim.path())
-    for relative, path in ancestors(victim.parent):
+    for relative, path in ancestors(kernel, victim.parent):
         if relative in bases:
             continue
         there = _Found(os.path.join(path, STORE), False)
