@@ -59,6 +59,12 @@ def holds_trash(nodes: InodeTable, directory: Node) -> bool:
     return nodes.zone_of(directory) is NodeZone.TRASH
 
 
+def is_drop_folder(nodes: InodeTable, directory: Node) -> bool:
+    """Whether a directory is a user's drop folder, in whatever store."""
+    above = directory.parent
+    return directory.name == DROP and above is not None and nodes.zone_of(above) is NodeZone.STORE
+
+
 def is_hidden(directory: Node, name: bytes, *, shows_trash: bool) -> bool:
     """Whether a listing leaves a name out: `.trashd` in the root's, or backups, searches and `rm -rf *` find it."""
     return name == STORE and directory.nodeid in ROOTS and not shows_trash
