@@ -251,32 +251,42 @@ def _open_root(kernel: Kernel, mount: Mount, path: bytes) -> tuple[Fd, bytes]:
     raise NoStore(path)
 
 
-def ancestors(kernel: Kernel, scope: Scope) -> Iterator[tuple[RelPath, bytes]]:
-    """The directories that could hold the store of what is in a directory, highest first: relative and full path.
+def ancestors(scope: Scope) -> Iterator[tuple[RelPath, bytes]]:
+    """The directories that could hold a store above what is in a directory, highest first: relative and full path."""
+    yield RelPath(b""), scope.root_path
+    names = scope.relative.split(b"/") if scope.relative else []
+    for count in range(1, len(names) + 1):
+        path = RelPath(b"/".join(names[:count]))
+        yield path, os.path.join(scope.root_path, path)
+
+
+def taking_ancestors(kernel: Kernel, scope: Scope) -> Iterator[tuple[RelPath, bytes]]:
+    """Those whose store may take what is in the directory.
 
     Names in an encrypted directory are secret, and a store has them in its records and ids: it is encrypted, too.
     """
-    names = scope.relative.split(b"/") if scope.relative else []
     is_secret = _is_encrypted(kernel, scope.sides)
-    for count in range(len(names) + 1):
-        path = RelPath(b"/".join(names[:count]))
+    for relative, path in ancestors(scope):
         if is_secret:
-            with wholly_beneath(kernel, scope.root, path) as base:
+            with wholly_beneath(kernel, scope.root, relative) as base:
                 if not _is_encrypted(kernel, base):
                     continue
-        yield path, os.path.join(scope.root_path, path) if path else scope.root_path
+        yield relative, path
 
 
 def _is_encrypted(kernel: Kernel, directory: BackingAndMount) -> bool:
     return bool(kernel.statx(directory.fd).attributes & STATX_ATTR_ENCRYPTED)
 
 
-def existing_stores(kernel: Kernel, scope: Scope, untrusted: list[Untrusted]) -> Iterator[tuple[RelPath, Store]]:
+def existing_stores(
+    kernel: Kernel, scope: Scope, untrusted: list[Untrusted], *, to_take: bool = True
+) -> Iterator[tuple[RelPath, Store]]:
     """The trusted stores among those directories, highest first; the caller closes each.
 
+    to_take  only those that may take what is in the directory
     Raises  BrokenStore where one of them is: none is used below it, whose pointer nobody could leave in it
     """
-    for relative, path in ancestors(kernel, scope):
+    for relative, path in taking_ancestors(kernel, scope) if to_take else ancestors(scope):
         base = wholly_beneath(kernel, scope.root, relative)
         try:
             store = open_store(kernel, base, path)
@@ -312,7 +322,7 @@ def stores_for(kernel: Kernel, scope: Scope, wanted: bytes) -> Iterator[Offered]
         bases.add(relative)
         yield Offered(relative, store, is_made=False)
     last: TrashdError = untrusted[0] if untrusted else NoStore(wanted)
-    for relative, path in ancestors(kernel, scope):
+    for relative, path in taking_ancestors(kernel, scope):
         if relative in bases:
             continue
         try:

@@ -129,6 +129,7 @@ def test_names_in_an_encrypted_directory_are_in_no_store_outside(volume: Path, t
     assert tried(job / "hidden") == (0, ())
     take(job / "hidden")
     assert policy_of(job / ".trashd") == policy
+    assert [entry.origin for entry in entries(volume)] == [raw(job / "hidden")]
     assert not [path for path in (volume / ".trashd").rglob("*") if "hidden" in path.name]
     assert_silent(job)
 
