@@ -117,7 +117,7 @@ def read_likeness(kernel: Kernel, fd: int) -> DirectoryMetadata:
         extended = _extended(kernel, fd)
     except PermissionError:
         unreadable.append("inode flags and project id")
-    if not is_at_once(magic):
+    if unreadable or not is_at_once(magic):
         flags |= kernel.statx(fd).attributes & (_STATX_ONLY | _ENCRYPTED)
     return DirectoryMetadata(
         st.st_uid,
@@ -208,7 +208,7 @@ def differences(wanted: DirectoryMetadata, got: DirectoryMetadata) -> list[Metad
         ("mode", f"{wanted.mode:04o}", f"{got.mode:04o}"),
         ("inode flags", f"{wanted.flags:#x}", f"{got.flags:#x}"),
         *((what, of(wanted), of(got)) for what, of in _EXTENDED.items() if wanted.extended is not None),
-        ("btrfs", *("subvolume" if one.is_subvolume else "directory" for one in (wanted, got))),
+        ("kind", *("btrfs subvolume" if one.is_subvolume else "directory" for one in (wanted, got))),
     ]
     return found + [MetadataDifference(*pair) for pair in pairs if pair[1] != pair[2]]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -18,7 +19,7 @@ from tests.support.crash_scenarios import forbid_exchange, wipe
 from tests.support.encryption import add_key, encrypt, encrypt_v1, encrypting_volume, policy_of, remove_key
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import Unsupported, overlay_on, tmpfs_volume
-from tests.support.store_calls import assert_silent, entries, init, raw, remove, restore, swap
+from tests.support.store_calls import Before, assert_silent, entries, init, raw, remove, restore, swap
 from tests.support.trashd_command import done_well
 
 pytestmark = pytest.mark.needs("root", "loop")
@@ -98,6 +99,16 @@ def test_a_policy_of_the_first_version_is_reproduced(volume: Path) -> None:
     swap(job)
     assert policy_of(job) == policy
     assert policy is not None
+
+
+def test_where_flags_can_not_be_read_encryption_is_seen_all_the_same(volume: Path) -> None:
+    policy = vault(volume / "job", add_key(volume))
+
+    def refuse() -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    swap(volume / "job", Kernel(Before("ioctl", refuse)), SwapOptions(unlike=True))
+    assert policy_of(volume / "job") == policy
 
 
 def test_a_user_who_added_the_key_swaps(volume: Path) -> None:

@@ -403,11 +403,11 @@ def test_a_subvolume_becomes_a_directory_only_with_unlike(mounted: Callable[[str
     volume = emptied(mounted("btrfs"))
     job = btrfs_subvolume(volume, "job")
     found = preflight(Kernel(), raw(job)).refusals
-    with pytest.raises(NotAlike, match="btrfs directory instead of subvolume") as caught:
+    with pytest.raises(NotAlike, match="kind directory instead of btrfs subvolume") as caught:
         swap(job)
     assert found == ((caught.value.message(), caught.value.hint),)
     swapped = swap(job, options=SwapOptions(unlike=True))
-    assert [tuple(one) for one in swapped.unlike] == [("btrfs", "subvolume", "directory")]
+    assert [tuple(one) for one in swapped.unlike] == [("kind", "btrfs subvolume", "directory")]
     assert_silent(volume)
 
 
