@@ -158,6 +158,15 @@ class NotAlike(Refused):
     hint = "run it as root, or accept the difference with --unlike"
 
 
+class NotEncrypted(NotAlike):
+    """Encryption (fscrypt) prevents it"""
+
+    hint = (
+        "run it as root, or as the user who unlocked the directory, where its policy can be read; "
+        "--unlike never drops encryption"
+    )
+
+
 class NotKept(Refused):
     """Can't be kept in view, so nothing was swapped"""
 
@@ -412,6 +421,8 @@ def from_os(error: OSError | TrashdError, what: str | bytes) -> TrashdError:
         return CrossesBoundary(what)
     if number == _errno.ENOLCK:
         return NoLocks(what)
+    if number == _errno.ENOKEY:
+        return NotEncrypted(f"{printable(what) if isinstance(what, bytes) else what}: {error.strerror}")
     if number in (_errno.EACCES, _errno.EPERM):
         return NotPermitted(what)
     if number == _errno.ENOENT:

@@ -435,15 +435,20 @@ class Kernel:
         self._hook("chown")
         os.chown(fd, uid, gid)
 
-    def xattrs(self, of: int | bytes) -> dict[str, bytes]:
-        """All extended attributes that may be read; empty where the filesystem has none. of: an fd, or a magic link"""
+    def xattr_names(self, of: int | bytes) -> Iterable[str]:
+        """The names of all extended attributes; empty where the filesystem has none. of: an fd, or a magic link"""
         self._hook("listxattr")
         try:
-            return {name: os.getxattr(of, name) for name in os.listxattr(of)}
+            return os.listxattr(of)
         except OSError as error:
             if error.errno in (errno.EOPNOTSUPP, errno.ENOSYS):
-                return {}
+                return []
             raise
+
+    def read_xattr(self, of: int | bytes, name: str) -> bytes:
+        """getxattr of an fd, or a magic link. Raises  OSError ENODATA if it is not there"""
+        self._hook("getxattr")
+        return os.getxattr(of, name)
 
     def get_xattr(self, fd: int, name: str) -> bytes | None:
         """fgetxattr; None if it is not there, or the filesystem has none."""

@@ -141,8 +141,11 @@ class FolderWatch:
         )
 
     def _on_drop(self, _part: FolderPart, event: InotifyEvent) -> None:
-        wait_s = _COPY_S if event.happened & InotifyMask.CREATE else 0.0
-        self.user.tend_at_s = boot_s() + wait_s
+        now_s = boot_s()
+        if event.happened & InotifyMask.MOVED_TO:
+            self.user.tend_at_s = now_s
+        elif self.user.tend_at_s > now_s:  # what was moved there waits for no copy
+            self.user.tend_at_s = now_s + _COPY_S
 
 
 def open_part(store: Store, path: bytes, uid: int) -> Fd:

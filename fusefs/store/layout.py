@@ -318,7 +318,7 @@ def take_lock(kernel: Kernel, dir_fd: Fd, owned: ExitStack) -> bool:
 
 def drop_acls(kernel: Kernel, fd: Fd) -> None:
     """Take back what a parent's default ACL gave to others."""
-    for name in kernel.xattrs(fd):
+    for name in kernel.xattr_names(fd):
         if name.startswith("system.posix_acl_"):
             kernel.remove_xattr(fd, name)
 

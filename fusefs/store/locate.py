@@ -28,6 +28,7 @@ from fusefs.core.record import KeptEntries
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import FilesystemPath, Mount, below, find_mount, place_below, place_of, read_mounts
+from fusefs.linux.syscalls import STATX_ATTR_ENCRYPTED
 from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount, Scope, suppress_errno, wholly_beneath
 from fusefs.store.layout import Store, is_stores_own, open_own_store, open_store
 from fusefs.store.store_maker import makes_common, way_out
@@ -265,7 +266,7 @@ def _open_root(kernel: Kernel, mount: Mount, path: bytes) -> tuple[Fd, bytes]:
 
 
 def ancestors(scope: Scope) -> Iterator[tuple[RelPath, bytes]]:
-    """The directories that could hold the store of what is in a directory, highest first: relative and full path."""
+    """The directories that could hold a store above what is in a directory, highest first: relative and full path."""
     yield RelPath(b""), scope.root_path
     names = scope.relative.split(b"/") if scope.relative else []
     for count in range(1, len(names) + 1):
@@ -273,12 +274,33 @@ def ancestors(scope: Scope) -> Iterator[tuple[RelPath, bytes]]:
         yield path, os.path.join(scope.root_path, path)
 
 
-def existing_stores(kernel: Kernel, scope: Scope, untrusted: list[Untrusted]) -> Iterator[tuple[RelPath, Store]]:
+def taking_ancestors(kernel: Kernel, scope: Scope) -> Iterator[tuple[RelPath, bytes]]:
+    """Those whose store may take what is in the directory.
+
+    Names in an encrypted directory are secret, and a store has them in its records and ids: it is encrypted, too.
+    """
+    is_secret = _is_encrypted(kernel, scope.sides)
+    for relative, path in ancestors(scope):
+        if is_secret:
+            with wholly_beneath(kernel, scope.root, relative) as base:
+                if not _is_encrypted(kernel, base):
+                    continue
+        yield relative, path
+
+
+def _is_encrypted(kernel: Kernel, directory: BackingAndMount) -> bool:
+    return bool(kernel.statx(directory.fd).attributes & STATX_ATTR_ENCRYPTED)
+
+
+def existing_stores(
+    kernel: Kernel, scope: Scope, untrusted: list[Untrusted], *, to_take: bool = True
+) -> Iterator[tuple[RelPath, Store]]:
     """The trusted stores in those directories, highest first, root's before the caller's own; the caller closes each.
 
+    to_take  only those that may take what is in the directory
     Raises  BrokenStore where one of them is: none is used below it, whose pointer nobody could leave in it
     """
-    for relative, path in ancestors(scope):
+    for relative, path in taking_ancestors(kernel, scope) if to_take else ancestors(scope):
         for opener in (open_store, open_own_store):
             base = wholly_beneath(kernel, scope.root, relative)
             try:
@@ -318,7 +340,7 @@ def stores_for(kernel: Kernel, scope: Scope, wanted: bytes) -> Iterator[Offered]
         bases.add(relative)
         yield Offered(relative, store, is_made=False)
     last: TrashdError = untrusted[0] if untrusted else NoStore(wanted)
-    for relative, path in ancestors(scope):
+    for relative, path in taking_ancestors(kernel, scope):
         if relative in bases:
             continue
         try:

@@ -483,7 +483,7 @@ def prove(kernel: Kernel, fd: Fd, identifier: VolumeId) -> Volume:
 
 def is_wrong(kernel: Kernel, fd: Fd, mode: int) -> bool:
     st = kernel.fstat(fd)
-    acl = any(name.startswith("system.posix_acl_") for name in kernel.xattrs(fd))
+    acl = any(name.startswith("system.posix_acl_") for name in kernel.xattr_names(fd))
     return st.st_uid != os.geteuid() or stat.S_IMODE(st.st_mode) != mode or acl
 
 

@@ -40,7 +40,7 @@ from fusefs.linux.refused_calls import RefusedCall, refused_calls
 from fusefs.store.backing_and_mount import FULL, suppress_errno, wholly_beneath
 from fusefs.store.keep_entries import choose, hindrances
 from fusefs.store.layout import NEW_PREFIX, RECORD, Store, make_private, store_of, trusted_owners
-from fusefs.store.locate import Victim, ancestors, existing_stores, find_victim, lacks_call
+from fusefs.store.locate import Victim, existing_stores, find_victim, lacks_call, taking_ancestors
 from fusefs.store.make_folder import take_registry, unnamed_folder
 from fusefs.store.make_store import name_for_new, unfinished
 from fusefs.store.refusals import refusals
@@ -207,7 +207,7 @@ def _try_stores(kernel: Kernel, victim: Victim, *, unlike: bool) -> _Found:
     except BrokenStore as error:
         return _Found(None, False, error=error)
     last: TrashdError = untrusted[0] if untrusted else NoStore(victim.path())
-    for relative, path in ancestors(victim.parent):
+    for relative, path in taking_ancestors(kernel, victim.parent):
         if relative in bases:
             continue
         try:

@@ -17,6 +17,7 @@ from fusefs.core.names import ContainerId, Name, RelPath
 from fusefs.core.printable_names import printable
 from fusefs.core.record import Method
 from fusefs.linux.directory_metadata import (
+    UNREADABLE,
     DirectoryMetadata,
     MetadataDifference,
     apply_likeness,
@@ -217,18 +218,21 @@ def make_alike(staged: Staged, victim: Victim, options: SwapOptions, visible: Vi
 def give_likeness(kernel: Kernel, victim: Victim, fresh: Fd, wanted: DirectoryMetadata, *, accepted: bool) -> Unlike:
     """Give a fresh directory the victim's likeness; what could not be had.
 
-    Raises  NotAlike if that is the owner, group, mode, an ACL, a label or the project, and not accepted
+    Raises  NotAlike if that is anything, and not accepted; OSError ENOKEY, accepted or not, if it is encryption
     """
     apply_likeness(kernel, fresh, wanted)
     unlike = tuple(differences(wanted, read_likeness(kernel, fresh)))
-    if not accepted and any(one.strict for one in unlike):
+    if unlike and not accepted:
         raise NotAlike(victim.path() + b": " + os.fsencode(", ".join(in_words(unlike))))
     return unlike
 
 
 def in_words(unlike: Unlike) -> list[str]:
     """What could not be had, in words."""
-    return [f"{one.what} {one.got} instead of {one.wanted}" for one in unlike]
+    return [
+        f"{one.what} {UNREADABLE if one.wanted == UNREADABLE else f'{one.got} instead of {one.wanted}'}"
+        for one in unlike
+    ]
 
 
 def _judge(staged: Staged, victim: Victim, visible: VisibleRename) -> ExchangeOutcome:

@@ -198,7 +198,7 @@ def _first_folder(store: Store) -> UserFolder:
 
 def point_to(kernel: Kernel, scope: Scope, relative: RelPath, leave: Callable[[Store, RelPath], None]) -> None:
     """Leave a pointer to a lower store in the user's folder of the highest one, before the lower one is used."""
-    for upper, store in existing_stores(kernel, scope, []):
+    for upper, store in existing_stores(kernel, scope, [], to_take=False):
         with store:
             if upper != relative and len(upper) < len(relative):
                 leave(store, RelPath(below(relative, upper)))

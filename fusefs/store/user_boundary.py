@@ -88,7 +88,8 @@ def _is_closed(st: os.stat_result) -> bool:
 
 
 def _acls(kernel: Kernel, fd: Fd) -> dict[str, bytes]:
-    return {name: value for name, value in kernel.xattrs(fd.path()).items() if name.startswith("system.")}
+    acls = (name for name in kernel.xattr_names(fd.path()) if name.startswith("system."))
+    return {name: kernel.read_xattr(fd.path(), name) for name in acls}
 
 
 # Taking.

@@ -199,11 +199,12 @@ def test_where_it_works(fs_type: str) -> None:
         assert "one atomic exchange" in PAGE.typed("trashd check DIR", volume, DIR=make_job(volume))
 
 
-def test_a_subvolume_can_be_swapped_and_a_directory_takes_its_place() -> None:
+def test_a_subvolume_can_be_swapped_with_unlike_and_a_directory_takes_its_place() -> None:
     with loop_volume("btrfs", 128) as volume:
         init(volume)
         sub = btrfs_subvolume(volume, "sub")
-        swapped(sub)
+        assert in_bash(f"trashd swap {sub}", volume).code == 3
+        swapped(sub, "--unlike")
         assert sub.stat().st_ino != 256
         assert_silent(volume)
 

@@ -35,6 +35,7 @@ NOT_TYPED_HERE = {
 }
 """And where it is."""
 ELSEWHERE = {
+    "Encryption (fscrypt) prevents it": "tests/store",
     "Refused": "each command's own",
     "Root is nobody to this filesystem's server (root squash), or a security module refuses root": "tests/shared",
     "Nobody can tell that only its owner put it into the trash store": "tests/store",

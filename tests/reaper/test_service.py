@@ -5,13 +5,15 @@ from __future__ import annotations
 import fcntl
 import shutil
 import signal
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
 from fusefs.core.errors import Busy
 from fusefs.store.stage import SwapOptions
-from tests.support.make_trees import snapshot
+from tests.support.make_trees import make_tree, snapshot
 from tests.support.many_files import roomy_volume
 from tests.support.reap_process import is_claimed
 from tests.support.service_process import configure, service
@@ -60,6 +62,41 @@ def test_what_is_copied_into_drop_is_left_alone_while_it_may_be_written_to(base:
         outwait(running, volume)
         running.until(lambda: 0 < next_due_s(running, volume) < COPY_S)
         assert snapshot(copy)[1:] == snapshot(volume / "job")[1:]
+
+
+ONE_OF_A_NAME = {
+    "numbered backups": 'mv --backup=numbered "$one"/report "$drop"/',
+    "a new directory for each": 'd=$(mktemp -d .item.XXXXXX) && mv "$one"/report "$d" && mv "$d" "$drop"/',
+}
+
+
+@pytest.mark.parametrize("way", ONE_OF_A_NAME.values(), ids=ONE_OF_A_NAME)
+def test_files_of_one_name_that_are_dropped_as_documented_are_an_orphan_each(
+    base: Path, volume: Path, way: str
+) -> None:
+    drop, names = folder_of(volume, 0) / "drop", "abcde"
+    for name in names:
+        make_tree(volume / name, {"report": name})
+    with service(base, volume) as running:
+        script = f"drop=$1; for one in {' '.join(names)}; do {way} || exit; done"
+        subprocess.run(["bash", "-c", script, "bash", drop], cwd=volume, check=True)
+        running.until(lambda: not any(drop.iterdir()))
+        running.until(lambda: len(ids(volume)) == len(names))
+    contents = {path.read_text() for path in volume.rglob("orphans/*/tree/**/*") if path.is_file()}
+    contents |= {path.read_text() for path in volume.rglob("orphans/*/tree") if path.is_file()}
+    assert contents == set(names)
+
+
+def test_what_is_moved_into_drop_does_not_wait_for_a_copy_that_begins_after_it(base: Path, volume: Path) -> None:
+    drop = folder_of(volume, 0) / "drop"
+    with service(base, volume) as running:
+        orphan_in(volume, "first", EXPIRED)
+        running.until(lambda: not ids(volume))
+        began_s = time.monotonic()
+        victim_in(volume).rename(drop / "job")
+        (drop / "copy").touch()
+        running.until(lambda: not (drop / "job").exists())
+        assert time.monotonic() - began_s < COPY_S - 1
 
 
 def test_restore_by_a_person_is_told(base: Path, volume: Path) -> None:

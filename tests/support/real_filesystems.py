@@ -258,9 +258,10 @@ def volume_of(fs_type: str) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def overlay_on(lower: Path) -> Iterator[Overlay]:
-    """An overlay on a directory, what is written to it on a tmpfs."""
-    with tmpfs_volume() as base:
+def overlay_on(lower: Path, base: Path | None = None) -> Iterator[Overlay]:
+    """An overlay on a directory, what is written to it in a new directory, or on a tmpfs."""
+    with contextlib.nullcontext(base) if base else tmpfs_volume() as base:
+        base.mkdir(exist_ok=True)
         upper, work, merged = (base / name for name in ("upper", "work", "merged"))
         for directory in (upper, work, merged):
             directory.mkdir()

@@ -61,6 +61,12 @@ def holds_trash(nodes: InodeTable, directory: Node) -> bool:
     return nodes.zone_of(directory) is NodeZone.TRASH
 
 
+def is_drop_folder(nodes: InodeTable, directory: Node) -> bool:
+    """Whether a directory is a user's drop folder, in whatever store."""
+    above = directory.parent
+    return directory.name == DROP and above is not None and nodes.zone_of(above) is NodeZone.STORE
+
+
 def hides_stores(directory: Node, *, shows_trash: bool) -> bool:
     """Whether a listing leaves stores out: the root's, or backups, searches and `rm -rf *` find them."""
     return directory.nodeid in ROOTS and not shows_trash
