@@ -19,7 +19,7 @@ from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.store.as_owner import ITS_OWNERS, why_other
 from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount, between, refresh, with_mounted
-from fusefs.store.claim import ClaimLost, hold, look_at_record
+from fusefs.store.claim import ClaimLost, hold, hold_soon, look_at_record
 from fusefs.store.container import (
     HeldContainer,
     drop_prepared,
@@ -134,7 +134,7 @@ def claim_for_restore(folder: UserFolder, container: ContainerId) -> RestoreClai
             if container.encode() in folder.list(source):
                 raise Busy(f"{container}: a reaper has begun on it", _WITHOUT_RETURN[source])
             continue
-        held = hold(folder, source, container)
+        held = hold_soon(folder, source, container)
         if held is ClaimLost.BUSY:
             raise Busy(container)
         if isinstance(held, HeldContainer):
