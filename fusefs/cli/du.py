@@ -46,7 +46,8 @@ def command(
 
     Where the filesystem knows it (CephFS, a btrfs subvolume with quota groups, JuiceFS's Enterprise Edition), it is
     asked. Else each tree is walked once, by its owner, at idle priority and at a pace that others on the disk don't
-    feel, and what was counted is noted in its record, for trashd list and status too. On filesystems of a server
+    feel, and what was counted is noted in its record, for trashd list and status too. The reaper service does the same
+    for orphans older than a minute, on local filesystems, while nobody else uses the disk. On filesystems of a server
     nothing is counted but what is named, or with --count, which also counts once more what is noted.
 
     Counted are the blocks of each inode once. FREES is what comes back when it goes: files that have other names

@@ -57,9 +57,12 @@ def command(
     restore your own; root says with --user whose is meant.
 
     The fresh directory makes way for it; if something was written there meanwhile, that becomes an orphan of its
-    own, kept for a week. What a sweep took goes back into the directory that it came from; where a name is taken
-    by now it stays an orphan, is told (exit code 13), and the same command brings it once the name is free. Root
-    restores a user's orphan as that user; with --to as root. Without ID and PATH you choose from a list, on a terminal.
+    own, kept for a week. Files that you restored from the same orphan before go back into the tree as they are now,
+    the newer copy; if the tree has the name again, both copies are kept and the command reports it.
+
+    What a sweep took goes back into the directory that it came from; where a name is taken by now it stays an orphan,
+    is told (exit code 13), and the same command brings it once the name is free. Root restores a user's orphan as
+    that user; with --to as root. Without ID and PATH you choose from a list, on a terminal.
 
     \b
     Examples:

@@ -162,6 +162,7 @@ class Record(NamedTuple):
     failures     why it is in quarantine
     invocation   the command that took it away, for `restore --last`; None if nobody gave one, or an older one did
     size         what the tree took when that was last asked; None: not known, or something went out of it since
+    parts        paths in the tree of what a restore moved to the fresh directory: a restore of the whole takes it back
     unknown      keys of a later minor version: kept, never understood
     """
 
@@ -191,6 +192,7 @@ class Record(NamedTuple):
     failures: tuple[Failure, ...] = ()
     invocation: Invocation | None = None
     size: TreeSize | None = None
+    parts: tuple[RelPath, ...] = ()
     unknown: tuple[tuple[str, Any], ...] = ()
 
     def adopted_expires_ns(self) -> int | None:
@@ -215,7 +217,18 @@ class Record(NamedTuple):
         return now.since(self.created_ns, self.boot_ns, self.boot)
 
 
-_LEFT_OUT = ("superblock", "boot_ns", "heir", "kept", "moved_ns", "taken_from", "entered", "invocation", "size")
+_LEFT_OUT = (
+    "superblock",
+    "boot_ns",
+    "heir",
+    "kept",
+    "moved_ns",
+    "taken_from",
+    "entered",
+    "invocation",
+    "size",
+    "parts",
+)
 """Keys that are not written for a record that says nothing by them."""
 
 
@@ -234,6 +247,7 @@ def encode(record: Record) -> bytes:
         fields[key] = fields[key] and fields[key]._asdict()
     fields["kept"] = None if record.kept is None else {quote(one.name): one.ino for one in record.kept}
     fields["entered"] = dict(record.entered) or None
+    fields["parts"] = [quote(part) for part in record.parts] or None
     fields["superblock"] = record.superblock or None
     for key in _LEFT_OUT:
         if fields[key] is None:

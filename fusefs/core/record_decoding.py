@@ -94,6 +94,7 @@ class _Record(msgspec.Struct):
     failures: Annotated[list[_Failure], msgspec.Meta(max_length=MAX_FAILURES)] = []
     invocation: _Invocation | None = None
     size: _Size | None = None
+    parts: list[str] = []
 
 
 class _Version(msgspec.Struct):
@@ -134,6 +135,7 @@ def _to_record(wire: _Record, raw: dict[str, Any]) -> Record:
     fields["size"] = _made(TreeSize, wire.size)
     fields["entered"] = tuple(Entered(*one) for one in wire.entered.items())
     fields["failures"] = tuple(Failure(unquote(one.name), one.errno, one.call) for one in wire.failures)
+    fields["parts"] = tuple(join(*split(unquote(part))) for part in wire.parts)
     if wire.kept is not None:
         fields["kept"] = tuple(KeptDirectory(_name(name), ino) for name, ino in wire.kept.items())
     known = _Record.__struct_fields__

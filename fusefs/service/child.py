@@ -22,7 +22,8 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, is_container_id
 from fusefs.core.report import Reaped, keeps_for_its_owner
 from fusefs.core.slice_budget import HOLD, Speed
-from fusefs.engine.count_tree import size_of, survey
+from fusefs.engine.count_tree import ask_size, size_of, survey
+from fusefs.engine.pressure_pacer import PacedLooks
 from fusefs.linux.boot_id import boot_id
 from fusefs.reaper.reap import RemovalWishes, reap
 from fusefs.reaper.server_outage import SERVICE_LIMIT_S, OutageWishes
@@ -56,6 +57,8 @@ from fusefs.store.tidy_folder import tend
 BEAT_S = 0.1
 """Between two beats while something is done; each wakes the service."""
 _REST_S = 1.0
+_BESIDE_OTHERS_S = 5.0
+"""So long others may use the disk before a size that is found out when it is idle is left for later."""
 _PAGE_BYTES = MESSAGE_MAX // 4
 _MOST_QUARANTINED, _LONG = 50, 1500
 """Told at a start, for root to take over, if they fit into the message; the rest is left for an administrator."""
@@ -111,7 +114,10 @@ class Child:
                 case Measure():
                     for identifier in order.ids:
                         if not self._is_parked:
-                            self._say(self._measure(order.base, ContainerId(identifier)))
+                            measure = self._measure_when_idle if order.when_idle else self._measure
+                            measured = measure(order.base, ContainerId(identifier))
+                            if measured is not None:
+                                self._say(measured)
                     self._say(OrderDone())
                 case _:
                     assert_never(order)
@@ -257,6 +263,34 @@ class Child:
                     return Measured(container, *found.goes())
         return Measured(container, 0, 0)
 
+    def _measure_when_idle(self, base: bytes, container: ContainerId) -> Measured | None:
+        """Note in an orphan's record what it takes; None if that was stopped. It is slow: nobody waits for it."""
+        with self._in(base) as folder:
+            kernel = folder.store.kernel
+            try:
+                record = look_at_record(folder, State.ORPHANS, container)
+                with folder.open(State.ORPHANS) as state_fd:
+                    fd = kernel.open_dir(state_fd, container.encode())
+            except FileNotFoundError:
+                return Measured(container, 0, 0)
+            with fd:
+                if record.partial or record.size is not None:
+                    return Measured(container, 0, 0)
+                idle = _WhenIdle(self)
+                looks = PacedLooks(idle, idle.stops)
+                asked = ask_size(kernel, fd, walks=True, pauses=looks, stops=idle.stops)
+                looks()
+                if asked.is_stopped or idle.stops():
+                    return None
+                if asked.size is not None:
+                    keep_size(folder, container, asked.size)
+                return Measured(container, 0, 0)
+
+    def is_told_to_stop(self) -> bool:
+        """Whether what is done should be left where it is."""
+        self._listen()
+        return self._is_parked or self._is_stopped
+
     # What the engine asks (engine.slice_pace.SetsSpeed)
 
     def tempo(self) -> Speed:
@@ -324,6 +358,37 @@ class Child:
             self._channel.send(msgspec.json.encode(message))
         except (BrokenPipeError, ConnectionResetError) as error:
             raise ServiceGone from error
+
+
+class _WhenIdle:
+    """The pace of what is only done while nobody else uses the disk (engine.slice_pace.SetsSpeed)."""
+
+    def __init__(self, child: Child) -> None:
+        self._child = child
+        self._beside_others_since_s: float | None = None
+
+    def tempo(self) -> Speed:
+        """The service's word, as long as we are alone."""
+        tempo = self._child.tempo()
+        if tempo.is_alone:
+            self._beside_others_since_s = None
+            return tempo
+        if self._beside_others_since_s is None and tempo != HOLD:  # held, another user's turn is awaited
+            self._beside_others_since_s = time.monotonic()
+        return HOLD
+
+    def done(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
+        """Nothing was removed, which is what the service sums up."""
+
+    def wait(self, seconds: float) -> None:
+        """Wait that long, or until the service says something."""
+        self._child.wait(seconds)
+
+    def stops(self) -> bool:
+        """Whether to leave it: told so, or others have used the disk for too long to wait for them."""
+        since_s = self._beside_others_since_s
+        is_late = since_s is not None and time.monotonic() - since_s >= _BESIDE_OTHERS_S
+        return is_late or self._child.is_told_to_stop()
 
 
 def _given(folder: UserFolder) -> list[str]:

@@ -35,6 +35,7 @@ from fusefs.linux.mountinfo import DAEMON_GONE, is_inside
 from fusefs.service.messages import (
     Answer,
     DueContainer,
+    Measure,
     Measured,
     Order,
     OrderDone,
@@ -62,6 +63,8 @@ _MOST_IO_ERRORS = 3
 _MOST_TRIES = 3
 _MOST_KNOWN = 100_000
 """Orphans of one user that count for a quota, or where space is low: some tens of megabytes."""
+_UNMEASURED_S = 60.0
+"""What is younger is not measured while the disk is idle."""
 _MEASURING_S = 10.0
 """So long what there is is measured before anything goes because space is low."""
 _KINDS = {
@@ -101,15 +104,19 @@ class ChildAnswers:
         room: SpaceTrend,
         new_parts: Callable[[], None],
         holder_of: Callable[[int], int],
+        *,
+        is_local: bool,
     ) -> None:
         """Take in nothing yet.
 
         new_parts  called when a user has folders in stores that were not known
         holder_of  the user who has a subordinate uid
+        is_local   no other machine can have the filesystem mounted
         """
         self._context = context
         self._volume = opened.store.base_path
         self._is_own = opened.own is not None
+        self._is_local = is_local
         self._owner = opened.store.owner
         self._policy = policy
         self._tally = tally
@@ -150,7 +157,9 @@ class ChildAnswers:
                 self._ended(user, _part_of(user, order), answer, now_s)
             case Measured():
                 known = _part_of(user, order).known
-                if answer.id in known:
+                if isinstance(order, Measure) and order.when_idle:
+                    _part_of(user, order).measured(answer.id)  # its record has it, if that could be written
+                elif answer.id in known:
                     known[answer.id] = known[answer.id]._replace(size=OrphanSize(answer.n_inodes, answer.n_bytes))
             case OrderDone():
                 pass
@@ -171,6 +180,7 @@ class ChildAnswers:
         part.upcoming.add(DueContainer(seen.id, seen.retention_s), at_s)
         part.sizes.note(seen.id, seen.n_bytes)
         self._warn(user, part, known, rules)
+        self._measure_when_idle(part, seen, clock)
         before = part.known.get(seen.id)
         if self.must_measure() and (before is not None or len(part.known) * len(user.parts) < _MOST_KNOWN):
             # By what is measured alone: a size in a user's record would have others' orphans go.
@@ -183,6 +193,17 @@ class ChildAnswers:
             is_older = seen.created_ns < self._context.started_ns and not has_come
             kind = EventKind.FOUND if is_older else _KINDS[seen.method]
             self._context.tell(kind, volume=self._volume, uid=user.uid, identifier=seen.id, origin=seen.origin)
+
+    def _measure_when_idle(self, part: FolderPart, seen: SeenContainer, clock: Clock) -> None:
+        """See to it that its record will say what it takes. Not at once: much is taken back, or deleted, by then.
+
+        Where space may have to be made all are measured anyway. Of a filesystem that others have mounted we can't tell
+        whether it is idle.
+        """
+        is_wanted = self._is_local and not (self.must_measure() or seen.is_claimed) and seen.n_bytes is None
+        age_s = (clock.wall_ns - seen.created_ns) / 1e9
+        wait_s = min(max(_UNMEASURED_S - age_s, 0.0), _UNMEASURED_S)
+        part.measure_at(seen.id, boot_s() + wait_s if is_wanted else None)
 
     def _warn(self, user: UserState, part: FolderPart, known: KnownOrphan, rules: RetentionRules) -> None:
         """Tell that its term ends soon, once, or see to it that it is looked at then; only if somebody listens."""

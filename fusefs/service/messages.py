@@ -63,10 +63,14 @@ class Reap(msgspec.Struct, tag=True):
 
 
 class Measure(msgspec.Struct, tag=True):
-    """Count what is in these, by a stat for each file; answered by a Measured for each, then an OrderDone."""
+    """Count what is in these, by a stat for each file; answered by a Measured for each, then an OrderDone.
+
+    when_idle  only while nobody else uses the disk: one that is stopped, or held up for long, is not answered
+    """
 
     base: bytes
     ids: list[str]
+    when_idle: bool = False
 
 
 class Park(msgspec.Struct, tag=True):

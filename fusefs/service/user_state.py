@@ -25,6 +25,8 @@ _FIRST_TEND_S = 5.0
 _MOST_REMEMBERED = 1000
 _LEAST_OF_PART = 20
 """Orphans that are remembered of each store of a user who has folders in many."""
+_MEASURE_AGAIN_S, _MOST_MEASURED = 300.0, 5
+"""When a size that could not be found out while the disk was idle is looked for again; so often at most."""
 _SLACK_NS = 5_000_000_000
 """What was made while a page was read may be on it or not."""
 
@@ -182,6 +184,9 @@ class FolderPart:
         self._pending_since_s = math.inf
         self.known: dict[str, KnownOrphan] = {}  # all, where a quota wants their sizes
         self.to_measure: list[str] = []
+        self.unmeasured = DueQueue(most)  # whose size is found out when the disk is idle, and not before
+        self._measuring: str | None = None
+        self._n_measured: dict[str, int] = {}
         self._sights = FirstSights(_MOST_REMEMBERED)
         self.told_until_ns = told_until_ns
         self._looked_since_ns = told_until_ns
@@ -239,6 +244,17 @@ class FolderPart:
         self._after = ""
         self._clear()
 
+    def measure_at(self, identifier: str, at_s: float | None) -> None:
+        """Find out when the disk is idle, from that time on, what one takes; None: that is known, or not wanted."""
+        if self._n_measured.get(identifier, 0) >= _MOST_MEASURED:
+            at_s = None
+        self.unmeasured.add(DueContainer(identifier, None), at_s)
+
+    def measured(self, identifier: str) -> None:
+        """What it takes was found out, and noted if that was possible."""
+        if identifier == self._measuring:
+            self._measuring = None
+
     def _clear(self) -> None:
         self.upcoming.clear()
         self.warnings.clear()
@@ -246,6 +262,8 @@ class FolderPart:
     def _drop(self, identifier: str) -> None:
         self.upcoming.remove(identifier)
         self.warnings.remove(identifier)
+        self.unmeasured.remove(identifier)
+        self._n_measured.pop(identifier, None)
         self.sizes.forget(identifier)
         self.known.pop(identifier, None)
 
@@ -290,6 +308,10 @@ class FolderPart:
         if self.to_measure:
             ids, self.to_measure = self.to_measure[:BATCH], self.to_measure[BATCH:]
             return Measure(self.base, ids)
+        for one in self.unmeasured.take(now_s, 1):
+            self._measuring = one.id
+            _count(self._n_measured, one.id)
+            return Measure(self.base, [one.id], when_idle=True)
         return None
 
     def wants(self, now_s: float) -> bool:
@@ -298,6 +320,10 @@ class FolderPart:
 
     def next_at_s(self) -> float:
         """When `next_order` has one, as far as is known: 0 for now, infinity for never."""
+        return min(self.urgent_at_s(), _or_never(self.unmeasured.next_at_s()))
+
+    def urgent_at_s(self) -> float:
+        """When `next_order` has one that does not wait for the disk to be idle: all but sizes that are to be noted."""
         queues = (self.upcoming, self.warnings)
         must_look = any(queue.must_look() for queue in queues)
         return 0.0 if must_look or not self.is_known() else min(_or_never(queue.next_at_s()) for queue in queues)
@@ -315,6 +341,9 @@ class FolderPart:
         for chosen in self.pending.values():
             self.upcoming.add(chosen, at_s)
         self.pending = {}
+        if self._measuring is not None:
+            self.measure_at(self._measuring, at_s + _MEASURE_AGAIN_S)
+            self._measuring = None
 
 
 class RetryClock:
@@ -399,7 +428,8 @@ class UserState:
         if now_s >= self.tend_at_s:
             self.tend_at_s = math.inf
             return Tend()
-        orders = (part.next_order(now_s) for part in self.parts.values() if part.wants(now_s))
+        parts = sorted(self.parts.values(), key=lambda part: part.urgent_at_s() > now_s)
+        orders = (part.next_order(now_s) for part in parts if part.wants(now_s))
         return next((order for order in orders if order is not None), None)
 
     def give_back(self, order: Order) -> None:
@@ -409,9 +439,9 @@ class UserState:
                 self.tend_at_s = 0.0
             case ReadRecords():
                 self.parts[order.base].fresh.update(order.ids or ())
-            case Measure():
+            case Measure(when_idle=False):
                 self.parts[order.base].to_measure += order.ids
-            case Reap():
+            case Measure() | Reap():
                 pass  # what is pending is put back anyway
 
     def wants(self, now_s: float) -> bool:
@@ -421,6 +451,11 @@ class UserState:
     def next_at_s(self) -> float:
         """When he wants something next, as far as is known; infinity for never."""
         return max(min([self.tend_at_s, *(part.next_at_s() for part in self.parts.values())]), self._retry.at_s)
+
+    def is_urgent(self, now_s: float) -> bool:
+        """Whether `next_order` has one that does not wait for the disk to be idle."""
+        urgent_at_s = min([self.tend_at_s, *(part.urgent_at_s() for part in self.parts.values())])
+        return max(urgent_at_s, self._retry.at_s) <= now_s
 
     def due_at_s(self) -> float:
         """When the user's next orphan is due, or was; infinity for never."""

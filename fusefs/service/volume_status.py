@@ -82,7 +82,7 @@ def _mood(session: WorkSession, users: Sequence[UserState], *, hurries: bool) ->
     """What it does, and a sentence about it."""
     if not session.current():
         now_s = boot_s()
-        is_looking = any(user.wants(now_s) for user in users) or not users
+        is_looking = any(user.is_urgent(now_s) for user in users) or not users
         return (VolumePhase.LOOKING, "finding out what is due") if is_looking else (VolumePhase.IDLE, "")
     if hurries:
         return VolumePhase.HURRYING, session.why()

@@ -98,11 +98,13 @@ class WorkSession:
         beat = None if opened.beat is None else opened.beat.write_again
         self._pacer = PressurePacer(context.kernel, opened.hold, caps, may_write=opened.own is None, write=beat)
         self.tempo = HOLD
-        order = order_of_node(own_name()) if opened.is_shared() else by_number
+        is_shared = opened.is_shared()
+        order = order_of_node(own_name()) if is_shared else by_number
         holder_of = read_subordinates().holder_of
         self._turns = FairTurns(holder_of, order)
         self._children: dict[int, ChildHandle] = {}
         self._busy: set[int] = set()
+        self._measuring: set[int] = set()
         self._counted: dict[int, Heartbeat] = {}
         self._woken = trio.Event()
         self._may_be_news = trio.Event()
@@ -110,7 +112,7 @@ class WorkSession:
         self._is_stopping = False
         self._is_probing = self._is_writing_back = False
         self._by_force: set[str] = set()
-        self._intake = ChildAnswers(context, opened, policy, tally, room, new_parts, holder_of)
+        self._intake = ChildAnswers(context, opened, policy, tally, room, new_parts, holder_of, is_local=not is_shared)
 
     # From outside
 
@@ -183,6 +185,7 @@ class WorkSession:
             await self._serve_root()
             now_s = boot_s()
             wanting = [uid for uid, user in self._users.items() if uid in self._busy or user.wants(now_s)]
+            wanting = [uid for uid in wanting if self._is_urgent(uid, now_s)] or wanting
             if wanting:
                 uid = self._turns.next(wanting)
                 began_s = boot_s()
@@ -229,6 +232,8 @@ class WorkSession:
                     break
                 self._busy.add(user.uid)
                 order = self._completed(order)
+                if isinstance(order, Measure) and order.when_idle:
+                    self._measuring.add(user.uid)
                 nursery.start_soon(self._carry_out, user, child, order)
             child.lead(self._tick(nursery))
             await self._wait(self._pacer.next_tick_s() if self._policy.paced else _TICK_S)
@@ -238,7 +243,7 @@ class WorkSession:
                 one.look_after()
             if self._children.get(user.uid) is not child:
                 return
-            if user.has_had_enough(now_s):
+            if user.has_had_enough(now_s) or (user.uid in self._measuring and user.is_urgent(now_s)):
                 child.park()
             if now_s - began_s >= _QUANTUM_S and self._others_want(user.uid, now_s):
                 break
@@ -262,6 +267,10 @@ class WorkSession:
         forced = [one for one in order.chosen if one.id in self._by_force]
         chosen = forced or order.chosen
         return Reap(order.base, chosen[:1] if self._room.hurries else chosen, by_force=bool(forced))
+
+    def _is_urgent(self, uid: int, now_s: float) -> bool:
+        """Whether a user has more to be done than sizes to be found out when the disk is idle."""
+        return uid in self._busy - self._measuring or self._users[uid].is_urgent(now_s)
 
     def _others_want(self, uid: int, now_s: float) -> bool:
         return any(other != uid and (other in self._busy or user.wants(now_s)) for other, user in self._users.items())
@@ -356,6 +365,7 @@ class WorkSession:
                 part.put_back(boot_s())
             user.begins(None)
             self._busy.discard(user.uid)
+            self._measuring.discard(user.uid)
             self.wake()
 
     def _tick(self, nursery: trio.Nursery) -> Speed:

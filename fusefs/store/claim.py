@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import time
 from collections.abc import Callable, Collection
 from contextlib import ExitStack, suppress
 from enum import Enum
@@ -19,6 +20,9 @@ from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.store.container import HeldContainer, move, rewrite, touch
 from fusefs.store.layout import BEGUN, RECORD, UserFolder
+
+_NOTING, _NOTING_S = 20, 0.025
+"""How often, and how far apart, what is locked is tried: a record that is rewritten is flushed twice."""
 
 
 class ClaimLost(Enum):
@@ -117,6 +121,16 @@ def hold(
         record = read_record(kernel, record_fd, folder, container)
         called = None if container == record.id else container
         return HeldContainer(folder, record.id, state, fd, record, owned.pop_all(), called)
+
+
+def hold_soon(folder: UserFolder, state: State, container: ContainerId) -> HeldContainer | ClaimLost:
+    """As `hold`; where an orphan is locked it waits a moment: somebody may just be noting its size (`keep_size`)."""
+    for _ in range(_NOTING if state is State.ORPHANS else 0):
+        held = hold(folder, state, container)
+        if held is not ClaimLost.BUSY:
+            return held
+        time.sleep(_NOTING_S)
+    return hold(folder, state, container)
 
 
 def _is_of_ended(folder: UserFolder, record_fd: Fd, container: ContainerId, ended: Collection[str]) -> bool:

@@ -34,6 +34,7 @@ from fusefs.store.backing_and_mount import (
 from fusefs.store.container import HeldContainer, flush_directory, open_inside
 from fusefs.store.layout import FRESH, TREE, is_stores_own
 from fusefs.store.locate import Victim
+from fusefs.store.restored_parts import merge_parts
 from fusefs.store.stage import Staged, identify_at
 from fusefs.store.victim_rename import NO_EXCHANGE
 
@@ -253,16 +254,16 @@ def _open_sides(staged: Staged, victim: Victim) -> tuple[BackingAndMount, Backin
 
 
 def settle_kept(held: HeldContainer, here: BackingAndMount | None) -> list[str]:
-    """Put each kept entry where it belongs, by what is found.
+    """Put each kept entry, and each part that was restored before the whole, where it belongs, by what is found.
 
-    A fresh directory in view has the directories. Out of view, before the exchange or after a restore, it gives them
-    back to the old tree, and loses the links.
+    A fresh directory in view has them. Out of view, before the exchange or after a restore, it gives them back to the
+    old tree, and loses the links.
     here     what has the victim's name; None if nothing has
-    Returns  which directories did not move and why, in words
+    Returns  which entries did not move and why, in words
     Raises   OSError
     """
     kernel, record = held.folder.store.kernel, held.record
-    if record.kept is None:
+    if record.kept is None and not record.parts:
         return []
     with ExitStack() as owned:
         tree, fresh, is_in_view = None, _open_inside(held, FRESH, owned), False
@@ -280,13 +281,14 @@ def settle_kept(held: HeldContainer, here: BackingAndMount | None) -> list[str]:
         if tree is None or fresh is None:
             return []
         if is_in_view:
-            return _bring(kernel, record.kept, tree, fresh)
-        left = _bring(kernel, record.kept, fresh, tree)
+            return _bring(kernel, record.kept or (), tree, fresh)
+        left = _bring(kernel, record.kept or (), fresh, tree)
         if record.kept:
             # A sync by others between the exchange and this leaves a container with nothing for its flush to write.
             flush_directory(held, fresh.fd)
-        _drop_links(kernel, fresh, tree)
-        return left
+        if record.kept is not None:
+            _drop_links(kernel, fresh, tree)
+        return left + merge_parts(held, fresh, tree)
 
 
 def _open_inside(held: HeldContainer, name: Name, owned: ExitStack) -> BackingAndMount | None:

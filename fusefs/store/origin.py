@@ -98,8 +98,12 @@ class Origin:
         return True
 
     def settle_kept(self) -> list[str]:
-        """Settle what `swap --keep` keeps in view, while a loan lasts; what did not come, in words. Raises  OSError"""
-        if self._held.record.kept is None:
+        """Settle what `swap --keep`, or a restore of a part, has in view, while a loan lasts.
+
+        Returns  what did not come, in words
+        Raises   OSError
+        """
+        if self._held.record.kept is None and not self._held.record.parts:
             return []
         if self.parent_fd is None:
             return settle_kept(self._held, None)

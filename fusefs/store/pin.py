@@ -13,7 +13,7 @@ from fusefs.core.names import ContainerId
 from fusefs.core.record import Record
 from fusefs.linux.clocks import moment
 from fusefs.linux.kernel import Kernel
-from fusefs.store.claim import ClaimLost, hold
+from fusefs.store.claim import ClaimLost, hold_soon
 from fusefs.store.container import HeldContainer, move, rewrite, touch
 from fusefs.store.find_orphans import act_on
 from fusefs.store.layout import TREE, UserFolder
@@ -70,7 +70,7 @@ def keep(folder: UserFolder, container: ContainerId, term: Term) -> PinnedOrphan
     Raises  Refused for what is no orphan any more; Busy if it is locked; NotFound; BadRecord; OSError
     """
     try:
-        held = hold(folder, State.ORPHANS, container)
+        held = hold_soon(folder, State.ORPHANS, container)
     except FileNotFoundError as error:
         raise BadRecord(container) from error
     if held is ClaimLost.BUSY:

@@ -28,7 +28,7 @@ from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.store.as_owner import ITS_OWNERS, why_other
 from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount, between, is_taken, refresh, with_mounted
-from fusefs.store.claim import ClaimLost, forget_size, hold, look_at_record
+from fusefs.store.claim import ClaimLost, hold, hold_soon, look_at_record
 from fusefs.store.container import (
     HeldContainer,
     drop_prepared,
@@ -43,6 +43,7 @@ from fusefs.store.layout import FRESH, TREE, UserFolder
 from fusefs.store.origin import Origin
 from fusefs.store.recover import KeptContainer, keep_hoisted, retire_restored, settle_restoring
 from fusefs.store.reserve import FOR_USER, with_room
+from fusefs.store.restored_parts import note_part
 from fusefs.store.take_over import take_over
 from fusefs.store.user_boundary import check_giving
 from fusefs.store.victim_rename import NO_EXCHANGE, DirectRename, VisibleMove, VisibleRename, lend, loan, take_back
@@ -143,7 +144,7 @@ def claim_for_restore(folder: UserFolder, container: ContainerId) -> RestoreClai
             if container.encode() in folder.list(source):
                 raise Busy(f"{container}: a reaper has begun on it", _WITHOUT_RETURN[source])
             continue
-        held = hold(folder, source, container)
+        held = hold_soon(folder, source, container)
         if held is ClaimLost.BUSY:
             raise Busy(container)
         if isinstance(held, HeldContainer):
@@ -228,7 +229,7 @@ def restore(claim: RestoreClaim, destination: RestoreDestination) -> Restored:
             raise
         warnings = []
         try:
-            if held.record.kept is not None:
+            if held.record.kept is not None or held.record.parts:
                 warnings += _take_kept(held, tree, destination)
             take_back(held, tree, held.record.lent_mode, destination.visible)
             # Where the tree came from, not where it went: btrfs then writes both sides of a plain rename.
@@ -251,7 +252,10 @@ def _check_giving(
 
 
 def _take_kept(held: HeldContainer, tree: Fd, destination: RestoreDestination) -> list[str]:
-    """Take back what the swap kept in view, from a fresh directory that made way; what is not there, in words."""
+    """Take back what the swap kept in view, and parts restored before, from a fresh directory that made way.
+
+    Returns  what is not back, in words
+    """
     told = []
     if destination.at_origin:
         with Origin(held) as origin:
@@ -393,11 +397,10 @@ def restore_inside(claim: RestoreClaim, inside: RelPath, elsewhere: RestoreDesti
     elsewhere  where it shall go; None for where it was, with the directories on the way made like the tree's own
     Raises     NotFound, Occupied, OSError
     """
-    claim = claim._replace(held=forget_size(claim.held))
     held = claim.held
     kernel = held.folder.store.kernel
     path = os.path.join(held.folder.store.base_path, held.record.origin or b"", inside)
-    warnings = []
+    warnings: list[str] = []
     try:
         with ExitStack() as stack:
             *parents, name = split(inside)
@@ -414,10 +417,13 @@ def restore_inside(claim: RestoreClaim, inside: RelPath, elsewhere: RestoreDesti
             if loan(kernel.fstat(thing)) is not None:
                 # A loan needs a record of it, and a record has room for its tree's alone.
                 raise NotPermitted(path, f"moving it needs write permission on it: chmod u+w {_there(held, inside)}")
+            held, lost = note_part(held, inside, is_home=elsewhere is None)
+            claim = claim._replace(held=held)
             try:
                 names.bring(held, inside)
             except FileExistsError as error:
                 raise Occupied(path) from error
+            warnings += lost
             try:
                 flush_directory(held, source)  # and not where it went, for the reason in `restore`
             except OSError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from fusefs.core.service_status import VolumePhase
 from tests.support.make_trees import IMMUTABLE, make_tree, set_flags
 from tests.support.open_files import held
+from tests.support.other_users import as_user
 from tests.support.real_filesystems import btrfs_subvolume, full, loop_volume, overlay_volume, tmpfs_volume
 from tests.support.service_process import places, service
 from tests.support.store_calls import assert_silent, init
@@ -20,9 +22,12 @@ from tests.support.tried_pages import TriedPage, in_bash
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(120)]
 
+ALICE = 1000
 PAGE = TriedPage("faq")
 NOT_TYPED_HERE = {
     "systemctl enable --now trashd-reaper": "tests/packages/test_debian.py",
+    "systemctl stop trashd-reaper": "tests/packages/test_debian.py",
+    "systemctl start trashd-reaper": "tests/packages/test_debian.py",
     "mv DIR .trashd/drop/": "tests/mount",
 }
 """And where it is."""
@@ -188,9 +193,29 @@ def test_what_the_store_is_and_to_be_rid_of_it(ext4: Path) -> None:
     told = PAGE.typed("tar --exclude-caches", ext4, f"-cf - -C {ext4} . | tar t")
     assert [line for line in told.splitlines() if ".trashd/" in line] == ["./.trashd/", "./.trashd/CACHEDIR.TAG"]
     assert str(job) in PAGE.typed("trashd list --volume DIR", ext4, DIR=ext4)
-    PAGE.typed("rm -rf DIR/.trashd", ext4, DIR=ext4)
     swapped(job)
     assert (ext4 / ".trashd").is_dir()
+
+
+@pytest.mark.parametrize("fs_type", ["ext4", "tmpfs"])
+def test_a_removed_store_is_the_next_users_until_init(fs_type: str) -> None:
+    with loop_volume(fs_type, 64) if fs_type == "ext4" else tmpfs_volume() as volume:
+        volume.chmod(0o1777)
+        init(volume)
+        swapped(make_job(volume))
+        as_user(ALICE, partial(make_tree, volume / "hers", {"file": "1"}))
+        with places() as base, service(base, volume) as running:
+            running.until_phase(volume, VolumePhase.IDLE)
+            PAGE.typed("rm -rf DIR/.trashd", volume, DIR=volume)
+            running.until_phase(volume, VolumePhase.GONE)
+            PAGE.typed("trashd init DIR", volume, DIR=volume)
+            running.until_phase(volume, VolumePhase.IDLE)
+            PAGE.typed("rm -rf DIR/.trashd", volume, DIR=volume)
+        hers = as_user(ALICE, lambda: str(swapped(volume / "hers")["id"]))
+        PAGE.typed("trashd init DIR", volume, DIR=volume)
+        swapped(volume / "job")
+        as_user(ALICE, partial(done_well, "restore", hers, "--volume", volume))
+        assert (volume / "hers/file").read_text() == "1"
 
 
 @pytest.mark.parametrize("fs_type", ["ext4", "xfs", "btrfs", "tmpfs"])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.crash_invariants import hold_when_killed, hold_when_killed_twice
-from tests.support.crash_scenarios import settle_without_loss
+from tests.support.crash_scenarios import Before, home, settle_without_loss
 from tests.support.real_filesystems import loop_volume
 from tests.support.verb_scenarios import SCENES
 
@@ -18,6 +18,8 @@ TWICE = [
     "swap-lent",
     "restore-late",
     "restore-two-rename-late",
+    "restore-parts",
+    "restore-two-rename-parts",
     "restore-late-lent",
     "reap",
 ]
@@ -29,7 +31,7 @@ def test_nothing_is_lost_by_a_kill_before_any_call(volume: Path, name: str) -> N
 
 
 @pytest.mark.needs("loop")
-@pytest.mark.parametrize("name", ["swap", "restore-late", "swap-two-rename-lent"])
+@pytest.mark.parametrize("name", ["swap", "restore-late", "restore-parts", "swap-two-rename-lent"])
 def test_nothing_is_lost_by_a_kill_before_any_call_on_ext4(name: str) -> None:
     with loop_volume("ext4", 16) as ext4:
         hold_when_killed(SCENES[name], ext4, partial(settle_without_loss, SCENES[name], ext4))
@@ -38,3 +40,15 @@ def test_nothing_is_lost_by_a_kill_before_any_call_on_ext4(name: str) -> None:
 @pytest.mark.parametrize("name", TWICE)
 def test_nothing_is_lost_by_a_second_kill_in_recovery(volume: Path, name: str) -> None:
     hold_when_killed_twice(SCENES[name], volume, partial(settle_without_loss, SCENES[name], volume))
+
+
+@pytest.mark.parametrize("name", ["restore-parts", "restore-two-rename-parts", "restore-parts-by-root"])
+def test_a_tree_that_is_back_has_the_parts_that_were_restored_before(volume: Path, name: str) -> None:
+    def law(before: Before) -> None:
+        settle_without_loss(SCENES[name], volume, before)
+        if (home(volume) / "sub/b").exists():
+            seen = {path: (home(volume) / path).read_bytes() for path in ("a", "sub/leaf", "sub/b")}
+            assert seen == {"a": b"first", "sub/leaf": b"changed since", "sub/b": b"third"}
+            assert not (home(volume) / "sub/late").exists()
+
+    hold_when_killed(SCENES[name], volume, law)

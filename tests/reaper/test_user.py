@@ -25,6 +25,7 @@ from fusefs.service.messages import (
     Answer,
     DueContainer,
     Measure,
+    Measured,
     Order,
     OrderDone,
     OrphanEnded,
@@ -69,7 +70,8 @@ def new_intake() -> ChildAnswers:
             Kernel(), nobody, watcher, read_config([]), clock, 0, lambda _: None, lambda: None, lambda _: None, "0"
         )
     opened = OpenVolume(store, "", nowhere, ExitStack())
-    return ChildAnswers(context, opened, VolumePolicy(BASE), WorkTotals(), SpaceTrend(), lambda: None, lambda uid: uid)
+    outer = VolumePolicy(BASE), WorkTotals(), SpaceTrend()
+    return ChildAnswers(context, opened, *outer, lambda: None, lambda uid: uid, is_local=True)
 
 
 def looked_at(user: UserState, *identifiers: str, at_s: float = 0.0) -> None:
@@ -261,6 +263,8 @@ class Machine(RuleBasedStateMachine):
                         break
                 yield OrderDone()
             case Measure():
+                if not is_parked:
+                    yield from (Measured(identifier, 1, 1) for identifier in order.ids)
                 yield OrderDone()
 
     def seen(self, identifier: str) -> SeenContainer:

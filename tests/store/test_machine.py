@@ -152,7 +152,8 @@ class StoreMachine(RuleBasedStateMachine):
                 origin = None if record.origin is None else tuple(os.fsdecode(record.origin).split("/"))
                 assert origin is None or origin[0] == "home"
                 tree = read(container / "tree") if (container / "tree").exists() else None
-                orphan = Orphan(tree, origin and origin[1:], record.retention_s, is_begun=part == "reaping")
+                parts = tuple(tuple(os.fsdecode(one).split("/")) for one in record.parts)
+                orphan = Orphan(tree, origin and origin[1:], record.retention_s, None, part == "reaping", parts)
                 assert container.name not in orphans, "in two states (I2)"
                 orphans[container.name] = orphan
         home = read(self.home)

@@ -20,6 +20,7 @@ NAMES = [
     "swap-for-owner",
     "rm",
     "restore-late",
+    "restore-parts",
     "restore-inside-free",
     "recover-swap-in-the-gap",
     "recover-restore-in-the-gap",

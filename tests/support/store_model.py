@@ -31,13 +31,17 @@ Node = str | Dir
 
 
 class Orphan(NamedTuple):
-    """A tree in the store; `tree` is None once a killed reaper has removed all of it, `fresh` what took its place."""
+    """A tree in the store; `tree` is None once a killed reaper has removed all of it, `fresh` what took its place.
+
+    parts  what a restore moved out of it, by its record
+    """
 
     tree: Node | None
     origin: Steps | None
     retention_s: int | None
     fresh: int | None = None
     is_begun: bool = False
+    parts: tuple[Steps, ...] = ()
 
 
 class World(NamedTuple):
@@ -156,9 +160,26 @@ def restored(world: World, one: str, to: Steps | None) -> World | None:
     if there is not None:
         if to is not None or not isinstance(there, Dir) or there.ino != orphan.fresh:
             return None
+        tree, there = merged(orphan.tree, there, orphan.parts)
+        orphan = orphan._replace(tree=tree)
         if there.entries:
             after = after.having(NEW, Orphan(there, path, RESCUED_RETENTION_S))
     return after._replace(home=put(world.home, path, orphan.tree))
+
+
+def merged(tree: Node, fresh: Dir, parts: tuple[Steps, ...]) -> tuple[Node, Dir]:
+    """Both after a restore of the whole: the tree has the parts that the fresh directory had and that have room."""
+    for part in parts:
+        thing = look_up(fresh, part)
+        if thing is None or look_up(tree, part) is not None or not isinstance(look_up(tree, part[:-1]), Dir):
+            continue
+        assert isinstance(tree, Dir)
+        tree, fresh = put(tree, part, thing), put(fresh, part, None)
+        for depth in range(len(part) - 1, 0, -1):
+            emptied = look_up(fresh, part[:depth])
+            if isinstance(emptied, Dir) and not emptied.entries:
+                fresh = put(fresh, part[:depth], None)
+    return tree, fresh
 
 
 def restored_inside(world: World, one: str, inside: Steps, to: Steps | None) -> list[World]:

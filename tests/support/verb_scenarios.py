@@ -87,6 +87,15 @@ def leave_read_only_name_free(volume: Path) -> None:
     remove(home(volume))
 
 
+def restore_parts(volume: Path) -> None:
+    """The tree an orphan, two parts of it restored, one of them changed since; something else written there, too."""
+    make_orphan(volume)
+    for part in (b"a", b"sub/leaf"):
+        restore_it(volume, Kernel(), part)
+    (home(volume) / "sub/leaf").write_bytes(b"changed since")
+    (home(volume) / "sub/late").write_bytes(LATE)
+
+
 def lose_inside(volume: Path) -> None:
     """The tree an orphan, its name and its directories gone."""
     make_orphan(volume)
@@ -174,6 +183,9 @@ ADOPT = Scene(drop, recover)
 ADOPT_LENT = Scene(drop_read_only, recover, uid=USER)
 RESTORE = Scene(make_orphan, restore_it, is_gapless=True)
 RESTORE_LATE = Scene(write_late, restore_it, is_gapless=True)
+RESTORE_PARTS = Scene(restore_parts, restore_it, is_gapless=True, is_split=True)
+RESTORE_TWICE_PARTS = Scene(restore_parts, restore_it, exchange=False, is_split=True)
+RESTORE_PARTS_BY_ROOT = Scene(restore_parts, restore_it, uid=USER, by=0, is_gapless=True, is_split=True)
 RESTORE_FREE = Scene(leave_name_free, restore_it)
 RESTORE_TO = Scene(make_orphan, partial(restore_it, to="elsewhere"), is_gapless=True)
 RESTORE_INSIDE = Scene(make_orphan, partial(restore_it, inside=b"sub/leaf"), is_gapless=True, is_split=True)
@@ -215,6 +227,9 @@ SCENES = {
     "adopt-lent": ADOPT_LENT,
     "restore": RESTORE,
     "restore-late": RESTORE_LATE,
+    "restore-parts": RESTORE_PARTS,
+    "restore-two-rename-parts": RESTORE_TWICE_PARTS,
+    "restore-parts-by-root": RESTORE_PARTS_BY_ROOT,
     "restore-free": RESTORE_FREE,
     "restore-to": RESTORE_TO,
     "restore-inside": RESTORE_INSIDE,

@@ -70,6 +70,7 @@ RECORD = st.builds(
     heir=st.none() | st.builds(NewOwner, st.integers(0, 2**32 - 2), st.none() | st.integers(0, DURATION_MAX_S)),
     kept=KEPT,
     moved_ns=COUNT,
+    parts=st.lists(PATH, max_size=3).map(tuple),
     taken_from=COUNT,
     entered=st.dictionaries(TEXT, st.integers(0, 2**63 - 1), max_size=3).map(
         lambda times: tuple(Entered(*one) for one in times.items())
@@ -302,3 +303,9 @@ def test_stored_sample_of_format_1_is_what_is_written_today(sample: Path) -> Non
 def test_kept_name_that_is_not_one_in_the_top_is_refused(name: str) -> None:
     with pytest.raises(BadRecord):
         decode(changed(kept={name: 1}))
+
+
+@pytest.mark.parametrize("part", ["", "../up", "/etc", "a//b"])
+def test_a_part_that_climbs_or_is_not_plain_is_refused(part: str) -> None:
+    with pytest.raises(BadRecord):
+        decode(changed(parts=[part]))
