@@ -11,7 +11,15 @@ import pytest
 
 from tests.mpi.conftest import EACH_MPI
 from tests.support.many_files import bulky_tree
-from tests.support.mpi_jobs import folder_of_user, give_to_user, is_gone, run_ranks, start_ranks, state_of_user, swap_by_user
+from tests.support.mpi_jobs import (
+    folder_of_user,
+    give_to_user,
+    is_gone,
+    run_ranks,
+    start_ranks,
+    state_of_user,
+    swap_by_user,
+)
 from tests.support.outside_tree import Canary
 
 N_RANKS = 3
