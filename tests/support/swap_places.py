@@ -326,7 +326,7 @@ SCENES = {
     "a_directory_of_a_subvolume": Scene(
         0, lambda: placed(btrfs(), lambda top: job(btrfs_subvolume(top, "sub")), has_store=True)
     ),
-    "a_snapshot_that_is_read_only": Scene(11, read_only_snapshot),
+    "a_snapshot_that_is_read_only": Scene(3, read_only_snapshot),
     "a_directory_of_a_snapshot_that_is_read_only": Scene(11, lambda: placed(read_only_snapshot(), at("job"))),
     "a_directory_with_a_mount_inside": Scene(3, with_a_mount_inside),
     "a_directory_mounted_elsewhere_too": Scene(0, mounted_elsewhere_too),
