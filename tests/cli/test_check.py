@@ -76,6 +76,12 @@ def test_a_difference_that_is_accepted_is_not_refused() -> None:
         ] == [3, 0]
 
 
+@pytest.mark.needs("loop", "btrfs")
+def test_a_read_only_snapshot_is_refused_where_a_difference_is_accepted_too() -> None:
+    with SCENES["a_snapshot_that_is_read_only"].victim() as victim:
+        assert [trashd("swap", *words, victim).code for words in (("--unlike", "--dry-run"), ("--unlike",))] == [11, 11]
+
+
 def test_of_several_the_exit_code_is_that_of_several() -> None:
     with tmpfs_volume() as volume:
         victims = [make_tree(volume / "job", TREE), volume / "missing"]

@@ -23,7 +23,7 @@ from tests.support.other_users import as_user, become
 from tests.support.reap_process import beside
 from tests.support.service_process import places
 from tests.support.shared_volume import ALICE, MALLORY, Shared
-from tests.support.store_calls import forge, init, own, raw
+from tests.support.store_calls import forge, init, own, raw, users_own
 from tests.support.trashd_command import done_well
 from tests.support.volume_under_service import events_in
 
@@ -86,7 +86,7 @@ def lower_store(shared: Shared) -> tuple[Path, Path]:
             add_pointer(folder, RelPath(raw(lower.relative_to(shared.volume))))
 
     as_user(MALLORY, act)
-    return lower / ".trashd", lower / f".trashd/u/{MALLORY}/orphans" / kept.name
+    return users_own(lower, MALLORY), users_own(lower, MALLORY) / f"u/{MALLORY}/orphans" / kept.name
 
 
 def test_a_lower_store_that_changes_its_id_all_the_time_gives_the_volume_no_rest(shared: Shared) -> None:
@@ -112,8 +112,8 @@ def test_a_lower_store_that_changes_its_id_all_the_time_gives_the_volume_no_rest
 
 
 def volume_id(volume: Path) -> str:
-    """What volume.json says."""
-    return str(json.loads((volume / ".trashd/volume.json").read_text())["id"])
+    """What volume.json of her own store says."""
+    return str(json.loads((users_own(volume, MALLORY) / "volume.json").read_text())["id"])
 
 
 @pytest.mark.long

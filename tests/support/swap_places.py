@@ -322,11 +322,11 @@ SCENES = {
     },
     "another_project": Scene(0, partial(of_project, 7, None, volume_project=1)),
     "a_project_inside_another_one": Scene(6, partial(of_project, 5, 7)),
-    "a_subvolume": Scene(0, lambda: placed(btrfs(), lambda top: btrfs_subvolume(top, "job"), has_store=True)),
+    "a_subvolume": Scene(3, lambda: placed(btrfs(), lambda top: btrfs_subvolume(top, "job"), has_store=True)),
     "a_directory_of_a_subvolume": Scene(
         0, lambda: placed(btrfs(), lambda top: job(btrfs_subvolume(top, "sub")), has_store=True)
     ),
-    "a_snapshot_that_is_read_only": Scene(11, read_only_snapshot),
+    "a_snapshot_that_is_read_only": Scene(3, read_only_snapshot),
     "a_directory_of_a_snapshot_that_is_read_only": Scene(11, lambda: placed(read_only_snapshot(), at("job"))),
     "a_directory_with_a_mount_inside": Scene(3, with_a_mount_inside),
     "a_directory_mounted_elsewhere_too": Scene(0, mounted_elsewhere_too),
