@@ -20,6 +20,7 @@ from fusefs.core.policy import (
     Quota,
     RetentionRules,
     VolumePolicy,
+    age_s,
     beyond_quota,
     due_at_s,
     warning_in_s,
@@ -28,6 +29,7 @@ from fusefs.core.printable_names import printable
 from fusefs.core.record import Method
 from fusefs.linux.act_as_user import user_name
 from fusefs.linux.mountinfo import DAEMON_GONE, is_inside
+from fusefs.service.known_volumes import NO_GRACE, Grace
 from fusefs.service.messages import (
     Answer,
     DueContainer,
@@ -92,8 +94,10 @@ class ChildAnswers:
         tally: WorkTotals,
         room: SpaceTrend,
         new_parts: Callable[[], None],
+        grace: Grace = NO_GRACE,
     ) -> None:
         """new_parts: called when a user has folders in stores that were not known."""
+        self._grace = grace
         self._context = context
         self._volume = opened.store.base_path
         self._is_own = opened.own is not None
@@ -147,14 +151,13 @@ class ChildAnswers:
         if part.has_left(seen.id) and not seen.is_claimed:
             return
         clock = self._context.clock()
-        identifier, sight = ContainerId(seen.id), part.sight(seen, clock)
-        known = KnownOrphan(identifier, seen.created_ns, seen.retention_s, seen.origin, seen.is_claimed, sight=sight)
-        rules = self._policy.rules_for(seen.origin)
-        wait_s = due_at_s(known, rules, clock, early=self._room.hurries)
-        at_s = None if wait_s is None else max(boot_s() + wait_s, user.not_before_s(seen.id))
+        identifier, sight, origin = ContainerId(seen.id), part.sight(seen, clock), self._policy.usual(seen.origin)
+        known = KnownOrphan(identifier, seen.created_ns, seen.retention_s, origin, seen.is_claimed, sight=sight)
+        rules = self._policy.rules_for(origin)
+        at_s = self._at_s(user, known, rules, early=self._room.hurries)
         part.upcoming.add(DueContainer(seen.id, seen.retention_s), at_s)
         part.sizes.note(seen.id, seen.n_bytes)
-        self._warn(user, part, known, rules)
+        self._warn(user, part, known, rules, seen.origin)
         if self.has_quota():
             # By what is measured alone: a size in a user's record would have others' orphans go.
             before = part.known.get(seen.id)
@@ -168,7 +171,19 @@ class ChildAnswers:
             kind = EventKind.FOUND if is_older else _KINDS[seen.method]
             self._context.tell(kind, volume=self._volume, uid=user.uid, identifier=seen.id, origin=seen.origin)
 
-    def _warn(self, user: UserState, part: FolderPart, known: KnownOrphan, rules: RetentionRules) -> None:
+    def _at_s(self, user: UserState, known: KnownOrphan, rules: RetentionRules, *, early: bool) -> float | None:
+        """When an orphan may be reaped, in the service's time; None: not by itself."""
+        clock, now_s = self._context.clock(), boot_s()
+        wait_s = due_at_s(known, rules, clock, early=early)
+        if wait_s is None:
+            return None
+        # What was begun with is due in any case; it expired after it came.
+        expired_s = now_s - age_s(known, clock) if known.is_claimed else now_s + wait_s
+        return max(self._grace.at_s(now_s + wait_s, expired_s), user.not_before_s(known.id))
+
+    def _warn(
+        self, user: UserState, part: FolderPart, known: KnownOrphan, rules: RetentionRules, origin: bytes | None
+    ) -> None:
         """Tell that its term ends soon, once, or see to it that it is looked at then; only if somebody listens."""
         hooks = self._context.config.hooks
         if hooks.on_expires_soon is None:
@@ -187,7 +202,7 @@ class ChildAnswers:
                 volume=self._volume,
                 uid=user.uid,
                 identifier=known.id,
-                origin=known.origin,
+                origin=origin,
                 seconds=left_s,
             )
 
@@ -249,7 +264,7 @@ class ChildAnswers:
         """Have root take over what is in quarantine, where an administrator said so: into a store of root's own."""
         if self._is_own:
             return
-        rules = self._policy.rules_for(origin)
+        rules = self._policy.rules_for(self._policy.usual(origin))
         # The user's name is asked last: of a server far away, on some machines.
         if user.uid and rules.authority is Authority.ROOT and rules.gives_root(user.uid, user_name(user.uid)):
             self.for_root.append(ForRoot(user.uid, part.base, ContainerId(identifier), rules.clears_flags))
@@ -269,8 +284,9 @@ class ChildAnswers:
         now_s = boot_s()
         for user, part in parts:
             for identifier in going & part.known.keys() - part.pending.keys():
-                at_s = max(now_s, user.not_before_s(identifier))
-                part.upcoming.add(DueContainer(identifier, part.known[identifier].retention_s), at_s)
+                known = part.known[identifier]
+                at_s = self._at_s(user, known, self._policy.rules_for(known.origin), early=True)
+                part.upcoming.add(DueContainer(identifier, known.retention_s), max(at_s or now_s, now_s))
 
     def failed(self, user: UserState, number: int, what: str, detail: str) -> None:
         """Something of a user's went wrong."""

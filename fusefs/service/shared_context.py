@@ -18,6 +18,7 @@ from fusefs.linux.clocks import clocks_ns
 from fusefs.linux.kernel import Kernel
 from fusefs.service.forker import Forker
 from fusefs.service.inotify_watches import InotifyWatches
+from fusefs.service.known_volumes import KnownVolumes
 
 _LOG = logging.getLogger(__name__)
 _SPAN_S = 10.0
@@ -62,6 +63,7 @@ class ServiceContext:
         changed: Callable[[], None],
         save: Callable[[Clock], None],
         version: str,
+        known: KnownVolumes,
     ) -> None:
         """Bring them together.
 
@@ -71,8 +73,10 @@ class ServiceContext:
         changed  called when a status is not what it was
         save   keeps the clock for the next service
         version  of the code that runs
+        known  what is known of volumes by their ids
         """
         self.version = version
+        self.known = known
         self.started_ns = time.time_ns()
         self.since_ns = since_ns
         self.kernel = kernel

@@ -22,6 +22,7 @@ from fusefs.linux.mountinfo import RulePath
 from fusefs.service.child_answers import TROUBLE, Trouble
 from fusefs.service.folder_watch import FolderWatch
 from fusefs.service.forker import ForkerLost
+from fusefs.service.known_volumes import ServedVolume
 from fusefs.service.open_volume import (
     Elsewhere,
     OpenVolume,
@@ -51,6 +52,7 @@ _MOST_REMEMBERED, _LEAST_REMEMBERED = 20_000, 100
 """Orphans of a volume whose due time is remembered, some megabytes; of one user at least so many."""
 _FIRST_REST_S, _LONGEST_REST_S = 60.0, 3600.0
 _ELSEWHERE_S = 60.0
+_UNSERVED = (VolumePhase.GONE, VolumePhase.BROKEN, VolumePhase.ELSEWHERE, VolumePhase.UNPROVEN)
 _GONE_FOR_GOOD = 3
 """Looks in vain, at least ten minutes apart, after which a volume that was not named is forgotten."""
 _HUNG_S, _TURN_S = 10.0, 30.0
@@ -100,9 +102,10 @@ class VolumeLoop:
         self.users: dict[int, UserState] = {}
         self.session: WorkSession | None = None
         self._volume_id = ""
+        self._served = ServedVolume(context.known, path, self.owner)
         self._filesystem = ""
         self.phase = VolumePhase.LOOKING
-        self._why = ""
+        self._why = self._warned = ""
         self._context = context
         self._limiter = trio.CapacityLimiter(3) if limit is None else limit.threads
         self._nodes = OtherNodes(context, self._limiter, self._may_have_users)
@@ -144,6 +147,13 @@ class VolumeLoop:
         self._must_open = True
         if self.session is None:
             self.wake()
+
+    def copy_changed(self, came: bool) -> None:
+        """A disk with the same volume's id was mounted, or one has gone: look which is served."""
+        if not came or self.phase is not VolumePhase.UNPROVEN:
+            if self.session is not None:
+                self.session.stop()
+            self.look_again()
 
     def paths(self) -> tuple[bytes, ...]:
         """By what people may know it."""
@@ -198,8 +208,12 @@ class VolumeLoop:
         try:
             await self._live()
         finally:
+            if self.phase not in _UNSERVED:
+                self._served.goes_on()
+            self._served.end()
             await self._nodes.say_farewell(self._open)
         self._forget()
+        self._served.is_gone()
 
     async def _live(self) -> None:
         while not self._is_left and (self._stays or self._n_gone < _GONE_FOR_GOOD):
@@ -220,7 +234,7 @@ class VolumeLoop:
 
     def _policy(self) -> VolumePolicy:
         config = self._context.config
-        return config.volume(self.path) if self._own is None else config.inside(*self._own.by_rules)
+        return config.volume(self.path, self._volume_id) if self._own is None else config.inside(*self._own.by_rules)
 
     async def _watch_room(self, policy: VolumePolicy) -> float:
         """Look at the free space where nothing is open; until when that need not be done again."""
@@ -260,7 +274,8 @@ class VolumeLoop:
         if self._pause is not None:
             self._be(VolumePhase.PAUSED, self._pause.why)
             return max(self._pause.left_s(time.time()), 0.1)
-        if not policy.is_served:
+        may_serve = self._own is None and not self._volume_id and self._context.config.may_serve(self.path)
+        if not policy.is_served and not may_serve:
             self._be(VolumePhase.PAUSED, "the configuration says: serve = false")
             return _NEVER_S
         if now_s < self._rests_until_s:
@@ -333,6 +348,9 @@ class VolumeLoop:
         with await self._open() as opened:
             self._told_path = opened.told_path or self.path
             await self._begin(opened, is_poll=is_poll)
+            policy = self._policy()  # of the volume that it is
+            if self._held_back_s(policy) > 0:
+                return
             self.session = WorkSession(
                 self._context,
                 opened,
@@ -344,6 +362,7 @@ class VolumeLoop:
                 self._look_at_space,
                 partial(self._post_watches, opened.store),
                 partial(self._around, opened),
+                self._served.grace,
             )
             self._context.changed()
             try:
@@ -391,6 +410,8 @@ class VolumeLoop:
             self._forget()
             self._volume_id = store.volume.id
             self._filesystem = opened.filesystem
+        config, look_again = self._context.config, self.copy_changed
+        self._served.recognise(self._volume_id, self._told_path, opened.disk, config, look_again)
         self._nodes.begin(opened)
         if is_poll:
             self._polled_at_s = boot_s()
@@ -480,7 +501,10 @@ class VolumeLoop:
 
     def _idle_s(self) -> float:
         """All is done: for how long nothing is due."""
-        self._be(VolumePhase.IDLE)
+        self._served.goes_on()
+        if self._held_back_s(self._policy()) > 0:
+            return 0.0
+        self._be(VolumePhase.IDLE, self._served.grace.why(boot_s()))
         if self._must_find or self._must_open:
             return 0.0
         now_s = boot_s()
@@ -505,9 +529,13 @@ class VolumeLoop:
             # Where root is nobody users have services of their own, which leave alone what root's serves.
             phase = VolumePhase.UNPROVEN if isinstance(known, Unproven) else VolumePhase.GONE
             self._be(phase, f"{why} ({known.hint})")
+            if self._why != self._warned and self.owner is None:
+                _LOG.warning("%s", self._why)
+            self._warned = self._why
             return float(self._context.config.poll_s)
         if isinstance(known, TrashdError) and (isinstance(known, NoStore) or known.errno not in TROUBLE):
             self._forget()
+            self._served.is_gone()
             self._n_gone += 1
             self._be(VolumePhase.GONE, why)
             return float(self._context.config.poll_s)
@@ -526,6 +554,7 @@ class VolumeLoop:
 
     def _forget(self) -> None:
         """Nothing of what is known is true any more."""
+        self._served.end()
         self._refused = ()
         self._nodes.forget()
         for uid in list(self.users):
