@@ -1,10 +1,14 @@
-"""Exceptions to a sweep: directories with a `.trashd-keep`, and whatever is locked by flock(2)."""
+"""What a rule leaves alone: directories with a `.trashd-keep`, what is locked by flock(2), live sockets, devices.
+
+Source  systemd-tmpfiles(8) and tmpreaper(8); docs/plan.md lists their exemptions, and what we do instead of some
+"""
 
 from __future__ import annotations
 
 import errno
 import fcntl
 import os
+import socket
 import stat
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -17,6 +21,9 @@ from fusefs.sweep.request import Action, ActionPlace, ActionResult
 
 KEEP_FILE = Name(b".trashd-keep")
 LOCKED, KEPT = "locked", f"holds {KEEP_FILE.decode()}"
+_LIVE, _DEVICE, _STICKY, _SYSTEMS = "a live socket", "a device", "its sticky bit is set", "the filesystem's own"
+_LOST_FOUND = b"lost+found"
+_OF_FILESYSTEM = frozenset({b".journal", b"aquota.user", b"aquota.group", b"quota.user", b"quota.group"})
 _READING = os.O_RDONLY | os.O_NONBLOCK
 """To wait neither for a FIFO's writer nor for the holder of a lease."""
 _NO_EXCLUSIVE = frozenset({errno.EBADF, errno.EINVAL, errno.EISDIR})
@@ -30,16 +37,52 @@ def why_spared(kernel: Kernel, sides: BackingAndMount, *, holds: bool) -> str | 
     holds  it stays locked while it is listed, so that a program which locks it first has it whole; otherwise it is
            only looked at
     """
-    if has_keep_file(kernel, sides.fd):
-        return KEPT
+    why = why_kept(kernel, sides.fd)
+    if why is not None:
+        return why
     if not lock(kernel, sides.fd, holds=holds):
         return LOCKED
     return None if sides.mounted is None else why_locked(kernel, sides.mounted, Name(b"."))
 
 
-def has_keep_file(kernel: Kernel, directory: Fd) -> bool:
-    """Whether there is something of that name in a directory; whatever it is."""
-    return is_taken(kernel, directory, KEEP_FILE)
+def why_kept(kernel: Kernel, directory: Fd) -> str | None:
+    """Why an opened directory is left alone, with all that is in it, by what it is and holds; None if it isn't."""
+    if is_taken(kernel, directory, KEEP_FILE):
+        return KEPT
+    is_lost_found = os.path.basename(os.readlink(directory.path())) == _LOST_FOUND
+    return _SYSTEMS if is_lost_found and kernel.fstat(directory).st_uid == 0 else None
+
+
+def why_exempt(found: Fd, st: os.stat_result, name: bytes) -> str | None:
+    """Why something that is no directory is left alone, by what it is; None if it isn't.
+
+    found  open, if only for its path (O_PATH)
+    """
+    if stat.S_ISDIR(st.st_mode):
+        return None
+    if st.st_mode & stat.S_ISVTX:
+        return _STICKY
+    if st.st_uid == 0 and name in _OF_FILESYSTEM:
+        return _SYSTEMS
+    if stat.S_ISBLK(st.st_mode) or stat.S_ISCHR(st.st_mode):
+        return _DEVICE
+    return _LIVE if stat.S_ISSOCK(st.st_mode) and is_live(found) else None
+
+
+def is_live(found: Fd) -> bool:
+    """Whether a process has bound a unix socket's name; yes if that can't be known.
+
+    A datagram socket is connected to it, which its owner does not notice: the kernel refuses that if it is of another
+    kind, and otherwise only remembers the name. /proc/net/unix has names as they were bound, relative ones among them,
+    and of one network namespace; this goes by the inode, which containers have in common.
+    Source  unix_find_bsd() in net/unix/af_unix.c
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as asking:
+        try:
+            asking.connect(found.path())
+        except OSError as error:
+            return error.errno not in (errno.ECONNREFUSED, errno.ENOENT)
+    return True
 
 
 def lock(kernel: Kernel, fd: Fd, *, holds: bool) -> bool:
@@ -110,13 +153,14 @@ class Locking(Action):
 
 
 def why_locked(kernel: Kernel, directory: Fd, path: bytes, locks: ExitStack | None = None) -> str | None:
-    """Why a file or directory should be left alone; None if no process has a lock on it, or it is gone.
+    """Why something should be left alone, if only as a process has a lock on it; None if it isn't, or is gone.
 
     locks  takes our own lock on it; None: it is only looked at
     """
     try:
         with kernel.open_beneath(directory, path) as found:
-            return why_held(kernel, found, kernel.fstat(found), locks)
+            st = kernel.fstat(found)
+            return why_exempt(found, st, os.path.basename(path)) or why_held(kernel, found, st, locks)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.EXDEV):
             return None  # acting on it meets the same

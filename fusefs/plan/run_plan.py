@@ -38,6 +38,7 @@ from fusefs.plan.units import Judged, Unit, Young, judge_units, open_quietly, ti
 from fusefs.store.backing_and_mount import BackingAndMount, Scope
 from fusefs.store.locate import scope_of
 from fusefs.store.stage import SwapOptions
+from fusefs.sweep.access_times import refuse_stale
 from fusefs.sweep.agenda import SliceCounts
 from fusefs.sweep.move_destination import rsync_line
 from fusefs.sweep.open_directories import MeantDirectory, PassedDirectory, find_directories
@@ -149,6 +150,9 @@ def _carry_out(
         try:
             with scope_of(kernel, found.fd, found.path) as scope:
                 _check_holds_none(kernel, scope, ways)
+                if not rule.trusts_atime:
+                    takes_dirs, key = rule.is_unit or rule.selection.empty, "trusts_atime = true in the rule"
+                    refuse_stale(scope, rule.times(), how.now_ns, takes_dirs=takes_dirs, key=key)
                 there = how._replace(wishes=how.wishes._replace(pacer=pacers.on(found.fd)))
                 one = _RuleRun(kernel, rule, there, lists, found, scope)
                 yield RuleDone(rule, one.units() if rule.is_unit else one.entries())

@@ -22,7 +22,7 @@ from fusefs.core.stat_bounds import Field
 from fusefs.core.sweep_result import Spared
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.plan.keep_guard import KEPT, LOCKED, has_keep_file, lock, why_held, why_locked
+from fusefs.plan.keep_guard import LOCKED, lock, why_exempt, why_held, why_kept, why_locked
 from fusefs.store.backing_and_mount import READABLE, BackingAndMount
 from fusefs.store.layout import is_stores_own
 
@@ -164,8 +164,8 @@ class _UnitLook:
             return
         with fd:
             time_ns = time_of(self._kernel, self._age.fields, fd, self._kernel.fstat(fd))
-            if has_keep_file(self._kernel, fd):
-                raise self._spared(KEPT)
+            if (why := why_kept(self._kernel, fd)) is not None:
+                raise self._spared(why)
             if not lock(self._kernel, fd, holds=False):
                 raise self._spared(LOCKED)
             self._ask_mount(path)
@@ -192,7 +192,8 @@ class _UnitLook:
                 return
             self._n_bytes += st.st_size if stat.S_ISREG(st.st_mode) else 0
             self._count(time_of(self._kernel, self._age.fields, found, st))
-            if (why := why_held(self._kernel, found, st)) is not None:
+            why = why_exempt(found, st, name) or why_held(self._kernel, found, st)
+            if why is not None:
                 raise self._spared(why)
         self._ask_mount(path)
 
