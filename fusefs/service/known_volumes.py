@@ -8,10 +8,9 @@ disks with one id stay untouched, and a volume that had rules is not served with
 from __future__ import annotations
 
 import logging
-import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -28,6 +27,9 @@ from fusefs.store.chosen_disks import read_chosen
 _LOG = logging.getLogger(__name__)
 _FILE = b"volumes.json"
 _MOST, _MOST_BYTES = 1000, 1 << 20
+_MOST_WINDOWS = 100
+_EVER_S = -1e18
+"""So long before the boot that nothing has expired before."""
 
 
 class CopyMounted(Unproven):
@@ -38,36 +40,39 @@ class RulesMissing(Unproven):
     """This volume had rules of its own at another path and has none here, so nothing of it is reaped"""
 
 
+class GraceWindow(NamedTuple):
+    """A time in which a volume was not served, and until when that keeps what expired then; by CLOCK_BOOTTIME."""
+
+    after_s: float
+    until_s: float
+    ends_s: float
+
+
 class Grace:
     """A while in which nothing goes that expired while a volume was not served; in seconds of the service's time."""
 
-    def __init__(
-        self, where: bytes = b"", after_s: float = math.inf, until_s: float = math.inf, ends_s: float = 0.0
-    ) -> None:
-        """after_s, until_s: between these it was not served; after_s -inf: never before on this disk, as is known."""
+    def __init__(self, where: bytes = b"", windows: Sequence[GraceWindow] = ()) -> None:
+        """where: the volume, for people."""
         self._where = where
-        self._after_s = after_s
-        self._until_s = until_s
-        self._ends_s = ends_s
-        self._is_used = False
+        self._windows = windows
+        self._ends_s = 0.0
 
     def at_s(self, due_s: float, expired_s: float) -> float:
         """When something may go that is due at one time, and expired at another."""
-        if due_s >= self._ends_s or not self._after_s < expired_s <= self._until_s:
+        ends_s = max((one.ends_s for one in self._windows if one.after_s < expired_s <= one.until_s), default=due_s)
+        if ends_s <= due_s:
             return due_s
-        if not self._is_used:
-            self._is_used = True
-            hint = "trashd reap --all --volume %s removes it now"
-            _LOG.warning(f"%s: {self._what()}; {hint}", printable(self._where), shell_word(self._where))
-        return self._ends_s
+        if ends_s > self._ends_s:
+            self._ends_s = ends_s
+            hint = f"trashd reap --all --volume {shell_word(self._where)} removes it now"
+            _LOG.warning("%s: %s; %s", printable(self._where), self.why(due_s), hint)
+        return ends_s
 
     def why(self, now_s: float) -> str:
         """A sentence for the status; empty if nothing is kept by it, or no longer."""
-        return self._what() if self._is_used and now_s < self._ends_s else ""
-
-    def _what(self) -> str:
-        left_s = self._ends_s - _boot_s()
-        ends = time.strftime("%H:%M", time.localtime(time.time() + left_s))
+        if now_s >= self._ends_s:
+            return ""
+        ends = time.strftime("%H:%M", time.localtime(time.time() + self._ends_s - _boot_s()))
         return f"what expired while it was not served is kept until {ends}"
 
 
@@ -79,11 +84,13 @@ class _Remembered(msgspec.Struct, frozen=True, omit_defaults=True):
 
     disk     the one that it was served on last, as Disk.name has it
     until_s  until when, by CLOCK_BOOTTIME of the boot in that name
+    windows  those of its grace, of that boot too
     rules    the path of the [[volume]] that it had, quoted; empty if it had none
     """
 
     disk: str = ""
     until_s: float = 0.0
+    windows: tuple[GraceWindow, ...] = ()
     rules: str = ""
 
 
@@ -133,9 +140,10 @@ class KnownVolumes:
         """What a volume gets whose disk comes to be served."""
         known = self._of(volume)
         is_same = bool(disk.name) and known.disk == disk.name
-        after_s = known.until_s if is_same else -math.inf
-        self._note(volume, msgspec.structs.replace(known, disk=disk.name, until_s=after_s if is_same else now_s))
-        return Grace(where, after_s, now_s, now_s + grace_s)
+        last = GraceWindow(known.until_s if is_same else _EVER_S, now_s, now_s + grace_s)
+        windows = (*(one for one in known.windows if is_same and one.ends_s > now_s), last)[-_MOST_WINDOWS:]
+        self._note(volume, msgspec.structs.replace(known, disk=disk.name, until_s=now_s, windows=windows))
+        return Grace(where, windows)
 
     def disappear(self, volume: str, disk: Disk, served_until_s: float) -> None:
         """Its disk is not served any more, for now or for good."""

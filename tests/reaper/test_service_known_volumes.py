@@ -74,6 +74,16 @@ def test_what_was_served_until_the_service_ended_has_no_grace_again(base: Path, 
             running.kill()
 
 
+def test_the_hour_goes_on_when_the_service_is_started_again(base: Path, image: Path) -> None:
+    with mounted(image, base / "v") as volume:
+        orphan = orphan_in(volume, options=EXPIRED).id
+        for _time in range(2):
+            with service(base, volume, config=GRACE) as running:
+                running.until(lambda: "kept until" in running.volume(volume).why)
+                running.until_phase(volume, VolumePhase.IDLE)
+                assert ids(volume) == {orphan}
+
+
 def test_a_copy_that_is_mounted_alone_has_its_own_grace(base: Path, image: Path) -> None:
     with mounted(image, base / "v") as volume:
         orphan = orphan_in(volume, options=SwapOptions(retention_s=1)).id
