@@ -91,6 +91,10 @@ class Rule(NamedTuple):
         age = RuleAge((), 0) if self.age is None else self.age
         return (*self.selection.times, *(TimeBound(field, before_ns=age.before_ns) for field in age.fields))
 
+    def takes_dirs(self) -> bool:
+        """Whether directories' own times count, be it only those of empty ones."""
+        return self.is_unit or self.selection.empty
+
     def soon(self) -> Selection:
         """What `selection` will mean when the time of its purge list is over, if nothing changes."""
         ahead_ns = 0 if self.purge is None else self.purge.ahead_s * SECOND_NS
