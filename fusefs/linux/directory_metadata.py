@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd
-from fusefs.linux.kernel import IDENTITY_XATTR, Kernel
+from fusefs.linux.kernel import IDENTITY_XATTR, RESTORED_XATTRS, Kernel
 
-_NOT_COPIED = ("security.evm", "security.ima", IDENTITY_XATTR)
+_NOT_COPIED = ("security.evm", "security.ima", IDENTITY_XATTR, *RESTORED_XATTRS)
 _NOT_COPIED_PREFIXES = ("trusted.overlay.", "trusted.SGI_ACL_")
 """The latter is an ACL once more, as xfs has it: on another filesystem it would be some attribute."""
 

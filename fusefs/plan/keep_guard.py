@@ -16,11 +16,13 @@ from contextlib import ExitStack
 from fusefs.core.names import Name
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.restored_mark import restored_ns
 from fusefs.store.backing_and_mount import BackingAndMount, is_taken
 from fusefs.sweep.request import Action, ActionPlace, ActionResult
 
 KEEP_FILE = Name(b".trashd-keep")
 LOCKED, KEPT = "locked", f"holds {KEEP_FILE.decode()}"
+RESTORED = "restored less than the rule's age ago"
 _LIVE, _DEVICE, _STICKY, _SYSTEMS = "a live socket", "a device", "its sticky bit is set", "the filesystem's own"
 _LOST_FOUND = b"lost+found"
 _OF_FILESYSTEM = frozenset({b".journal", b"aquota.user", b"aquota.group", b"quota.user", b"quota.group"})
@@ -31,13 +33,14 @@ _NO_EXCLUSIVE = frozenset({errno.EBADF, errno.EINVAL, errno.EISDIR})
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 
 
-def why_spared(kernel: Kernel, sides: BackingAndMount, *, holds: bool) -> str | None:
+def why_spared(kernel: Kernel, sides: BackingAndMount, *, holds: bool, since_ns: int | None = None) -> str | None:
     """Why a directory is left alone (sweep.request.SparesDirectory); None if it isn't.
 
     holds  it stays locked while it is listed, so that a program which locks it first has it whole; otherwise it is
            only looked at
+    since_ns  what was restored then or later is left alone
     """
-    why = why_kept(kernel, sides.fd)
+    why = why_kept(kernel, sides.fd) or why_restored(sides.fd, kernel.fstat(sides.fd), since_ns)
     if why is not None:
         return why
     if not lock(kernel, sides.fd, holds=holds):
@@ -67,6 +70,13 @@ def why_exempt(found: Fd, st: os.stat_result, name: bytes) -> str | None:
     if stat.S_ISBLK(st.st_mode) or stat.S_ISCHR(st.st_mode):
         return _DEVICE
     return _LIVE if stat.S_ISSOCK(st.st_mode) and is_live(found) else None
+
+
+def why_restored(found: Fd, st: os.stat_result, since_ns: int | None) -> str | None:
+    """Why something is left alone that was restored lately; None if it wasn't. A restore changes the ctime."""
+    if since_ns is None or st.st_ctime_ns < since_ns or restored_ns(found) < since_ns:
+        return None
+    return RESTORED
 
 
 def is_live(found: Fd) -> bool:
@@ -117,16 +127,18 @@ def _is_locked_exclusively(fd: Fd) -> bool:
 class Locking(Action):
     """An action that leaves files that another process has locked, and holds a lock itself on those that it takes."""
 
-    def __init__(self, action: Action, *, holds: bool, is_guarded: bool = False) -> None:
+    def __init__(self, action: Action, *, holds: bool, is_guarded: bool = False, since_ns: int | None = None) -> None:
         """action: before which it stands, and which ends by itself.
 
         holds       False where that is only told what it would take
         is_guarded  directories have been asked for already, and may be held
+        since_ns    what was restored then or later is left alone, too
         """
         self.takes_dirs, self.is_single, self.avoided = action.takes_dirs, action.is_single, action.avoided
         self._action = action
         self._holds = holds
         self._is_guarded = is_guarded
+        self._since_ns = since_ns
 
     def take(self, here: ActionPlace, names: Sequence[str]) -> ActionResult:
         """See Action."""
@@ -145,14 +157,16 @@ class Locking(Action):
         """Why something is left alone; None if it isn't, and then it is locked as long as `locks` are."""
         there = Name(os.fsencode(name))
         kept = locks if self._holds else None
-        why = why_locked(here.kernel, here.sides.fd, there, kept)
+        why = why_locked(here.kernel, here.sides.fd, there, kept, self._since_ns)
         if why is None and here.sides.mounted is not None:
             # What is locked through a mount of ours is locked in the mount alone: pyfuse3 hands no flock on.
             why = why_locked(here.kernel, here.sides.mounted, there, kept)
         return why
 
 
-def why_locked(kernel: Kernel, directory: Fd, path: bytes, locks: ExitStack | None = None) -> str | None:
+def why_locked(
+    kernel: Kernel, directory: Fd, path: bytes, locks: ExitStack | None = None, since_ns: int | None = None
+) -> str | None:
     """Why something should be left alone, if only as a process has a lock on it; None if it isn't, or is gone.
 
     locks  takes our own lock on it; None: it is only looked at
@@ -160,7 +174,8 @@ def why_locked(kernel: Kernel, directory: Fd, path: bytes, locks: ExitStack | No
     try:
         with kernel.open_beneath(directory, path) as found:
             st = kernel.fstat(found)
-            return why_exempt(found, st, os.path.basename(path)) or why_held(kernel, found, st, locks)
+            exempt = why_exempt(found, st, os.path.basename(path)) or why_restored(found, st, since_ns)
+            return exempt or why_held(kernel, found, st, locks)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.EXDEV):
             return None  # acting on it meets the same

@@ -151,8 +151,8 @@ def _carry_out(
             with scope_of(kernel, found.fd, found.path) as scope:
                 _check_holds_none(kernel, scope, ways)
                 if not rule.trusts_atime:
-                    takes_dirs, key = rule.is_unit or rule.selection.empty, "trusts_atime = true in the rule"
-                    refuse_stale(scope, rule.times(), how.now_ns, takes_dirs=takes_dirs, key=key)
+                    key = "trusts_atime = true in the rule"
+                    refuse_stale(scope, rule.times(), how.now_ns, takes_dirs=rule.takes_dirs(), key=key)
                 there = how._replace(wishes=how.wishes._replace(pacer=pacers.on(found.fd)))
                 one = _RuleRun(kernel, rule, there, lists, found, scope)
                 yield RuleDone(rule, one.units() if rule.is_unit else one.entries())
@@ -189,6 +189,7 @@ class _RuleRun:
         self._how = how
         self._lists = lists
         self._scope = scope
+        self._since_ns = None if rule.age is None else rule.age.before_ns
         self._ahead_ns = 0 if rule.purge is None else rule.purge.ahead_s * SECOND_NS
         # By this the engine knows that the path has not become another's meanwhile: it goes there once more.
         here = identify(kernel, scope.sides.names())
@@ -196,7 +197,7 @@ class _RuleRun:
 
     def entries(self) -> Swept:
         """Each entry by itself, at any depth."""
-        spares = partial(why_spared, holds=self._how.runs)
+        spares = partial(why_spared, holds=self._how.runs, since_ns=self._since_ns)
         request = self._request._replace(spares=spares, wraps=self._locking(is_guarded=True))
         if not self._how.runs:
             request = request._replace(act=ToCount(_act(self._rule)))
@@ -205,7 +206,8 @@ class _RuleRun:
     def list_soon(self) -> None:
         """Note what of that goes soon."""
         listing = self._request._replace(selection=self._rule.soon(), act=ToPrint(self._list), most=None)
-        listing = listing._replace(spares=partial(why_spared, holds=False))
+        since_ns = None if self._since_ns is None else self._since_ns + self._ahead_ns
+        listing = listing._replace(spares=partial(why_spared, holds=False, since_ns=since_ns))
         seen = run(self._kernel, listing, self._how.wishes._replace(progress=lambda _sums: None))
         if seen.sums.n_failed or seen.why:
             self._lists.lack()
@@ -215,7 +217,8 @@ class _RuleRun:
         assert self._rule.age is not None
         sides, age, stops = self._scope.sides, self._rule.age, self._how.wishes.stops
         with open_quietly(self._kernel, sides.fd, b".") as fd:
-            why = why_spared(self._kernel, BackingAndMount(fd, sides.mounted), holds=self._how.runs)
+            both, since_ns = BackingAndMount(fd, sides.mounted), self._since_ns
+            why = why_spared(self._kernel, both, holds=self._how.runs, since_ns=since_ns)
             if why is not None:
                 return Swept(self._scope.path(), SweepSums(n_spared=1), spared=(Spared(b"", why),))
             sieve = _UnitSorter(self._scope.path(), age.before_ns, self._due_ns, self._lists)
@@ -232,7 +235,8 @@ class _RuleRun:
         return sieve.told(run(self._kernel, request, self._how.wishes))
 
     def _locking(self, *, is_guarded: bool) -> Callable[[Action], Action]:
-        return partial(Locking, holds=self._how.runs, is_guarded=is_guarded)
+        since_ns = self._since_ns if is_guarded else None  # a unit has been judged by it
+        return partial(Locking, holds=self._how.runs, is_guarded=is_guarded, since_ns=since_ns)
 
     def _list(self, here: ActionPlace, names: Sequence[str]) -> list[tuple[str, int]]:
         """Note what goes soon; in a dry run without what would be gone by now."""

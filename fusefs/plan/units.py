@@ -22,6 +22,7 @@ from fusefs.core.stat_bounds import Field
 from fusefs.core.sweep_result import Spared
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.restored_mark import restored_ns
 from fusefs.plan.keep_guard import LOCKED, lock, why_exempt, why_held, why_kept, why_locked
 from fusefs.store.backing_and_mount import READABLE, BackingAndMount
 from fusefs.store.layout import is_stores_own
@@ -58,10 +59,12 @@ Judged = Unit | Young | Spared | Failure
 
 
 def time_of(kernel: Kernel, fields: Sequence[Field], fd: Fd, st: os.stat_result) -> int:
-    """The latest of these times of what an fd holds, in nanoseconds since the epoch."""
+    """The latest of these times of what an fd holds, in nanoseconds since the epoch; and of when it was restored."""
     times: list[int] = [getattr(st, f"st_{field}_ns") for field in fields if field != "btime"]
     if "btime" in fields:
         times.append(kernel.statx(fd, asks=True).btime_ns or _NEVER_NS)
+    if st.st_ctime_ns > max(times):  # a restore changes that
+        times.append(restored_ns(fd))
     return max(times)
 
 
@@ -163,7 +166,10 @@ class _UnitLook:
         except FileNotFoundError:
             return
         with fd:
-            time_ns = time_of(self._kernel, self._age.fields, fd, self._kernel.fstat(fd))
+            st = self._kernel.fstat(fd)
+            time_ns = time_of(self._kernel, self._age.fields, fd, st)
+            if at_ns := restored_ns(fd):
+                self._count(at_ns)
             if (why := why_kept(self._kernel, fd)) is not None:
                 raise self._spared(why)
             if not lock(self._kernel, fd, holds=False):

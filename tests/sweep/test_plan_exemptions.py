@@ -5,19 +5,25 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from fusefs.cli.plan import refused_rules
 from fusefs.core.errors import BadConfig, Refused
-from fusefs.core.plan_rules import RuleDone, RuleNotDone
+from fusefs.core.plan_rules import PlanContext, PurgeListed, RuleDone, RuleNotDone, RuleOutcome, read_plan
 from fusefs.core.sweep_result import Spared
+from fusefs.core.toml_reader import Source
 from tests.support.foreground_mount import trashd_mount
+from tests.support.make_trees import snapshot
+from tests.support.other_users import run_as
 from tests.support.real_filesystems import bind_mount, tmpfs_volume
-from tests.support.trashd_command import trashd
-from tests.sweep.test_planned import ACTIONS, DAY_NS, NOW_NS, OLD, carried, files, put, swept
+from tests.support.store_calls import entries, restore, swap
+from tests.support.trashd_command import TRASHD, trashd
+from tests.sweep.test_planned import ACTIONS, ALICE, DAY_NS, NOW_NS, OLD, carried, files, put, swept
 
 pytestmark = pytest.mark.needs("root")
 
@@ -159,3 +165,80 @@ def test_a_sweep_by_access_times_is_refused_alike() -> None:
         assert files(there / "s") == {"old"}
         assert trashd(*by_atime, "--trust-atime").code == 0
         assert files(there / "s") == set()
+
+
+def after_a_month(directory: Path, text: str = OLD) -> RuleOutcome:
+    """What a rule does a month from now."""
+    (told,) = carried(directory, text, now_ns=time.time_ns() + 31 * DAY_NS)
+    return told
+
+
+RESTORED = "restored less than the rule's age ago"
+
+
+def test_what_was_restored_is_left_alone_for_the_rules_age(volume: Path) -> None:
+    put(volume / "s/old", 60)
+    os.symlink("old", volume / "s/link")
+    age(volume / "s/link")
+    assert swept(volume / "s", OLD).sums.n_done == 2
+    (entry,) = entries(volume)
+    assert restore(volume, entry.id).is_spared
+    before = snapshot(volume / "s")
+    told = swept(volume / "s", OLD)
+    assert (told.sums.n_done, set(told.spared)) == (0, {Spared(b"old", RESTORED), Spared(b"link", RESTORED)})
+    assert snapshot(volume / "s") == before
+    later = after_a_month(volume / "s")
+    assert isinstance(later, RuleDone)
+    assert later.swept.sums.n_done == 2
+
+
+@pytest.mark.parametrize("unit", ["", 'unit = "top"'])
+def test_so_is_all_that_a_restored_directory_holds(volume: Path, unit: str) -> None:
+    put(volume / "s/job/deep/old", 60)
+    put(volume / "s/other/old", 60)
+    restore(volume, swap(volume / "s/job").id)
+    assert swept(volume / "s", f"{OLD}\n{unit}").sums.n_done == 1
+    assert files(volume / "s") == {"job/deep/old"}
+    later = after_a_month(volume / "s", f"{OLD}\n{unit}")
+    assert isinstance(later, RuleDone)
+    assert later.swept.sums.n_done == 1
+
+
+def test_a_restored_unit_is_on_the_list_before_it_goes(volume: Path) -> None:
+    put(volume / "s/job/old", 60)
+    restore(volume, swap(volume / "s/job").id)
+    text = f'{OLD}\nunit = "top"\npurgelist = {{ directory = "{volume}/lists", ahead = "7d" }}'
+    told = carried(volume / "s", text, now_ns=time.time_ns() + 25 * DAY_NS)
+    assert files(volume / "s") == {"job/old"}
+    assert isinstance(told[-1], PurgeListed)
+    assert told[-1].n_entries == 1
+
+
+def test_restore_says_whether_rules_leave_it_alone(volume: Path) -> None:
+    home = volume / "home"
+    put(home / ".config/trashd/plan.d/own.toml", 0)
+    for name, mode in (("writable", 0o644), ("fixed", 0o444)):
+        put(home / "data" / name, 60).chmod(mode)
+    for path in (home, *home.rglob("*")):
+        os.chown(path, ALICE, ALICE)
+    told = {"HOME": str(home), "PATH": os.environ["PATH"], "XDG_RUNTIME_DIR": str(home)}
+
+    def alice(*words: str) -> str:
+        done = run_as(ALICE, [TRASHD, *words], env=told)
+        assert done.returncode == 0, done
+        return os.fsdecode(done.stdout + done.stderr)
+
+    said = {}
+    for name in ("writable", "fixed"):
+        alice("rm", f"{home}/data/{name}")
+        said[name] = alice("restore", f"{home}/data/{name}")
+    assert "rules of trashd plan leave it alone for as long as their age" in said["writable"]
+    assert "rules of trashd plan may take it again" in said["fixed"]
+
+
+def test_doctor_tells_of_a_rule_that_is_refused() -> None:
+    with tmpfs_volume(options=["noatime"]) as there:
+        rules = f'[[rule]]\ndirectory = "{there}"\n{ATIME}\n'
+        read = read_plan([Source("plan", rules)], PlanContext(NOW_NS, time.mktime, int, int))
+        (problem,) = refused_rules(read, NOW_NS)
+        assert "is mounted with noatime" in problem.what
