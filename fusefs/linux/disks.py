@@ -7,19 +7,24 @@ import stat
 from contextlib import suppress
 from typing import NamedTuple
 
+from fusefs.core.escaped_bytes import unescape
 from fusefs.linux.boot_id import boot_id
 from fusefs.linux.mountinfo import Mount
+
+_UTAB = "/run/mount/utab"
 
 
 class Disk(NamedTuple):
     """What a filesystem lies on, as long as the machine is up and nobody puts another medium in.
 
     name      the boot, the device, and which of its media that is (`diskseq`; kernels before 5.15 have none)
-    is_block  whether it is a block device, as only root mounts one; FUSE mounts never count, since any user makes them
+    is_block  whether it is a block device; FUSE mounts never count, since any user makes them
+    is_users  whether a user had it mounted, by udisks or a line of fstab with `user`
     """
 
     name: str
     is_block: bool
+    is_users: bool = False
 
 
 def disk_of(mount: Mount | None) -> Disk:
@@ -34,7 +39,18 @@ def disk_of(mount: Mount | None) -> Disk:
             if stat.S_ISBLK(st.st_mode):
                 device = f"{os.major(st.st_rdev)}:{os.minor(st.st_rdev)}"
     is_block = not mount.is_fuse() and os.path.isdir(f"/sys/dev/block/{device}")
-    return Disk(f"{boot_id()} {device} {_medium(device)}", is_block)
+    return Disk(f"{boot_id()} {device} {_medium(device)}", is_block, is_block and _is_users(mount.point))
+
+
+def _is_users(point: bytes) -> bool:
+    """Whether libmount noted that a mount was not made by root's own wish. Source  mount(8), `uhelper` and `user`"""
+    with suppress(OSError), open(_UTAB, "rb") as lines:
+        for line in lines:
+            fields = dict(field.partition(b"=")[::2] for field in line.split())
+            if unescape(fields.get(b"TARGET", b""), b"\\", 3, 8) == point:
+                options = fields.get(b"OPTS", b"").split(b",")
+                return any(option == b"user" or option.startswith((b"user=", b"uhelper=")) for option in options)
+    return False
 
 
 def _medium(device: str) -> str:

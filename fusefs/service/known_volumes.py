@@ -158,8 +158,10 @@ class KnownVolumes:
         mounted = self._mounted.setdefault(volume, {})
         mounted[path] = _MountedVolume(disk, look_again)
         copies = {other: one for other, one in mounted.items() if one.disk.name != disk.name}
-        for one in copies.values():
-            one.look_again(True)
+        if not disk.is_users:  # a user who has a disk mounted holds up nobody else's volume
+            for one in copies.values():
+                one.look_again(True)
+            copies = {other: one for other, one in copies.items() if not one.disk.is_users}
         if copies and read_chosen().get(volume) != disk.name:
             where = " and ".join(printable(one) for one in (path, *copies))
             raise CopyMounted(where, f"unmount the copy, or say which is the volume: trashd init {shell_word(path)}")

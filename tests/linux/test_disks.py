@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from fusefs.linux.disks import disk_of
 from fusefs.linux.mountinfo import Mount, read_mounts
-from tests.support.real_filesystems import loop_volume, tmpfs_volume
+from tests.support.real_filesystems import loop_volume, tmpfs_over, tmpfs_volume
 
 _LOOP = Mount(1, 0, b"7:0", b"/", b"/m", b"ext4", b"/dev/loop0", b"rw")
 
@@ -24,6 +26,16 @@ def test_a_disk_is_the_same_as_long_as_it_is_attached(fs_type: str) -> None:
 @pytest.mark.parametrize("fs_type", [b"fuseblk", b"fuse.sshfs", b"fuse.trashd"])
 def test_what_a_user_mounts_by_fuse_is_no_disk(fs_type: bytes) -> None:
     assert not disk_of(_LOOP._replace(fstype=fs_type)).is_block
+
+
+@pytest.mark.needs("root", "loop")
+@pytest.mark.parametrize("option", ["uhelper=udisks2", "user=alice"])
+def test_what_a_user_had_mounted_is_told_by_libmount(option: str) -> None:
+    with loop_volume("ext4") as volume, tmpfs_over(Path("/run/mount")):
+        mount = next(one for one in read_mounts() if one.point == bytes(volume))
+        assert not disk_of(mount).is_users
+        Path("/run/mount/utab").write_text(f"SRC=/dev/loop0 TARGET={volume} ROOT=/ OPTS={option}\n")
+        assert disk_of(mount).is_users
 
 
 @pytest.mark.needs("root")
