@@ -27,7 +27,9 @@ from fusefs.store.chosen_disks import read_chosen
 _LOG = logging.getLogger(__name__)
 _FILE = b"volumes.json"
 _MOST, _MOST_BYTES = 1000, 1 << 20
-_MOST_WINDOWS = 100
+_OF_USER = " "
+"""Between the id and the owner of a user's own store."""
+_MOST_WINDOWS = 4
 _EVER_S = -1e18
 """So long before the boot that nothing has expired before."""
 
@@ -52,7 +54,7 @@ class Grace:
     """A while in which nothing goes that expired while a volume was not served; in seconds of the service's time."""
 
     def __init__(self, where: bytes = b"", windows: Sequence[GraceWindow] = ()) -> None:
-        """where: the volume, for people."""
+        """where: the volume, for the log; empty: nothing is logged, as a user can bring it about at will."""
         self._where = where
         self._windows = windows
         self._ends_s = 0.0
@@ -64,8 +66,9 @@ class Grace:
             return due_s
         if ends_s > self._ends_s:
             self._ends_s = ends_s
-            hint = f"trashd reap --all --volume {shell_word(self._where)} removes it now"
-            _LOG.warning("%s: %s; %s", printable(self._where), self.why(due_s), hint)
+            if self._where:
+                hint = f"trashd reap --all --volume {shell_word(self._where)} removes it now"
+                _LOG.warning("%s: %s; %s", printable(self._where), self.why(due_s), hint)
         return ends_s
 
     def why(self, now_s: float) -> str:
@@ -126,7 +129,8 @@ class KnownVolumes:
             return
         self._known[volume] = one
         while len(self._known) > _MOST:
-            del self._known[next(iter(self._known))]
+            # Users make as many stores as they like: theirs are forgotten before any of root's volumes.
+            del self._known[next((one for one in self._known if _OF_USER in one), next(iter(self._known)))]
         try:
             make_dir(os.path.dirname(self._path))
             replace_file(self._path, msgspec.json.encode(self._known), 0o600, is_durable=is_durable)
@@ -141,7 +145,10 @@ class KnownVolumes:
         known = self._of(volume)
         is_same = bool(disk.name) and known.disk == disk.name
         last = GraceWindow(known.until_s if is_same else _EVER_S, now_s, now_s + grace_s)
-        windows = (*(one for one in known.windows if is_same and one.ends_s > now_s), last)[-_MOST_WINDOWS:]
+        windows = tuple(one for one in known.windows if is_same and one.ends_s > now_s)
+        if len(windows) == _MOST_WINDOWS:
+            windows, last = windows[:-1], last._replace(after_s=windows[-1].after_s)
+        windows = (*windows, last)
         self._note(volume, msgspec.structs.replace(known, disk=disk.name, until_s=now_s, windows=windows))
         return Grace(where, windows)
 
@@ -200,12 +207,9 @@ class ServedVolume:
         self._until_s = 0.0
         self.grace = NO_GRACE
 
-    def recognise(
-        self, volume: str, where: bytes, disk: Disk, config: Config, look_again: Callable[[bool], None]
-    ) -> None:
+    def recognise(self, volume: str, disk: Disk, config: Config, look_again: Callable[[bool], None]) -> None:
         """See whether an opened volume is the one, and has the rules, that it had. Raises  Unproven
 
-        where       its path, as far as every user may see that
         look_again  see `refuse_copy`
         """
         if volume != self._volume:
@@ -216,13 +220,14 @@ class ServedVolume:
             self._known.refuse_without_rules(volume, self._path, config)
         if disk != self._disk:
             self.end()
+            where = self._path if self._owner is None else b""
             self.grace = self._known.appear(self._key(), where, disk, _boot_s(), config.grace_s)
             self._disk = disk
         self.goes_on()
 
     def _key(self) -> str:
         """What it is remembered by: a user can give a store of the user's own any id."""
-        return self._volume if self._owner is None else f"{self._volume} {self._owner}"
+        return self._volume if self._owner is None else f"{self._volume}{_OF_USER}{self._owner}"
 
     def goes_on(self) -> None:
         """It is served still."""

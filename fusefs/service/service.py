@@ -256,7 +256,7 @@ class _Service:
     async def _remember_rules(self, context: ServiceContext, path: bytes, mounts: list[Mount]) -> None:
         """Note which volume has rules, though it is not served: mounted elsewhere it is not to have the defaults."""
         volume = await in_thread(self._limiter, partial(find_id, context.kernel, path, mounts))
-        if volume:
+        if volume and context.config.named(path, volume) is not None:
             context.known.refuse_without_rules(volume, path, context.config)
 
     def _look_through(self, mounts: list[Mount]) -> list[MountView]:

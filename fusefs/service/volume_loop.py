@@ -411,7 +411,7 @@ class VolumeLoop:
             self._volume_id = store.volume.id
             self._filesystem = opened.filesystem
         config, look_again = self._context.config, self.copy_changed
-        self._served.recognise(self._volume_id, self._told_path, opened.disk, config, look_again)
+        self._served.recognise(self._volume_id, opened.disk, config, look_again)
         self._nodes.begin(opened)
         if is_poll:
             self._polled_at_s = boot_s()
