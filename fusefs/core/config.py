@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -80,6 +81,15 @@ class Config(NamedTuple):
         by_id = (volume for volume in self.volumes if identifier and volume.id == identifier)
         by_path = (volume for volume in self.volumes if volume.path == path and not (volume.id and identifier))
         return next(by_id, None) or next(by_path, None)
+
+    def rules_of(self, path: bytes, identifier: str) -> bytes:
+        """The path of the rules that a volume has which is mounted there; empty if it has none but the defaults.
+
+        Patterns of paths in it that the defaults keep are rules of its own, too.
+        """
+        named = self.named(path, identifier)
+        kept = (re.split(r"[*?[]", pattern)[0].encode() for pattern in self.defaults.rules.keep)
+        return named.path if named is not None else path if any(is_at_or_below(one, path) for one in kept) else b""
 
     def volume(self, path: bytes, identifier: str = "") -> VolumePolicy:
         """What holds for the volume that is mounted there; see `named`."""

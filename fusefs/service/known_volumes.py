@@ -185,13 +185,12 @@ class KnownVolumes:
 
         Where it was named it may be so no more: then that is what its administrator wants.
         """
-        known, named = self._of(volume), config.named(path, volume)
+        known, rules = self._of(volume), config.rules_of(path, volume)
         had = unquote(known.rules) if known.rules else b""
-        if named is None and had not in (b"", path):
+        if not rules and had not in (b"", path):
             hint = f'mount it there, or write id = "{volume}" in its [[volume]], or a [[volume]] for this path'
             raise RulesMissing(f"{printable(path)}, before at {printable(had)}", hint)
-        rules = "" if named is None else quote(named.path)
-        self._note(volume, msgspec.structs.replace(known, rules=rules), is_durable=True)
+        self._note(volume, msgspec.structs.replace(known, rules=quote(rules) if rules else ""), is_durable=True)
 
 
 class ServedVolume:

@@ -134,8 +134,9 @@ def test_a_bind_mount_is_no_copy(base: Path, image: Path) -> None:
         running.until_phase(volume, VolumePhase.IDLE)
 
 
-def test_a_disk_that_had_rules_is_not_reaped_where_it_has_none(base: Path, image: Path) -> None:
-    rules = f'grace = "0s"\n{QUICK}[[volume]]\npath = "{base}/v"\nretention = "never"\n'
+@pytest.mark.parametrize("lines", ['[[volume]]\npath = "{}/v"\nretention = "never"\n', 'keep = ["{}/v/prec*"]\n'])
+def test_a_disk_that_had_rules_is_not_reaped_where_it_has_none(base: Path, image: Path, lines: str) -> None:
+    rules = f'grace = "0s"\n{QUICK}{lines.format(base)}'
     with service(base, config=rules) as running:
         with mounted(image, base / "v") as volume:
             orphan_in(volume, options=EXPIRED)
