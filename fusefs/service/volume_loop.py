@@ -274,7 +274,8 @@ class VolumeLoop:
         if self._pause is not None:
             self._be(VolumePhase.PAUSED, self._pause.why)
             return max(self._pause.left_s(time.time()), 0.1)
-        may_serve = self._own is None and not self._volume_id and self._context.config.may_serve(self.path)
+        is_unknown = self._own is None and (self._must_open or not self._volume_id)
+        may_serve = is_unknown and self._context.config.may_serve(self.path)
         if not policy.is_served and not may_serve:
             self._be(VolumePhase.PAUSED, "the configuration says: serve = false")
             return _NEVER_S

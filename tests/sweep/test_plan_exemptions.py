@@ -17,6 +17,7 @@ from fusefs.core.errors import BadConfig, Refused
 from fusefs.core.plan_rules import PlanContext, PurgeListed, RuleDone, RuleNotDone, RuleOutcome, read_plan
 from fusefs.core.sweep_result import Spared
 from fusefs.core.toml_reader import Source
+from fusefs.linux.kernel import RESTORED_XATTRS
 from tests.support.foreground_mount import trashd_mount
 from tests.support.make_trees import snapshot
 from tests.support.other_users import run_as
@@ -212,6 +213,13 @@ def test_a_restored_unit_is_on_the_list_before_it_goes(volume: Path) -> None:
     assert files(volume / "s") == {"job/old"}
     assert isinstance(told[-1], PurgeListed)
     assert told[-1].n_entries == 1
+
+
+def test_who_may_write_in_a_directory_cannot_mark_it_for_its_owner(volume: Path) -> None:
+    put(volume / "s/team/old", 60)
+    (volume / "s/team").chmod(0o775)
+    os.setxattr(volume / "s/team", RESTORED_XATTRS[1], b"%d" % time.time_ns())
+    assert swept(volume / "s", OLD).sums.n_done == 1
 
 
 def test_restore_says_whether_rules_leave_it_alone(volume: Path) -> None:
